@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SplitSource
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
+from flinkish_spark.core.validation import check_methods, instance_of, refused_as_config_errors, unusable
 from flinkish_spark.protocol.limits import (
     UNLIMITED,
     Limit,
@@ -354,6 +354,7 @@ class DataGeneratorSource(SplitSource):
             instance_of("a name of fields", name, str, what_to_do='give fields by name: {"id": Counting()}')
             what_to_do = "give for example RandomLong(1, 100)"
             instance_of(f"fields[{name!r}]", field, Field, what_to_do=what_to_do)  # type: ignore[type-abstract]
+            check_methods(field, Field, f"fields[{name!r}]")
             _check_identity(name, field)
         with refused_as_config_errors("see the documentation of DataGeneratorSource"):
             checked_limit("records", records, least=0)

@@ -172,8 +172,6 @@ def refuse_no_json(value: Offset) -> str:
 # The order of calls, what may happen twice and whole examples are in `docs/sources.md`.
 
 
-#: What this package calls, and nobody awaits.
-_METHODS = ("splits", "first", "latest", "end", "committed", "released", "fingerprint", "close")
 #: The records of a piece, in their order.
 Rows = Iterator[tuple[Any, ...]] | Iterator["pa.RecordBatch"]
 
@@ -396,7 +394,7 @@ class SplitSource(Source):
                 why="that name has a meaning of its own: records would be taken for those of Kafka topics",
                 what_to_do="call the attribute otherwise",
             )
-        check_methods(self, SplitSource, f"the source {type(self).__name__}")
+        check_methods(self, SplitSource, f"{type(self).__name__}.")
         # A name of a format has no dots: Spark would look for a class.
         name = f"flinkish-{uid.replace('.', '-')}-{uuid.uuid4().hex[:8]}"
         known = self._with("_fs_uid", uid)._with("_fs_format", name)

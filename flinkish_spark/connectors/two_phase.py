@@ -65,11 +65,6 @@ if TYPE_CHECKING:
 # The lifecycle, who calls what, and a whole example over SQLite are in `docs/two-phase-sinks.md`.
 
 
-#: What this package calls, and nobody awaits.
-_METHODS = (
-    *("begin", "write", "write_batch", "flush", "discard", "commit", "abort", "recover_and_commit"),
-    *("recover_and_abort", "why_lost", "list_open", "checkpoint_complete", "close"),
-)
 #: What a method that ends something may answer; None: it is done.
 Answer = CommitAnswer | Outcome | None
 

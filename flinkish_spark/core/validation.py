@@ -121,7 +121,8 @@ _ASYNC = "it is async, and nobody awaits it"
 _GENERATOR = "it is a generator function"
 _ASYNC_GENERATOR = "it is async, and a generator function"
 _DEFINE = {
-    _ASYNC: "define it with `def`; what awaits a system outside is an AsyncFunction, for AsyncDataStream",
+    _ASYNC: "define it with `def`; a function that awaits a system outside is an AsyncFunction, for "
+    "AsyncDataStream",
     _GENERATOR: "define it without `yield`",
     _ASYNC_GENERATOR: "define it with `def` and without `yield`",
 }
@@ -166,7 +167,7 @@ def check_methods(value: object, kind: type, what: str, *, may_await: Sequence[s
     kind
         The class that says which methods there are. Those that the object does not have are not looked at.
     what
-        Names the object.
+        Names the object; with a dot at its end the name of the method follows.
     may_await
         Methods that may be async, too.
     """
@@ -187,8 +188,7 @@ def _check_method(
     is_rows: bool = False,
     is_awaited: bool = False,
 ) -> None:
-    # It may be another function under that name.
-    said = f"{getattr(method, '__name__', name)}() of {what}"
+    said = f"{what}{name}()" if what.endswith(".") else f"{name}() of {what}"
     why = _why_not_run(method)
     if not (is_rows and why == _GENERATOR) and not (is_awaited and why == _ASYNC) and why:
         raise _never_run(said, why)
@@ -253,7 +253,9 @@ def reducer(name: str, value: _T) -> _T:
         return value
     for method, takes in {"reduce": ("first", "second"), **_OPENED}.items():
         if (own := getattr(value, method, None)) is not None:
-            _check_method(own, method, f"the {type(value).__name__} that is given as {name}", takes)
+            # It may be another function under that name.
+            named = getattr(own, "__name__", method)
+            _check_method(own, named, f"the {type(value).__name__} that is given as {name}", takes)
     return value
 
 

@@ -140,7 +140,8 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             if known is not None and not isinstance(known, Mapping):
                 raise ConfigError(f"{name} is {known!r}", what_to_do='give them by name: {"rising": rising}')
             for called, one in (known or {}).items():
-                if callable(one):
+                # A class makes an object of what the rule says.
+                if callable(one) and not isinstance(one, type):
                     check_function(one, f"{called!r} of {name}", None)
         fields = parse_ddl(elements)
         if not isinstance(fields, T.StructType):

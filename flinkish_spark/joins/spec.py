@@ -363,7 +363,7 @@ class TemporalJoin:
 
 
 def _check_function(function: object, kind: type) -> None:
-    instance_of("function", function, kind, what_to_do=f"give an instance of a {kind.__name__} subclass")
+    instance_of("function", function, kind, what_to_do=f"give a {kind.__name__}")
     check_methods(function, kind, f"the {type(function).__name__} of a join")
 
 

@@ -29,7 +29,6 @@ from flinkish_spark.operators.process import (
     KeyedStreamOperator,
     Processor,
     checked,
-    settled,
 )
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateDescriptor
 from flinkish_spark.state.key_group import GroupState
@@ -286,11 +285,15 @@ class BroadcastSide:
             The function raised; nothing of the micro-batch counts.
         """
         self._context.check = check
-        process = settled(self._process, lambda: self.tables.puts.settle())
         try:
-            return self._context.process_sides(process, before, behind, progress)
+            return self._context.process_sides(self._process_one, before, behind, progress)
         except ElementFailed as failed:
             raise BroadcastElementFailed(failed.at, failed.is_before, failed.error) from failed.error
+
+    def _process_one(self, value: Any, context: BroadcastSideContext) -> Iterable[Any]:
+        rows = list(map(taken, elements_of(self._process(value, context) or ())))
+        self.tables.puts.settle()
+        return rows
 
     def readable(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
         """Return a state for the element side."""
@@ -387,7 +390,8 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
                 if table.read(scope) is None:
                     continue
                 try:
-                    refuse_not_run(one.function(key, state), "the function of apply_to_keyed_state()")
+                    call: Callable[..., object] = one.function
+                    refuse_not_run(call(key, state), "the function of apply_to_keyed_state()")
                 except USER_ERRORS as error:
                     raise ApplicationFailed(one.descriptor.name, key, error) from error
                 self._states.puts.settle()
@@ -399,7 +403,8 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
     def _process_broadcast(self, value: Any, context: BroadcastSideContext) -> Iterable[Any]:
         self._states.scope.enter(NO_KEY)
         # As a list: a generator would run when nobody knows any more whose turn it is.
-        return list(elements_of(self._function.process_broadcast_element(value, context) or ()))
+        rows = self._function.process_broadcast_element(value, context)
+        return list(map(taken, elements_of(rows or ())))
 
     def _is_declared(self, descriptor: StateDescriptor) -> bool:
         return self._states.descriptors.get(descriptor.name) == descriptor

@@ -14,13 +14,15 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.iterators import refuse_not_run
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold, Ties
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction, RuntimeContext
 from flinkish_spark.operators.context import close_part, open_part
 from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction
 from flinkish_spark.state.columnar import ColumnarState
-from flinkish_spark.state.descriptors import StateTtl, ValueStateDescriptor
+from flinkish_spark.state.descriptors import StateTtl, ValueStateDescriptor, state_type
 from flinkish_spark.state.layered import Array, KeyIndex, group_numbers
+from flinkish_spark.state.tables import owner_of
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import name_text, type_text
@@ -28,7 +30,7 @@ from flinkish_spark.types.hints import StateType, declared_ddl, maker_of
 from flinkish_spark.types.row_form import RowForm
 from flinkish_spark.types.rows import ElementType, RowWriter
 from flinkish_spark.types.to_arrow import strict_array
-from flinkish_spark.types.to_python import to_values
+from flinkish_spark.types.to_python import taken, to_values
 
 # ----------------------------------------------------------------------------------------------------------
 # Folds of columns: of groups of rows to one row each, and of two columns element by element.
@@ -604,6 +606,8 @@ class _RowAggregation(ColumnAggregation):
         self._kept = ElementType(declared_ddl(kept))
         self._form = RowForm([field.name for field in self._kept.fields])
         self._class = None if isinstance(kept, str) else kept
+        #: Makes what the function has made its key's own.
+        self._own = owner_of(state_type(AGGREGATE, kept))
 
     @property
     def names(self) -> list[str]:
@@ -681,7 +685,8 @@ class ReducedRows(_RowAggregation):
 
     def _merge(self, first: Any, second: Any) -> Any:
         # What comes out goes in again, so it gets the names that elements have.
-        return self._element(getattr(self._function, "reduce", self._function)(first, second))
+        made = getattr(self._function, "reduce", self._function)(first, second)
+        return self._own(self._element(refuse_not_run(made, "reduce()")), first, second)
 
 
 class AggregatedRows(_RowAggregation):
@@ -704,21 +709,23 @@ class AggregatedRows(_RowAggregation):
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         """Return the columns of the accumulators of a batch."""
         rows = _rows(self._input, [batch.column(field.name) for field in self._input.fields])
-        add = self._function.add
-        return self._columns(_folded(rows, groups, len(first), self._begin, lambda made, row: add(row, made)))
+        return self._columns(_folded(rows, groups, len(first), self._begin, self._add))
 
     def results(self, merged: pa.RecordBatch) -> list[Any]:
         """Return the results of what :func:`~flinkish_spark.operators.columnar_aggregates.merge` returned.
 
         One per key, in the same order; None where the function gives None.
         """
-        return [self._function.get_result(made) for made in self._rows(merged.columns)]
+        return [taken(self._function.get_result(made)) for made in self._rows(merged.columns)]
 
     def _begin(self, row: Any) -> Any:
-        return self._function.add(row, self._function.create_accumulator())
+        return self._add(taken(self._function.create_accumulator()), row)
+
+    def _add(self, made: Any, row: Any) -> Any:
+        return self._own(refuse_not_run(self._function.add(row, made), "add()"), made, row)
 
     def _merge(self, first: Any, second: Any) -> Any:
-        return self._function.merge(first, second)
+        return self._own(refuse_not_run(self._function.merge(first, second), "merge()"), first, second)
 
 
 class MergeResults(MergePartials):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,25 +189,6 @@ def checked(
     return call
 
 
-def settled(
-    function: Callable[..., Iterable[Any] | None], settle: Callable[[], None]
-) -> Callable[..., Iterable[Any] | None]:
-    """Return a function behind each of whose calls, and behind the last row of it, `settle` is called."""
-
-    def rows_of(rows: Iterable[Any]) -> Iterator[Any]:
-        yield from elements_of(rows)
-        settle()
-
-    def call(*given: Any) -> Iterable[Any] | None:
-        rows = function(*given)
-        if rows is None:
-            settle()
-            return None
-        return rows_of(rows)
-
-    return call
-
-
 class ElementFailed(Exception):
     """The function raised at an element; `at` is its place among the elements, `is_before` which ones."""
 
@@ -248,10 +229,8 @@ class GroupRun:
         self._emitted = Emitted()
         operator.open(self.states, self._context, self.timers)
         self._processors, self._on_timer = operator.processors(), operator.on_timer
-        if self.states.puts.is_used:
-            settle = self.states.puts.settle
-            self._processors = tuple(settled(process, settle) for process in self._processors)
-            self._on_timer = settled(self._on_timer, settle)
+        #: Behind each call of a function; None: nothing in its states can change.
+        self._settle = self.states.puts.settle if self.states.puts.is_used else None
 
     def run(self, before: Sequence[Elements], progress: Progress, behind: Sequence[Elements]) -> Emitted:
         """Work through a micro-batch of the current key group.
@@ -308,6 +287,7 @@ class GroupRun:
         at = -1
         scope, context = self.states.scope, self._context
         rows, times, take = self._emitted.rows, self._emitted.times_ms, self._take
+        settle = self._settle
         scope.namespace = None
         try:
             for elements in inputs:
@@ -322,6 +302,8 @@ class GroupRun:
                         # A generator runs here, with the key still current.
                         rows.extend(map(take, elements_of(result)))
                         times.extend([time_ms] * (len(rows) - len(times)))
+                    if settle is not None:
+                        settle()
         except USER_ERRORS as error:
             raise ElementFailed(at, is_before, error) from error
 
@@ -339,6 +321,8 @@ class GroupRun:
             except USER_ERRORS as error:
                 raise TimerFailed(timer, domain, error) from error
             times.extend([timer.time_ms] * (len(rows) - len(times)))
+            if self._settle is not None:
+                self._settle()
 
     def _to_side(self, tag: OutputTag, value: Any, time_ms: int | None) -> None:
         self._emitted.side.setdefault(tag_name(tag), []).append((taken(value), time_ms))
@@ -433,9 +417,14 @@ class FlatMapRecords(RecordFunction):
 class FilterRecords(RecordFunction):
     """Emits those records again for which the function says so."""
 
+    #: Makes the record that the function sees; None: nothing in records can change.
+    take: Take | None = staticmethod(taken)
+
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
         """Emit the record as it came, or nothing."""
-        return (value,) if is_true(self._call(taken(value)), "the function of filter()") else ()
+        answer = self._call(value if self.take is None else self.take(value))
+        keeps = answer if type(answer) is bool else is_true(answer, "the function of filter()")
+        return (value,) if keeps else ()
 
 
 class CoFlatMapRecords(KeyedCoProcessFunction):

@@ -51,9 +51,8 @@ from flinkish_spark.state.descriptors import (
 from flinkish_spark.state.key_group import STATE_SECTION, TIMERS, Bases, GroupLayout, GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import Array, KeyIndex
-from flinkish_spark.state.tables import may_change
+from flinkish_spark.state.tables import owner_of
 from flinkish_spark.types.ddl import ddl_of
-from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.types.to_python import Take, owned, taken
 from flinkish_spark.windows.functions import ProcessWindowFunction, WithKeyAndWindow, WithWindow
@@ -505,7 +504,11 @@ def looped_windows(
 
 def _aggregating(computation: AggregateWindow, element_type: ElementType) -> Folding:
     aggregate = computation.aggregate
-    create, add, own = aggregate.create_accumulator, aggregate.add, _owner(computation.accumulator_type)
+    create, add, own = (
+        aggregate.create_accumulator,
+        aggregate.add,
+        owner_of(state_type(OPEN, computation.accumulator_type)),
+    )
 
     def begin(value: Any) -> Any:
         first = taken(create())
@@ -514,21 +517,12 @@ def _aggregating(computation: AggregateWindow, element_type: ElementType) -> Fol
     # For windows that do not merge it need not have `merge`.
     return Folding(
         begin=begin,
-        add=add if own is _as_it_is else lambda value, before: own(add(value, before), value, before),
+        add=add if own is not owned else lambda value, before: own(add(value, before), value, before),
         merge=lambda first, second: own(aggregate.merge(first, second), first, second),
         result=aggregate.get_result,
         elements=_alone,
         take=element_type.take,
     )
-
-
-def _owner(accumulator_type: StateType) -> Callable[..., Any]:
-    """Return :func:`owned` for accumulators of a type, if they can change."""
-    return owned if may_change(state_type(OPEN, accumulator_type)) else _as_it_is
-
-
-def _as_it_is(made: Any, *given: Any) -> Any:
-    return made
 
 
 def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:

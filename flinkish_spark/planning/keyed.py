@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +25,7 @@ from flinkish_spark.operators.columnar_windows import (
     WindowFold,
     column_windows_or_why_not,
 )
-from flinkish_spark.operators.process import KeyedCoProcessOperator, KeyedProcessOperator
+from flinkish_spark.operators.process import FilterRecords, KeyedCoProcessOperator, KeyedProcessOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.planning.between import SharedRows
@@ -66,8 +67,8 @@ from flinkish_spark.transport.blocks import (
 from flinkish_spark.transport.branches import DealBlocks, DealtBlocks, Takes
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import Distribution, Routing
-from flinkish_spark.types.ddl import quoted
-from flinkish_spark.types.rows import arrow_schema
+from flinkish_spark.types.ddl import ddl_of, quoted
+from flinkish_spark.types.rows import ElementType, arrow_schema
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable, output_schema
 from flinkish_spark.windows.functions import WINDOW_BOUNDS
 from flinkish_spark.worker.broadcast_runner import Checkpointed
@@ -1103,6 +1104,9 @@ def _operator(
     if folded is not None:
         return folded.operator
     assert not isinstance(function, ColumnFolding | FoldingWindows)
+    if isinstance(function, FilterRecords):
+        function = copy.copy(function)
+        function.take = ElementType(ddl_of(schemas[0])).take
     if isinstance(function, KeyedProcessFunction):
         return KeyedProcessOperator(function)
     if isinstance(function, BroadcastFunctions):

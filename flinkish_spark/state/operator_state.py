@@ -447,7 +447,7 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
             raise ValueError("a broadcast state takes no None, neither as key nor as value")
         key = self._keys.put(key)
         if self._puts is not None and self._lends:
-            self._puts.put(self._entries, key)
+            self._puts.put(self._entries, key, value)
         self._entries[key] = value if self._naming is None else self._naming(value)
         self.is_changed = True
 

@@ -110,7 +110,7 @@ class TabledValueState(ValueState[V]):
             return
         table = self._table
         if table.puts is not None:
-            table.puts.put(table.entries, self._scope.slot)
+            table.puts.put(table.entries, self._scope.slot, value)
         if self._naming is None or type(value) is tuple:
             table.write(self._scope, value)
         else:
@@ -536,7 +536,7 @@ class MapState(MutableMapping[K, V]):
         if held is None:
             held = {}
         if self._table.puts is not None:
-            self._table.puts.put(held, key)
+            self._table.puts.put(held, key, value)
         held[key] = value if self._naming is None else self._naming(value)
         self._table.write(self._scope, held)
 
@@ -748,7 +748,7 @@ class ExpiringMapState(MapState[K, V]):
         slot, table = self._scope.slot, self._table
         held = table.entries.setdefault(slot, {})
         if table.puts is not None:
-            table.puts.put(held, key)
+            table.puts.put(held, key, value)
         held[key] = value if self._naming is None else self._naming(value)
         table.touches.setdefault(slot, {})[key] = self._scope.now_ms
         table.changed.add(slot)

@@ -88,9 +88,11 @@ class PutValues:
         #: By slot: its table, and the elements that the call has added to its list.
         self._added: dict[tuple[int, Any], tuple[dict[Any, Any], list[Any]]] = {}
 
-    def put(self, entries: dict[Any, Any], at: Any) -> None:
+    def put(self, entries: dict[Any, Any], at: Any, value: Any) -> None:
         """Note that a value is put there, before it is."""
-        self._put.setdefault((id(entries), at), (entries, entries.get(at)))
+        before = entries.get(at)
+        if value is not before:
+            self._put.setdefault((id(entries), at), (entries, before))
 
     def add(self, entries: dict[Any, Any], slot: Any, elements: Iterable[Any]) -> None:
         """Note that elements come into the list of a slot."""
@@ -111,6 +113,9 @@ class PutValues:
 
 def _own_elements(values: list[Any], elements: list[Any]) -> None:
     """Put copies of elements in their places in a list; most often they are its last ones."""
+    if len(elements) == 1 and values and values[-1] is elements[0]:
+        values[-1] = taken(values[-1])
+        return
     own, left = set(map(id, elements)), len(elements)
     for at in range(len(values) - 1, -1, -1):
         if id(values[at]) in own:
@@ -640,6 +645,15 @@ def may_change(ddl: str) -> bool:
     if isinstance(kind, T.StructType) and is_field_list(ddl):
         return any(isinstance(field.dataType, _NESTED) for field in kind)
     return isinstance(kind, _NESTED)
+
+
+def owner_of(ddl: str) -> Callable[..., Any]:
+    """Return :func:`owned` for values of a type that can change; of others what hands them on as they are."""
+    return owned if may_change(ddl) else _as_it_is
+
+
+def _as_it_is(made: Any, *given: Any) -> Any:
+    return made
 
 
 def _instance_may_change(hint: Any) -> bool:

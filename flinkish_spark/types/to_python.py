@@ -191,8 +191,9 @@ def owned(made: Any, *given: Any) -> Any:
     >>> owned(before, before) is before, owned(shared, before) is shared
     (True, False)
     """
-    if any(made is one for one in given):
-        return made
+    for one in given:
+        if made is one:
+            return made
     if not isinstance(made, tuple):
         return taken(made)
     own = {id(part) for one in given if isinstance(one, tuple) for part in one}
@@ -213,8 +214,30 @@ def _how_to_take(kind: type) -> Take:
         return lambda value: list(map(taken, value))
     if kind is dict:
         return lambda value: {key: taken(one) for key, one in value.items()}
+    if not dataclasses.is_dataclass(kind):
+        return _copy
+    if _is_all_in_dict(kind):
+        return _plain_instance
     # Copied by code of the user's, where the class has it; what takes rows goes through many at once.
-    return called(_instance) if dataclasses.is_dataclass(kind) else _copy
+    return called(_instance)
+
+
+def _is_all_in_dict(kind: type) -> bool:
+    """Return whether a class leaves to Python what an instance has and how it is copied."""
+    own = ("__copy__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__slots__")
+    names = {name for base in kind.__mro__[:-1] for name in vars(base)}
+    of_object = ("__reduce__", "__reduce_ex__", "__new__")
+    return names.isdisjoint(own) and all(getattr(kind, one) is getattr(object, one) for one in of_object)
+
+
+def _plain_instance(value: Any) -> Any:
+    made = object.__new__(type(value))
+    parts = made.__dict__
+    parts.update(value.__dict__)
+    if not _PLAIN.issuperset(map(type, parts.values())):
+        for name, part in value.__dict__.items():
+            parts[name] = taken(part)
+    return made
 
 
 def _same(value: Any) -> Any:

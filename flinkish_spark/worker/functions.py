@@ -175,7 +175,8 @@ class FilterRows:
         at = -1
         try:
             for at, record in enumerate(records_of(batch)):
-                kept[at] = is_true(self.function.call(record), "the function of filter()")
+                answer = self.function.call(record)
+                kept[at] = answer if type(answer) is bool else is_true(answer, "the function of filter()")
         except USER_ERRORS as error:
             raise self.function.blamed(batch, max(at, 0), error) from error
         return kept

@@ -21,7 +21,7 @@ from flinkish_spark.core.errors import ConfigError, FlinkishError, InputLostErro
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.core.validation import check_methods, instance_of, refused_as_config_errors
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import StoredRow
 from flinkish_spark.protocol.envelope import seal
@@ -330,6 +330,7 @@ class FileSource(SplitSource):
             raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
         what_to_do = "give ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines()"
         self.format = instance_of("format", format, InputFormat, what_to_do=what_to_do)  # type: ignore[type-abstract]
+        check_methods(format, InputFormat, f"the {type(format).__name__} that is given as format")
         self.schema = output_schema(schema, "a file source")
         self.format.check(arrow_schema(self.schema))
         if not instance_of("pattern", pattern, str, what_to_do='give "*.csv"') or "/" in pattern:

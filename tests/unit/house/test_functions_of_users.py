@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import types as T
 
 import flinkish_spark
 import flinkish_spark.datastream
@@ -47,6 +48,7 @@ from flinkish_spark.joins import (
 )
 from flinkish_spark.savepoints.bootstrap import bootstrap_function
 from flinkish_spark.sinks import FileFormat, FileSink, ForeachCheckpointSink, ForeachSink, MemorySink
+from flinkish_spark.sources import DataGeneratorSource, FileSource, RandomLong
 from flinkish_spark.testing import ProgramHarness, SinkUnderTest
 from flinkish_spark.testing.crash_points import KillAt, KillPoint
 from flinkish_spark.windows import (
@@ -122,9 +124,7 @@ NO_FUNCTIONS = {
         "Committer",
         "Condition",
         "Expression",
-        "Field",
         "Given",
-        "InputFormat",
         "JoiningWriter",
         "Leaf",
     ),
@@ -142,6 +142,8 @@ def fill_known() -> None:
         "operators.vectorized",
         "state.descriptors",
         "savepoints.bootstrap",
+        "connectors.files.input_formats",
+        "connectors.generator",
     ]
     modules = [importlib.import_module(one) for one in FACES]
     for home in homes:
@@ -275,7 +277,7 @@ def patterns() -> Any:
 
 def declared(kind: type, **methods: Any) -> Any:
     """Return an object of a function class that does nothing."""
-    names = {
+    names: dict[str, Any] = {
         name: (lambda self, *given: None)
         for name, own in inspect.getmembers(kind)
         if getattr(own, "__isabstractmethod__", False) or getattr(kind, "_is_protocol", False)
@@ -287,6 +289,8 @@ def declared(kind: type, **methods: Any) -> Any:
         names["async_invoke_batch"] = awaited
     if kind is FUNCTIONS.get("MasterHook"):
         names["name"] = "hook"
+    if kind is FUNCTIONS.get("Field"):
+        methods["__repr__"] = lambda self: "MyField()"
     if kind is FUNCTIONS.get("BucketAssigner"):
         names["names"] = ("first",)
     if kind is WindowAssigner:
@@ -492,6 +496,10 @@ CALLS: dict[str, Call] = {
     ),
     "ExpressionBuckets.__init__": call(lambda: ExpressionBuckets, name="first", expression=plain(0)),
     "FileSink.__init__": call(lambda: FileSink, path="/lake/orders", format=FileFormat.JSON),
+    "FileSource.__init__": call(lambda: FileSource, path="/in", schema=ROWS, format=usual("InputFormat")),
+    "DataGeneratorSource.__init__": lambda given: DataGeneratorSource(
+        {"n": given.get("fields", RandomLong(1, 2))}, records=1
+    ),
     "PartitionTime.__init__": call(lambda: PartitionTime),
     "PartitionCommit.__init__": lambda given: PartitionCommit(
         policies=(given["policies"],) if "policies" in given else (of("PartitionPolicy"),)
@@ -522,9 +530,7 @@ CALLS: dict[str, Call] = {
         environment, "from_source", source=CollectionSource([], ROWS), uid="u"
     ),
     "SavepointWriter.with_operator": lambda given: bootstrap_function(
-        given.get("states", of("KeyedStateBootstrapFunction")),
-        None,
-        "u",  # type: ignore[arg-type]
+        given.get("states", of("KeyedStateBootstrapFunction")), T.StructType(), "u"
     ),
     "KillAt.__init__": call(lambda: KillAt, point=KillPoint.parse("receipt:before:2")),
     "ProgramHarness.__init__": lambda given: ProgramHarness(given.get("program", lambda one: one), ROWS),
@@ -770,7 +776,8 @@ def test_a_result_that_has_not_run_is_refused(place: str) -> None:
 
 def test_a_partition_that_has_not_run_is_refused() -> None:
     with pytest.raises(NotRun, match="the partitioner returned a coroutine"):
-        TargetOf(lambda key, tasks: coroutine(key), lambda record: record, 2)("ann")
+        partition: Any = coroutine
+        TargetOf(partition, lambda record: record, 2)("ann")
 
 
 def test_a_pattern_of_an_async_condition_matches_nothing_and_says_why() -> None:
@@ -783,7 +790,7 @@ def test_a_pattern_of_an_async_condition_matches_nothing_and_says_why() -> None:
 
 def test_async_open_of_a_map_function_is_refused() -> None:
     class Opens(MapFunction):
-        async def open(self, context: Any) -> None:
+        async def open(self, context: Any) -> None:  # type: ignore[override]
             raise AssertionError
 
         def map(self, value: Any) -> Any:

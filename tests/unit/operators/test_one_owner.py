@@ -22,6 +22,7 @@ from flinkish_spark import (
     AsyncDataStream,
     AsyncFunction,
     AsyncRetryStrategy,
+    Emit,
     KeyedBroadcastProcessFunction,
     KeyedProcessFunction,
     ListStateDescriptor,
@@ -527,7 +528,7 @@ def test_sliding_windows_reduce_in_place(cut: bool, lateness_ms: int) -> None:
 
 @pytest.mark.parametrize("ttl", [None, StateTtl(1_000_000)], ids=["for ever", "with a time to live"])
 def test_one_object_in_several_states_and_used_again(ttl: StateTtl | None) -> None:
-    records = [((key, n, [n], {}, {"a": []}, b""), n) for n, key in enumerate("ababab")]
+    records: list[Any] = [((key, n, [n], {}, {"a": []}, b""), n) for n, key in enumerate("ababab")]
 
     def rows(sizes: list[int]) -> list[Any]:
         named = ProgramHarness.of(Kept(ttl), ROWS, key="k", output=TOLD, uid="u")
@@ -648,6 +649,24 @@ def test_a_copy_is_made_only_of_what_can_change() -> None:
     assert owned((1, before.parts), None)[1] is not before.parts
     shared = Total(0, [])
     assert owned(shared, before) is not shared
+
+
+def test_keys_of_one_micro_batch_begin_with_their_own_where_they_are_merged() -> None:
+    def aggregated(stream: Any) -> Any:
+        return stream.key_by("k").aggregate(
+            Collected(lambda function: function),
+            accumulator="ARRAY<ARRAY<LONG>>",
+            output=TOLD,
+            emit=Emit.PER_KEY,
+            uid="u",
+        )
+
+    harness = ProgramHarness(aggregated, ROWS)
+    harness.push_all([((key, 1, [n], {}, {"a": []}, b""), None) for n, key in enumerate("abab")])
+    assert sorted(row[0] for row in harness.take().rows) == [
+        "[[], [0], [], [2]]",
+        "[[], [1], [], [3]]",
+    ]
 
 
 def test_keys_begin_with_accumulators_of_their_own() -> None:

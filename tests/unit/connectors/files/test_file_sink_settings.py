@@ -387,7 +387,7 @@ def test_a_watermark_of_the_user_s_takes_the_place_of_the_data_s() -> None:
 
 
 @pytest.mark.parametrize(
-    "watermark", [lambda completed: "2026", lambda completed: 1 / 0, lambda completed: True, lambda: 5]
+    "watermark", [lambda completed: "2026", lambda completed: 1 / 0, lambda completed: True]
 )
 def test_a_watermark_that_fails_is_asked_again(tmp_path, watermark) -> None:
     """Not an unknown error in the middle of a completion: data is visible by then."""
@@ -398,6 +398,11 @@ def test_a_watermark_that_fails_is_asked_again(tmp_path, watermark) -> None:
     answer = rig.committer().checkpoint_complete(completed(1))
     assert answer.outcome is Outcome.RETRY and "watermark of PartitionTime" in answer.detail
     assert rig.lines() == ["a"]
+
+
+def test_a_watermark_that_cannot_be_asked_is_refused_where_it_is_said() -> None:
+    with pytest.raises(ConfigError, match="can be called with one argument"):
+        PartitionTime("{dt} 00:00", watermark=lambda: 5)
 
 
 def test_partition_times_that_name_no_folder_are_refused() -> None:
