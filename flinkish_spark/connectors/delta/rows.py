@@ -128,8 +128,10 @@ def rule_conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tupl
         yield f"CHECK constraint {name} ({sql})", F.expr(sql)
     for name, kind in rules.get("lengths", {}).items():
         if name.lower() in have:
-            fits = _fits(F.col(quoted(name)), T.DataType.fromDDL(kind), have[name.lower()])
-            yield f"the length of column {name}, a {kind},", fits
+            limits = T.DataType.fromDDL(kind)
+            most = limits.length if isinstance(limits, T.CharType | T.VarcharType) else f"in {kind}"
+            fits = _fits(F.col(quoted(name)), limits, have[name.lower()])
+            yield f"the length {most} of column {name}", fits
     for name, sql in rules.get("generated", {}).items():
         if name.lower() in have:
             yield f"the generated column {name} = {sql}", F.col(quoted(name)).eqNullSafe(F.expr(sql))

@@ -153,14 +153,15 @@ class FileWriter(SinkWriter):
         rows = records.select(*fields, *(column.alias(name) for name, column in added.items()))
         # Fields that are folders are in no file; what an assigner makes is beside the fields that it is of.
         only_in_names = [name for name in self._settings.bucket_names if name not in added]
-        rows = refusing(rows, only_in_names, BAD_RECORD_MARKER)
-        rows = refusing_others(rows, folder_conditions(rows, added), BAD_RECORD_MARKER)
+        marker = f"{BAD_RECORD_MARKER} in sink '{self._context.uid}',"
+        rows = refusing(rows, only_in_names, marker)
+        rows = refusing_others(rows, folder_conditions(rows, added), marker)
         kind = self._settings.kind
         if kind is FileFormat.TEXT:
             left_out = {name.lower() for name in self._settings.bucket_names}
             texts = [name for name in rows.columns if name.lower() not in left_out]
             conditions = [line_condition(name, self._settings.options) for name in texts]
-            rows = refusing_others(rows, conditions, BAD_RECORD_MARKER)
+            rows = refusing_others(rows, conditions, marker)
         # A user's own options go before ours, in whatever case he writes them.
         writer = (
             rows.write.format(kind.value).options(**exact_options(kind)).options(**self._settings.options)

@@ -168,7 +168,7 @@ def test_rules_within_values_are_checked_when_rows_are_staged(spark, tmp_path, s
             rig.other(schema="id BIGINT, s STRUCT<n: STRUCT<bc: STRING>>").preflight()
     for place, value in TOO_LONG:
         bad = (77, *(value if at == place else GOOD[at] for at in range(1, len(GOOD))))
-        with pytest.raises(BadRecordError, match=r'the length of column .*"id":77'):
+        with pytest.raises(BadRecordError, match=r'the length in .* of column .*"id":77'):
             rig.stage(0, [GOOD, bad])
     with pytest.raises(BadRecordError, match="inner"):
         rig.stage(0, [(77, ("no", None), *GOOD[2:])])

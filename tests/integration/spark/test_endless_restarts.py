@@ -116,7 +116,7 @@ def test_a_partition_value_that_no_file_system_takes(spark: Any, tmp_path: Path)
     error = ended(job(spark, tmp_path, long, FileSink(f"{tmp_path}/out", bucket_by=ColumnBuckets("u"))))
     assert type(error) is BadRecordError
     assert "the partition column u having at most 253 bytes in a folder's name" in str(error)
-    assert '"n":1' in str(error) and "sink 'out'" in str(error)
+    assert '"n":1' in str(error) and "in sink 'out'" in str(error)
 
 
 def test_a_failure_that_comes_back_ends_the_job_with_its_innermost_cause(
