@@ -199,12 +199,25 @@ def rows_in(file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.Record
     # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
     with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as content:
         there = [name for name in schema.names if name in content.schema_arrow.names]
+        in_lower = {name.lower() for name in content.schema_arrow.names}
+        if other := [name for name in schema.names if name not in there and name.lower() in in_lower]:
+            raise ValueError(f"{path} has the column '{other[0]}' in other letters (upper case or lower)")
         for batch in content.iter_batches(batch_size=_ROWS_AT_ONCE, columns=there):
             columns = [
-                batch.column(one.name) if one.name in there else _same(file, one, batch.num_rows)
+                _completed(batch.column(one.name), one.type)
+                if one.name in there
+                else _same(file, one, batch.num_rows)
                 for one in schema
             ]
             yield pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _completed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column with null in fields of structs that were added later; of another type as it is."""
+    from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
+
+    is_lacking = is_of_kind(column.type, kind, may_have_more=True, may_lack=True)
+    return exact_cast(column, kind) if is_lacking else column
 
 
 def _same(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:
