@@ -39,6 +39,7 @@ from flinkish_spark.transport.blocks import BEHIND, BlockPacker, Combine, in_ord
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import declared_type
 from flinkish_spark.types.rows import arrow_schema
+from flinkish_spark.types.to_arrow import strict_array
 from flinkish_spark.types.to_python import taken
 from flinkish_spark.windows.spec import WindowSpec
 from flinkish_spark.worker.runners import (
@@ -444,7 +445,7 @@ class ColumnsHarness:
             *([value[at] for value, _ in elements] for at in range(len(self._fields))),
         ]
         schema = arrow_schema([T.StructField(C.ROUTE, T.IntegerType()), *self.transport.schema])
-        arrays = [pa.array(list(column), one.type) for column, one in zip(columns, schema, strict=True)]
+        arrays = [strict_array(list(column), one.type) for column, one in zip(columns, schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _collect(self, out: OutRows, output: Output) -> None:

@@ -42,7 +42,9 @@ _EXACT: tuple[tuple[_IsKind, tuple[_IsKind, ...]], ...] = (
 )
 
 
-def is_of_kind(given: pa.DataType, wanted: pa.DataType, *, may_have_more: bool = False) -> bool:
+def is_of_kind(
+    given: pa.DataType, wanted: pa.DataType, *, may_have_more: bool = False, may_lack: bool = False
+) -> bool:
     """Return whether a declared type is known to hold the values of a column, or to refuse them.
 
     Fields of structs go by name.
@@ -51,24 +53,28 @@ def is_of_kind(given: pa.DataType, wanted: pa.DataType, *, may_have_more: bool =
     ----------
     may_have_more
         Whether structs of the column may have fields that are not declared.
+    may_lack
+        Whether they may lack declared fields, which are null then; not if a name differs in case only.
 
     Examples
     --------
     >>> is_of_kind(pa.int32(), pa.int64()), is_of_kind(pa.float64(), pa.decimal128(10, 2))
     (True, False)
     """
-    within = functools.partial(is_of_kind, may_have_more=may_have_more)
+    within = functools.partial(is_of_kind, may_have_more=may_have_more, may_lack=may_lack)
     if pa.types.is_dictionary(given):
         given = given.value_type
     if given == wanted or pa.types.is_null(given):
         return True
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
         own, declared = [field.name for field in given], [field.name for field in wanted]
-        has_all = all(own.count(name) == 1 for name in declared)
-        is_all = may_have_more or len(own) == len(declared)
-        return (
-            has_all and is_all and all(within(given.field(field.name).type, field.type) for field in wanted)
-        )
+        if not may_have_more and not set(own) <= set(declared):
+            return False
+        missing = [name for name in declared if own.count(name) != 1]
+        if missing and (not may_lack or {name.lower() for name in missing} & {name.lower() for name in own}):
+            return False
+        there = [field for field in wanted if field.name in own]
+        return all(within(given.field(field.name).type, field.type) for field in there)
     if pa.types.is_map(given) and pa.types.is_map(wanted):
         return within(given.key_type, wanted.key_type) and within(given.item_type, wanted.item_type)
     if _is_list(given) and _is_list(wanted):
@@ -96,7 +102,8 @@ def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.nulls(len(column), kind)
     if pa.types.is_struct(kind):
         parts = dict(zip([field.name for field in column.type], column.flatten(), strict=True))
-        own = [exact_cast(parts[field.name], field.type) for field in kind]
+        nothing = pa.nulls(len(column))
+        own = [exact_cast(parts.get(field.name, nothing), field.type) for field in kind]
         return pa.StructArray.from_arrays(own, fields=list(kind), mask=column.is_null())
     if pa.types.is_map(kind):
         offsets, (keys, items) = _flat(column, lambda there: (there.keys, there.items))

@@ -204,7 +204,9 @@ def rows_in(file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.Record
         _refuse_other_case(set(schema.names) - file.partition.keys(), in_file)
         for batch in read_batches(content, there, _ROWS_AT_ONCE):
             columns = [
-                batch.column(one.name) if one.name in there else _same(file, one, batch.num_rows)
+                _completed(batch.column(one.name), one.type)
+                if one.name in there
+                else _same(file, one, batch.num_rows)
                 for one in schema
             ]
             yield pa.RecordBatch.from_arrays(columns, names=schema.names)
@@ -216,6 +218,14 @@ def _refuse_other_case(names: set[str], in_file: Sequence[str]) -> None:
     for name in sorted(names.difference(in_file)):
         if name.lower() in lowered:
             raise ValueError(f"the column {name!r} of the table is {lowered[name.lower()]!r} in it")
+
+
+def _completed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column with null in fields of structs that were added later; of another type as it is."""
+    from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
+
+    is_lacking = is_of_kind(column.type, kind, may_have_more=True, may_lack=True)
+    return exact_cast(column, kind) if is_lacking else column
 
 
 def _same(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:

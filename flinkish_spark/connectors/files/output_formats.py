@@ -230,15 +230,20 @@ def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
     if kind is FileFormat.CSV and isinstance(data_type, T.BinaryType):
         return "a CSV column holds text, and bytes may be none"
     # What Spark's writers refuse, they refuse when the first records come.
-    held: tuple[type[T.DataType], ...] = (T.StringType, T.BinaryType, T.BooleanType, T.NumericType)
-    held += (T.DateType, T.TimestampType, T.TimestampNTZType, T.AnsiIntervalType, T.NullType)
-    held += (T.ArrayType, T.MapType, T.StructType)
-    if kind not in (FileFormat.CSV, FileFormat.AVRO):
-        held += (T.VariantType,)
+    known: tuple[type[T.DataType], ...] = (
+        *(T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType),
+        *(T.DecimalType, T.StringType, T.CharType, T.VarcharType, T.BinaryType, T.DateType, T.TimestampType),
+        *(T.TimestampNTZType, T.DayTimeIntervalType, T.YearMonthIntervalType),
+        *(T.ArrayType, T.MapType, T.StructType),
+    )
+    if kind is FileFormat.PARQUET:
+        known += (T.VariantType,)
+    elif kind is FileFormat.JSON:
+        known += (T.VariantType, T.NullType)
     for part in parts_of(data_type):
         if isinstance(part, T.NullType) and kind is not FileFormat.JSON:
             return "a column that is always null has no type"
-        if not isinstance(part, held):
+        if not isinstance(part, known):
             return f"the format has no {part.simpleString()}"
         if kind is FileFormat.AVRO and isinstance(part, T.MapType) and type(part.keyType) is not T.StringType:
             return f"keys of a map are STRING in Avro, not {part.keyType.simpleString()}"

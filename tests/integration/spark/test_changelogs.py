@@ -760,6 +760,9 @@ def test_what_formats_of_changes_refuse() -> None:
         Decoding(CanalJson("data BINARY"), tombstones=OnTombstone.DROP)
     with pytest.raises(SchemaError, match="array<decimal"):
         Decoding(MaxwellJson("a ARRAY<DECIMAL(4,2)>"), tombstones=OnTombstone.DROP)
+    for inner in ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "TINYINT"):
+        with pytest.raises(SchemaError, match=f"the column 'a' of DebeziumJson is struct<x:{inner.lower()}"):
+            Decoding(DebeziumJson(f"a STRUCT<x: {inner}>"), tombstones=OnTombstone.DROP)
     with pytest.raises(SchemaError, match="interval"):
         Decoding(DebeziumJson("i INTERVAL DAY TO SECOND"), tombstones=OnTombstone.DROP)
     with pytest.raises(ConfigError, match="no TIMESTAMP"):

@@ -249,6 +249,15 @@ def test_of_structs_the_declared_fields_are_taken_in_any_order() -> None:
     assert not is_of_kind(more, wanted), "a function's rows have declared fields only"
 
 
+def test_only_who_asks_for_it_gets_null_for_a_field_that_is_not_there() -> None:
+    wanted = pa.struct([("n", pa.int64()), ("later", pa.list_(pa.string()))])
+    column = pa.array([{"n": 1}, None], pa.struct([("n", pa.int32())]))
+    assert not is_of_kind(column.type, wanted)
+    assert is_of_kind(column.type, wanted, may_lack=True)
+    assert exact_cast(column, wanted).to_pylist() == [{"n": 1, "later": None}, None]
+    assert not is_of_kind(pa.struct([("N", pa.int64())]), pa.struct([("n", pa.int64())]), may_lack=True)
+
+
 NANOS, ZONED = pd.Timestamp("2026-01-01 12:00:00.000000001"), pa.timestamp("us", "UTC")
 
 

@@ -276,6 +276,22 @@ def test_values_of_partitions_and_columns_that_came_later(tmp_path) -> None:
     ]
 
 
+def test_fields_within_columns_that_came_later_are_null_and_those_in_other_letters_refused(tmp_path) -> None:
+    one = {"name": "a", "type": "long", "nullable": True, "metadata": {}}
+    inner = {"type": "struct", "fields": [one, {**one, "name": "b", "type": "string"}]}
+    table = Table(tmp_path / "t", s=inner)
+    table.commit(
+        table.add("x.parquet", {"s": [{"a": 1}]}), table.add("y.parquet", {"s": [{"b": "y", "a": 2}]})
+    )
+    rows = read(DeltaTableSource(str(tmp_path / "t")), tmp_path)
+    assert rows == [({"a": 1, "b": None},), ({"a": 2, "b": "y"},)]
+    for name, columns in (("upper", {"s": [{"a": 1, "B": "x"}]}), ("whole", {"S": [{"a": 1}]})):
+        other = Table(tmp_path / name, s=inner)
+        other.commit(other.add("x.parquet", columns))
+        with pytest.raises(RuntimeError, match=r"has no field 's.b'|has the column 's' in other letters"):
+            read(DeltaTableSource(str(tmp_path / name)), tmp_path / f"job-{name}")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
