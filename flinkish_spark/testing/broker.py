@@ -66,7 +66,8 @@ class PortTaken(EnvironmentFault):
 class LocalBroker:
     """A single-node Kafka broker (KRaft) on 127.0.0.1 that a test starts, pauses, kills and starts again.
 
-    Data and port stay the same over restarts. Not thread safe. Topics are not created on first use.
+    Data and port stay the same over restarts. Not thread safe. Topics are not created on first use, and keep
+    records of any age unless they have a ``retention.ms`` of their own.
 
     Parameters
     ----------
@@ -297,6 +298,8 @@ class LocalBroker:
             "broker.heartbeat.interval.ms": "500",
             # A misspelt topic must be an error, not a new topic.
             "auto.create.topics.enable": "false",
+            # By default a record with a time of last week is deleted within minutes.
+            "log.retention.ms": "-1",
             # The default of 128 MB is a quarter of this broker's heap.
             "log.cleaner.dedupe.buffer.size": "16777216",
             **self._security_properties(),

@@ -52,12 +52,7 @@ def scratch(prefix: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _broker() -> Iterator[LocalBroker]:
-    # Records with old timestamps must not go while a test looks at them.
-    forever = {"log.retention.ms": "-1"}
-    with (
-        scratch("test-broker-") as folder,
-        LocalBroker(folder, jars_dir=BROKER_JARS, extra_properties=forever) as running,
-    ):
+    with scratch("test-broker-") as folder, LocalBroker(folder, jars_dir=BROKER_JARS) as running:
         yield running
 
 

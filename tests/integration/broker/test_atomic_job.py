@@ -79,7 +79,7 @@ def test_a_checkpoint_is_one_transaction_through_a_failure_in_front_of_a_decisio
         feed(broker, source, 20, 30)
         bring(client, lambda: rows(client, "out") >= 60)
         client.stop_with_checkpoint()
-        assert client.wait(60_000)
+        assert client.wait(240_000)
     assert not stumbling.left
     assert client.progress.restarts == 1
     assert totals_in(broker.bootstrap_servers, out) == expected_totals(amounts(30))
@@ -117,7 +117,7 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replayed_as_a_whole(
         feed(broker, source, 20, 30)
         bring(client, lambda: visible(broker, out) >= 60)
         client.stop_with_checkpoint()
-        assert client.wait(60_000)
+        assert client.wait(240_000)
     assert thief.struck
     assert replays(job_dir, thief.struck) == [1]
     assert totals_in(broker.bootstrap_servers, out) == expected_totals(amounts(30))

@@ -99,7 +99,7 @@ def test_a_checkpoint_by_hand_commits_and_is_told(spark, broker, topic, job_dir)
     env.add_listener(notes)
     with running(env) as client:
         await_that(lambda: client.status is JobStatus.RUNNING, client)
-        answer = client.trigger_checkpoint().wait(60_000)
+        answer = client.trigger_checkpoint().wait(240_000)
         assert answer.kind is AnswerKind.COMPLETED and answer.checkpoint is not None
         assert notes.complete == [int(answer.checkpoint)]
         one = client.statistics.find(answer.checkpoint)
@@ -114,7 +114,7 @@ def test_a_checkpoint_by_hand_commits_and_is_told(spark, broker, topic, job_dir)
         assert (kafka.rows, kafka.barriers, kafka.bytes, one.bytes_staged) == (2, 2, None, None)
         assert len(kafka.channels) == 2 and kafka.sync_ms is not None
         client.cancel()
-        assert client.wait(60_000)
+        assert client.wait(240_000)
     assert notes.statuses == [JobStatus.RUNNING, JobStatus.CANCELLING, JobStatus.CANCELED]
     assert totals_in(broker.bootstrap_servers, sink) == expected_totals({"a": [1, 1]})
     assert client.trigger_checkpoint().wait(1_000).reason is CheckpointFailureReason.SHUT_DOWN
@@ -182,7 +182,7 @@ def test_several_checkpoints_in_flight_stay_exact(spark, broker, topic, job_dir)
             produce(broker.bootstrap_servers, source, values, key=b"a")
         await_that(lambda: rows(client, "kafka") == 60 and client.progress.checkpoints >= 5, client)
         client.stop_with_checkpoint()
-        assert client.wait(60_000)
+        assert client.wait(240_000)
     assert totals_in(broker.bootstrap_servers, sink) == expected_totals({"a": list(range(60))})
     folder = JobDir(LocalStore(job_dir))
     commits = [d for d in map(folder.decision, folder.decided_ids()) if d.verdict is Verdict.COMMIT]
@@ -208,11 +208,11 @@ def test_a_job_goes_back_as_far_as_its_input_is_there(spark, broker, topic, job_
             admin.delete_records({TopicPartition(source, 0): 2})
         finally:
             admin.close()
-        refused = client.rewind(first).wait(60_000)
+        refused = client.rewind(first).wait(240_000)
         assert refused.state is RewindState.REFUSED and source in refused.text, refused
         assert JobDir(LocalStore(job_dir)).history().live == Lineage(0)
         assert totals_in(servers, sink) == expected_totals({"a": [1, 10, 100]})
-        done = client.rewind(second).wait(60_000)
+        done = client.rewind(second).wait(240_000)
         assert (done.state, done.lineage) == (RewindState.DONE, Lineage(1)), done
         # The third record is read again, and its total counted from the second checkpoint's state.
         await_that(lambda: totals_in(servers, sink)[("a", 111)] == 2, client)
@@ -227,11 +227,11 @@ def test_a_standby_takes_over_when_the_owner_has_ended(spark, broker, topic, job
             assert not standby.wait(timeout_ms=2_000)
             assert standby.status is JobStatus.CREATED
             owner.cancel()
-            assert owner.wait(60_000)
+            assert owner.wait(240_000)
             produce(broker.bootstrap_servers, source, [order("a")])
             await_that(lambda: rows(standby, "kafka") == 1, standby)
             standby.stop_with_checkpoint()
-            assert standby.wait(60_000)
+            assert standby.wait(240_000)
             assert standby.status is JobStatus.FINISHED
     assert totals_in(broker.bootstrap_servers, sink) == expected_totals({"a": [1, 1]})
 
@@ -244,7 +244,7 @@ def test_a_cancelled_job_may_delete_its_checkpoints(spark, broker, topic, job_di
     with running(job(spark, broker, job_dir, source, sink, checkpoint=config)) as client:
         await_that(lambda: rows(client, "kafka") == 1, client)
         client.cancel()
-        assert client.wait(60_000)
+        assert client.wait(240_000)
     folder = JobDir(LocalStore(job_dir))
     assert folder.newest_commit() is None
     assert len(folder.decided_ids()) == 1, "ids are counted from it"

@@ -12,12 +12,14 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 
+from flinkish_spark import KafkaSource
 from flinkish_spark.connectors.kafka.client.admin import GroupCommit, KafkaAdmin, OffsetDirection
 from flinkish_spark.connectors.kafka.client.client import Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.errors import BrokerUnavailableError, ConfigError, EnvironmentFault, InputLostError
+from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.testing.broker import LocalBroker
-from tests.support.jobs import eventually
+from tests.support.jobs import PATIENCE_S, eventually
 
 TopicFactory = Callable[..., str]
 
@@ -136,20 +138,21 @@ def test_a_rewind_may_lower_group_offsets(admin: KafkaAdmin, topic: TopicFactory
     assert admin.commit_offsets(group, lower, OffsetDirection.REWIND) is GroupCommit.UNCHANGED
 
 
-@pytest.mark.nightly
-def test_a_group_with_members_is_an_outcome(
+def test_a_group_with_members_is_an_outcome_and_holds_no_checkpoint(
     admin: KafkaAdmin, broker: LocalBroker, topic: TopicFactory, group: str
 ) -> None:
     name = topic()
+    source = KafkaSource(broker.bootstrap_servers, [name], group_id=group).bound("orders")
+    done = LoggedOffsets(({name: {"0": 1}},))
     member = KafkaConsumer(name, bootstrap_servers=broker.bootstrap_servers, group_id=group)
     try:
-        end = time.monotonic() + 20
-        while not member.assignment() and time.monotonic() < end:
-            member.poll(timeout_ms=200)
+        assert eventually(lambda: bool(member.poll(timeout_ms=200) or member.assignment()), PATIENCE_S)
         assert admin.commit_offsets(group, {(name, 0): 1}) is GroupCommit.ACTIVE_MEMBERS
+        assert source.commit_offsets(done) == {}
     finally:
         member.close()
-    assert eventually(lambda: admin.commit_offsets(group, {(name, 0): 1}) is GroupCommit.COMMITTED)
+    assert eventually(lambda: bool(source.commit_offsets(done)), PATIENCE_S)
+    assert admin.committed_offsets(group) == {(name, 0): 1}
 
 
 def test_offsets_of_a_topic_that_does_not_exist_are_refused(group: str, broker: LocalBroker) -> None:

@@ -37,7 +37,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage,
 from flinkish_spark.protocol.records import Committable, Outcome
 from flinkish_spark.sources import EndAtLatest, KafkaRecordsSource
 from flinkish_spark.transport import columns as C
-from tests.support.jobs import await_markers, environment, failure_of, read_committed
+from tests.support.jobs import PATIENCE_S, await_markers, environment, eventually, failure_of, read_committed
 from tests.support.open_transactions import still_open
 from tests.support.sinks import sink_context_of
 
@@ -121,9 +121,7 @@ def parts(record: Any) -> tuple[Any, ...]:
 
 
 def await_records(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.1)
+    assert eventually(condition, PATIENCE_S)
 
 
 def shape(value: Any) -> Any:

@@ -126,7 +126,7 @@ def test_five_sinks_commit_in_their_order_with_one_receipt(everywhere) -> None:
     try:
         await_that(lambda: rows(client, "jdbc") >= 40, client, timeout_s=200)
         client.stop_with_checkpoint()
-        assert client.wait(60_000)
+        assert client.wait(240_000)
     finally:
         end(client)
     folder = JobDir(LocalStore(everywhere.job_dir))
@@ -246,7 +246,7 @@ def test_a_checkpoint_that_is_cut_off_between_two_sinks_is_finished_by_the_next_
     try:
         await_that(lambda: everywhere.in_database().total() >= 30, client, timeout_s=200)
         client.stop_with_checkpoint()
-        assert client.wait(60_000)
+        assert client.wait(240_000)
     finally:
         end(client)
     assert everywhere.seen() == dict.fromkeys(SINKS, expected_totals({"a": list(range(30))}))

@@ -79,7 +79,7 @@ def test_a_zombie_is_fenced_and_the_newcomer_is_exact(spark, broker, topic, job_
         produce(broker.bootstrap_servers, source, [order("a", n) for n in range(50, 80)], key=b"a")
         await_that(lambda: rows(newcomer, "kafka") >= 30, newcomer)
         newcomer.stop_with_checkpoint()
-        assert newcomer.wait(60_000)
+        assert newcomer.wait(240_000)
     finally:
         end(zombie)
         if newcomer is not None:

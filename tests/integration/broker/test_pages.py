@@ -186,7 +186,7 @@ def a_savepoint(page: Page) -> None:
     await_that(lambda: client.progress.is_running, client)
     answer = client.stop_with_savepoint(f"{page.folder}/savepoints/7").wait(timeout_ms=120_000)
     assert answer is not None and answer.kind is AnswerKind.COMPLETED, answer
-    assert client.wait(timeout_ms=60_000)
+    assert client.wait(timeout_ms=240_000)
 
 
 class Users(PatternProcessFunction):

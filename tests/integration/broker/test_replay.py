@@ -169,7 +169,7 @@ def test_decided_transactions_that_the_broker_aborts_are_replayed(spark, broker,
         feeder.join()
         await_that(lambda: visible(broker, sink) == 90, client)
         client.stop_with_checkpoint()
-        assert client.wait(60_000)
+        assert client.wait(240_000)
     finally:
         end(client)
     assert thief.struck

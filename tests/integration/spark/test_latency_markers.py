@@ -119,10 +119,14 @@ def test_an_idle_stream_stays_idle_and_a_job_goes_on_with_and_without(spark: Any
         passed.sink_to(sink, uid="out")
         with running(env) as client:
             await_that(lambda: micro_batches(tmp_path) >= count, client)
-            time.sleep(1)
-            before = micro_batches(tmp_path)
-            time.sleep(2)
-            assert micro_batches(tmp_path) == before, "a marker asked for a micro-batch"
+
+            def is_quiet() -> bool:
+                before = micro_batches(tmp_path)
+                time.sleep(2)
+                return micro_batches(tmp_path) == before
+
+            # Markers come all the time: if one asked for a micro-batch, there would be no such pause.
+            await_that(is_quiet, client)
             stop(client)
         return client.latencies
 

@@ -64,6 +64,7 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("a.b.C: [UNRESOLVED_COLUMN.WITH_SUGGESTION] x. SQLSTATE: 42703", SchemaError, False),
         ("a.b.C: [KAFKA_DATA_LOSS.PARTITIONS_DELETED] gone. SQLSTATE: 22000", InputLostError, False),
         ("org.apache.kafka.common.errors.TopicAuthorizationException: no", AuthorizationError, False),
+        ("org.apache.kafka.common.errors.SslAuthenticationException: no handshake", QueryFailed, True),
         ("java.io.IOException: File name too long", BadRecordError, False),
         ("java.lang.NoClassDefFoundError: a/b/C", EnvironmentFault, False),
         ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", UserFunctionError, True),

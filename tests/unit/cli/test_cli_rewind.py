@@ -208,7 +208,7 @@ def test_a_successor_that_refuses_the_message_obeys_the_order(job: JobOnDisk) ->
         return CheckpointAnswer.refused(CheckpointFailureReason.SHUT_DOWN)
 
     with job.running(take_over):
-        result = flinkish("rewind", job.root, 1, "--yes", "--timeout-s", "20")
+        result = flinkish("rewind", job.root, 1, "--yes", "--timeout-s", "200")
     thread.join()
     assert (result.exit_code, result.stdout) == (0, "the job has gone back to checkpoint 1: lineage 1\n")
 
@@ -226,7 +226,7 @@ def test_a_job_that_finds_the_order_by_itself_is_waited_for(job: JobOnDisk) -> N
 
     thread = threading.Thread(target=start_again)
     thread.start()
-    result = flinkish("rewind", job.root, 1, "--yes", "--timeout-s", "20")
+    result = flinkish("rewind", job.root, 1, "--yes", "--timeout-s", "200")
     thread.join()
     assert (result.exit_code, result.stdout) == (0, "the job has gone back to checkpoint 1: lineage 2\n")
 

@@ -158,6 +158,13 @@ JAVA = "org.apache.spark.SparkException: {}\n\tat a.b.c(D.java:1)\n"
         # 100 letters of three bytes each.
         (f"java.io.IOException: Mkdirs failed to create file:/out/u={'世' * 100} (exists=false)", Sort.VALUE),
         ("org.apache.kafka.common.errors.TopicAuthorizationException: Not authorized", Sort.REFUSED),
+        # Renewed certificates pass, with new clients; a password that is refused does not.
+        (
+            "org.apache.kafka.common.errors.SslAuthenticationException: SSL handshake failed\n"
+            "Caused by: javax.net.ssl.SSLHandshakeException: PKIX path validation failed",
+            Sort.TRANSIENT,
+        ),
+        ("org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed", Sort.REFUSED),
         ("org.apache.kafka.common.errors.DisconnectException", Sort.OUTAGE),
         ("psycopg.OperationalError: connection failed: Connection refused", Sort.OUTAGE),
         ("java.lang.ClassNotFoundException: a.b.C", Sort.ENVIRONMENT),

@@ -351,7 +351,7 @@ class ProducerSettings:
                 raise ConfigError(
                     f"the producer setting '{given}' is not known",
                     why="records are written from Python, without Kafka's Java producer",
-                    what_to_do=closest(name, _KNOWN)
+                    what_to_do=closest(name, _KNOWN.keys() | PRODUCER_WITHOUT_MEANING)
                     or f"leave it out; known are {', '.join(sorted(_KNOWN))}",
                     setting=given,
                 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
 
+from flinkish_spark.bridge.refusals import say_refusals_last
 from flinkish_spark.bridge.settings import SETTINGS
 from flinkish_spark.connectors.kafka.format.options import parse_any, parse_batch, parse_sink, parse_stream
 from flinkish_spark.connectors.kafka.format.writer import EpochObserver
@@ -85,7 +86,8 @@ def register(spark: SparkSession) -> None:
     """Make `format("flinkish-kafka")` known to a session. Call it once per session.
 
     Needs this package on the driver and on the executors, and no JAR. Adds the names of this format's
-    secret options to the session's ``spark.sql.redaction.options.regex``, so that no plan shows them.
+    secret options to the session's ``spark.sql.redaction.options.regex``, so that no plan shows them. What
+    this format refuses stands at the end of Spark's errors from then on, behind Spark's plan.
     Harmless where Spark has found the format by its name (`docs/drop-in.md`).
 
     Parameters
@@ -105,6 +107,7 @@ def register(spark: SparkSession) -> None:
     ... )
     """
     _redact_options(spark)
+    say_refusals_last()
     spark.dataSource.register(FlinkishKafka)
 
 

@@ -59,10 +59,8 @@ def test_the_secret_of_an_oauth_client_may_be_elsewhere(monkeypatch: pytest.Monk
     """The endpoint's URL is none, although it may begin with file:."""
     monkeypatch.setenv("CLIENT", "hush")
     jaas = 'OAuthBearerLoginModule required clientId="job" clientSecret="{}" scope="env:CLIENT";'
-    options = {
-        "sasl.jaas.config": jaas.format("env:CLIENT"),
-        **endpoint,
-    }
+    endpoint = {"sasl.oauthbearer.token.endpoint.url": "file:/tokens/job"}
+    options = {"sasl.jaas.config": jaas.format("env:CLIENT"), **endpoint}
     assert connection(**options).for_java() == {
         "bootstrap.servers": "b:9092",
         "sasl.jaas.config": jaas.format("hush"),

@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 from flinkish_spark import Avro, BarrierRecords, DeadLetter, DeliveryGuarantee, Json, KafkaSink, OnBadRecord
 from flinkish_spark.connectors.formats.avro_encoder import derived_schema
 from flinkish_spark.connectors.kafka.checks import letters_timeout_ms
+from flinkish_spark.connectors.kafka.client import admin
 from flinkish_spark.connectors.kafka.client.admission import Addressed, Admission, prefixed
 from flinkish_spark.connectors.kafka.client.batches import (
     HEADERS_TYPE,
@@ -487,3 +488,33 @@ def test_letters_of_a_sink_are_part_of_its_transactions() -> None:
         sink(on_oversize=DeadLetter("bad", transaction_timeout_ms=1_000))
     with pytest.raises(ConfigError, match="transaction_timeout_ms"):
         DeadLetter("bad", transaction_timeout_ms=0)
+
+
+# -- times of records, and the retention of their topic ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "keeps_ms"),
+    [
+        ({"cleanup.policy": "delete", "retention.ms": "604800000"}, 604_800_000),
+        (
+            {"cleanup.policy": "compact,delete", "retention.ms": "9", "message.timestamp.type": "CreateTime"},
+            9,
+        ),
+        ({"cleanup.policy": "delete", "retention.ms": "-1"}, None),
+        ({"cleanup.policy": "compact", "retention.ms": "9"}, None),
+        ({"cleanup.policy": "delete", "retention.ms": "9", "message.timestamp.type": "LogAppendTime"}, None),
+        ({}, None),
+    ],
+)
+def test_a_topic_that_deletes_by_the_times_of_records_is_warned_of(
+    settings: dict[str, str], keeps_ms: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = admin._keeps_ms(settings)
+    assert known == keeps_ms
+    admin.warn_of_old_times({"out": admin.TopicInfo(1, None, 1, keeps_ms=known)}, ["out"], "sink 'copies'")
+    said = (
+        f"sink 'copies' gives records of the topic 'out' times of their own, and its retention.ms is {known}"
+    )
+    assert (said in caplog.text) is (keeps_ms is not None)
+    assert ("retention.ms=-1" in caplog.text) is (keeps_ms is not None)

@@ -1,0 +1,46 @@
+"""Refusals of this package within errors of Spark's: their sentence comes last, behind Spark's plan."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+#: An error of ours that was raised in a Python process of Spark's.
+_OURS = re.compile(r"^flinkish_spark(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
+_SQLSTATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
+#: The roots of Spark's errors of a classic session, and of one of Spark Connect.
+_ROOTS = (
+    ("pyspark.errors.exceptions.captured", "CapturedException"),
+    ("pyspark.errors.exceptions.connect", "SparkConnectGrpcException"),
+)
+
+
+def end_with_refusal(text: str) -> str:
+    """Return the text of an error of Spark's with our last sentence in it at its end, too."""
+    ours = _OURS.findall(text)
+    if not ours:
+        return text
+    sentence = _SQLSTATE.sub("", ours[-1])
+    return f"{text.rstrip()}\n\n{sentence}"
+
+
+def say_refusals_last() -> None:
+    """Let the text of each of Spark's errors end with our refusal, if it holds one. Harmless a second time.
+
+    Spark puts the trace of its Python process in front, and its plan behind: nobody reads what is between.
+    """
+    for module, name in _ROOTS:
+        root = getattr(sys.modules.get(module), name, None)
+        if root is not None and not hasattr(root.__str__, "__wrapped__"):
+            root.__str__ = _ending(root.__str__)
+
+
+def _ending(text_of: Callable[[Any], str]) -> Callable[[Any], str]:
+    @functools.wraps(text_of)
+    def text_that_ends(error: Any) -> str:
+        return end_with_refusal(text_of(error))
+
+    return text_that_ends
