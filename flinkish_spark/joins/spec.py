@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
+    hold_plain_values,
     instance_of,
     refuse_if_never_run,
     refused_as_config_errors,
@@ -20,6 +21,7 @@ from flinkish_spark.core.validation import (
 )
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.protocol.choices import Choice
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.state.descriptors import StateTtl
 from flinkish_spark.types.ddl import DdlError, parse_ddl
@@ -243,8 +245,8 @@ class IntervalJoin:
 
     left_type: str
     right_type: str
-    lower_ms: int
-    upper_ms: int
+    lower_ms: Milliseconds
+    upper_ms: Milliseconds
     lower: Bound = Bound.INCLUSIVE
     upper: Bound = Bound.INCLUSIVE
     join_type: JoinType = JoinType.INNER
@@ -253,6 +255,7 @@ class IntervalJoin:
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         element_ddl("left_type", self.left_type)
         element_ddl("right_type", self.right_type)
         bound_ms("lower_ms", self.lower_ms)

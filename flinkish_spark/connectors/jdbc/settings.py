@@ -32,6 +32,8 @@ from flinkish_spark.connectors.jdbc.sqlite import Sqlite
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import EnvironmentFault, SchemaError
 from flinkish_spark.core.formats import OnBadRecord
+from flinkish_spark.core.validation import hold_plain_values
+from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.ids import CheckpointId
 
 if TYPE_CHECKING:
@@ -273,7 +275,10 @@ class FileSecret:
         Absolute. Read for each connection, so the file may be replaced while the job runs.
     """
 
-    path: str
+    path: PathText
+
+    def __post_init__(self) -> None:
+        hold_plain_values(self)
 
     def read(self) -> str:
         """Return the secret; raise SecretMissing if the file cannot be read."""
