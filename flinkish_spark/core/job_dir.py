@@ -107,7 +107,7 @@ class JobDir:
                 raise JobDirError(
                     f"this job directory was written with {name} = {recorded.get(name)!r}, "
                     f"and this job has {value!r}",
-                    why=f"{name} must stay the same for the life of a job directory",
+                    why="it must stay the same for the life of a job directory",
                     what_to_do=f"use {name} = {recorded.get(name)!r} again, or a new job_dir",
                     setting=name,
                     recorded=recorded.get(name),

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -105,6 +105,18 @@ def hold_plain_values(settings: Any) -> None:
             object.__setattr__(settings, field.name, to_ms(field.name, value))
         elif "PathText" in str(field.type):
             object.__setattr__(settings, field.name, to_path(value))
+
+
+def refuse_unknown_parameters(kind: type, given: Iterable[str]) -> None:
+    """Raise TypeError about a parameter that the constructor of a class does not have, as Python does."""
+    known = inspect.signature(kind.__init__).parameters
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
+    for name in given:
+        if name not in known and not takes_all:
+            names = [one for one in known if one != "self"]
+            near = closest(name, names)
+            meant = f"{near} To do: correct the name." if near else f"To do: choose from {', '.join(names)}."
+            raise TypeError(f"{kind.__name__} has no parameter '{name}'. {meant}")
 
 
 def values_by_name(name: str, value: object, *, what_to_do: str) -> dict[str, Any]:
