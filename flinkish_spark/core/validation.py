@@ -109,7 +109,7 @@ def hold_plain_values(settings: Any) -> None:
 
 def refuse_unknown_parameters(kind: type, given: Iterable[str]) -> None:
     """Raise TypeError about a parameter that the constructor of a class does not have, as Python does."""
-    known = inspect.signature(kind.__init__).parameters
+    known = inspect.signature(kind.__init__).parameters  # type: ignore[misc]
     takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
     for name in given:
         if name not in known and not takes_all:
