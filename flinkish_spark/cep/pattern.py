@@ -12,8 +12,8 @@ from flinkish_spark.cep.compiler import compiled
 from flinkish_spark.cep.conditions import Always, ConditionLike, EventCondition, Or, both, condition_of
 from flinkish_spark.cep.stages import DELIMITER, AfterMatchSkip, Contiguity, Stage, Stages, Times, WithinType
 from flinkish_spark.core.errors import PatternError
-from flinkish_spark.core.validation import to_ms
-from flinkish_spark.protocol.durations import Duration
+from flinkish_spark.protocol.durations import Duration, milliseconds
+from flinkish_spark.protocol.limits import UnusableValueError
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,12 @@ def _stage(given: str | Pattern, contiguity: Contiguity) -> Stage:
 
 
 def _to_ms(window_ms: Duration | None) -> int | None:
-    return None if window_ms is None else to_ms("window_ms", window_ms)
+    try:
+        found: int | None = milliseconds("window_ms", window_ms)
+    except UnusableValueError as wrong:
+        why = f"it must be {wrong.wanted}"
+        raise PatternError(f"window_ms is {wrong.value!r}", why=why, what_to_do='give "10 seconds"') from None
+    return found
 
 
 def _check_whole(call: str, value: Any, least: int) -> None:
