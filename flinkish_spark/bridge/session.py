@@ -30,6 +30,7 @@ from flinkish_spark.jars import (
     has_pinned_delta,
     is_delta,
     ivy_settings,
+    log_settings,
     pinned,
     pinned_jars,
     running_minor,
@@ -465,6 +466,8 @@ def delta_conf(jars: Iterable[str | Path] = ()) -> dict[str, str]:
 
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+#: Where Log4j looks for its settings.
+_LOG_VARIABLE = "LOG4J_CONFIGURATION_FILE"
 #: What Spark 4 runs on; up to 8 a version began with "1.".
 _LEAST_JAVA, _JAVA_VERSION = 17, re.compile(r'version "(?:1\.)?(\d+)')
 
@@ -548,6 +551,7 @@ def configure_spark_with_jars(
     """
     jars = [*pinned_jars(directory), *extra_jars]
     kept = {} if class_archive is None else _class_sharing(builder, Path(class_archive), jars)
+    _log_quietly(builder)
     return builder.config(map={**spark_conf(jars), **_preloading(builder), **kept})
 
 
@@ -586,6 +590,7 @@ def configure_spark_with_delta_jars(
     """
     jars = pinned_jars(directory, group="io.delta")
     own_jars = ",".join(str(jar) for jar in jars)
+    _log_quietly(builder)
     return builder.config(
         map={**delta_conf(jars), **REAPING_CONF, "spark.jars": own_jars, **_preloading(builder)}
     )
@@ -624,6 +629,7 @@ def configure_spark_with_packages(
     >>> builder = SparkSession.builder.config("spark.jars.ivy", "build/ivy")
     >>> spark = configure_spark_with_packages(builder).getOrCreate()  # doctest: +SKIP
     """
+    _log_quietly(builder)
     return builder.config(map={**packages_conf(extra_packages), **_preloading(builder)})
 
 
@@ -651,6 +657,10 @@ def _preloading(builder: SparkSession.Builder) -> dict[str, str]:
     return PRELOADING_CONF if master.startswith("local") else {}
 
 
+def _log_quietly(builder: SparkSession.Builder) -> None:
+    os.environ.update(log_variables(str(builder._options.get(_JAVA_OPTIONS, ""))))
+
+
 def _class_sharing(builder: SparkSession.Builder, folder: Path, jars: Iterable[str | Path]) -> dict[str, str]:
     """Return the setting by which the JVM reads its classes from an archive, or writes it when it ends.
 
@@ -670,6 +680,18 @@ def _class_sharing(builder: SparkSession.Builder, folder: Path, jars: Iterable[s
     # Without its remarks on classes that cannot be kept, and on archives that it cannot use.
     sharing = f'"-XX:{option}={archive}" -Xlog:cds=off -Xlog:cds+dynamic=off'
     return {_JAVA_OPTIONS: f"{given} {sharing}".strip()}
+
+
+def log_variables(java_options: str = "") -> dict[str, str]:
+    """Return the environment variable by which a JVM that is started logs without lines that help nobody.
+
+    Nothing where somebody has said how Spark logs: by a variable, by options of the JVM, or by a file.
+    """
+    folders = [os.environ.get("SPARK_CONF_DIR", ""), str(spark_home() / "conf")]
+    has_file = any(list(Path(folder).glob("log4j2.*")) for folder in folders if folder)
+    if _LOG_VARIABLE in os.environ or "log4j" in java_options or has_file:
+        return {}
+    return {_LOG_VARIABLE: str(log_settings())}
 
 
 def check_java() -> None:

@@ -12,6 +12,8 @@ from flinkish_spark.cep.compiler import compiled
 from flinkish_spark.cep.conditions import Always, ConditionLike, EventCondition, Or, both, condition_of
 from flinkish_spark.cep.stages import DELIMITER, AfterMatchSkip, Contiguity, Stage, Stages, Times, WithinType
 from flinkish_spark.core.errors import PatternError
+from flinkish_spark.protocol.durations import Duration, milliseconds
+from flinkish_spark.protocol.limits import UnusableValueError
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class Pattern(Stages):
             self._refuse("is optional", "it says what must not come", "leave optional() out")
         return self._last_as(is_optional=True)
 
-    def one_or_more(self, window_ms: int | None = None) -> Pattern:
+    def one_or_more(self, window_ms: Duration | None = None) -> Pattern:
         """Let the last name, or group, come any number of times.
 
         Parameters
@@ -135,9 +137,9 @@ class Pattern(Stages):
         window_ms
             How much time may lie between two of them; by default any. Of all repetitions.
         """
-        return self._repeated("one_or_more", Times(1, None, window_ms))
+        return self._repeated("one_or_more", Times(1, None, _to_ms(window_ms)))
 
-    def times(self, least: int, most: int | None = None, *, window_ms: int | None = None) -> Pattern:
+    def times(self, least: int, most: int | None = None, *, window_ms: Duration | None = None) -> Pattern:
         """Ask for the last name, or group, so many times.
 
         Parameters
@@ -148,13 +150,15 @@ class Pattern(Stages):
         _check_whole("times", least, 0 if most is not None else 1)
         if most is not None:
             _check_whole("times", most, max(least, 1))
-        repeated = self._repeated("times", Times(max(least, 1), least if most is None else most, window_ms))
+        repeated = self._repeated(
+            "times", Times(max(least, 1), least if most is None else most, _to_ms(window_ms))
+        )
         return repeated._last_as(is_optional=True) if least == 0 else repeated
 
-    def times_or_more(self, least: int, window_ms: int | None = None) -> Pattern:
+    def times_or_more(self, least: int, window_ms: Duration | None = None) -> Pattern:
         """Ask for the last name, or group, so many times at least."""
         _check_whole("times_or_more", least, 1)
-        return self._repeated("times_or_more", Times(least, None, window_ms))
+        return self._repeated("times_or_more", Times(least, None, _to_ms(window_ms)))
 
     def greedy(self) -> Pattern:
         """Let the last name take as many events as it can: one that fits is not tried as what follows."""
@@ -181,7 +185,7 @@ class Pattern(Stages):
         return self._between(Contiguity.RELAXED_ANY, "allow_combinations")
 
     # -- time -------------------------------------------------------------------------------------------
-    def within(self, window_ms: int, within: WithinType = WithinType.FIRST_AND_LAST) -> Pattern:
+    def within(self, window_ms: Duration, within: WithinType = WithinType.FIRST_AND_LAST) -> Pattern:
         """Give a match no more time than this.
 
         Parameters
@@ -193,6 +197,7 @@ class Pattern(Stages):
             From the first event of the pattern to its last: then the least of all that were said counts. Or
             from the event before to the one of the last name.
         """
+        window_ms = _to_ms(window_ms)
         _check_whole("within", window_ms, 1)
         if within is WithinType.FIRST_AND_LAST:
             return self._last_as(first_to_last_ms=window_ms)
@@ -298,6 +303,15 @@ def _stage(given: str | Pattern, contiguity: Contiguity) -> Stage:
             what_to_do='give one, as "first", or a Pattern as a group',
         )
     return Stage(given, contiguity)
+
+
+def _to_ms(window_ms: Duration | None) -> int | None:
+    try:
+        found: int | None = milliseconds("window_ms", window_ms)
+    except UnusableValueError as wrong:
+        why = f"it must be {wrong.wanted}"
+        raise PatternError(f"window_ms is {wrong.value!r}", why=why, what_to_do='give "10 seconds"') from None
+    return found
 
 
 def _check_whole(call: str, value: Any, least: int) -> None:

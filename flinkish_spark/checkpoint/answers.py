@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from flinkish_spark.core.validation import to_ms
 from flinkish_spark.protocol.checkpoint import Urgency
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.coordination import Abort
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
@@ -146,7 +148,7 @@ class PendingAnswer:
         answer = self.wait(timeout_ms=0)
         return "<pre>not answered yet: wait() waits</pre>" if answer is None else answer._repr_html_()
 
-    def wait(self, timeout_ms: int | None = None) -> CheckpointAnswer | None:
+    def wait(self, timeout_ms: Duration | None = None) -> CheckpointAnswer | None:
         """Return the answer; None if it has not come within `timeout_ms`."""
-        self._done.wait(None if timeout_ms is None else timeout_ms / 1000)
+        self._done.wait(None if timeout_ms is None else to_ms("timeout_ms", timeout_ms) / 1000)
         return self._answer

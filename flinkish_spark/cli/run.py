@@ -113,7 +113,7 @@ def launch(
     click.UsageError
         There is no such file or target, or the target cannot do what is asked.
     """
-    from flinkish_spark.bridge.session import PRELOADING_CONF, TARGET_SETTING
+    from flinkish_spark.bridge.session import PRELOADING_CONF, TARGET_SETTING, log_variables
     from flinkish_spark.jars import spark_home
 
     master, is_on_cluster = _place(target, deploy_mode)
@@ -138,6 +138,7 @@ def launch(
         # By Python itself and not below spark-submit, whose JVM would get the signals.
         given = [word for word in shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "")) if word != _SHELL]
         environment["PYSPARK_SUBMIT_ARGS"] = shlex.join([*given, *words, _SHELL])
+        environment.update(log_variables(environment["PYSPARK_SUBMIT_ARGS"]))
         if _WORKERS_PYTHON in wanted:
             environment["PYSPARK_PYTHON"] = wanted[_WORKERS_PYTHON]
         elif is_local:

@@ -16,7 +16,14 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SplitSource
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import check_methods, instance_of, refused_as_config_errors, unusable
+from flinkish_spark.core.validation import (
+    check_methods,
+    hold_plain_values,
+    instance_of,
+    refused_as_config_errors,
+    unusable,
+)
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import (
     UNLIMITED,
     Limit,
@@ -258,10 +265,11 @@ class Times(Field):
     """
 
     start: datetime.datetime
-    step_ms: int = 1_000
-    jitter_ms: int = 0
+    step_ms: Milliseconds = 1_000
+    jitter_ms: Milliseconds = 0
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         if not isinstance(self.start, datetime.datetime) or self.start.tzinfo is None:
             raise unusable(
                 "start",

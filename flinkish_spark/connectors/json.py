@@ -27,6 +27,8 @@ _CORRUPT = "_fs_corrupt"
 _PARSED = "_fs_parsed"
 _WHITESPACE = " \t\r\n"
 _MOST_DETAIL = 1_000
+#: Longest part of a value that a message shows.
+_MOST_SHOWN = 60
 #: JSON has no single quotes; Spark allows them unless told otherwise.
 _STRICT = {"allowSingleQuotes": "false"}
 
@@ -136,7 +138,11 @@ def _is_object(data: Column | None = None) -> Column:
 
 def parsed(spark: SparkSession, value: Json, data: Column | None = None) -> Column:
     """Return the fields of a value, or of the bytes `data`, with what :func:`is_bad` looks at."""
-    schema = T.StructType([*json_schema(value), T.StructField(_CORRUPT, T.StringType())])
+    return _parsed(spark, json_schema(value).fields, data)
+
+
+def _parsed(spark: SparkSession, fields: Sequence[T.StructField], data: Column | None) -> Column:
+    schema = T.StructType([*fields, T.StructField(_CORRUPT, T.StringType())])
     settings = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_STRICT}
     return from_json(spark, _text(data), schema, settings)
 
@@ -144,6 +150,34 @@ def parsed(spark: SparkSession, value: Json, data: Column | None = None) -> Colu
 def is_bad(found: Column, data: Column | None = None) -> Column:
     """Return whether what :func:`parsed` found is no JSON object of the declared schema."""
     return ~_is_object(data) | found.isNull() | found[_CORRUPT].isNotNull()
+
+
+def why_no_record(spark: SparkSession, value: Json, data: bytes | None) -> str:
+    """Return why a value is no record of the declared fields: by which field, or as a whole."""
+    if data is None:
+        return "it has no value"
+    try:
+        found = json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return "its value is not UTF-8"
+    except ValueError as error:
+        return f"its value is no JSON: {error}"
+    if not isinstance(found, dict):
+        return f"its value is {_shown(found)}, which is no JSON object"
+    row = spark.createDataFrame([(data,)], "value BINARY")
+    fields = json_schema(value).fields
+    alone = [_parsed(spark, [one], None) for one in fields]
+    wrong = row.select(*(is_bad(one).alias(str(at)) for at, one in enumerate(alone))).first() or ()
+    for one, is_wrong in zip(fields, wrong, strict=False):
+        if is_wrong:
+            kind = one.dataType.simpleString()
+            return f"its field '{one.name}' is {_shown(found.get(one.name))}, which is no {kind}"
+    return ""
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def why_bad(part: str, what: str, data: Column) -> Column:

@@ -26,7 +26,8 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.forks import OwnFile
 from flinkish_spark.core.store import LocalStore, ObjectMissing, make_directories, sync_directory
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors, to_ms, unusable
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_limit, checked_whole, exceeds
 
 if TYPE_CHECKING:
@@ -509,7 +510,7 @@ class SocketTextSource(SplitSource):
         *,
         delimiter: str = "\n",
         max_retries: Limit = 0,
-        retry_delay_ms: int = 500,
+        retry_delay_ms: Duration = 500,
         max_line_bytes: int = 1 << 24,
         rate: RateLimit | None = None,
     ) -> None:
@@ -518,6 +519,7 @@ class SocketTextSource(SplitSource):
                 raise ConfigError(f"{name} is empty", what_to_do="give a text")
             if any("\ud800" <= letter <= "\udfff" for letter in text):
                 raise unusable(name, text, wanted="a text of Unicode characters", what_to_do="give a text")
+        retry_delay_ms = to_ms("retry_delay_ms", retry_delay_ms)
         with refused_as_config_errors("see the documentation of SocketTextSource"):
             checked_whole("port", port, least=1, most=65_535)
             checked_limit("max_retries", max_retries, least=0)

@@ -34,12 +34,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import AnotherTimelineError
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.validation import refuse_unknown_parameters
 from flinkish_spark.protocol.ids import (
     BatchId,
     CheckpointId,
@@ -418,6 +419,11 @@ class Committer(ABC):
 
 class Sink(ABC):
     """What a user gives to `sink_to`: settings only, usable for several starts."""
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Refuse a parameter that is misspelt."""
+        refuse_unknown_parameters(cls, settings)
+        return super().__new__(cls)
 
     @property
     def topics(self) -> tuple[str, ...]:

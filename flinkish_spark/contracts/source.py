@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.job_dir import BEGINNINGS
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.validation import refuse_unknown_parameters
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.plan_layout import Position
 from flinkish_spark.protocol.timeline import Mark
@@ -100,6 +101,11 @@ class Extent:
 
 class Source(ABC):
     """A replayable input. All methods are called on the driver, in the user's process."""
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Refuse a parameter that is misspelt."""
+        refuse_unknown_parameters(cls, settings)
+        return super().__new__(cls)
 
     #: Kafka topics it reads; empty for others.
     topics: tuple[str, ...] = ()
@@ -338,8 +344,8 @@ class Source(ABC):
 
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
-    ) -> tuple[str, int, int] | None:
-        """Return topic, partition and offset of an unreadable record between `start` and `end`.
+    ) -> tuple[str, int, int, str] | None:
+        """Return topic, partition and offset of an unreadable record between `start` and `end`, and why.
 
         Called once after a failure, to name the record; `start` is None for the first micro-batch.
         """

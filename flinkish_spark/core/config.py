@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
 from flinkish_spark.protocol import cancellation
 from flinkish_spark.protocol import restart as rules
 from flinkish_spark.protocol.checkpoint import FinishedParticipants
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.coordination import CoordinationRules
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
 from flinkish_spark.protocol.retention import CheckpointRetention
 
@@ -89,19 +90,20 @@ class CheckpointConfig:
     600000
     """
 
-    interval_ms: int = 10_000
-    timeout_ms: int = 600_000
-    min_pause_ms: int = 0
-    restart_budget_ms: int = 120_000
+    interval_ms: Milliseconds = 10_000
+    timeout_ms: Milliseconds = 600_000
+    min_pause_ms: Milliseconds = 0
+    restart_budget_ms: Milliseconds = 120_000
     retained: int = 50
     max_concurrent: int = 1
     tolerable_failures: Limit = 10
     retention: CheckpointRetention = CheckpointRetention.RETAIN_ON_CANCELLATION
     mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
     finished: FinishedParticipants = FinishedParticipants.ALLOWED
-    owner_lease_ms: int = 60_000
+    owner_lease_ms: Milliseconds = 60_000
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         with refused_as_config_errors("give CheckpointConfig such a value, or leave it out for its default"):
             for name in ("interval_ms", "timeout_ms", "restart_budget_ms"):
                 checked_whole(name, getattr(self, name), least=1, most=MOST_MS)
@@ -168,6 +170,7 @@ class FixedDelay(rules.FixedDelay):
     __slots__ = ()
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         with refused_as_config_errors(_LEAVE_OUT.format("FixedDelay")):
             super().__post_init__()
 
@@ -206,6 +209,7 @@ class ExponentialDelay(rules.ExponentialDelay):
     __slots__ = ()
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         with refused_as_config_errors(_LEAVE_OUT.format("ExponentialDelay")):
             super().__post_init__()
 
@@ -236,6 +240,7 @@ class FailureRate(rules.FailureRate):
     __slots__ = ()
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         with refused_as_config_errors(_LEAVE_OUT.format("FailureRate")):
             super().__post_init__()
 
@@ -269,6 +274,7 @@ class CancellationConfig(cancellation.CancellationRules):
     __slots__ = ()
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         with refused_as_config_errors(_LEAVE_OUT.format("CancellationConfig")):
             super().__post_init__()
 

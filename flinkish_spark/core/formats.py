@@ -11,8 +11,9 @@ from typing import Any
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.secrets import secret_of
-from flinkish_spark.core.validation import instance_of, members_of, unusable
+from flinkish_spark.core.validation import hold_plain_values, instance_of, members_of, unusable
 from flinkish_spark.protocol.choices import Choice
+from flinkish_spark.protocol.durations import Milliseconds
 
 # ----------------------------------------------------------------------------------------------------------
 # How a record's bytes become columns and back, and what is done with those that do not.
@@ -49,9 +50,10 @@ class DeadLetter:
     """
 
     topic: str
-    transaction_timeout_ms: int | None = None
+    transaction_timeout_ms: Milliseconds | None = None
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         if not self.topic:
             raise ConfigError("the dead-letter topic has no name", what_to_do="name an existing topic")
         if self.transaction_timeout_ms is not None:
@@ -165,8 +167,8 @@ class SchemaRegistry:
     ca_location: str = ""
     certificate_location: str = ""
     key_location: str = ""
-    timeout_ms: int = 10_000
-    retry_ms: int = 30_000
+    timeout_ms: Milliseconds = 10_000
+    retry_ms: Milliseconds = 30_000
     strategy: SubjectNameStrategy = SubjectNameStrategy.TOPIC_NAME
     subject: str = ""
     registration: Registration = Registration.AUTOMATIC
@@ -183,6 +185,7 @@ class SchemaRegistry:
         return secret_of(getattr(self, name), f"{name} of the schema registry").read()
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         urls = [one.strip() for one in self.url.split(",")] if isinstance(self.url, str) else [""]
         if not all(re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", one) for one in urls):
             raise ConfigError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,7 +25,7 @@ from flinkish_spark.core.store import (
     Store,
 )
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import instance_of
+from flinkish_spark.core.validation import instance_of, to_path
 from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord, Verdict
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
@@ -106,7 +107,7 @@ class JobDir:
                 raise JobDirError(
                     f"this job directory was written with {name} = {recorded.get(name)!r}, "
                     f"and this job has {value!r}",
-                    why=f"{name} must stay the same for the life of a job directory",
+                    why="it must stay the same for the life of a job directory",
                     what_to_do=f"use {name} = {recorded.get(name)!r} again, or a new job_dir",
                     setting=name,
                     recorded=recorded.get(name),
@@ -478,12 +479,12 @@ def open_job_dir(place: StoreSpec) -> JobDir:
     return JobDir(CachedReads(place.open_bucket(), is_written_once), place)
 
 
-def job_place(text: str, options: Mapping[str, str] = MappingProxyType({})) -> StoreSpec:
+def job_place(given: str | os.PathLike[str], options: Mapping[str, str] = MappingProxyType({})) -> StoreSpec:
     """Return where the job directory is that a user names.
 
     Parameters
     ----------
-    text
+    given
         An absolute path, file://..., or the URL of a folder in a bucket.
     options
         Of the bucket, see :meth:`.StoreSpec.parse`.
@@ -493,6 +494,7 @@ def job_place(text: str, options: Mapping[str, str] = MappingProxyType({})) -> S
     ConfigError
         Neither the job nor Spark could use it.
     """
+    text = to_path(given)
     what_to_do = 'give an absolute path, like "/data/jobs/orders", or "s3://bucket/jobs/orders"'
     instance_of("job_dir", text, str, what_to_do=what_to_do)
     if "://" not in text or text.startswith("file://"):

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.core.validation import hold_plain_values
+from flinkish_spark.protocol.durations import PathText
 
 _BY_NAME = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 _BY_FILE = re.compile(r"file:(?://)?(/.+)")
@@ -51,7 +53,10 @@ class FileSecret:
         Absolute. Read for each connection, so the file may be replaced while the job runs.
     """
 
-    path: str
+    path: PathText
+
+    def __post_init__(self) -> None:
+        hold_plain_values(self)
 
     def read(self) -> str:
         """Return the secret; raise SecretMissing if the file cannot be read."""

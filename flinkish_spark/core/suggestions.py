@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from flinkish_spark.protocol.choices import closest
 
-__all__ = ["MisspeltNames", "closest", "find_misspelt_names"]
+__all__ = ["MisspeltNames", "closest", "describe_raised", "find_misspelt_names", "they_have"]
 
 #: The packages that users import names from.
 _FACES = (
@@ -15,6 +15,21 @@ _FACES = (
     *(".latency", ".core.errors"),
 )
 _ROOT = __name__.partition(".")[0]
+
+
+def they_have(names: Sequence[str], wanted: str) -> str:
+    """Return which fields there are, and which one of them was meant."""
+    near = closest(wanted, names)
+    return f"they have {', '.join(names)}" + (f". {near}" if near else "")
+
+
+def describe_raised(error: BaseException) -> str:
+    """Return an exception's class and text, and of a misspelt attribute which one was meant."""
+    text = f"{type(error).__name__}: {error}"
+    if not isinstance(error, AttributeError) or not error.name or "Did you mean" in text:
+        return text
+    near = closest(error.name, (one for one in dir(error.obj) if not one.startswith("_")))
+    return f"{text}. {near}" if near else text
 
 
 def _meant(package: str, name: str) -> str:

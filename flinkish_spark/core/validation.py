@@ -7,9 +7,11 @@ a class none of its instances. The rules of `protocol/` raise ValueError for the
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.suggestions import closest
+from flinkish_spark.protocol.durations import Duration, milliseconds
 from flinkish_spark.protocol.limits import UnusableValueError
 
 _T = TypeVar("_T")
@@ -40,7 +43,7 @@ def unusable(
     choices
         The members of an enum, as code says them: a text that is like one of them may mean it.
     """
-    unit = " (milliseconds)" if name.endswith("_ms") else ""
+    unit = " (milliseconds)" if name.endswith("_ms") and "millisecond" not in wanted else ""
     names = {one.rpartition(".")[2]: one for one in choices}
     near = closest(value.rpartition(".")[2], names) if isinstance(value, str) else ""
     return ConfigError(
@@ -76,6 +79,46 @@ def instance_of(name: str, value: object, kind: type[_T], *, what_to_do: str) ->
 def members_of(kind: type) -> list[str]:
     """Return the members of an enum as code says them; none of any other class."""
     return [f"{kind.__name__}.{one.name}" for one in kind] if issubclass(kind, enum.Enum) else []
+
+
+def to_ms(name: str, value: Duration) -> int:
+    """Return a length of time in milliseconds; what is no timedelta and no text is left to other checks.
+
+    Examples
+    --------
+    >>> to_ms("timeout_ms", "10 seconds")
+    10000
+    """
+    with refused_as_config_errors('give milliseconds, or a length of time as text: "10 seconds"'):
+        found: int = milliseconds(name, value)
+    return found
+
+
+def to_path(value: str | os.PathLike[str]) -> str:
+    """Return a path as text; what is no path is left to other checks."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def hold_plain_values(settings: Any) -> None:
+    """Make plain values of what a dataclass was given for its fields of `Milliseconds` and `PathText`."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if "Milliseconds" in str(field.type):
+            object.__setattr__(settings, field.name, to_ms(field.name, value))
+        elif "PathText" in str(field.type):
+            object.__setattr__(settings, field.name, to_path(value))
+
+
+def refuse_unknown_parameters(kind: type, given: Iterable[str]) -> None:
+    """Raise TypeError about a parameter that the constructor of a class does not have, as Python does."""
+    known = inspect.signature(kind.__init__).parameters  # type: ignore[misc]
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
+    for name in given:
+        if name not in known and not takes_all:
+            names = [one for one in known if one != "self"]
+            near = closest(name, names)
+            meant = f"{near} To do: correct the name." if near else f"To do: choose from {', '.join(names)}."
+            raise TypeError(f"{kind.__name__} has no parameter '{name}'. {meant}")
 
 
 def values_by_name(name: str, value: object, *, what_to_do: str) -> dict[str, Any]:

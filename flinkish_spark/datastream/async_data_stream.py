@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors, to_ms, unusable
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.async_io import (
@@ -21,6 +21,7 @@ from flinkish_spark.functions.async_io import (
 from flinkish_spark.operators.async_wait import AsyncSpec
 from flinkish_spark.planning.async_calls import async_calls
 from flinkish_spark.planning.stream_graph import TransformNode
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import checked_whole
 
 
@@ -48,7 +49,7 @@ class AsyncDataStream:
     def ordered_wait(
         stream: DataStream | KeyedStream,
         async_function: AsyncFunction,
-        timeout_ms: int,
+        timeout_ms: Duration,
         capacity: int = 100,
         *,
         output: OutputType | None = None,
@@ -108,7 +109,7 @@ class AsyncDataStream:
     def ordered_wait_with_retry(
         stream: DataStream | KeyedStream,
         async_function: AsyncFunction,
-        timeout_ms: int,
+        timeout_ms: Duration,
         capacity: int,
         retry_strategy: AsyncRetryStrategy,
         *,
@@ -133,9 +134,9 @@ class AsyncDataStream:
     def ordered_wait_batch(
         stream: DataStream | KeyedStream,
         async_batch_function: AsyncBatchFunction,
-        timeout_ms: int,
+        timeout_ms: Duration,
         batch_size: int,
-        batch_timeout_ms: int | None = None,
+        batch_timeout_ms: Duration | None = None,
         capacity: int = 100,
         *,
         output: OutputType | None = None,
@@ -177,7 +178,7 @@ class AsyncDataStream:
 
 def _spec(
     function: AsyncFunction | AsyncBatchFunction,
-    timeout_ms: int,
+    timeout_ms: Duration,
     capacity: int,
     retry: AsyncRetryStrategy,
     limits: CallLimits,
@@ -188,6 +189,7 @@ def _spec(
             why="in PyFlink the strategy stands in front of the capacity, here behind it",
             what_to_do="say capacity=... and retry_strategy=...",
         )
+    timeout_ms = to_ms("timeout_ms", timeout_ms)
     with refused_as_config_errors("give whole numbers: timeout_ms=2_000, capacity=100"):
         checked_whole("timeout_ms", timeout_ms, least=1)
         checked_whole("capacity", capacity, least=1)
@@ -203,14 +205,16 @@ def _spec(
 
 def _batch_spec(
     function: AsyncBatchFunction,
-    timeout_ms: int,
+    timeout_ms: Duration,
     batch_size: int,
-    batch_timeout_ms: int | None,
+    batch_timeout_ms: Duration | None,
     capacity: int,
     retry: AsyncRetryStrategy,
     limits: CallLimits,
 ) -> AsyncSpec:
     check_is_async(function, AsyncBatchFunction, "async_invoke_batch")
+    if batch_timeout_ms is not None:
+        batch_timeout_ms = to_ms("batch_timeout_ms", batch_timeout_ms)
     with refused_as_config_errors("give whole numbers: batch_size=32"):
         checked_whole("batch_size", batch_size, least=1)
         if batch_timeout_ms is not None:

@@ -52,6 +52,8 @@ from flinkish_spark.core.validation import (
     check_methods,
     instance_of,
     refused_as_config_errors,
+    to_ms,
+    to_path,
     unusable,
     with_methods_of,
 )
@@ -78,6 +80,7 @@ from flinkish_spark.planning.partitioning import (
 )
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
@@ -170,19 +173,19 @@ class StreamExecutionEnvironment:
         self,
         spark: SparkSession,
         job: str,
-        job_dir: str,
+        job_dir: str | os.PathLike[str],
         *,
         store_options: Mapping[str, str] | None = None,
         checkpoint: CheckpointConfig | None = None,
         restart_strategy: RestartStrategy | None = None,
         tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS,
         max_parallelism: int = DEFAULT_MAX_PARALLELISM,
-        trigger_interval_ms: int = 0,
+        trigger_interval_ms: Duration = 0,
         restore: RestoreSettings | None = None,
         standby: Standby = Standby.REFUSE,
         unknown_hook_state: UnknownHookState = UnknownHookState.REFUSE,
         manifest: Manifest | None = None,
-        latency_tracking_interval_ms: int | None = None,
+        latency_tracking_interval_ms: Duration | None = None,
         cancellation: CancellationConfig | None = None,
     ) -> None:
         _check_session(spark)
@@ -190,13 +193,15 @@ class StreamExecutionEnvironment:
         with refused_as_config_errors('give the job a name like "orders"'):
             checked_name(job, "job name")
         check_max_parallelism(max_parallelism)
+        trigger_interval_ms = to_ms("trigger_interval_ms", trigger_interval_ms)
         with refused_as_config_errors("leave it out for micro-batches as fast as possible"):
             checked_whole("trigger_interval_ms", trigger_interval_ms, least=0, most=MOST_MS)
         with refused_as_config_errors("leave it out for 3 tries, or give UNLIMITED"):
             checked_limit("tries_without_progress", tries_without_progress, least=1)
         if latency_tracking_interval_ms is not None:
+            name = "latency_tracking_interval_ms"
+            latency_tracking_interval_ms = to_ms(name, latency_tracking_interval_ms)
             with refused_as_config_errors("leave it out to measure no latency"):
-                name = "latency_tracking_interval_ms"
                 checked_whole(name, latency_tracking_interval_ms, least=1, most=MOST_MS)
         with refused_as_config_errors("give one of these, without quotes"):
             checked_choice("standby", standby, Standby)
@@ -227,7 +232,12 @@ class StreamExecutionEnvironment:
 
     @classmethod
     def get_execution_environment(
-        cls, job: str, job_dir: str, *, builder: SparkSession.Builder | None = None, **settings: Any
+        cls,
+        job: str,
+        job_dir: str | os.PathLike[str],
+        *,
+        builder: SparkSession.Builder | None = None,
+        **settings: Any,
     ) -> Self:
         """Return an environment in the session that there is, or that `flinkish run` has prepared.
 
@@ -383,7 +393,9 @@ class StreamExecutionEnvironment:
         return self
 
     # -- what functions need beside themselves -------------------------------------------------------
-    def register_cached_file(self, file_path: str, name: str, executable: bool = False) -> None:
+    def register_cached_file(
+        self, file_path: str | os.PathLike[str], name: str, executable: bool = False
+    ) -> None:
         """Give every task a file or folder; functions find it by `get_distributed_cache().get_file(name)`.
 
         What is there now is copied, and sent by Spark from the driver to each executor. A later change of the
@@ -410,9 +422,9 @@ class StreamExecutionEnvironment:
         --------
         >>> env.register_cached_file("s3://models/fraud-7.onnx", "model")  # doctest: +SKIP
         """
-        self._dependencies.register_cached_file(file_path, name, executable)
+        self._dependencies.register_cached_file(to_path(file_path), name, executable)
 
-    def add_python_file(self, file_path: str) -> None:
+    def add_python_file(self, file_path: str | os.PathLike[str]) -> None:
         """Let workers, and this process, import a module, a package or what lies in a folder.
 
         What was added last is found first, and all of it before what is installed. It is taken as it is now:
@@ -432,10 +444,12 @@ class StreamExecutionEnvironment:
         EnvironmentFault
             It cannot be read or copied.
         """
-        self._dependencies.add_python_file(file_path)
+        self._dependencies.add_python_file(to_path(file_path))
 
     def set_python_requirements(
-        self, requirements_file_path: str, requirements_cache_dir: str | None = None
+        self,
+        requirements_file_path: str | os.PathLike[str],
+        requirements_cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         """Let workers, and this process, import what a requirements file names.
 
@@ -457,9 +471,12 @@ class StreamExecutionEnvironment:
         EnvironmentFault
             pip fails; or there are compiled packages, and executors of another kind.
         """
-        self._dependencies.set_python_requirements(requirements_file_path, requirements_cache_dir)
+        self._dependencies.set_python_requirements(
+            to_path(requirements_file_path),
+            None if requirements_cache_dir is None else to_path(requirements_cache_dir),
+        )
 
-    def add_python_archive(self, archive_path: str, target_dir: str | None = None) -> None:
+    def add_python_archive(self, archive_path: str | os.PathLike[str], target_dir: str | None = None) -> None:
         """Have an archive unpacked beside Spark's files; functions find it by ``SparkFiles.get(target_dir)``.
 
         On a cluster that is the working directory of workers, so that ``target_dir/file`` finds it as in
@@ -477,9 +494,9 @@ class StreamExecutionEnvironment:
         ConfigError
             It is no such archive, or the name cannot be used or is that of another one in this session.
         """
-        self._dependencies.add_python_archive(archive_path, target_dir)
+        self._dependencies.add_python_archive(to_path(archive_path), target_dir)
 
-    def set_python_executable(self, python_exec: str) -> None:
+    def set_python_executable(self, python_exec: str | os.PathLike[str]) -> None:
         """Say which Python workers run; it must be the one that the session has.
 
         Spark decides it when a session is made, for all jobs in it. So it is checked, and never changed.
@@ -489,7 +506,7 @@ class StreamExecutionEnvironment:
         ConfigError
             The session's workers run another one; the message says where to set it.
         """
-        self._dependencies.set_python_executable(python_exec)
+        self._dependencies.set_python_executable(to_path(python_exec))
 
     # -- what Spark will run -----------------------------------------------------------------------
     def get_job_graph(self) -> JobGraph:

@@ -21,6 +21,7 @@ from flinkish_spark.joins.spec import (
 from flinkish_spark.planning.declare import declare_operator, declared_uid, inferred_output
 from flinkish_spark.planning.factories import UNKNOWN_TYPE, Joining, KeyedJoin
 from flinkish_spark.planning.stream_graph import KeyedEntry
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.state.descriptors import StateTtl
 from flinkish_spark.windows.assigners import WindowAssigner
 from flinkish_spark.windows.spec import WindowSpec
@@ -57,8 +58,8 @@ class JoinedStreams:
     def interval(
         self,
         *,
-        lower_ms: int,
-        upper_ms: int,
+        lower_ms: Duration,
+        upper_ms: Duration,
         uid: str | None = None,
         lower: Bound = Bound.INCLUSIVE,
         upper: Bound = Bound.INCLUSIVE,

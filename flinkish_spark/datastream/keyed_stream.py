@@ -65,6 +65,7 @@ from flinkish_spark.planning.factories import (
     RowPatterns,
 )
 from flinkish_spark.planning.stream_graph import KeyedEntry, StreamNode
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.state.descriptors import StateTtl
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.schemas import output_schema
@@ -648,8 +649,8 @@ class KeyedStream(KeyedRecords):
         self,
         other: KeyedStream,
         *,
-        lower_ms: int,
-        upper_ms: int,
+        lower_ms: Duration,
+        upper_ms: Duration,
         uid: str | None = None,
         **more: Unpack[IntervalSettings],
     ) -> DataStream:

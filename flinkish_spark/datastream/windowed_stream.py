@@ -19,6 +19,7 @@ from flinkish_spark.planning.declare import (
     inferred_output,
 )
 from flinkish_spark.planning.factories import FoldingWindows, Windows
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.schemas import output_schema
 from flinkish_spark.windows.evictors import Evictor
@@ -54,7 +55,7 @@ class WindowedStream:
         """Throw elements away at each firing. Windows then keep all their elements."""
         return WindowedStream(self._stream, replace(self._spec, evictor=evictor))
 
-    def allowed_lateness(self, lateness_ms: int) -> WindowedStream:
+    def allowed_lateness(self, lateness_ms: Duration) -> WindowedStream:
         """Keep windows for a while behind their end; each late element fires its window again.
 
         Parameters

@@ -18,11 +18,14 @@ from flinkish_spark.core.iterators import is_true
 from flinkish_spark.core.validation import (
     check_function,
     check_methods,
+    hold_plain_values,
     instance_of,
     refused_as_config_errors,
+    to_ms,
     unusable,
 )
 from flinkish_spark.functions.keyed import RichFunction
+from flinkish_spark.protocol.durations import Duration, Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, checked_factor, checked_whole
 
 # ----------------------------------------------------------------------------------------------------------
@@ -260,14 +263,15 @@ class AsyncRetryStrategy:
     """
 
     max_attempts: int
-    first_delay_ms: int = 0
-    longest_delay_ms: int = 0
+    first_delay_ms: Milliseconds = 0
+    longest_delay_ms: Milliseconds = 0
     multiplier: float = 1.0
     result_predicate: ResultPredicate | None = None
     exception_predicate: ExceptionPredicate | None = None
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         with refused_as_config_errors("give a whole number; delays are milliseconds"):
             checked_whole("max_attempts", self.max_attempts, least=0)
             checked_whole("the first delay", self.first_delay_ms, least=0)
@@ -287,22 +291,22 @@ class AsyncRetryStrategy:
     def fixed_delay(
         cls,
         max_attempts: int,
-        backoff_time_millis: int,
+        backoff_time_millis: Duration,
         result_predicate: ResultPredicate | None = None,
         exception_predicate: ExceptionPredicate | None = None,
         *,
         jitter: float = 0.0,
     ) -> AsyncRetryStrategy:
         """Wait as long before each call that is made again."""
-        wait_ms = backoff_time_millis
+        wait_ms = to_ms("backoff_time_millis", backoff_time_millis)
         return cls(max_attempts, wait_ms, wait_ms, 1.0, result_predicate, exception_predicate, jitter)
 
     @classmethod
     def exponential_backoff(
         cls,
         max_attempts: int,
-        initial_delay: int,
-        max_retry_delay: int,
+        initial_delay: Duration,
+        max_retry_delay: Duration,
         multiplier: float,
         result_predicate: ResultPredicate | None = None,
         exception_predicate: ExceptionPredicate | None = None,
@@ -418,9 +422,10 @@ class CircuitBreaker:
     """
 
     failures: int = 10
-    reset_ms: int = 30_000
+    reset_ms: Milliseconds = 30_000
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         with refused_as_config_errors("CircuitBreaker(failures=10, reset_ms=30_000)"):
             checked_whole("failures", self.failures, least=1)
             checked_whole("reset_ms", self.reset_ms, least=1)

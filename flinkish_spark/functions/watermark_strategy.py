@@ -16,8 +16,10 @@ from flinkish_spark.core.validation import (
     check_function,
     check_methods,
     refused_as_config_errors,
+    to_ms,
     unusable,
 )
+from flinkish_spark.protocol.durations import Duration, Milliseconds
 from flinkish_spark.protocol.event_time import (
     Alignment,
     AsReported,
@@ -110,7 +112,7 @@ class WatermarkStrategy:
     generation: Generation
     generator: Callable[[], WatermarkGenerator] | None = None
     timestamps: TimestampAssigner | None = None
-    idleness_ms: int | None = None
+    idleness_ms: Milliseconds | None = None
     alignment: Alignment | None = None
 
     @classmethod
@@ -119,7 +121,7 @@ class WatermarkStrategy:
         return cls(BoundedOutOfOrderness(0))
 
     @classmethod
-    def for_bounded_out_of_orderness(cls, max_out_of_orderness_ms: int) -> WatermarkStrategy:
+    def for_bounded_out_of_orderness(cls, max_out_of_orderness_ms: Duration) -> WatermarkStrategy:
         """Return a strategy for records that come out of order, up to a bound.
 
         Parameters
@@ -133,7 +135,7 @@ class WatermarkStrategy:
             It is no whole number from 0 to 365 days.
         """
         with refused_as_config_errors("give the bound in milliseconds, such as 5_000"):
-            return cls(BoundedOutOfOrderness(max_out_of_orderness_ms))
+            return cls(BoundedOutOfOrderness(to_ms("max_out_of_orderness_ms", max_out_of_orderness_ms)))
 
     @classmethod
     def for_generator(cls, factory: Callable[[], WatermarkGenerator]) -> WatermarkStrategy:
@@ -202,7 +204,7 @@ class WatermarkStrategy:
             check_function(timestamps, "the timestamp assigner", 2)
         return replace(self, timestamps=timestamps)
 
-    def with_idleness(self, idleness_ms: int) -> WatermarkStrategy:
+    def with_idleness(self, idleness_ms: Duration) -> WatermarkStrategy:
         """Return this strategy with channels that are not waited for while they bring nothing.
 
         Parameters
@@ -215,11 +217,12 @@ class WatermarkStrategy:
         ConfigError
             It is no whole number from 1 to 365 days.
         """
+        idleness_ms = to_ms("idleness_ms", idleness_ms)
         with refused_as_config_errors("give a time in milliseconds, such as 60_000, or leave the call out"):
             AssignerRules(self.generation, idleness_ms=_given("idleness_ms", idleness_ms))
         return replace(self, idleness_ms=idleness_ms)
 
-    def with_watermark_alignment(self, group: str, max_drift_ms: int) -> WatermarkStrategy:
+    def with_watermark_alignment(self, group: str, max_drift_ms: Duration) -> WatermarkStrategy:
         """Return this strategy with its source kept close to the other sources of a group.
 
         A channel that is further ahead than the drift brings no records in the next micro-batch. A
@@ -246,6 +249,7 @@ class WatermarkStrategy:
                 why="the others of the group would wait for its watermark, which never comes",
                 what_to_do="give it watermarks: for_bounded_out_of_orderness(...), for example",
             )
+        max_drift_ms = to_ms("max_drift_ms", max_drift_ms)
         with refused_as_config_errors('write with_watermark_alignment("orders", 60_000), for example'):
             return replace(self, alignment=Alignment(group, max_drift_ms))
 

@@ -152,6 +152,11 @@ def is_delta(jar: str | Path) -> bool:
     return re.search(r"(^|[:/])delta-spark_[^/]*$", str(jar)) is not None
 
 
+def log_settings() -> Path:
+    """Return the file by which the JVM of a driver logs."""
+    return _HERE / "log4j2.properties"
+
+
 def ivy_settings() -> Path:
     """Return the settings with which Spark's own resolver takes exactly the pinned JARs."""
     return _HERE / "ivysettings.xml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.object_store import requests_of_this_process
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import instance_of
+from flinkish_spark.core.validation import instance_of, to_ms, to_path
 from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.job.requests import StopMode
 from flinkish_spark.job.rewind import PendingRewind
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.protocol.checkpoint import Schedule
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.job_status import JobStatus, TaskState, VertexStatus
@@ -271,7 +273,7 @@ class JobClient:
         """Ask for a checkpoint now. Returns at once; the answer says its id, or why there is none."""
         return self._ask(CheckpointPurpose.USER, "")
 
-    def trigger_savepoint(self, target: str) -> PendingAnswer:
+    def trigger_savepoint(self, target: str | os.PathLike[str]) -> PendingAnswer:
         """Ask for a savepoint: a complete checkpoint in a directory of yours. Returns at once.
 
         Parameters
@@ -286,7 +288,9 @@ class JobClient:
         """
         return self._ask(CheckpointPurpose.SAVEPOINT, _target(target))
 
-    def stop_with_savepoint(self, target: str, mode: StopMode = StopMode.SUSPEND) -> PendingAnswer:
+    def stop_with_savepoint(
+        self, target: str | os.PathLike[str], mode: StopMode = StopMode.SUSPEND
+    ) -> PendingAnswer:
         """Take a savepoint and stop behind its barrier; nothing behind it is committed.
 
         If the savepoint fails the job does not stop: it goes back to its last checkpoint.
@@ -381,7 +385,7 @@ class JobClient:
         """
         self._supervisor.control.cancel()
 
-    def wait(self, timeout_ms: int | None = None) -> bool:
+    def wait(self, timeout_ms: Duration | None = None) -> bool:
         """Wait for the end of the job.
 
         Returns
@@ -396,7 +400,7 @@ class JobClient:
         """
         if self._is_told_by_this_thread():
             raise RuntimeError("a listener cannot wait for the end of the job that tells it")
-        has_ended = self._ended.wait(None if timeout_ms is None else timeout_ms / 1000)
+        has_ended = self._ended.wait(None if timeout_ms is None else to_ms("timeout_ms", timeout_ms) / 1000)
         if has_ended and self._failure is not None:
             raise self._failure
         return has_ended
@@ -425,7 +429,8 @@ def _checkpoint(given: CheckpointId | int) -> CheckpointId:
     return CheckpointId(given)
 
 
-def _target(path: str) -> str:
+def _target(path: str | os.PathLike[str]) -> str:
+    path = to_path(path)
     text = path.removeprefix("file://") if isinstance(path, str) else ""
     if "://" in text:
         return StoreSpec.parse(text).url

@@ -117,7 +117,7 @@ class Diagnosis:
 def doctor(
     spark: SparkSession,
     *,
-    job_dir: str = "",
+    job_dir: str | os.PathLike[str] = "",
     store_options: Mapping[str, str] | None = None,
     bootstrap_servers: str = "",
     options: Mapping[str, str] = MappingProxyType({}),
@@ -290,7 +290,7 @@ def _executors(spark: SparkSession) -> Iterator[Finding]:
 
 
 def _job_dir(
-    spark: SparkSession, job_dir: str, options: Mapping[str, str] = MappingProxyType({})
+    spark: SparkSession, job_dir: str | os.PathLike[str], options: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Finding]:
     place = job_place(job_dir, options)
     if not place.is_local:

@@ -90,7 +90,7 @@ class Inputs:
         Spark's parser does not say which record it refused; one batch query over the failed
         micro-batch's range does.
         """
-        if not isinstance(error, UnreadableRecordError) or "offset" in error.facts:
+        if not isinstance(error, UnreadableRecordError) or ("offset" in error.facts and error.why):
             return error
         failed = sorted(self.log.batches(OFFSETS) - self.log.batches(COMMITS))
         end = self._logged(failed[-1]) if failed else None

@@ -17,7 +17,9 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult, SealedObjects
+from flinkish_spark.core.validation import to_ms
 from flinkish_spark.protocol.decisions import RewindIntent, Verdict
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import (
     RetainedCheckpoint,
@@ -401,9 +403,9 @@ class PendingRewind:
         """How far it has come; see :func:`what_became_of`."""
         return what_became_of(self._job_dir, self.order)
 
-    def wait(self, timeout_ms: int) -> RewindStatus:
+    def wait(self, timeout_ms: Duration) -> RewindStatus:
         """Return what became of it, or how far it has come within `timeout_ms`; it is not taken back."""
-        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        deadline_ms = self._clock.monotonic_ms() + to_ms("timeout_ms", timeout_ms)
         while True:
             status = self.status
             if status.state.is_closed or self._clock.monotonic_ms() >= deadline_ms:

@@ -14,11 +14,13 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
     check_function,
     check_methods,
+    hold_plain_values,
     instance_of,
     refused_as_config_errors,
     unusable,
 )
 from flinkish_spark.joins.spec import Concatenate, JoinType, ProcessJoinFunction, element_ddl, one_of
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import checked_whole
 
 # ----------------------------------------------------------------------------------------------------------
@@ -72,10 +74,11 @@ class LookupCache:
         One is not positive.
     """
 
-    ttl_ms: int
+    ttl_ms: Milliseconds
     max_keys: int = 10_000
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         _positive("ttl_ms", self.ttl_ms)
         _positive("max_keys", self.max_keys)
 

@@ -15,12 +15,14 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
     check_function,
     check_methods,
+    hold_plain_values,
     instance_of,
     refused_as_config_errors,
     unusable,
 )
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.protocol.choices import Choice
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.state.descriptors import StateTtl
 from flinkish_spark.types.ddl import DdlError, parse_ddl
@@ -244,8 +246,8 @@ class IntervalJoin:
 
     left_type: str
     right_type: str
-    lower_ms: int
-    upper_ms: int
+    lower_ms: Milliseconds
+    upper_ms: Milliseconds
     lower: Bound = Bound.INCLUSIVE
     upper: Bound = Bound.INCLUSIVE
     join_type: JoinType = JoinType.INNER
@@ -254,6 +256,7 @@ class IntervalJoin:
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         element_ddl("left_type", self.left_type)
         element_ddl("right_type", self.right_type)
         bound_ms("lower_ms", self.lower_ms)

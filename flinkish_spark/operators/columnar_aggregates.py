@@ -15,6 +15,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.iterators import refuse_not_run
+from flinkish_spark.core.suggestions import they_have
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold, Ties
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction, RuntimeContext
 from flinkish_spark.operators.context import close_part, open_part
@@ -553,8 +554,8 @@ def _result_type(column: AggregateColumn, kinds: dict[str, str]) -> str:
         return "bigint"
     if column.field not in kinds:
         raise ConfigError(
-            f"{column.fold.value} of the field {column.field!r}",
-            why=f"the elements have the fields {', '.join(kinds)}",
+            f"there is no field {column.field!r} for {column.fold.value}",
+            why=they_have(list(kinds), str(column.field)),
             what_to_do="name one of these",
         )
     kind = kinds[column.field]

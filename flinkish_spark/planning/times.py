@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, GraphError
+from flinkish_spark.core.suggestions import they_have
 from flinkish_spark.planning.async_calls import shared_from, sharing
 from flinkish_spark.planning.stream_graph import (
     KeyedNode,
@@ -192,7 +193,7 @@ def time_column(records: DataFrame, timestamps: Any) -> Column:
     if isinstance(timestamps, str) and timestamps not in records.columns:
         raise GraphError(
             f"the records have no column '{timestamps}' with their event time",
-            why=f"they have {', '.join(_fields(records))}",
+            why=they_have(_fields(records), timestamps),
             what_to_do="name one of them in with_timestamp_assigner(...)",
         )
     kind = records.select(column.alias("time")).schema["time"].dataType

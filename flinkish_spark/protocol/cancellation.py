@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_limit, checked_whole, exceeds
+from flinkish_spark.protocol.durations import Milliseconds
+from flinkish_spark.protocol.limits import MOST_MS, Unlimited, checked_limit, checked_whole, exceeds
 
 
 class CancellationStep(enum.Enum):
@@ -44,8 +45,8 @@ class CancellationRules:
     <CancellationStep.INTERRUPT: 'INTERRUPT'>
     """
 
-    interval_ms: int = 30_000
-    timeout_ms: Limit = 180_000
+    interval_ms: Milliseconds = 30_000
+    timeout_ms: Milliseconds | Unlimited = 180_000
 
     def __post_init__(self) -> None:
         checked_whole("interval_ms", self.interval_ms, least=1, most=MOST_MS)

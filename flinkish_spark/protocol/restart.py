@@ -22,6 +22,7 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import (
     MOST_MS,
     UNLIMITED,
@@ -127,7 +128,7 @@ class FixedDelay:
     """
 
     attempts: Limit = 3
-    delay_ms: int = 1_000
+    delay_ms: Milliseconds = 1_000
 
     def __post_init__(self) -> None:
         checked_limit("attempts", self.attempts, least=0)
@@ -170,11 +171,11 @@ class ExponentialDelay:
     RestartAfter(delay_ms=180)
     """
 
-    initial_delay_ms: int = 500
-    max_delay_ms: int = 30_000
+    initial_delay_ms: Milliseconds = 500
+    max_delay_ms: Milliseconds = 30_000
     backoff_multiplier: float = 2.0
     jitter_factor: float = 0.1
-    reset_backoff_threshold_ms: int = 3_600_000
+    reset_backoff_threshold_ms: Milliseconds = 3_600_000
     attempts_before_reset_backoff: Limit = UNLIMITED
 
     def __post_init__(self) -> None:
@@ -233,8 +234,8 @@ class FailureRate:
     """
 
     max_failures: int = 3
-    interval_ms: int = 60_000
-    delay_ms: int = 1_000
+    interval_ms: Milliseconds = 60_000
+    delay_ms: Milliseconds = 1_000
 
     def __post_init__(self) -> None:
         checked_whole("max_failures", self.max_failures, least=1)

@@ -12,7 +12,8 @@ from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import instance_of
+from flinkish_spark.core.validation import hold_plain_values, instance_of
+from flinkish_spark.protocol.durations import PathText
 
 if TYPE_CHECKING:
     import uvicorn
@@ -59,9 +60,10 @@ class UiConfig:
     token: str | None = field(default=None, repr=False)
     names: Sequence[str] = ()
     can_change: bool = True
-    savepoint_dir: str = ""
+    savepoint_dir: PathText = ""
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         instance_of("host", self.host, str, what_to_do='give an address like "127.0.0.1"')
         is_port = isinstance(self.port, int) and not isinstance(self.port, bool)
         if not is_port or not 0 <= self.port <= _MOST_PORT:

@@ -31,7 +31,8 @@ from flinkish_spark.core.store import (
     make_directories,
 )
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.core.validation import hold_plain_values, instance_of, refused_as_config_errors
+from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
 from flinkish_spark.protocol.limits import checked_choice
@@ -735,13 +736,14 @@ class RestoreSettings:
     'NO_CLAIM'
     """
 
-    path: str
+    path: PathText
     claim: ClaimMode = ClaimMode.NO_CLAIM
     non_restored: NonRestoredState = NonRestoredState.REFUSE
     unpositioned: UnpositionedSources = UnpositionedSources.REFUSE
     store_options: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         instance_of("path", self.path, str, what_to_do='give RestoreSettings("/absolute/path")')
         with refused_as_config_errors("give RestoreSettings one of these, without quotes"):
             checked_choice("claim", self.claim, ClaimMode)

@@ -9,8 +9,15 @@ from typing import Any, Protocol
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.validation import check_aggregate, instance_of, reducer, refused_as_config_errors
+from flinkish_spark.core.validation import (
+    check_aggregate,
+    hold_plain_values,
+    instance_of,
+    reducer,
+    refused_as_config_errors,
+)
 from flinkish_spark.protocol.choices import Choice
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import Made, NoSuchType, StateType, declared_ddl, maker_of, refuse_as_key
@@ -58,10 +65,11 @@ class StateTtl:
     <TtlUpdate.ON_CREATE_AND_WRITE: 'ON_CREATE_AND_WRITE'>
     """
 
-    ttl_ms: int
+    ttl_ms: Milliseconds
     update: TtlUpdate = TtlUpdate.ON_CREATE_AND_WRITE
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         with refused_as_config_errors("set ttl_ms to a number of milliseconds, 1 or more"):
             checked_whole("ttl_ms", self.ttl_ms, least=1, most=_MOST_MS)
         what_to_do = "give TtlUpdate.ON_CREATE_AND_WRITE or TtlUpdate.ON_READ_AND_WRITE"

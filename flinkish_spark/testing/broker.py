@@ -21,6 +21,8 @@ from kafka.errors import KafkaError
 
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.forks import close_in_children
+from flinkish_spark.core.validation import to_ms
+from flinkish_spark.protocol.durations import Duration
 
 # ----------------------------------------------------------------------------------------------------------
 # Servers of tests end with the process that started them, however it ends.
@@ -111,7 +113,7 @@ class LocalBroker:
         jars_dir: str | Path,
         port: int = 0,
         extra_properties: Mapping[str, str] = MappingProxyType({}),
-        start_timeout_ms: int = 60_000,
+        start_timeout_ms: Duration = 60_000,
         features: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._directory = Path(directory).resolve()
@@ -122,7 +124,7 @@ class LocalBroker:
         self._controller_port = free_port(self._port)
         self._ports = [self._port, self._controller_port]
         self._extra = dict(extra_properties)
-        self._start_timeout_s = start_timeout_ms / 1000
+        self._start_timeout_s = to_ms("start_timeout_ms", start_timeout_ms) / 1000
         self._process: subprocess.Popen[bytes] | None = None
         self.is_paused = False
         self._watcher: subprocess.Popen[bytes] | None = None
@@ -201,14 +203,14 @@ class LocalBroker:
             raise
         return self
 
-    def stop(self, timeout_ms: int = 30_000) -> None:
+    def stop(self, timeout_ms: Duration = 30_000) -> None:
         """Shut the broker down in order; kill it if it takes longer than `timeout_ms`."""
         if self._process is None:
             return
         self._signal(signal.SIGCONT)  # a paused broker cannot hear SIGTERM
         self._signal(signal.SIGTERM)
         try:
-            self._process.wait(timeout_ms / 1000)
+            self._process.wait(to_ms("timeout_ms", timeout_ms) / 1000)
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
         self._reap()

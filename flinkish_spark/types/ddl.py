@@ -14,6 +14,8 @@ from functools import lru_cache
 
 from pyspark.sql import types as T
 
+from flinkish_spark.protocol.choices import closest
+
 _BLANK = re.compile(r"(?:\s|--[^\n]*|/\*.*?\*/)+", re.DOTALL)
 _TEXT = r"""[rR]?(?:'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")"""
 _TOKEN = re.compile(rf"{_TEXT}|[0-9]*[A-Za-z_][A-Za-z0-9_]*|\d+|[<>(),:]|`(?:[^`]|``)+`", re.DOTALL)
@@ -124,7 +126,8 @@ class _Parser:
             return _ATOMIC[name]
         read = _READ.get(name)
         if read is None:
-            raise DdlError(f"unknown type {name!r} in {self._text!r}")
+            near = closest(name.upper(), [one.upper() for one in (*_ATOMIC, *_READ)])
+            raise DdlError(f"unknown type {name!r} in {self._text!r}" + (f". {near}" if near else ""))
         return read(self)
 
     def _string(self) -> T.DataType:

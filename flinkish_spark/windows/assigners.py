@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from flinkish_spark.core.elements import TimeDomain
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.windows.evictors import CountEvictor, Evictor
 from flinkish_spark.windows.time_window import (
     GLOBAL_WINDOW,
@@ -110,9 +111,9 @@ class _Timed(WindowAssigner):
 
 
 class _Tumbling(_Timed):
-    def __init__(self, size_ms: int, offset_ms: int = 0) -> None:
+    def __init__(self, size_ms: Duration, offset_ms: Duration = 0) -> None:
         self._size_ms = positive_ms("size_ms", size_ms)
-        self._offset_ms = checked_offset_ms("offset_ms", offset_ms, size_ms)
+        self._offset_ms = checked_offset_ms("offset_ms", offset_ms, self._size_ms)
         self._made: dict[int, Sequence[TimeWindow]] = {}
 
     @property
@@ -132,9 +133,9 @@ class _Tumbling(_Timed):
 
 
 class _Sliding(_Timed):
-    def __init__(self, size_ms: int, slide_ms: int, offset_ms: int = 0) -> None:
+    def __init__(self, size_ms: Duration, slide_ms: Duration, offset_ms: Duration = 0) -> None:
         self._size_ms, self._slide_ms = positive_ms("size_ms", size_ms), positive_ms("slide_ms", slide_ms)
-        self._offset_ms = checked_offset_ms("offset_ms", offset_ms, slide_ms)
+        self._offset_ms = checked_offset_ms("offset_ms", offset_ms, self._slide_ms)
         self._made: dict[int, Sequence[TimeWindow]] = {}
 
     @property
@@ -157,7 +158,7 @@ class _Sliding(_Timed):
 
 
 class _Session(_Timed, MergingWindowAssigner):
-    def __init__(self, gap_ms: int) -> None:
+    def __init__(self, gap_ms: Duration) -> None:
         self._gap_ms = positive_ms("gap_ms", gap_ms)
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flinkish_spark.core.validation import function_of_two, instance_of
 from flinkish_spark.protocol.choices import Choice
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.windows.time_window import TimeWindow, number, positive_count, positive_ms
 
 
@@ -99,7 +100,7 @@ class TimeEvictor(_OneSided):
         The time is not positive.
     """
 
-    def __init__(self, keep_ms: int, when: Evict = Evict.BEFORE) -> None:
+    def __init__(self, keep_ms: Duration, when: Evict = Evict.BEFORE) -> None:
         super().__init__(when)
         self._keep_ms = positive_ms("keep_ms", keep_ms)
 

@@ -12,11 +12,13 @@ from flinkish_spark.core.validation import (
     check_aggregate,
     check_methods,
     function_object,
+    hold_plain_values,
     instance_of,
     reducer,
     refused_as_config_errors,
 )
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.windows.assigners import GlobalWindows, MergingWindowAssigner, WindowAssigner
@@ -64,11 +66,12 @@ class WindowSpec:
     assigner: WindowAssigner
     trigger: Trigger | None = None
     evictor: Evictor | None = None
-    allowed_lateness_ms: int = 0
+    allowed_lateness_ms: Milliseconds = 0
     late_output: OutputTag | None = None
     retraction_field: str | None = None
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         lateness_ms("allowed_lateness_ms", self.allowed_lateness_ms)
         kinds: type = WindowAssigner
         instance_of("assigner", self.assigner, kinds, what_to_do="give windows, as `GlobalWindows()`")

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from flinkish_spark.core.validation import can_take, check_function, refused_as_config_errors, unusable
+from flinkish_spark.core.validation import can_take, check_function, refused_as_config_errors, to_ms, unusable
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import checked_whole
 
 # ----------------------------------------------------------------------------------------------------------
@@ -18,22 +19,25 @@ from flinkish_spark.protocol.limits import checked_whole
 _T = TypeVar("_T")
 
 
-def positive_ms(name: str, value: int) -> int:
+def positive_ms(name: str, value: Duration) -> int:
     """Return a time; raise ConfigError unless it is a positive number of milliseconds."""
+    value = to_ms(name, value)
     with refused_as_config_errors(f"set {name} to a number of milliseconds, 1 or more"):
         checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
     return value
 
 
-def lateness_ms(name: str, value: int) -> int:
+def lateness_ms(name: str, value: Duration) -> int:
     """Return a time; raise ConfigError unless it is a number of milliseconds, 0 or more."""
+    value = to_ms(name, value)
     with refused_as_config_errors(f"set {name} to a number of milliseconds, 0 or more"):
         checked_whole(name, value, least=0, most=MAX_WATERMARK_MS)
     return value
 
 
-def offset_ms(name: str, value: int, period_ms: int) -> int:
+def offset_ms(name: str, value: Duration, period_ms: int) -> int:
     """Return an offset; raise ConfigError unless it is nearer to 0 than a period is long."""
+    value = to_ms(name, value)
     with refused_as_config_errors(f"set {name} to less than the {period_ms} ms after which windows begin"):
         checked_whole(name, value, least=1 - period_ms, most=period_ms - 1)
     return value

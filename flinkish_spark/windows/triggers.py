@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.validation import check_methods, instance_of
 from flinkish_spark.protocol.choices import Choice
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.state.descriptors import ReducingStateDescriptor, StateDescriptor
 from flinkish_spark.windows.time_window import NoEventTime, TimeWindow, positive_count, positive_ms
 
@@ -336,7 +337,7 @@ class _Least:
 class _Continuous(Trigger):
     """The next firing of a window is a state: at multiples of the interval, at the latest at its end."""
 
-    def __init__(self, interval_ms: int) -> None:
+    def __init__(self, interval_ms: Duration) -> None:
         self._interval_ms = positive_ms("interval_ms", interval_ms)
         self._next_ms = ReducingStateDescriptor("next_ms", _Least(), "LONG")
 

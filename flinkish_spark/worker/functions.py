@@ -19,6 +19,7 @@ from flinkish_spark.core.elements import OutputTag, tag_name
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER, UserFunctionError
 from flinkish_spark.core.iterators import NOT_RUN, USER_ERRORS, elements_of, is_true, refuse_not_run
 from flinkish_spark.core.subtask import Subtask, SubtaskFacts
+from flinkish_spark.core.suggestions import describe_raised
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.watermark_strategy import ChannelGenerators, WatermarkGenerator
 from flinkish_spark.joins.lookup import LookupJoin
@@ -131,7 +132,7 @@ class RowFunction:
         try:
             yield
         except USER_ERRORS as error:
-            what, says = f"{method}() of operator '{self.name}'", f"{type(error).__name__}: {error}"
+            what, says = f"{method}() of operator '{self.name}'", describe_raised(error)
             told = json.dumps({**self._known, "what": what, "error": says})
             raise OperatorFailed(f"{USER_FUNCTION_MARKER} {told}") from error
 
@@ -145,7 +146,7 @@ class RowFunction:
         if CHANNEL in batch.schema.names and SEQUENCE in batch.schema.names:
             channel, sequence = (int(batch.column(name)[at].as_py()) for name in (CHANNEL, SEQUENCE))
             places = self.origins.describe(channel, sequence)
-        says = says or f"{type(error).__name__}: {error}"
+        says = says or describe_raised(error)
         facts = {**self._known, **places, "error": says}
         if self.what:
             facts["what"] = self.what

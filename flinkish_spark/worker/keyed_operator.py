@@ -29,6 +29,7 @@ from flinkish_spark.core.errors import STATE_MARKER, USER_FUNCTION_MARKER, Flink
 from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.subtask import running_in
+from flinkish_spark.core.suggestions import describe_raised
 from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
 from flinkish_spark.operators.columnar_windows import WindowFold
 from flinkish_spark.operators.context import close_operator, close_with
@@ -422,7 +423,7 @@ class KeyedOperator:
         except (*_STATE_FAULTS, OperatorValueMismatch, InternalError):
             raise
         except USER_ERRORS as error:
-            raise self._blame(f"{type(error).__name__}: {error}", error) from error
+            raise self._blame(describe_raised(error), error) from error
 
     def _blame(self, says: str, error: BaseException, **facts: Any) -> OperatorFailed:
         uid, name = self.spec.uid, self.spec.name
@@ -442,7 +443,7 @@ class KeyedOperator:
             except USER_ERRORS as error:
                 close_operator(spec.operator, spec.uid)
                 what = f"open() of operator '{spec.uid}'"
-                raise self._blame(f"{type(error).__name__}: {error}", error, what=what) from error
+                raise self._blame(describe_raised(error), error, what=what) from error
             close_with(self, spec.operator, spec.uid)
             freeze_modules()
         return self._runner

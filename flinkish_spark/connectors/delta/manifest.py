@@ -15,7 +15,9 @@ from flinkish_spark.connectors.delta.transactions import DeltaConflict, DeltaRef
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
 from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.validation import hold_plain_values
 from flinkish_spark.protocol.decisions import ManifestRecord
+from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 from flinkish_spark.protocol.timeline import Mark
@@ -54,9 +56,10 @@ class DeltaManifest(Manifest):
     '/lake/checkpoints'
     """
 
-    path: str
+    path: PathText
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         is_absolute = "://" in self.path or self.path.startswith("file:")
         if not is_absolute and not PurePosixPath(self.path).is_absolute():
             raise ConfigError(

@@ -15,7 +15,8 @@ from flinkish_spark.connectors.delta.table import (
     WriteMode,
 )
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import instance_of
+from flinkish_spark.core.validation import hold_plain_values, instance_of
+from flinkish_spark.protocol.durations import PathText
 
 _SCHEMA_OPTIONS = frozenset({"mergeschema", "overwriteschema", "replacewhere", "partitionoverwritemode"})
 _OWN_OPTIONS = frozenset({"txnappid", "txnversion", "usermetadata"})
@@ -27,7 +28,7 @@ _KNOWN_OPTIONS = ("compression", "maxRecordsPerFile", "optimizeWrite", "parquet.
 class DeltaSinkSettings:
     """The parameters of :class:`~flinkish_spark.DeltaSink`, which describes them."""
 
-    path: str
+    path: PathText
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     mode: WriteMode = field(default_factory=Append)
@@ -35,6 +36,7 @@ class DeltaSinkSettings:
     writer: str | DeltaWriter = DeltaWriter.AUTO
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         object.__setattr__(self, "writer", DeltaWriter.of(self.writer))
         instance_of(
             "schema_evolution",

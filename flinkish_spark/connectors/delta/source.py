@@ -32,8 +32,15 @@ from flinkish_spark.contracts.source import JobPlace, Source
 from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.formats import Engine
 from flinkish_spark.core.store import SealedObjects
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.core.validation import (
+    hold_plain_values,
+    instance_of,
+    refused_as_config_errors,
+    to_ms,
+    to_path,
+)
 from flinkish_spark.protocol.choices import Choice
+from flinkish_spark.protocol.durations import Duration, PathText
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import (
     UNLIMITED,
@@ -84,7 +91,7 @@ class DeltaTableSource(FileSource):
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         version: int | None = None,
         splits: int = 1,
@@ -127,9 +134,9 @@ class DeltaTableSource(FileSource):
 # -- for both sources of Delta tables ------------------------------------------------------------------
 
 
-def checked_folder(path: object) -> str:
+def checked_folder(path: str | os.PathLike[str]) -> str:
     """Return a table's absolute path, or raise ConfigError."""
-    folder = instance_of("path", path, str, what_to_do='give a folder: "/data/orders"')
+    folder = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
     folder = folder.removeprefix("file://")
     if not os.path.isabs(folder):
         raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
@@ -304,17 +311,18 @@ class DeltaRecordsSource(FileSource):
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         changes: DeltaChanges = DeltaChanges.ROWS,
         *,
         starting_version: int | None = None,
         ending_version: int | None = None,
         splits: int = 1,
-        discover_every_ms: int = 1_000,
+        discover_every_ms: Duration = 1_000,
         max_files_per_batch: int = 1_000,
         max_bytes_per_batch: Limit = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
+        discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
         with refused_as_config_errors("see the documentation of DeltaRecordsSource"):
             checked_choice("changes", changes, DeltaChanges)
             check_versions(starting_version, ending_version)
@@ -541,7 +549,7 @@ class DeltaSource(Source):
     True
     """
 
-    path: str
+    path: PathText
     changes: DeltaChanges = DeltaChanges.ROWS
     starting_version: int | None = None
     ending_version: int | None = None
@@ -553,6 +561,7 @@ class DeltaSource(Source):
     kind = "delta"
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         if not instance_of("path", self.path, str, what_to_do='give a table: "/data/orders"'):
             raise ConfigError("path is empty", what_to_do='give a table: "/data/orders"')
         with refused_as_config_errors("see the documentation of DeltaSource"):

@@ -23,10 +23,12 @@ from flinkish_spark.contracts.sink import CompletedCheckpoint
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
     check_function,
+    hold_plain_values,
     refused_as_config_errors,
     with_methods_of,
 )
 from flinkish_spark.protocol.choices import Choice
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
 from flinkish_spark.types.ddl import quoted
 
@@ -160,9 +162,10 @@ class ProcessTime:
         How long after; 0 for every checkpoint that brings it data.
     """
 
-    delay_ms: int = 0
+    delay_ms: Milliseconds = 0
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         with refused_as_config_errors(_LEAVE_OUT):
             checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
 
@@ -196,11 +199,12 @@ class PartitionTime:
     """
 
     pattern: str | None = None
-    delay_ms: int = 0
+    delay_ms: Milliseconds = 0
     zone: str = "UTC"
     watermark: Callable[[CompletedCheckpoint], int | None] | None = None
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         with refused_as_config_errors(_LEAVE_OUT):
             checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
         if not (self.watermark is None or callable(self.watermark)):

@@ -14,8 +14,9 @@ from flinkish_spark.connectors.files import output_formats as formats
 from flinkish_spark.connectors.files.disk import Disk, bucket_of, is_hidden, task_file
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.core.errors import EnvironmentFault
-from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
 from flinkish_spark.protocol.codec import ADDED, Stored
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, checked_limit, checked_whole
 
 if TYPE_CHECKING:
@@ -91,10 +92,11 @@ class RollingPolicy:
     """
 
     part_bytes: int = 128 * _MIB
-    rollover_ms: int = 900_000
-    inactivity_ms: int = 60_000
+    rollover_ms: Milliseconds = 900_000
+    inactivity_ms: Milliseconds = 60_000
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         with refused_as_config_errors(_LEAVE_OUT):
             checked_whole("part_bytes", self.part_bytes, least=1)
             checked_whole("rollover_ms", self.rollover_ms, least=0, most=MOST_MS)

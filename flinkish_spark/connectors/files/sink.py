@@ -37,7 +37,8 @@ from flinkish_spark.core.errors import (
     SchemaError,
     UserFunctionError,
 )
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.core.validation import hold_plain_values, instance_of, refused_as_config_errors
+from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.limits import checked_choice
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class FileSink(Sink):
     '/lake/orders'
     """
 
-    path: str
+    path: PathText
     format: FileFormat = FileFormat.PARQUET
     options: Mapping[str, str] = field(default_factory=dict)
     bucket_by: BucketAssigner | Sequence[BucketAssigner] | None = None
@@ -202,6 +203,7 @@ class FileSink(Sink):
     partition_commit: PartitionCommit | None = None
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         local_path(self.path)
         with refused_as_config_errors(_LEAVE_OUT):
             checked_choice("format", self.format, FileFormat)

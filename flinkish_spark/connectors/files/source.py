@@ -21,9 +21,16 @@ from flinkish_spark.core.errors import ConfigError, FlinkishError, InputLostErro
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import check_methods, instance_of, refused_as_config_errors
+from flinkish_spark.core.validation import (
+    check_methods,
+    instance_of,
+    refused_as_config_errors,
+    to_ms,
+    to_path,
+)
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import StoredRow
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import (
     MOST_MS,
@@ -312,19 +319,19 @@ class FileSource(SplitSource):
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         format: InputFormat,
         schema: str | T.StructType,
         *,
         discovery: Discovery = Discovery.ONCE,
         pattern: str = "*",
         splits: int = 1,
-        discover_every_ms: int = 1_000,
+        discover_every_ms: Duration = 1_000,
         max_files_per_batch: int = 1_000,
         max_bytes_per_batch: Limit = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
-        text = instance_of("path", path, str, what_to_do='give a folder: "/data/orders"')
+        text = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
         self.path = text.removeprefix("file://")
         if not os.path.isabs(self.path) or "\0" in text:
             raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
@@ -335,6 +342,7 @@ class FileSource(SplitSource):
         self.format.check(arrow_schema(self.schema))
         if not instance_of("pattern", pattern, str, what_to_do='give "*.csv"') or "/" in pattern:
             raise ConfigError(f"pattern is {pattern!r}", what_to_do='give a pattern of names: "*.csv"')
+        discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
         with refused_as_config_errors("see the documentation of FileSource"):
             checked_choice("discovery", discovery, Discovery)
             checked_whole("splits", splits, least=1, most=10_000)

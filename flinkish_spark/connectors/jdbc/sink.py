@@ -30,6 +30,8 @@ from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.secrets import Secret, secret_of
 from flinkish_spark.core.suggestions import closest
+from flinkish_spark.core.validation import hold_plain_values
+from flinkish_spark.protocol.durations import Milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -239,7 +241,7 @@ class JdbcSink(BufferedSink):
     create_table: bool = False
     on_refused: RefusedPolicy = OnBadRecord.FAIL
     control_table: str = CONTROL_TABLE
-    timeout_ms: int = DEFAULT_TIMEOUT_MS
+    timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS
     row_kind: str = ""
     #: Of the table, by uid, as the preflight saw them: staging must go on while the database is away.
     _columns: dict[str, tuple[ColumnInfo, ...]] = field(
@@ -247,6 +249,7 @@ class JdbcSink(BufferedSink):
     )
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         given: object = self.key
         if isinstance(given, str):
             raise ConfigError(f"key={self.key!r} is text", what_to_do=f"give a tuple: key=({self.key!r},)")

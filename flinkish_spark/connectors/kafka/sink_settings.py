@@ -28,8 +28,9 @@ from flinkish_spark.core.formats import (
     check_format,
     check_policy,
 )
-from flinkish_spark.core.validation import instance_of, values_by_name
+from flinkish_spark.core.validation import hold_plain_values, instance_of, values_by_name
 from flinkish_spark.protocol.choices import closest
+from flinkish_spark.protocol.durations import Milliseconds
 
 #: The broker's default for transaction.max.timeout.ms.
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
@@ -62,7 +63,7 @@ class KafkaSinkSettings:
     topic: str
     key: str | Format = ""
     value: Format = field(default_factory=Json)
-    transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
+    transaction_timeout_ms: Milliseconds = DEFAULT_TRANSACTION_TIMEOUT_MS
     on_oversize: BadRecordPolicy | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     producer: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -82,6 +83,7 @@ class KafkaSinkSettings:
     _finds_writer: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         object.__setattr__(self, "_finds_writer", self.writer is None)
         writer = Engine.JVM if self.writer is None else Engine.of(self.writer, "writer")
         object.__setattr__(self, "writer", writer)

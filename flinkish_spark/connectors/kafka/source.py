@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.session import has_kafka_source, has_shim
+from flinkish_spark.connectors.json import why_no_record
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     InputChecks,
@@ -652,7 +653,7 @@ class KafkaSource(EndsAtOffsets):
 
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
-    ) -> tuple[str, int, int] | None:
+    ) -> tuple[str, int, int, str] | None:
         """Read one micro-batch's range again, without Spark's fail-fast, up to its first bad record."""
         ranges = ranges_between({} if start is None else self.offsets_in(start), self.offsets_in(end))
         if not isinstance(self.value, Json) or self._decoding is None or ranges is None:
@@ -663,8 +664,10 @@ class KafkaSource(EndsAtOffsets):
         skip = {} if self.reader is Engine.JVM else SKIP
         reader = reader.options(**ranges, **{"kafka.isolation.level": "read_committed", **skip})
         bad = self._decoding.deserializer(self._uid, NO_JOB, self.topics).bad(reader.load())
-        found = bad.select("topic", "partition", "offset").first()
-        return None if found is None else (found.topic, found.partition, found.offset)
+        found = bad.select("topic", "partition", "offset", "value").first()
+        if found is None:
+            return None
+        return found.topic, found.partition, found.offset, why_no_record(spark, self.value, found.value)
 
     def _format_in(self, spark: SparkSession) -> str:
         if self.reader is Engine.JVM:

@@ -155,10 +155,11 @@ def test_bad_records_leave_barriers_alone(spark, broker, topic, job_dir, policy)
 
 def test_a_bad_record_is_named(spark, broker, topic, job_dir):
     servers, source, out = broker.bootstrap_servers, topic(1), topic(1)
-    produce(servers, source, [order("a"), b"not json"])
+    produce(servers, source, [order("a"), b'{"user": "ann", "amount": "many"}'])
     env, _, _ = totals_job(spark, job_dir, servers, source, out)
     error = failure_of(env)
-    assert f"topic {source}, partition 0, offset 1" in str(error)
+    assert f"topic {source}, partition 0, offset 1 cannot be read" in str(error)
+    assert error.why == "its field 'amount' is \"many\", which is no bigint"
 
 
 @pytest.mark.nightly

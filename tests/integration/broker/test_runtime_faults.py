@@ -79,16 +79,21 @@ def counts(count: int):
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("bad", "why"),
     [
-        b"not json",
-        *(
-            pytest.param(bad, marks=pytest.mark.nightly)
-            for bad in (None, b"", b'{"user": "ann", "amount": "many"}')
+        (b"not json", "its value is no JSON: Expecting value: line 1 column 1 (char 0)"),
+        pytest.param(None, "it has no value", marks=pytest.mark.nightly),
+        pytest.param(
+            b"", "its value is no JSON: Expecting value: line 1 column 1 (char 0)", marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            b'{"user": "ann", "amount": "many"}',
+            "its field 'amount' is \"many\", which is no bigint",
+            marks=pytest.mark.nightly,
         ),
     ],
 )
-def test_a_bad_value_stops_the_job_with_its_place(spark, broker, topic, job_dir, bad) -> None:
+def test_a_bad_value_stops_the_job_with_its_place(spark, broker, topic, job_dir, bad, why) -> None:
     servers, source, out = broker.bootstrap_servers, topic(partitions=2), topic()
     produce(servers, source, [order("ann")] * 3 + [bad, order("ann")], partition=1)
     env = totals_job(spark, job_dir, servers, source, out)
@@ -97,7 +102,7 @@ def test_a_bad_value_stops_the_job_with_its_place(spark, broker, topic, job_dir,
             client.wait(timeout_ms=240_000)
         error = caught.value
         assert f"topic {source}, partition 1, offset 3" in str(error), str(error)
-        assert (error.topic, error.partition, error.offset) == (source, 1, 3)
+        assert (error.topic, error.partition, error.offset, error.why) == (source, 1, 3, why)
         assert "OnBadRecord.DROP" in error.what_to_do and client.progress.restarts == 0
         assert read_committed(servers, out) == []
 

@@ -298,7 +298,7 @@ def test_state_in_a_bucket_is_read_and_written_without_the_job(
     with pytest.raises(SavepointFailed, match="are in each other"):
         writer.write(saved, **options)
     writer.write(edited, **options)
-    with pytest.raises(SavepointFailed, match="another savepoint is there"):
+    with pytest.raises(SavepointFailed, match="Another savepoint is there"):
         writer.write(edited, **options)
     assert read(edited) == {key: 2 * count for key, count in counts.items()}
 

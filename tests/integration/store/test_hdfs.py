@@ -128,7 +128,7 @@ def test_a_namenode_that_says_nothing_is_given_up(spec: StoreSpec, wire: Wire, w
         f"hdfs://{HOST}:{wire.port}", spec.url.split("/", 3)[3], patience_ms=1_500, answer_ms=500
     )
     with wire.dead():
-        with pytest.raises(StoreError, match=r"no answer within 0.5 s.*can be reached"):
+        with pytest.raises(StoreError, match=r"No answer within 0.5 s.*can be reached"):
             hurried.read("beat")
         with pytest.raises(StoreError, match="it is not known whether other was written"):
             hurried.create_if_absent("other", b"2")

@@ -40,6 +40,8 @@ from flinkish_spark.protocol import restart as rules
 
 #: A session without a JVM: nothing of it is used before `execute`.
 SESSION = SparkSession.__new__(SparkSession)
+#: What a text must be where a length of time is wanted; "5" says no unit.
+OF_TEXT = 'a whole number of milliseconds, a timedelta, or a text like "10 seconds", "5 min" or "500 ms"'
 NUMBERS = [True, False, None, math.nan, math.inf, -math.inf, 1.5, 0.0, -1, "5", 10**30, [1]]
 
 
@@ -93,11 +95,12 @@ def test_what_is_left_out_has_its_default() -> None:
         *(("max_parallelism", one, "key groups") for one in (True, None, 0, 1.0, "128", 32_769)),
         *(("spark", one, "a SparkSession") for one in (None, "spark", SparkSession.builder, SparkSession)),
         *(("job", one, "str") for one in (None, 5, True, b"orders")),
-        *(("job_dir", one, "str") for one in (None, 5, Path("/jobs/a"), b"/jobs/a")),
+        *(("job_dir", one, "str") for one in (None, 5, b"/jobs/a")),
     ],
 )
 def test_an_environment_refuses_what_it_cannot_use(argument, value, wanted) -> None:
     error = refused(lambda: environment(**{argument: value}))
+    wanted = OF_TEXT if argument.endswith("_ms") and isinstance(value, str) else wanted
     assert error.what.startswith(f"{argument} is {value!r}") and wanted in error.why
     if argument != "max_parallelism":
         assert f"({type(value).__name__})" in error.what
@@ -247,7 +250,8 @@ def test_a_strategy_that_cannot_work_is_a_config_error(strategy, setting, values
         error = refused(lambda one=value: strategy(**{setting: one}))
         assert error.facts.keys() == {"setting", "value"}
         assert f"({type(value).__name__})" in error.what
-        assert strategy.__name__ in error.what_to_do
+        is_text = setting.endswith("_ms") and isinstance(value, str)
+        assert OF_TEXT in error.why if is_text else strategy.__name__ in error.what_to_do
 
 
 def test_a_strategy_of_the_public_api_is_the_rule_itself() -> None:
@@ -275,7 +279,8 @@ def test_the_parameters_are_described_in_the_same_words_as_in_the_rules(made) ->
 def test_an_alignment_timeout_is_a_whole_number(value) -> None:
     error = refused(lambda: UpstreamJob(mode=AlignmentMode.ALIGNED_WITH_TIMEOUT, alignment_timeout_ms=value))
     assert error.what == f"alignment_timeout_ms is {value!r} ({type(value).__name__})"
-    assert error.why == "it must be a whole number from 0 to 31536000000 (milliseconds)"
+    wanted = OF_TEXT if isinstance(value, str) else "a whole number from 0 to 31536000000 (milliseconds)"
+    assert error.why == f"it must be {wanted}"
 
 
 @pytest.mark.parametrize("value", ["ALIGNED", None, True, 1])
@@ -306,7 +311,7 @@ def test_restore_settings_take_values_and_no_words(field, choices) -> None:
             assert str(choice) in error.why
 
 
-@pytest.mark.parametrize("value", [None, 5, True, Path("/sp"), b"/sp"])
+@pytest.mark.parametrize("value", [None, 5, True, b"/sp"])
 def test_a_savepoint_s_path_is_a_str(value) -> None:
     error = refused(lambda: RestoreSettings(value))
     assert error.what == f"path is {value!r} ({type(value).__name__})" and "str" in error.why

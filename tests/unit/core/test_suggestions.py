@@ -49,9 +49,9 @@ def test_the_nearest_known_word_is_suggested(word: str, known: list[str], says: 
             "dir(flinkish_spark) lists all.",
         ),
         (
-            "from flinkish_spark import Pattern",
-            "flinkish_spark has no Pattern. It is in flinkish_spark.cep. To do: write "
-            "`from flinkish_spark.cep import Pattern`.",
+            "from flinkish_spark import TimeWindow",
+            "flinkish_spark has no TimeWindow. It is in flinkish_spark.windows. To do: write "
+            "`from flinkish_spark.windows import TimeWindow`.",
         ),
         (
             "from flinkish_spark import ConfigError",

@@ -19,8 +19,9 @@ from flinkish_spark.connectors.kafka.chaining.alignment import (
 from flinkish_spark.connectors.kafka.client.barriers import BarrierMark, Scanned, SeenBarrier
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.upstream_cut import CutState, channel_of, place_of
-from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
 from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Place
 from flinkish_spark.protocol.input_gate import AlignmentMode, AlignmentPhase, AlignmentSettings, InputGate
 from flinkish_spark.protocol.limits import UnusableValueError
@@ -62,10 +63,11 @@ class UpstreamJob(Stored):
     """
 
     mode: AlignmentMode = AlignmentMode.ALIGNED
-    alignment_timeout_ms: int | None = None
+    alignment_timeout_ms: Milliseconds | None = None
     job: str = ""
 
     def __post_init__(self) -> None:
+        hold_plain_values(self)
         with refused_as_config_errors("describe the upstream job as flinkish_spark.UpstreamJob says"):
             _ = self.settings
             if not isinstance(self.job, str):
