@@ -226,6 +226,7 @@ class _Nothing:
 
     facts: dict[Leaf, bool]
     event: None = None
+    take: None = None
 
     @property
     def context(self) -> ConditionContext:

@@ -405,10 +405,10 @@ class _Found:
 class _About:
     """What the conditions of proceeds are asked about: a place between two rows."""
 
-    __slots__ = ("event", "facts")
+    __slots__ = ("event", "facts", "take")
 
     def __init__(self, place: _Between) -> None:
-        self.event = place
+        self.event, self.take = place, None
         self.facts: dict[Any, bool] = {}
 
     @property
