@@ -417,7 +417,7 @@ def _cut_for_integer(values: Sequence[Any]) -> Changed | None:
     if _first(values, _FLOATS + _EXACT) is None:
         return None
     for value in values:
-        if isinstance(value, _FLOATS) and not (value.is_integer() and abs(value) < _WHOLE_UP_TO):
+        if isinstance(value, _FLOATS) and not (value.is_integer() and abs(float(value)) < _WHOLE_UP_TO):
             return Changed(value, "it is a float")
         if isinstance(value, _EXACT) and _has_fraction(value):
             return Changed(value, "it is no whole number")
