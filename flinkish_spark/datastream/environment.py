@@ -43,6 +43,7 @@ from flinkish_spark.core.errors import (
     JobCancelledError,
     OwnedElsewhereError,
     StoreError,
+    UserError,
 )
 from flinkish_spark.core.forks import own_handler
 from flinkish_spark.core.job_dir import job_place, open_job_dir
@@ -722,8 +723,8 @@ class StreamExecutionEnvironment:
         ------
         FlinkishError
             The job was refused, or failed for good. Everything up to the last checkpoint is
-            committed, nothing behind it is visible. In a terminal and in a notebook the trace, with Spark's,
-            is in a file, which the error's last line names; elsewhere it is part of the error.
+            committed, nothing behind it is visible. Of an error of the program's, and of any in a terminal
+            and in a notebook, the trace, with Spark's, is in a file, which a line on stderr names.
         JobCancelledError
             Somebody has cancelled it: `flinkish cancel`, a second signal, the client.
         """
@@ -739,8 +740,8 @@ class StreamExecutionEnvironment:
                 while not client.wait(timeout_ms=200):
                     stop.look()
         except FlinkishError as error:
-            if not can_show(sys.stderr) and not is_notebook():
-                # Who reads a log wants all of it there.
+            if not isinstance(error, UserError) and not can_show(sys.stderr) and not is_notebook():
+                # Who reads a log of a failure that is not the program's wants all of it there.
                 raise
             raise with_trace_in_file(error, self.job) from None
         result = client.get_job_execution_result()

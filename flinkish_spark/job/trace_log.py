@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import tempfile
 import traceback
 
@@ -36,7 +37,7 @@ def without_secrets(text: str) -> str:
 
 
 def with_trace_in_file(error: FlinkishError, job: str) -> FlinkishError:
-    """Return the error for a person: what it came from is in a file of this machine, which a note names.
+    """Return the error for a person: what it came from is in a file, which a line on stderr names.
 
     The file is in the folder for temporary files, and only this user can read it. An error that comes from
     nothing else stays as it is; and so does any if no file can be written.
@@ -57,7 +58,8 @@ def with_trace_in_file(error: FlinkishError, job: str) -> FlinkishError:
     except OSError as trouble:
         LOG.debug("the trace cannot be written: %s", trouble)
         return error
-    error.add_note(f"The trace, with Spark's, is in {file.name}")
+    # In front of the error, whose last line is what somebody reads.
+    print(f"flinkish: the trace, with Spark's, is in {file.name}", file=sys.stderr)
     # What stays is where the user's program called; the rest is in the file.
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)

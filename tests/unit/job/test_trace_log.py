@@ -41,14 +41,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_trace_is_in_a_file_of_this_user(folder: Path) -> None:
+def test_the_trace_is_in_a_file_of_this_user(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = with_trace_in_file(failed(), "orders")
     (file,) = folder.iterdir()
     shown = "".join(traceback.format_exception(error)).splitlines()
-    assert shown == [
-        "flinkish_spark.checkpoint.failures.QueryFailed: the query failed. To do: look.",
-        f"The trace, with Spark's, is in {file}",
-    ]
+    assert shown == ["flinkish_spark.checkpoint.failures.QueryFailed: the query failed. To do: look."]
+    assert capsys.readouterr().err == f"flinkish: the trace, with Spark's, is in {file}\n"
     assert re.fullmatch(r"flinkish-orders-\w+\.log", file.name)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     text = file.read_text(encoding="utf-8")
@@ -105,18 +103,22 @@ class Supervisor:
 
     job_id, progress, status = "a" * 32, JobProgress(), JobStatus.FAILED
 
-    def __init__(self) -> None:
-        self.states, self.vertices = self, ()
+    def __init__(self, error: FlinkishError | None) -> None:
+        self.states, self.vertices, self.error = self, (), error
 
     def run(self, on_left: Any) -> None:
-        raise failed()
+        if self.error is None:
+            raise failed()
+        raise self.error from ValueError("Trace of a worker")
 
 
-def executed(env: StreamExecutionEnvironment, monkeypatch: pytest.MonkeyPatch) -> str:
+def executed(
+    env: StreamExecutionEnvironment, monkeypatch: pytest.MonkeyPatch, error: FlinkishError | None = None
+) -> str:
     """Return what Python would print of the error of `execute`."""
-    supervisor: Any = Supervisor()
+    supervisor: Any = Supervisor(error)
     monkeypatch.setattr(env, "execute_async", lambda ui: JobClient(supervisor))
-    with pytest.raises(QueryFailed) as caught:
+    with pytest.raises(FlinkishError) as caught:
         env.execute()
     return "".join(traceback.format_exception(caught.value))
 
@@ -135,5 +137,24 @@ def test_a_notebook_ends_with_our_message_and_a_log_has_all(
     monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
     shown = executed(env, monkeypatch)
     (file,) = folder.glob("*.log")
-    assert "Trace of Spark" not in shown and shown.endswith(f"is in {file}\n")
-    assert "supervisor" not in shown
+    assert "Trace of Spark" not in shown and shown.endswith("the query failed. To do: look.\n")
+    assert "supervisor" not in shown and file.exists()
+
+
+def test_a_user_s_error_ends_with_our_message_in_a_log_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    spark: Any = Session()
+    env = StreamExecutionEnvironment(spark, "orders", folder / "job")
+    shown = executed(
+        env, monkeypatch, UserFunctionError("the function failed", why="ValueError: no such user")
+    )
+    (file,) = folder.glob("*.log")
+    assert shown.splitlines()[-1] == (
+        "flinkish_spark.core.errors.UserFunctionError: the function failed. ValueError: no such user. To do: "
+        "correct the function or the record; the job goes on from the last checkpoint."
+    )
+    assert "Trace of a worker" not in shown and "Trace of a worker" in file.read_text()
+    assert capsys.readouterr().err == f"flinkish: the trace, with Spark's, is in {file}\n"
