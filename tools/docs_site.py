@@ -163,7 +163,8 @@ def error_classes() -> dict[str, tuple[str, str, bool, Path]]:
     def line(name: str) -> list[str]:
         if name not in classes:
             return []
-        above = [found for base in classes[name][0] for found in line(base)]
+        # A class may have the name of its base in a library.
+        above = [found for base in classes[name][0] if base != name for found in line(base)]
         return [name, *above]
 
     found: dict[str, tuple[str, str, bool, Path]] = {}

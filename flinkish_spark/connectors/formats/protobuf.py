@@ -155,7 +155,7 @@ def _built_in(name: str) -> Any:
         try:
             importlib.import_module(package)
         except ImportError as missing:
-            raise needed(extra, f"{library}, for the file '{name}',", missing) from None
+            raise needed(extra, f"{library}, for the file '{name}'", missing) from None
         try:
             return importlib.import_module(f"{package}.{found[1].replace('/', '.')}_pb2").DESCRIPTOR
         except ModuleNotFoundError:

@@ -404,7 +404,7 @@ def _meaning(error: Exception, what: str) -> BaseException:
 def needed(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
     """Return the error about a library that a format needs and that is not there."""
     return EnvironmentFault(
-        f"a format needs {package}, which is not installed here",
+        f"a format needs {package}: it is not installed here",
         why=str(missing),
         what_to_do=f"{how_to_install(extra)}, on every machine that runs tasks",
     )

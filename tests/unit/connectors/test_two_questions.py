@@ -188,7 +188,10 @@ def write(table: Path, version: int, *actions: dict[str, Any]) -> None:
 def fields(**types: str) -> dict[str, Any]:
     own = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in types.items()]
     schema = json.dumps({"type": "struct", "fields": own})
-    return {"metaData": {"id": "t", "schemaString": schema, "partitionColumns": []}}
+    return {
+        "protocol": {"minReaderVersion": 1, "minWriterVersion": 2},
+        "metaData": {"id": "t", "schemaString": schema, "partitionColumns": []},
+    }
 
 
 def test_versions_that_are_written_while_we_look_are_not_taken_for_gone(tmp_path: Path, monkeypatch) -> None:

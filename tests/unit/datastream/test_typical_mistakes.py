@@ -137,8 +137,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a function that is async": (
         lambda: run(mapped(double_later)),
-        f"{OF_OURS}ConfigError: the function of map() would never run. It is a coroutine function. To do: "
-        "define it with `def` and without `yield`; asyncio.run() can be called inside.",
+        f"{OF_OURS}ConfigError: the function of map() would never run. It is async, and nobody awaits "
+        "it. To do: define it with `def`; a function that awaits a system outside is an AsyncFunction, for "
+        "AsyncDataStream.",
     ),
     "a function that cannot be sent": (
         lambda: run(mapped(lambda order: (LOCK, order)[1]), ("ann", 1)),
@@ -166,9 +167,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a secret that is not set": (
         lambda: EnvironmentSecret("NO_SUCH_SECRET").read(),
-        "flinkish_spark.connectors.jdbc.settings.SecretMissing: the environment variable NO_SUCH_SECRET "
-        "is not "
-        "set. It should hold a password. To do: set it where the driver starts.",
+        "flinkish_spark.core.secrets.SecretMissing: the environment variable NO_SUCH_SECRET is not set. It "
+        "should hold a secret. To do: set it where the driver starts.",
     ),
 }
 

@@ -110,8 +110,8 @@ class Pairs(ProcessJoinFunction):
 
 
 class Groups(CoGroupFunction):
-    def co_group(self, left: Any, right: Any, ctx: Any) -> Any:
-        yield (len(left),)
+    def co_group(self, key: Any, context: Any, lefts: Any, rights: Any) -> Any:
+        yield (len(lefts),)
 
 
 class Found(PatternProcessFunction):
