@@ -197,12 +197,12 @@ class Pattern(Stages):
             From the first event of the pattern to its last: then the least of all that were said counts. Or
             from the event before to the one of the last name.
         """
-        window_ms = _to_ms(window_ms)
-        _check_whole("within", window_ms, 1)
+        most_ms = _to_ms(window_ms)
+        _check_whole("within", most_ms, 1)
         if within is WithinType.FIRST_AND_LAST:
-            return self._last_as(first_to_last_ms=window_ms)
+            return self._last_as(first_to_last_ms=most_ms)
         if within is WithinType.PREVIOUS_AND_CURRENT:
-            return self._last_as(from_previous_ms=window_ms)
+            return self._last_as(from_previous_ms=most_ms)
         raise PatternError(
             f"within() of {self._last} got {within!r}",
             what_to_do="give WithinType.FIRST_AND_LAST or WithinType.PREVIOUS_AND_CURRENT",
