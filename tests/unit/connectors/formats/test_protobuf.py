@@ -407,8 +407,6 @@ def test_a_package_that_brings_a_built_in_file_and_is_not_there_is_named(
     text = f'syntax = "proto3"; import "{name}"; message A {{}}'
     says = rf"needs {says}, for the file '{name}': .*pip install .*'{says}"
     with pytest.raises(EnvironmentFault, match=says):
-        EnvironmentFault, match=rf"needs {says}, for the file '{name}': .*pip install .*'{says}"
-    ):
         protobuf.files_of(Registered("PROTOBUF", text))
 
 
