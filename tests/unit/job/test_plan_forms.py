@@ -1,17 +1,15 @@
-"""Job graphs as pictures and as a tree: what is in them, and that nothing lies over anything else."""
+"""Job graphs as DOT, as Mermaid and as a tree."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 
 from flinkish_spark.job.explanation import print_tree, text
-from flinkish_spark.job.graph_pictures import PlanForm, dot, plan_in, svg
+from flinkish_spark.job.plan_forms import PlanForm, dot, mermaid, plan_in
 from flinkish_spark.protocol.checkpoint import ParticipantKind
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
@@ -32,7 +30,6 @@ from flinkish_spark.protocol.statistics import (
 )
 from tests.support.job_graphs import PROGRAMS, graph_of
 
-SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '<b>"&\x1b[2J\\'
 
 
@@ -45,60 +42,36 @@ def nasty() -> JobGraph:
     return JobGraph(NASTY, (source, state))
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_a_picture_has_every_vertex_and_no_two_in_one_place(program: Any) -> None:
-    graph = graph_of(program)
-    picture = ET.fromstring(svg(graph))
-    groups = {one.get("data-vertex"): one.find(f"{SVG}rect") for one in picture.iter(f"{SVG}g")}
-    assert set(groups) == {vertex.id for vertex in graph.vertices}
-    boxes = []
-    width, height = (float(picture.get(side) or 0) for side in ("width", "height"))
-    for frame in groups.values():
-        assert frame is not None
-        x, y, w, h = (float(frame.get(side) or 0) for side in ("x", "y", "width", "height"))
-        assert x >= 0 and y >= 0 and x + w <= width and y + h <= height
-        boxes.append((x, y, w, h))
-    for (x, y, w, h), (ox, oy, ow, oh) in itertools.combinations(boxes, 2):
-        assert x + w <= ox or ox + ow <= x or y + h <= oy or oy + oh <= y
-    ways = {(way.vertex, vertex.id) for vertex in graph.vertices for way in vertex.inputs}
-    arrows = [one for one in picture.iter(f"{SVG}path") if one.get("marker-end")]
-    assert len(arrows) == len(ways)
-    # From left to right.
-    left = dict(zip(groups, (box[0] for box in boxes), strict=True))
-    assert all(left[front] < left[behind] for front, behind in ways)
-    assert svg(graph) == svg(graph)
-
-
 def test_a_picture_says_what_runs_where() -> None:
-    words = "".join(ET.fromstring(svg(graph_of(PROGRAMS[9]))).itertext())
-    assert "Source: orders · Python 2\N{MULTIPLICATION SIGN}" in words
-    assert "4 tasks · state in 128 key groups" in words and "HASH user" in words and "tasks as read" in words
+    found = mermaid(graph_of(PROGRAMS[9]))
+    assert "Source: orders · Python 2#215;" in found
+    assert "4 tasks · state in 128 key groups" in found and '-->|"HASH user"|' in found
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_dot_and_mermaid_have_every_vertex_and_every_edge(program: Any) -> None:
+    graph = graph_of(program)
+    ways = {(way.vertex, vertex.id) for vertex in graph.vertices for way in vertex.inputs}
+    assert set(re.findall(r'^  "(\w+)" -> "(\w+)"', dot(graph), re.MULTILINE)) == ways
+    assert set(re.findall(r"^  v(\w+) -->.* v(\w+)$", mermaid(graph), re.MULTILINE)) == ways
+    for vertex in graph.vertices:
+        assert f'"{vertex.id}" [label=' in dot(graph) and f'  v{vertex.id}["' in mermaid(graph)
 
 
 def test_names_of_others_cannot_break_a_picture() -> None:
-    words = list(ET.fromstring(svg(nasty())).itertext())
-    assert any(word.startswith('Source: <b>"&?[2J\\') for word in words)
-    assert "\x1b" not in svg(nasty()) and "\x1b" not in dot(nasty())
+    assert "Source: #60;b#62;#34;#38;#63;[2J#92;" in mermaid(nasty())
+    assert "\x1b" not in mermaid(nasty()) and "\x1b" not in dot(nasty())
     # An escaped backslash, an escaped quote, or anything else up to the next quote.
     assert re.sub(r'"(\\.|[^"\\])*"', "", dot(nasty())).count('"') == 0
-    assert ET.fromstring(svg(JobGraph("empty", ()))).get("role") == "img"
-
-
-def test_dot_names_vertices_and_edges() -> None:
-    graph = graph_of(PROGRAMS[7])
-    found = dot(graph)
-    assert len(re.findall(r'^  "\w+" -> "\w+"', found, re.MULTILINE)) == 4
-    for vertex in graph.vertices:
-        assert f'"{vertex.id}" [label=' in found
-        for way in vertex.inputs:
-            assert f'"{way.vertex}" -> "{vertex.id}"' in found
+    assert re.sub(r'"[^"\n]*"', "", mermaid(nasty())).count('"') == 0
+    assert mermaid(JobGraph("empty", ())) == "flowchart LR"
 
 
 def test_a_plan_comes_in_three_forms() -> None:
     graph = graph_of(PROGRAMS[0])
     assert json.loads(plan_in(graph, PlanForm.JSON)) == graph.execution_plan()
     assert plan_in(graph, PlanForm.DOT) == dot(graph)
-    assert plan_in(graph, PlanForm.SVG) == svg(graph)
+    assert plan_in(graph, PlanForm.MERMAID) == mermaid(graph)
 
 
 # -- the tree ---------------------------------------------------------------------------------------------
