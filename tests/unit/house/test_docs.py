@@ -42,7 +42,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PICTURES = ROOT / "docs" / "notebooks"
 _MOST_OF_A_PICTURE = 60_000
 #: A path in backticks is checked if it begins with one of these.
-FOLDERS = {".ci", "demo", "docs", "flinkish_spark", "jvm-shim", "notebooks", "tests", "tools"}
+FOLDERS = {".ci", "bench", "demo", "docs", "flinkish_spark", "jvm-shim", "notebooks", "tests", "tools"}
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
