@@ -8,10 +8,7 @@ need little of it.
 
 import lazy_loader
 
-from flinkish_spark.moved import find_moved_modules
-
 #: The build reads it from here, without importing anything.
 __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-find_moved_modules()
