@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit system
 
-.PHONY: help docs notebooks setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) integration crash spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-merge bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
+.PHONY: help docs notebooks setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) integration crash spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-merge bench-peers-env bench-start bench-test bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -68,9 +68,10 @@ test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: 
 	if [ -e $(SKIPPED) ]; then sort $(SKIPPED) | uniq -c; fi; \
 	echo "==== all passed in $$((SECONDS - started)) s, $$(cat $(SKIPPED) 2>/dev/null | wc -l) tests skipped"
 
-nightly: ## test, with the tests that are marked nightly, the docs, and what has become slower
+nightly: ## test, with the tests that are marked nightly, the docs, the bench's tests, and what has become slower
 	@PYTEST_ADDOPTS="$(PYTEST_ADDOPTS) --nightly" $(MAKE) test
 	@$(MAKE) docs
+	@$(MAKE) bench-test
 	@$(MAKE) bench-regressions
 
 # Pictures on the site are copies: cp build/notebooks/*.png docs/notebooks/
@@ -125,43 +126,46 @@ matrix: setup ## other versions of Spark, Python, pandas and the broker  [ARGS="
 	@$(PY) tools/matrix.py $(ARGS)
 
 # Groups and variants are workloads of ours beside Spark's own ways: the target below.
-bench: setup $(if $(filter --groups --variants,$(ARGS)),,bench-peers-env) ## Nexmark beside Flink and others, a quarter of an hour; or [ARGS="--groups cep"]
-	@$(PY) -m $(if $(filter --groups --variants,$(ARGS)),tests.bench.run,tests.bench.nexmark.measure --daily --events 200000 --rounds 2) $(ARGS)
+bench: setup $(BUILD)/bench.stamp $(if $(filter --groups --variants,$(ARGS)),,bench-peers-env) ## Nexmark beside Flink and others, a quarter of an hour; or [ARGS="--groups cep"]
+	@$(PY) -m $(if $(filter --groups --variants,$(ARGS)),bench.run,bench.nexmark.measure --daily --events 200000 --rounds 2) $(ARGS)
 
-bench-spark: setup ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
-	@$(PY) -m tests.bench.run $(ARGS)
+bench-spark: setup $(BUILD)/bench.stamp ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
+	@$(PY) -m bench.run $(ARGS)
 
-bench-recovery: setup bench-peers-env ## kill -9 of each engine: how long until the next result, what is lost or there twice
-	@$(PY) -m tests.bench.nexmark.recovery $(ARGS)
+bench-recovery: setup $(BUILD)/bench.stamp bench-peers-env ## kill -9 of each engine: how long until the next result, what is lost or there twice
+	@$(PY) -m bench.nexmark.recovery $(ARGS)
 
-bench-latency: setup ## from a record's arrival in Kafka to its result, by the interval of checkpoints
-	@$(PY) -m tests.bench.latency $(ARGS)
+bench-latency: setup $(BUILD)/bench.stamp ## from a record's arrival in Kafka to its result, by the interval of checkpoints
+	@$(PY) -m bench.latency $(ARGS)
 
-bench-merge: setup $(BUILD)/peers/deltars/.stamp ## the MERGE of an upsert beside one by hand and delta-rs
-	@$(PY) -m tests.bench.merge $(ARGS)
+bench-merge: setup $(BUILD)/bench.stamp $(BUILD)/peers/deltars/.stamp ## the MERGE of an upsert beside one by hand and delta-rs
+	@$(PY) -m bench.merge $(ARGS)
 
-bench-start: setup ## from python app.py to the first checkpoint, beside plain Spark
-	@$(PY) -m tests.bench.start $(ARGS)
+bench-start: setup $(BUILD)/bench.stamp ## from python app.py to the first checkpoint, beside plain Spark
+	@$(PY) -m bench.start $(ARGS)
 
-bench-state: setup ## a micro-batch beside thousands and millions of keys
-	@$(PY) -m tests.bench.big_state $(ARGS)
+bench-state: setup $(BUILD)/bench.stamp ## a micro-batch beside thousands and millions of keys
+	@$(PY) -m bench.big_state $(ARGS)
 
-bench-operators: setup ## small micro-batches with 1, 2, 4 and 8 operators and sinks   [ARGS="--operators 4 --records 6000"]
-	@$(PY) -m tests.bench.operators $(ARGS)
+bench-operators: setup $(BUILD)/bench.stamp ## small micro-batches with 1, 2, 4 and 8 operators and sinks   [ARGS="--operators 4 --records 6000"]
+	@$(PY) -m bench.operators $(ARGS)
 
-bench-regressions: $(VENV)/.stamp ## our own parts beside those of another commit    [ARGS="--base HEAD~5"]
-	@$(PY) -m tests.bench.regressions $(ARGS)
+bench-regressions: $(BUILD)/bench.stamp ## our own parts beside those of another commit    [ARGS="--base HEAD~5"]
+	@$(PY) -m bench.regressions $(ARGS)
+
+bench-test: $(BUILD)/bench.stamp ## tests of the bench itself; part of nightly
+	@$(PY) -m pytest bench/tests $(ARGS)
 
 bench-flink: $(BUILD)/flink-cluster-jars/.stamp ## the patterns of the bench in Flink, in this process   [ARGS="rises 2500000 10000 2"]
-	@javac -d $(BUILD)/flink-classes -cp "$(BUILD)/flink-cluster-jars/*" tests/bench/FlinkPatterns.java
+	@javac -d $(BUILD)/flink-classes -cp "$(BUILD)/flink-cluster-jars/*" bench/FlinkPatterns.java
 	@java -Xmx3g -cp "$(BUILD)/flink-classes:$(BUILD)/flink-cluster-jars/*" FlinkPatterns $(ARGS)
 
-bench-full: setup bench-peers-env ## all of it, up to ten million keys: for hours; goes on where it was ended
-	@$(PY) -m tests.bench.nexmark.measure --resume --rounds 5
-	@$(PY) -m tests.bench.nexmark.recovery --resume
-	@$(PY) -m tests.bench.latency
-	@$(PY) -m tests.bench.run --resume
-	@$(PY) -m tests.bench.big_state --keys 10000 100000 1000000 5000000 10000000
+bench-full: setup $(BUILD)/bench.stamp bench-peers-env ## all of it, up to ten million keys: for hours; goes on where it was ended
+	@$(PY) -m bench.nexmark.measure --resume --rounds 5
+	@$(PY) -m bench.nexmark.recovery --resume
+	@$(PY) -m bench.latency
+	@$(PY) -m bench.run --resume
+	@$(PY) -m bench.big_state --keys 10000 100000 1000000 5000000 10000000
 
 # Engines that are measured beside ours, each in an environment of its own: none of it is in build/venv.
 PEER_pyflink := apache-flink==2.3.0
@@ -191,13 +195,17 @@ $(VENV)/.stamp: setup.cfg pyproject.toml
 	    { echo "flinkish_spark: pip could not install the packages: check the network (or pip's proxy)" >&2; exit 1; }
 	@touch $@
 
+$(BUILD)/bench.stamp: bench/requirements.txt | $(VENV)/.stamp
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r bench/requirements.txt
+	@touch $@
+
 $(BUILD)/peers/%/.stamp: Makefile | $(VENV)/.stamp
 	@echo "installing $(PEER_$*) into build/peers/$*"
 	@$(PY) -m venv $(BUILD)/peers/$*
 	@$(BUILD)/peers/$*/bin/python -m pip install --quiet --disable-pip-version-check '$(PEER_$*)'
 	@touch $@
 
-$(BUILD)/flink-classes/FlinkSql.class: tests/bench/nexmark/FlinkSql.java $(BUILD)/flink-cluster-jars/.stamp
+$(BUILD)/flink-classes/FlinkSql.class: bench/nexmark/FlinkSql.java $(BUILD)/flink-cluster-jars/.stamp
 	@javac -nowarn -d $(BUILD)/flink-classes -cp "$(BUILD)/flink-cluster-jars/*" $<
 
 $(BUILD)/docs.stamp: setup.cfg | $(VENV)/.stamp

@@ -11,13 +11,11 @@ import warnings
 import lazy_loader
 
 from flinkish_spark.core.suggestions import find_misspelt_names
-from flinkish_spark.moved import find_moved_modules
 
 #: The build reads it from here, without importing anything.
 __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-find_moved_modules()
 find_misspelt_names()
 # kafka-python reads its message schemas by a call that Python 3.11 has deprecated, a hundred times.
 _OF = r"(kafka|importlib\.resources)\."

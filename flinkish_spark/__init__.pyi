@@ -156,7 +156,7 @@ from .job.doctor import Health as Health
 from .job.doctor import doctor as doctor
 from .job.engine import JobProgress as JobProgress
 from .job.engine import Standby as Standby
-from .job.graph_pictures import PlanForm as PlanForm
+from .job.plan_forms import PlanForm as PlanForm
 from .job.requests import StopMode as StopMode
 from .operators.vectorized import BatchContext as BatchContext
 from .operators.vectorized import VectorizedProcessFunction as VectorizedProcessFunction

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @job_argument
 @click.option("--plan", "form", flag_value="JSON", help="As JSON for Flink's plan visualiser.")
 @click.option("--dot", "form", flag_value="DOT", help="As DOT for Graphviz.")
-@click.option("--svg", "form", flag_value="SVG", help="As a picture.")
+@click.option("--mermaid", "form", flag_value="MERMAID", help="As Mermaid, which pages and notebooks draw.")
 @json_option
 def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
     """Show which operators a job has, which run in the same tasks and why, and what they cost last.
@@ -50,8 +50,8 @@ def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
 
 
 def _shown(found: JobGraph, form: str | None, history: StatisticsHistory | None) -> str:
-    # Here and not above: with it comes the layout of pictures, which other commands can do without.
+    # Here and not above: other commands can do without.
     from flinkish_spark.job.explanation import text
-    from flinkish_spark.job.graph_pictures import PlanForm, plan_in
+    from flinkish_spark.job.plan_forms import PlanForm, plan_in
 
     return text(found, history) if form is None else plan_in(found, PlanForm(form))

@@ -5,7 +5,6 @@ from __future__ import annotations
 #: By extra; a test compares them with `setup.cfg`.
 _REQUIREMENTS = {
     "avro": ("fastavro>=1.12,<2",),
-    "graph": ("grandalf>=0.8,<0.9",),
     "hdfs": ("hdfs-native>=0.14.7,<0.15",),
     "json-schema": ("jsonschema>=4.23,<5",),
     "mysql": ("PyMySQL>=1.1,<2",),

@@ -26,7 +26,7 @@ from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.functions.stream import CheckpointedProcessFunction, KeySelector, ProcessFunction
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.explanation import print_tree
-from flinkish_spark.job.graph_pictures import html
+from flinkish_spark.job.plan_forms import markdown
 from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
 from flinkish_spark.joins.spec import JoinType, ProcessJoinFunction
 from flinkish_spark.planning.async_calls import AsyncTransform
@@ -927,8 +927,8 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         environment = self._environment
         return job_graph_to(environment.job, environment.graph, self._node, environment._partitions())
 
-    def _repr_html_(self) -> str:
-        return html(self._job_graph())
+    def _repr_markdown_(self) -> str:
+        return markdown(self._job_graph())
 
     def to_dataframe(self) -> DataFrame:
         """Return the records as a plain streaming DataFrame, for a query of your own.

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -65,8 +64,8 @@ from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecution
 from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.explanation import print_tree
-from flinkish_spark.job.graph_pictures import PlanForm, html, plan_in
 from flinkish_spark.job.live_line import CLEAR_LINE, LiveLine, can_show, is_notebook
+from flinkish_spark.job.plan_forms import PlanForm, markdown, plan_in
 from flinkish_spark.job.reporting import JobReporter, reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
@@ -523,12 +522,12 @@ class StreamExecutionEnvironment:
         return job_graph(self.job, self.graph, self._partitions(), self._planned(self.graph))
 
     def get_execution_plan(self, form: PlanForm = PlanForm.JSON) -> str:
-        """Return the plan as text: for Flink's plan visualiser, or as a picture.
+        """Return the plan as text: for Flink's plan visualiser, or to be drawn.
 
         Parameters
         ----------
         form
-            JSON in Flink's format; DOT for Graphviz; SVG.
+            JSON in Flink's format; DOT for Graphviz; Mermaid, which pages and notebooks draw.
 
         Raises
         ------
@@ -539,9 +538,9 @@ class StreamExecutionEnvironment:
 
         Examples
         --------
-        >>> Path("plan.svg").write_text(env.get_execution_plan(PlanForm.SVG))  # doctest: +SKIP
+        >>> Path("plan.mmd").write_text(env.get_execution_plan(PlanForm.MERMAID))  # doctest: +SKIP
         """
-        instance_of("form", form, PlanForm, what_to_do="give PlanForm.JSON, PlanForm.DOT or PlanForm.SVG")
+        instance_of("form", form, PlanForm, what_to_do="give PlanForm.JSON, PlanForm.DOT or PlanForm.MERMAID")
         return plan_in(self.get_job_graph(), form)
 
     def explain(self) -> None:
@@ -617,10 +616,10 @@ class StreamExecutionEnvironment:
         except (StoreError, CorruptObjectError):
             return None
 
-    def _repr_html_(self) -> str:
+    def _repr_markdown_(self) -> str:
         if not self.graph.sinks:
-            return f"<pre>{escape(self.job)}: no sink yet</pre>"
-        return html(job_graph(self.job, self.graph, self._partitions()))
+            return f"`{self.job}`: no sink yet"
+        return markdown(job_graph(self.job, self.graph, self._partitions()))
 
     def execute_async(self, *, ui: bool | UiConfig = False) -> JobClient:
         """Start the job and return at once; for notebooks and services.

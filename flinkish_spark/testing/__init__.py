@@ -5,7 +5,4 @@ Names are imported when they are first used: a test that starts a broker needs n
 
 import lazy_loader
 
-from flinkish_spark.moved import with_moved_names
-
-_listed, __dir__, __all__ = lazy_loader.attach_stub("flinkish_spark.testing", __file__)
-__getattr__ = with_moved_names(__name__, _listed)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub("flinkish_spark.testing", __file__)

@@ -126,7 +126,7 @@ def _position_text(position: LoggedOffsets | None, topic: str) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Whether input topics keep their records for as long as a job may have to read them again (D69).
+# Whether input topics keep their records for as long as a job may have to read them again.
 
 
 LOG = logging.getLogger(__name__)

@@ -139,7 +139,7 @@ def test_a_job_writes_its_graph_down_and_says_what_it_cost(spark: Any, tmp_path:
     shown = capsys.readouterr().out
     assert re.search(r"the newest checkpoint with rows, \d+: 3 rows, .*staged in \d+ ms", shown)
     assert re.search(r"Sink: out: MemorySink; in the JVM\n.*checkpoint \d+: 3 rows", shown)
-    assert env._repr_html_() == env.get_execution_plan(PlanForm.SVG)
+    assert env._repr_markdown_() == f"```mermaid\n{env.get_execution_plan(PlanForm.MERMAID)}\n```"
     assert json.loads(env.get_execution_plan()) == env.get_job_graph().execution_plan()
 
 

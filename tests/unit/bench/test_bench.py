@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.bench import reporting
-from tests.bench.checking import FIRST_MS, SLACK_MS, DifferentResultsError, Orders, compare, expected
-from tests.bench.groups import GROUPS, LATE_MS, VARIANTS, Aim, Group, picked
-from tests.bench.results import Results
-from tests.bench.session_peers import GAP_MS
-from tests.bench.sliding_peers import SIZE_MS, SLIDE_MS
-from tests.bench.timer_peers import ALARM_MS
+from bench import reporting
+from bench.checking import FIRST_MS, SLACK_MS, DifferentResultsError, Orders, compare, expected
+from bench.groups import GROUPS, LATE_MS, VARIANTS, Aim, Group, picked
+from bench.results import Results
+from bench.session_peers import GAP_MS
+from bench.sliding_peers import SIZE_MS, SLIDE_MS
+from bench.timer_peers import ALARM_MS
 
 COUNT, BATCH, USERS = 150_000, 40_000, 2_000
 

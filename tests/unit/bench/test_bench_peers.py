@@ -18,7 +18,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
-from tests.bench import (
+from bench import (
     login_peers,
     rise_peers,
     session_peers,
@@ -27,8 +27,8 @@ from tests.bench import (
     timer_peers,
     unpaid_peers,
 )
-from tests.bench.checking import FIRST_MS, Orders, compare, expected
-from tests.bench.groups import LATE_MS
+from bench.checking import FIRST_MS, Orders, compare, expected
+from bench.groups import LATE_MS
 
 # What stands in for Spark is its own, from 4.2 on; nothing is measured under an earlier version.
 _InMemoryStatefulProcessorHandle = pytest.importorskip(

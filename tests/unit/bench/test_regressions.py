@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench import in_process, micro, regressions
-from tests.bench.regressions import Rounds, slower
+from bench import in_process, micro, regressions
+from bench.regressions import Rounds, slower
 
 PLACE = Path("any")
 
@@ -80,7 +80,7 @@ def test_a_slower_copy_is_found(tmp_path: Path) -> None:
     here, base = tmp_path / "here", tmp_path / "base"
     for tree in (here, base):
         tree.mkdir()
-        for name in ("flinkish_spark", "tests", "demo"):
+        for name in ("flinkish_spark", "tests", "demo", "bench"):
             (tree / name).symlink_to(regressions.ROOT / name)
     (here / "flinkish_spark").unlink()
     shutil.copytree(regressions.ROOT / "flinkish_spark", here / "flinkish_spark")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import scale
-from tests.bench.scale import MODEL, Size, measured, predicted
+from bench import scale
+from bench.scale import MODEL, Size, measured, predicted
 
 PAGE = Path(__file__).parents[3] / "docs" / "scale.md"
 

@@ -42,7 +42,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PICTURES = ROOT / "docs" / "notebooks"
 _MOST_OF_A_PICTURE = 60_000
 #: A path in backticks is checked if it begins with one of these.
-FOLDERS = {".ci", "demo", "docs", "flinkish_spark", "jvm-shim", "notebooks", "tests", "tools"}
+FOLDERS = {".ci", "bench", "demo", "docs", "flinkish_spark", "jvm-shim", "notebooks", "tests", "tools"}
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -98,9 +98,9 @@ def test_decisions_name_what_is_there() -> None:
     sources = [file.read_text(encoding="utf-8") for file in (ROOT / "flinkish_spark").rglob("*.py")]
     defined = {name for source in sources for pair in definition.findall(source) for name in pair}
     text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
-    places = re.findall(r"^- \*\*Where\.\*\*((?:.+\n(?:  .+\n)*))", text, re.MULTILINE)
+    places = re.findall(r"^\*\*Where\.\*\*(.+)$", text, re.MULTILINE)
     named = {name for place in places for name in re.findall(r"`(\w+)`", place)}
-    assert len(named) > 100 and not named - defined
+    assert len(named) > 40 and not named - defined
     assert "`flinkish_spark/" not in re.sub(r"`flinkish_spark/(jars|audit|connectors|testing)/", "", text)
 
 

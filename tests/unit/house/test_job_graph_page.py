@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from flinkish_spark import StreamExecutionEnvironment
-from flinkish_spark.job import explanation, graph_pictures
+from flinkish_spark.job import explanation, plan_forms
 from flinkish_spark.protocol import job_graph
 from tests.support.job_graphs import Session, graph_of, windows_and_patterns
 from tests.support.pages import DOCS, check_page
@@ -22,11 +22,11 @@ def test_the_examples_of_the_page_run() -> None:
 
 
 def test_the_picture_on_the_page_is_what_is_drawn() -> None:
-    drawn = graph_pictures.svg(graph_of(windows_and_patterns))
-    assert (DOCS / "job-graph.svg").read_text(encoding="utf-8") == f"{drawn}\n"
+    drawn = plan_forms.markdown(graph_of(windows_and_patterns))
+    assert f"\n{drawn}\n" in (DOCS / "job-graph.md").read_text(encoding="utf-8")
 
 
 def test_the_examples_in_the_modules_do_what_they_say() -> None:
-    for module in (job_graph, explanation, graph_pictures):
+    for module in (job_graph, explanation, plan_forms):
         found = doctest.testmod(module, extraglobs=vars(module))
         assert found.attempted and not found.failed

@@ -21,7 +21,6 @@ import flinkish_spark.functions
 import flinkish_spark.sinks
 import flinkish_spark.sources
 import flinkish_spark.testing
-from flinkish_spark.moved import INSTEAD, MOVED, MOVED_NAMES
 
 ROOT = Path(__file__).resolve().parents[3]
 FACES = [
@@ -75,54 +74,9 @@ def test_names_are_imported_when_they_are_used() -> None:
     assert "pyspark" not in loaded and "flinkish_spark.datastream.environment" not in loaded
 
 
-@pytest.mark.parametrize("old", MOVED)
-def test_a_module_that_has_moved_is_found_under_its_old_name(old: str) -> None:
-    new = importlib.import_module(f"flinkish_spark.{MOVED[old]}")
-    instead = INSTEAD.get(MOVED[old], "")
-    with pytest.warns(
-        DeprecationWarning, match=f"flinkish_spark.{old} has moved to {new.__name__}.*{instead}$"
-    ):
-        module = importlib.import_module(f"flinkish_spark.{old}")
-    public = [name for name in vars(new) if not name.startswith("_")]
-    assert public and all(getattr(module, name) is getattr(new, name) for name in public)
-    # Old names hide nothing that is there.
-    assert importlib.import_module(f"flinkish_spark.{MOVED[old]}") is new
-    del sys.modules[f"flinkish_spark.{old}"]
-
-
-@pytest.mark.parametrize("old", MOVED_NAMES)
-def test_a_name_that_is_not_listed_any_more_is_found_where_it_was(old: str) -> None:
-    package, _, name = old.rpartition(".")
-    place = MOVED_NAMES[old]
-    face = importlib.import_module(f"flinkish_spark.{package}")
-    says = f"flinkish_spark.{old} has moved to flinkish_spark.{place}.*{INSTEAD[place]}$"
-    with pytest.warns(DeprecationWarning, match=says):
-        found = getattr(face, name)
-    assert found is getattr(importlib.import_module(f"flinkish_spark.{place}"), name)
-    assert name not in face.__all__ and name not in dir(face)
-
-
-def test_old_names_of_harnesses_warn_the_line_that_imports_them() -> None:
-    code = (
-        "import warnings\n"
-        "with warnings.catch_warnings(record=True) as warned:\n"
-        "    warnings.simplefilter('default')\n"
-        "    from flinkish_spark.testing import OperatorHarness\n"
-        "    from flinkish_spark.testing.fold_harness import FoldHarness\n"
-        "    from flinkish_spark.testing import operator_harness\n"
-        "assert operator_harness.OperatorHarness is OperatorHarness\n"
-        "assert operator_harness.FoldHarness is FoldHarness\n"
-        "assert all('ProgramHarness' in str(one.message) for one in warned)\n"
-        "print(*((one.filename, one.lineno) for one in warned))\n"
-    )
-    command = [sys.executable, "-c", code]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert said.split("\n")[0] == "('<string>', 4) ('<string>', 5) ('<string>', 6)"
-
-
 def test_users_meet_one_harness() -> None:
     assert [name for name in flinkish_spark.testing.__all__ if "Harness" in name] == ["ProgramHarness"]
-    others = [old.rpartition(".")[2] for old in [*MOVED_NAMES, *MOVED] if old.startswith("testing.")]
+    others = ["BroadcastHarness", "OperatorHarness", "broadcast_harness", "fold_harness", "operator_harness"]
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
     # Decisions may tell what was.
     told = {page.name: page.read_text(encoding="utf-8") for page in pages if page.name != "decisions.md"}

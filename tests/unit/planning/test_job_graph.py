@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
-from flinkish_spark import AsyncDataStream, AsyncFunction, PlanForm, StreamExecutionEnvironment
+from flinkish_spark import AsyncDataStream, AsyncFunction, StreamExecutionEnvironment
 from flinkish_spark.core.errors import ConfigError, GraphError
-from flinkish_spark.job.graph_pictures import html, plan_in
 from flinkish_spark.planning.between import check_said_between
 from flinkish_spark.planning.job_graph import job_graph, job_graph_to
 from flinkish_spark.protocol.job_graph import JobGraph, OperatorKind, RunsIn, ShipStrategy, Why
@@ -258,7 +257,9 @@ def test_the_graph_of_a_stream_ends_with_it() -> None:
     out(made, "elsewhere")
     graph = job_graph_to("job", env.graph, made._node, 4)
     assert [one.title for one in graph.operators] == ["Source: orders", "map parsed", "totals"]
-    assert made._repr_html_().startswith("<svg") and "totals" in made._repr_html_()
+    assert (
+        made._repr_markdown_().startswith("```mermaid\nflowchart LR") and "totals" in made._repr_markdown_()
+    )
 
 
 def test_functions_that_follow_each_other_are_one_pass_also_where_records_move_behind_them() -> None:
@@ -286,7 +287,7 @@ def test_dead_letters_of_a_source_are_a_sink_of_the_graph(monkeypatch: pytest.Mo
 
 def test_an_empty_graph_has_no_picture_and_wrong_forms_are_refused() -> None:
     env = environment()
-    assert env._repr_html_() == "<pre>job: no sink yet</pre>"
+    assert env._repr_markdown_() == "`job`: no sink yet"
     with pytest.raises(GraphError, match="no sink"):
         env.get_job_graph()
     with pytest.raises(ConfigError, match="PlanForm"):
@@ -340,15 +341,6 @@ def test_sinks_of_an_async_operator_share_what_is_in_front_of_it() -> None:
     }
     (asked,) = (one for one in found.operators if one.name == "asked")
     assert asked.does == "async function" and [edge.why for edge in asked.inputs] == [Why.EVALUATED]
-
-
-def test_without_the_package_for_pictures_a_notebook_shows_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = graph_of(PROGRAMS[0])
-    monkeypatch.setitem(sys.modules, "grandalf.graphs", None)
-    assert html(graph).startswith("<pre>") and "orders" in html(graph)
-    with pytest.raises(ConfigError, match="needs the package grandalf"):
-        plan_in(graph, PlanForm.SVG)
-    assert "digraph" in plan_in(graph, PlanForm.DOT)
 
 
 def test_an_operator_is_found_by_its_id_and_its_uid() -> None:
