@@ -7,7 +7,7 @@ import shlex
 import ssl
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -297,7 +297,9 @@ class KafkaConnection:
         object.__setattr__(self, "bootstrap_servers", _checked_servers(self.bootstrap_servers))
         object.__setattr__(self, "options", MappingProxyType(_checked_options(self.options)))
 
-    def __reduce__(self) -> tuple[type[KafkaConnection], tuple[str, dict[str, str]]]:
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[[str, dict[str, str]], KafkaConnection], tuple[str, dict[str, str]]]:
         # The read-only view of the options cannot be pickled, and a Spark task needs this value. It gets the
         # secrets themselves: their places are the driver's.
         return (_of_driver, (self.servers, self._resolved()))
@@ -423,7 +425,7 @@ def _checked_servers(servers: object) -> tuple[str, ...]:
     return tuple(checked)
 
 
-def _checked_options(options: Mapping[str, str]) -> dict[str, str]:
+def _checked_options(options: Mapping[Any, Any]) -> dict[str, str]:
     checked: dict[str, str] = {}
     for name, value in options.items():
         if not isinstance(name, str) or not name.removeprefix(_PREFIX):
