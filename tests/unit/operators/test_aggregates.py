@@ -367,7 +367,7 @@ TYPE = "k STRING, v INT, tags ARRAY<STRING>"
         (lambda: ElementChoice(Fold.MIN, "v", True), "Ties.FIRST or Ties.LAST"),
         (
             lambda: element_reduce(FieldAggregate(Fold.SUM, "w"), TYPE),
-            "The elements have the fields k, v, tags",
+            "They have k, v, tags",
         ),
         (
             lambda: element_reduce(FieldAggregate(Fold.SUM, "k"), TYPE),
