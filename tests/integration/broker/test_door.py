@@ -430,7 +430,7 @@ def test_a_misspelt_source_is_refused_when_it_is_loaded(door, topic, options, sa
     [
         ({"topics": "x"}, "Did you mean 'topic'"),
         ({"topic": "no-such-topic-here"}, "no-such-topic-here"),
-        ({"kafka.retires": "1"}, "did you mean 'retries'"),
+        ({"kafka.retires": "1"}, "Did you mean 'retries'"),
         ({"kafka.transaction.timeout.ms": "99999999"}, "transaction.max.timeout.ms|timeout"),
     ],
 )
