@@ -339,7 +339,7 @@ class Postgres(Dialect):
         for name, kind, persistence in ((str(n), _letter(k), _letter(p)) for n, k, p in found):
             if persistence != "p":
                 which = {"u": "UNLOGGED", "t": "TEMPORARY"}.get(persistence, persistence)
-                return f"{name} is {which}: it is empty when the server or the session has ended"
+                return f"the table {name} is {which}: it is empty when the server or the session has ended"
             if kind not in _IN_TRANSACTIONS:
                 return f"{name} is no table of this database, and what is written there is not taken back"
         return ""

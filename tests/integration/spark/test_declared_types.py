@@ -75,7 +75,7 @@ def test_a_field_that_must_not_be_null_is_not(spark: Any, tmp_path: Any) -> None
     with pytest.raises(UserFunctionError) as failure:
         client.wait()
     assert failure.value.facts["uid"] == "places"
-    says = "the function emitted a wrong value: field 'places.element.x' is None and must not be null"
+    says = "The function emitted a wrong value: field 'places.element.x' is None and must not be null"
     assert says in str(failure.value)
     found = {row["user"]: row for row in sinks["places"].rows()}
     assert set(found) <= {"u1", "u2", "u3"}

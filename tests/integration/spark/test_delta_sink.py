@@ -143,7 +143,7 @@ def test_an_upsert_into_a_table_that_others_write(spark, tmp_path) -> None:
 def test_a_null_key_is_refused_when_it_is_staged(spark, tmp_path) -> None:
     rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_ID)
     with pytest.raises(
-        BadRecordError, match=r"the key id IS NOT NULL is violated by the record .*\"v\":\"b\""
+        BadRecordError, match=r"The key id IS NOT NULL is violated by the record .*\"v\":\"b\""
     ):
         rig.stage(0, [(1, "a", "x"), (None, "b", "x")])
 

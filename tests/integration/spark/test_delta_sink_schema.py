@@ -168,7 +168,7 @@ def test_rules_within_values_are_checked_when_rows_are_staged(spark, tmp_path, s
             rig.other(schema="id BIGINT, s STRUCT<n: STRUCT<bc: STRING>>").preflight()
     for place, value in TOO_LONG:
         bad = (77, *(value if at == place else GOOD[at] for at in range(1, len(GOOD))))
-        with pytest.raises(BadRecordError, match=r'the length in .* of column .*"id":77'):
+        with pytest.raises(BadRecordError, match=r'The length in .* of column .*"id":77'):
             rig.stage(0, [GOOD, bad])
     with pytest.raises(BadRecordError, match="inner"):
         rig.stage(0, [(77, ("no", None), *GOOD[2:])])
@@ -196,7 +196,7 @@ def test_not_null_within_a_value_is_checked_or_refused_before_the_start(spark, t
         rig.other(schema="id BIGINT").preflight()
     rig.preflight()
     for row in [(7, (None,)), (7, None)]:
-        with pytest.raises(BadRecordError, match=r'the column s\.a NOT NULL .*"id":7'):
+        with pytest.raises(BadRecordError, match=r'The column s\.a NOT NULL .*"id":7'):
             rig.stage(0, [(1, (1,)), row])
     assert rig.put(1, [(1, (2,))]).outcome is Outcome.COMMITTED
     assert rig.rows() == Counter([(1, (2,))])

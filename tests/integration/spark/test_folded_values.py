@@ -45,10 +45,10 @@ def test_a_partition_that_would_be_null_is_refused(spark, tmp_path, writer, mode
     """(1,'',v1) and (1,'',v2) were two rows with NULL, and a delete found neither."""
     rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=mode, partition_by=("country",))
     rig.preflight()
-    with pytest.raises(BadRecordError, match=r"the partition column country NOT IN .*\"v\":\"v1\""):
+    with pytest.raises(BadRecordError, match=r"The partition column country NOT IN .*\"v\":\"v1\""):
         rig.stage(0, [(2, "de", "v0"), (1, value, "v1")])
     if mode is BY_COUNTRY:
-        with pytest.raises(BadRecordError, match="the partition column country NOT IN"):
+        with pytest.raises(BadRecordError, match="The partition column country NOT IN"):
             rig.stage(0, [(1, value, None)])
         with pytest.raises(BadRecordError, match="the key country IS NOT NULL"):
             rig.stage(0, [(1, None, "v1")])
@@ -62,7 +62,7 @@ def test_a_partition_of_a_table_that_is_there_counts(spark, tmp_path) -> None:
     rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_COUNTRY)
     rig.sql(f"CREATE TABLE {{t}} ({ROW}) USING delta PARTITIONED BY (country)")
     rig.preflight()
-    with pytest.raises(BadRecordError, match="the partition column country NOT IN"):
+    with pytest.raises(BadRecordError, match="The partition column country NOT IN"):
         rig.stage(0, [(1, "", "v1")])
 
 
@@ -102,7 +102,7 @@ def test_an_instant_whose_text_is_another_one_is_no_partition(spark, tmp_path, w
         spark.conf.set("spark.sql.session.timeZone", BERLIN)
         rig.preflight()
         rig.stage(0, [(1, first)])
-        with pytest.raises(BadRecordError, match="the partition column at being the value of its text"):
+        with pytest.raises(BadRecordError, match="The partition column at being the value of its text"):
             rig.stage(1, [(2, first + datetime.timedelta(hours=1))])
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
@@ -164,12 +164,12 @@ def test_a_partition_that_no_folder_can_be_called_is_refused(spark, tmp_path, wr
     rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=mode, partition_by=("country",))
     rig.preflight()
     for value in NO_FOLDERS:
-        with pytest.raises(BadRecordError, match=r"the partition column country .*\"v\":\"v1\"") as found:
+        with pytest.raises(BadRecordError, match=r"The partition column country .*\"v\":\"v1\"") as found:
             rig.stage(0, [(2, "de", "v0"), (1, value, "v1")])
         limit = "having at most 247 bytes in a folder's name"
         assert ("UTF-8 without NUL" if "\0" in value else limit) in str(found.value)
     broken = spark.sql("SELECT 1L AS id, CAST(X'6180' AS STRING) AS country, 'v1' AS v")
-    with pytest.raises(BadRecordError, match="the partition column country being UTF-8"):
+    with pytest.raises(BadRecordError, match="The partition column country being UTF-8"):
         rig.stage_frame(0, broken, 1)
     rows = [(n, value, "v") for n, value in enumerate([*FOLDERS, None])]
     rows = rows[:-1] if mode is BY_COUNTRY else rows

@@ -89,7 +89,7 @@ def test_lost_at_every_moment(database, tmp_path) -> None:
         first = committer_of(sink, context, connect).commit(CheckpointId(checkpoint), [given])[0]
         if not broken[0].has_broken:
             break
-        assert first.outcome is Outcome.RETRY and "connection lost" in first.detail
+        assert first.outcome is Outcome.RETRY and "Connection lost" in first.detail
         visible = database.table()
         assert visible in ([], expected)
         fresh = committer_of(sink, context)

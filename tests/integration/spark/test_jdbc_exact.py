@@ -124,7 +124,7 @@ def test_blanks_that_a_column_would_cut_off_are_refused_before_the_decision(
 CHANGES = {
     ("postgres", "ALTER TABLE t ALTER v TYPE numeric(10, 1)"): "rounded to 1 digits",
     ("mariadb", "ALTER TABLE t MODIFY v DECIMAL(10, 1)"): "rounded to 1 digits",
-    ("postgres", "ALTER TABLE t ALTER v TYPE double precision"): "values would be converted",
+    ("postgres", "ALTER TABLE t ALTER v TYPE double precision"): "Values would be converted",
     ("mariadb", "ALTER TABLE t ADD w INT NOT NULL"): "the column 'w' of t must have a value",
     ("postgres", "ALTER TABLE t SET UNLOGGED"): "t is UNLOGGED",
     ("postgres", "ALTER TABLE flinkish_checkpoints SET UNLOGGED"): "flinkish_checkpoints is UNLOGGED",

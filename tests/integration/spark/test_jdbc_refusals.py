@@ -266,7 +266,7 @@ def test_missing_rights_are_found(postgres_database, tmp_path) -> None:
         "GRANT INSERT ON t TO weak",
     )
     weak = TestDatabase(postgres_database.url, "weak", "weak-secret")
-    with pytest.raises(DatabaseRefused, match="permission denied for schema public"):
+    with pytest.raises(DatabaseRefused, match="Permission denied for schema public"):
         check(weak.sink(**UPSERT), tmp_path)
     committer = committer_of(postgres_database.sink(), context_of(tmp_path))
     committer.has_applied(CheckpointId(1))

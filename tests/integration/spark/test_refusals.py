@@ -91,7 +91,9 @@ def assert_refused(env, kind, job_dir: Path, *parts: str) -> FlinkishError:
 @pytest.mark.parametrize("setting", ["interval_ms", "timeout_ms", "restart_budget_ms", "retained"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "10"])
 def test_a_checkpoint_setting_that_is_not_positive(setting, value) -> None:
-    with pytest.raises(ConfigError, match=rf"{setting} is .*To do: give CheckpointConfig such a value"):
+    is_text = value == "10" and setting != "retained"
+    advice = "give milliseconds, or a length of" if is_text else "give CheckpointConfig such a value"
+    with pytest.raises(ConfigError, match=rf"{setting} is .*To do: {advice}"):
         CheckpointConfig(**{setting: value})
 
 
