@@ -35,15 +35,14 @@ def closest(word: str, known: Iterable[str]) -> str:
 
 
 class _Members(enum.EnumMeta):
-    # Type checkers know the members, and would take any name for one.
-    if not TYPE_CHECKING:
+    if TYPE_CHECKING:
+        ...  # Type checkers know the members, and would take any name for one.
+    else:
 
         def __getattr__(cls, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)
             members = cls.__members__
-            if name in members:
-                return members[name]
             near = closest(name, members)
             text = f"{cls.__name__} has no {name}. {near}".rstrip()
             # Without an object Python adds no suggestion of its own.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flinkish_spark.protocol.ids import OwnerEpoch
 from flinkish_spark.protocol.job_graph import JobOperator, JobVertex, OperatorKind, RunsIn
-from flinkish_spark.protocol.job_report import MOST_FAILURES, JobReport, ReportedFailure
+from flinkish_spark.protocol.job_report import MOST_FAILURES, JobReport, ReportedFailure, ReportedWait
 from flinkish_spark.protocol.job_status import (
     JobEvent,
     JobStatus,
@@ -45,6 +47,14 @@ def test_an_owner_begins_with_what_others_have_seen() -> None:
     second = begun(first)
     assert second.restarts == 1 and second.failures == (ReportedFailure(2_000, "no broker"),)
     assert JobReport.from_json(second.to_json()) == second
+
+
+def test_a_job_that_has_ended_waits_for_nothing() -> None:
+    waiting = replace(begun(), waits=(ReportedWait("out", "a commit", 900),))
+    running = waiting.after(JobStatusChange(CREATED, RUNNING, JobEvent.STARTED, "", 1_500))
+    assert len(running.waits) == 1
+    ended = running.after(JobStatusChange(RUNNING, JobStatus.FINISHED, JobEvent.FINISH, "", 1_600))
+    assert ended.waits == () and ended.status is JobStatus.FINISHED
 
 
 def test_vertices_have_settled_when_all_are_alike_or_at_their_end() -> None:

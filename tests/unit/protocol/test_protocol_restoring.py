@@ -140,6 +140,17 @@ def test_another_type_of_key_is_refused() -> None:
     assert misfits(savepoint(), job, NonRestoredState.ALLOW) == [("KEY_TYPE", "totals")]
 
 
+def test_state_that_would_mean_something_else_is_refused_with_both_meanings() -> None:
+    found = savepoint()
+    state = OperatorState(128, ("string",), {"total": "..."}, meaning={"clock": "event time", "columns": "x"})
+    found = replace(found, operators={"totals": state})
+    now = OperatorShape(128, ("string",), {"clock": "processing time", "trigger": "new"})
+    job = JobShape({"totals": now}, shape().sources, {TOTALS: ()})
+    assert misfits(found, job, NonRestoredState.ALLOW) == [("MEANING", "totals")]
+    (problem,) = check_restore(found, job, RestoreRules()).problems
+    assert problem.detail == "clock: event time -> processing time"
+
+
 def test_a_savepoint_without_state_begins_every_operator_empty() -> None:
     # behaviour 89
     empty = savepoint(operators=("totals",), chains=[(Chain(("orders",), (), ("table",)), AT_5)])
