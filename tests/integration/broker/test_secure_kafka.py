@@ -16,7 +16,7 @@ from kafka.admin import KafkaAdminClient, UserScramCredentialUpsertion
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, TlsFailed
 from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable, TransactionClient
-from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault, FlinkishError
+from flinkish_spark.core.errors import AuthorizationError, ConfigError, FlinkishError
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import Outcome
 from tests.support.secure_broker import SecureBroker
@@ -189,7 +189,7 @@ def test_an_authority_that_is_not_trusted(secured: SecureBroker, tmp_path: Path,
     other = make_certificates(tmp_path)
     options = {**secured.login("alice"), "ssl.truststore.location": str(other.authority)}
     error = refusal(secured.bootstrap_servers, options, caplog)
-    assert type(error) is EnvironmentFault
+    assert type(error) is TlsFailed
     assert "certificate is not accepted" in str(error) and "ssl.truststore.location" in error.what_to_do
 
 
@@ -211,7 +211,7 @@ def test_a_certificate_that_the_broker_does_not_accept(
     else:
         options["ssl.keystore.location"] = str(make_certificates(tmp_path).client)
     error = refusal(secured.certificate_servers, options, caplog)
-    assert type(error) is EnvironmentFault
+    assert type(error) is TlsFailed
     assert "client's certificate" in error.why and "ssl.keystore.location" in error.what_to_do
 
 

@@ -50,7 +50,7 @@ def test_a_partition_that_would_be_null_is_refused(spark, tmp_path, writer, mode
     if mode is BY_COUNTRY:
         with pytest.raises(BadRecordError, match="The partition column country NOT IN"):
             rig.stage(0, [(1, value, None)])
-        with pytest.raises(BadRecordError, match="the key country IS NOT NULL"):
+        with pytest.raises(BadRecordError, match="The key country IS NOT NULL"):
             rig.stage(0, [(1, None, "v1")])
         return
     assert rig.put(1, [(2, "de", "v0"), (1, None, "v1"), (3, " ", "v2")]).outcome is Outcome.COMMITTED
@@ -142,7 +142,7 @@ def test_an_upsert_into_varchar_tells_blanks_apart(spark, tmp_path) -> None:
     rig.put(1, [("a", "1"), ("a ", "2"), ("A", "3")])
     rig.put(2, [("a ", "4")])
     assert rig.rows() == Counter([("a", "1"), ("a ", "4"), ("A", "3")])
-    with pytest.raises(BadRecordError, match="the length 5 of column id"):
+    with pytest.raises(BadRecordError, match="The length 5 of column id"):
         rig.stage(3, [("abcde ", "5")])
 
 

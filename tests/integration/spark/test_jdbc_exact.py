@@ -217,7 +217,7 @@ def test_tables_that_a_crash_empties_are_refused(postgres_database, tmp_path, cr
 def test_a_temporary_table_is_refused(postgres_database, sqlite_database, tmp_path) -> None:
     with pytest.raises(SchemaError, match="t is TEMPORARY"):
         check(postgres_database.sink("pg_temp.t", create_table=True), tmp_path)
-    with pytest.raises(SchemaError, match="it is temporary"):
+    with pytest.raises(SchemaError, match="It is temporary"):
         check(sqlite_database.sink("temp.t", create_table=True), tmp_path)
     assert sqlite_database.query("PRAGMA synchronous") == [(2,)]
 

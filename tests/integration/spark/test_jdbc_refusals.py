@@ -272,12 +272,12 @@ def test_missing_rights_are_found(postgres_database, tmp_path) -> None:
     committer.has_applied(CheckpointId(1))
     committer.close()
     postgres_database.run("GRANT SELECT, INSERT, UPDATE ON flinkish_checkpoints TO weak")
-    with pytest.raises(DatabaseRefused, match="permission denied for table t"):
+    with pytest.raises(DatabaseRefused, match="Permission denied for table t"):
         check(weak.sink(**UPSERT), tmp_path)
     postgres_database.run("GRANT SELECT, UPDATE ON t TO weak")
     check(weak.sink(**UPSERT), tmp_path)
     postgres_database.run("REVOKE TEMPORARY ON DATABASE " + weak.url.rsplit("/", 1)[1] + " FROM PUBLIC")
-    with pytest.raises(DatabaseRefused, match="permission denied to create temporary tables"):
+    with pytest.raises(DatabaseRefused, match="Permission denied to create temporary tables"):
         check(weak.sink(**UPSERT), tmp_path)
 
 
