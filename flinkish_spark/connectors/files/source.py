@@ -424,8 +424,9 @@ class FileSource(SplitSource):
         there = Path(self.path, path)
         if there.exists():
             return True
-        folder = next(one for one in there.parents if one.exists())
-        return not any(folder.iterdir())
+        # One entry of it suffices: a whole listing for each file that is gone would take minutes.
+        with os.scandir(next(one for one in there.parents if one.exists())) as entries:
+            return next(entries, None) is None
 
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         """Return the files that are not in the list yet, and whether they are the last ones."""
