@@ -127,12 +127,12 @@ def has_class(spark: SparkSession, name: str) -> bool:
 
 
 def has_shim(spark: SparkSession) -> bool:
-    """Whether the JAR of this package is there."""
+    """Return True if the JAR of this package is there."""
     return has_class(spark, "io.github.flinkishspark.shim.KafkaStager")
 
 
 def has_kafka_source(spark: SparkSession) -> bool:
-    """Whether Spark's own Kafka source is there."""
+    """Return True if Spark's own Kafka source is there."""
     return has_class(spark, "org.apache.spark.sql.kafka010.KafkaSourceProvider")
 
 

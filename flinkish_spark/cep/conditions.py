@@ -105,7 +105,7 @@ class Given(Protocol):
 
     @property
     def take(self) -> Take | None:
-        """What copies the event for a function of the user's; None: it cannot change."""
+        """The function that copies the event for a function of the user's; None if it cannot change."""
 
     @property
     def facts(self) -> dict[Leaf, bool]:

@@ -142,7 +142,7 @@ class Watchdog:
 
     @property
     def longest(self) -> str:
-        """What the thread waits for that has waited for the longest; empty if none does."""
+        """The wait that has lasted longest; empty if no thread waits."""
         with self._lock:
             first = min(self._stands.values(), key=lambda stand: stand.since_ms, default=None)
             return "" if first is None else first.waits[-1]

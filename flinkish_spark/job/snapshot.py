@@ -156,7 +156,7 @@ class JobSnapshot:
 
     @property
     def waits(self) -> tuple[ReportedWait, ...]:
-        """What holds the job back, the longest first; nothing if it does not run."""
+        """The waits that hold the job back, the longest first; none if it does not run."""
         report = self.report
         return () if report is None or self.is_over or self.was_cut_off else report.waits
 

@@ -1,4 +1,4 @@
-"""What the state of an operator means: facts by name, stored beside the names and types of its states."""
+"""The meaning of an operator's state: named facts, stored beside the names and types of its states."""
 
 from __future__ import annotations
 

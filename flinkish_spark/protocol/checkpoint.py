@@ -268,7 +268,7 @@ class PendingCheckpoint:
 
     @property
     def awaited(self) -> str:
-        """What it waits for, to be read behind "waits for"."""
+        """The object of its sentence "waits for ..."."""
         if self.state is CheckpointState.TRIGGERED:
             missing = sorted(f"{one.kind.value} '{one.uid}'" for one in self.missing)
             more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""

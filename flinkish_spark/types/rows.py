@@ -234,7 +234,7 @@ class ElementType:
 
     @cached_property
     def take(self) -> Take | None:
-        """What makes a copy of an element for a second owner; None: nothing in elements can change."""
+        """The function that copies an element for a second owner; None if elements cannot change."""
         return None if is_flat(T.StructType(list(self.fields))) else taken
 
     def spread(self, value: Any) -> tuple[Any, ...]:

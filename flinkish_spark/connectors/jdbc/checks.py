@@ -1,4 +1,4 @@
-"""What a table must be like to keep records as they are: looked at before the start and in each commit."""
+"""Checks that a table keeps records as they are, made before the start and in each commit."""
 
 from __future__ import annotations
 
