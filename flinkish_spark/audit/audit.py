@@ -45,69 +45,42 @@ class Completeness(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """What is audited.
+    """What is audited."""
 
-    Parameters
-    ----------
-    connection
-        Where the input topics are, and those that are outputs.
-    inputs
-        Topics.
-    outputs
-        Where the sinks wrote.
-    names
-        How rows say where they come from.
-    completeness
-        Who has to name each record of the input.
-    first, end
-        Offsets by topic and partition; for a partition of which none is given, where the job began and the
-        position of the newest confirmed checkpoint.
-    began
-        Where the job began, as far as that is known; what the topics do not hold any more is not audited.
-    """
-
+    #: Where the input topics are, and those that are outputs.
     connection: KafkaConnection
     inputs: tuple[str, ...]
     outputs: tuple[OutputSpec, ...]
+    #: How rows say where they come from.
     names: OriginNames = field(default_factory=OriginNames)
+    #: Who has to name each record of the input.
     completeness: Completeness = Completeness.EACH
+    #: Offsets by topic and partition; for a partition of which none is given, where the job began and the
+    #: position of the newest confirmed checkpoint.
     first: Offsets = field(default_factory=dict)
     end: Offsets = field(default_factory=dict)
+    #: Where the job began, as far as that is known; what the topics do not hold any more is not audited.
     began: Offsets = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found; :attr:`is_exact` is the answer.
+    """What an audit found; :attr:`is_exact` is the answer."""
 
-    Parameters
-    ----------
-    checkpoint
-        The one whose position ends the audited input.
-    extents
-        The audited offsets by partition.
-    records
-        How many records of the input they hold.
-    outputs
-        What was seen in each output.
-    lost
-        By sink, or under ``""`` for all outputs together: how many records are missing.
-    partial
-        Checkpoints that an output shows in part, too much of, or without a decision.
-    keeps_all
-        Whether the input's topics keep each record until retention takes it: then an offset that is named and
-        has no record never had one that a reader may see.
-    examples
-        Some faults, in words.
-    """
-
+    #: The one whose position ends the audited input.
     checkpoint: int
+    #: The audited offsets by partition.
     extents: Mapping[Place, Extent]
+    #: How many records of the input they hold.
     records: int
+    #: What was seen in each output.
     outputs: tuple[OutputCounts, ...]
     lost_by_sink: Mapping[str, int]
+    #: Checkpoints that an output shows in part, too much of, or without a decision.
     partial: tuple[Partial, ...]
     checkpoints: int
+    #: Whether the input's topics keep each record until retention takes it: then an offset that is named and
+    #: has no record never had one that a reader may see.
     keeps_all: bool
     examples: tuple[str, ...]
 
@@ -128,7 +101,6 @@ class AuditResult:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing was found."""
         return not any(self.zeros.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -163,7 +135,6 @@ class AuditResult:
         }
 
     def partial_of(self, one: OutputCounts) -> int:
-        """How many checkpoints one output shows in part."""
         return len({partial.what for partial in self.partial if partial.sink == one.spec.sink})
 
 
@@ -171,15 +142,6 @@ def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult
     """Read input and outputs, and compare them with each other and with what was decided.
 
     The job may run meanwhile: it is audited up to its newest confirmed checkpoint.
-
-    Raises
-    ------
-    NothingToAudit
-        Nothing is confirmed yet, or there is no such sink.
-    InputLostError
-        Input that has to be compared is gone.
-    FlinkishError
-        What :meth:`OutputReader.read` raises.
     """
     # This order matters. What is confirmed now is visible to whoever reads from now on, and what is
     # visible then was decided before.
@@ -218,13 +180,7 @@ def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult
 
 
 def began_at(job_dir: JobDir, place: StoreSpec, topics: Sequence[str]) -> Offsets:
-    """Return where a job began to read, as far as that is written down.
-
-    Parameters
-    ----------
-    place
-        Of the job directory.
-    """
+    """Return where a job began to read, as far as that is written down."""
     if job_dir.history().log_began_in != FIRST_LINEAGE:
         # What is written down is where Spark's checkpoint was begun anew.
         return {}
@@ -233,15 +189,7 @@ def began_at(job_dir: JobDir, place: StoreSpec, topics: Sequence[str]) -> Offset
 
 
 def extents_of(settings: AuditSettings, position: LoggedOffsets) -> dict[Place, Extent]:
-    """Return which offsets are audited, by partition.
-
-    Raises
-    ------
-    InputLostError
-        Offsets that were asked for are gone.
-    UserError
-        The position names none of the topics, or the offsets that were asked for are none of the input.
-    """
+    """Return which offsets are audited, by partition."""
     known = position.kafka(frozenset(settings.inputs))
     extents = {}
     for topic in settings.inputs:

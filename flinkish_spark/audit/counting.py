@@ -38,20 +38,7 @@ class Extent:
 
 
 class InputOffsets:
-    """Which offsets of the audited extents hold a record: markers and aborted records do not.
-
-    Parameters
-    ----------
-    extents
-        By partition; their order numbers the places.
-
-    Examples
-    --------
-    >>> offsets = InputOffsets({("orders", 0): Extent(10, 13)})
-    >>> offsets.note(0, np.array([10, 12, 99]))
-    >>> offsets.records
-    2
-    """
+    """Which offsets of the audited extents hold a record: markers and aborted records do not."""
 
     def __init__(self, extents: Mapping[Place, Extent]) -> None:
         self.places: tuple[Place, ...] = tuple(extents)
@@ -59,25 +46,17 @@ class InputOffsets:
         self.present = [np.zeros(len(extent), np.bool_) for extent in self.extents]
 
     def note(self, place: int, offsets: Int64s) -> None:
-        """Note records of a place."""
         extent = self.extents[place]
         inside = offsets[(offsets >= extent.start) & (offsets < extent.end)]
         self.present[place][inside - extent.start] = True
 
     @property
     def records(self) -> int:
-        """How many records there are."""
         return sum(int(found.sum()) for found in self.present)
 
 
 class NamedOffsets:
-    """Which offsets of the input one output names, and which of them it names again.
-
-    Parameters
-    ----------
-    expected
-        The input. Complete before :meth:`lost` and :attr:`unexpected` are asked for.
-    """
+    """Which offsets of the input one output names, and which of them it names again."""
 
     def __init__(self, expected: InputOffsets) -> None:
         self._expected = expected
@@ -89,15 +68,7 @@ class NamedOffsets:
         self.examples: list[str] = []
 
     def add(self, places: Int64s, offsets: Int64s) -> Bools:
-        """Count rows; return which of them are inside the extents, and the first of their origin.
-
-        Parameters
-        ----------
-        places
-            Numbers of places; -1 for another partition.
-        offsets
-            As many.
-        """
+        """Count rows; return which of them are inside the extents, and the first of their origin."""
         first = np.zeros(len(offsets), np.bool_)
         for place, extent in enumerate(self._expected.extents):
             rows = np.flatnonzero((places == place) & (offsets >= extent.start) & (offsets < extent.end))
@@ -123,7 +94,6 @@ class NamedOffsets:
 
     @property
     def unexpected(self) -> int:
-        """How many offsets it names, inside the extents, at which the input has no record."""
         return sum(int(found.sum()) for found in self._unexpected())
 
     @property
@@ -176,14 +146,6 @@ class KeyOrder:
 
     Keys are told apart by 64-bit hashes: among a million of them two are mistaken for one with a
     probability of 3 in 100 million, and then order may be asked of records that have none.
-
-    Examples
-    --------
-    >>> order = KeyOrder()
-    >>> order.add(np.array([7, 8, 7], np.uint64), np.array([1, 5, 2]))
-    0
-    >>> order.add(np.array([8, 7], np.uint64), np.array([4, 3]))
-    1
     """
 
     def __init__(self) -> None:
@@ -191,15 +153,7 @@ class KeyOrder:
         self._last = np.zeros(0, np.int64)
 
     def add(self, keys: UInt64s, offsets: Int64s) -> int:
-        """Return how many of these records come behind one of their key with a higher offset.
-
-        Parameters
-        ----------
-        keys
-            A hash of key and source partition for each record.
-        offsets
-            In the source partition, 0 or more.
-        """
+        """Return how many of these records come behind one of their key with a higher offset."""
         if not len(keys):
             return 0
         order = np.argsort(keys, kind="stable")
@@ -235,27 +189,13 @@ class BatchOrder:
     """The micro-batches of one output partition, in the order of their records.
 
     They are written one after the other, so that the records of one lie behind those of all earlier ones.
-
-    Examples
-    --------
-    >>> order = BatchOrder()
-    >>> order.add([(0, 1), (0, 2), (0, 1), None]).tolist()
-    [False, False, True, False]
-    >>> order.add([(0, 1), (1, 0)]).tolist()
-    [True, False]
     """
 
     def __init__(self) -> None:
         self._newest = (-1, -1)
 
     def add(self, places: Sequence[tuple[int, int] | None]) -> Bools:
-        """Return which records lie behind one of a later micro-batch.
-
-        Parameters
-        ----------
-        places
-            Lineage and number of each record's micro-batch; None where it names none.
-        """
+        """Return which records lie behind one of a later micro-batch."""
         ranked = {place: rank for rank, place in enumerate(sorted({self._newest, *filter(None, places)}))}
         ranks = np.array([-1 if place is None else ranked[place] for place in places], np.int64)
         if not len(ranks):
@@ -267,15 +207,7 @@ class BatchOrder:
 
 
 def _running_maximum(offsets: Int64s, begins: npt.NDArray[np.intp], before: Int64s) -> Int64s:
-    """Return for each record the highest offset in front of it, within its run.
-
-    Parameters
-    ----------
-    begins
-        Where each run begins.
-    before
-        The highest offset in front of each run.
-    """
+    """Return for each record the highest offset in front of it, within its run."""
     runs = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(offsets))))
     # Ranks in place of offsets: a run's number in front of them does not overflow.
     values, ranks = np.unique(offsets, return_inverse=True)

@@ -31,22 +31,13 @@ class NothingToAudit(UserError):
 
 @dataclass(frozen=True, slots=True)
 class BatchName:
-    """A micro-batch as records name it.
-
-    Examples
-    --------
-    >>> str(BatchName.of("0/17"))
-    '0/17'
-    >>> BatchName.of("seventeen") is None
-    True
-    """
+    """A micro-batch as records name it."""
 
     lineage: Lineage
     batch: BatchId
 
     @classmethod
     def of(cls, text: str) -> BatchName | None:
-        """Read the value of a record's header; None if it is none of ours."""
         match = _BATCH_NAME.fullmatch(text)
         return None if match is None else cls(Lineage(int(match[1])), BatchId(int(match[2])))
 
@@ -87,17 +78,10 @@ class DecidedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """One look at the decisions of a job that are still there.
-
-    Parameters
-    ----------
-    newest
-        The newest live decision that is confirmed; None before the first.
-    history
-        The rewinds.
-    """
+    """One look at the decisions of a job that are still there."""
 
     checkpoints: Mapping[int, DecidedCheckpoint]
+    #: The newest live decision that is confirmed; None before the first.
     newest: Decision | None
     history: LineageHistory
 
@@ -114,7 +98,6 @@ class Decided:
         return cls(found, newest, history)
 
     def is_dead(self, one: DecidedCheckpoint) -> bool:
-        """Whether a rewind left a checkpoint behind."""
         return self.history.superseded_by(CheckpointId(one.checkpoint), one.lineage) is not None
 
     def may_be_dead(self, checkpoint: int) -> bool:
@@ -201,15 +184,7 @@ class Visible:
 
 
 def partial_checkpoints(before: Decided, visible: Visible, after: Decided) -> list[Partial]:
-    """Return what an output shows in part, too much of, or without a decision.
-
-    Parameters
-    ----------
-    before, after
-        Looks at the decisions before and after the output was read.
-    visible
-        What it shows.
-    """
+    """Return what an output shows in part, too much of, or without a decision."""
     known = {**before.checkpoints, **after.checkpoints}
     whole = [one for one in before.checkpoints.values() if one.is_confirmed and not after.is_dead(one)]
     found = []

@@ -53,21 +53,9 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class OriginNames:
-    """Names of headers, fields or columns that hold a row's origin.
+    """Names of headers, fields or columns that hold a row's origin."""
 
-    Parameters
-    ----------
-    topic
-        Empty if the rows do not say it; then the input is one topic.
-    partition, offset
-        Of the input's record.
-
-    Examples
-    --------
-    >>> OriginNames.of("_topic,_partition,_offset")
-    OriginNames(topic='_topic', partition='_partition', offset='_offset')
-    """
-
+    #: Empty if the rows do not say it; then the input is one topic.
     topic: str = "_topic"
     partition: str = "_partition"
     offset: str = "_offset"
@@ -82,7 +70,6 @@ class OriginNames:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """The names in use."""
         return tuple(filter(None, (self.topic, self.partition, self.offset)))
 
 
@@ -100,15 +87,7 @@ class Origins:
 
 
 class OriginReader:
-    """Turns columns of text or numbers into places and offsets.
-
-    Parameters
-    ----------
-    names
-        Of the columns.
-    places
-        Of the input; their order numbers them.
-    """
+    """Turns columns of text or numbers into places and offsets."""
 
     def __init__(self, names: OriginNames, places: Sequence[Place]) -> None:
         self._names = names
@@ -136,7 +115,6 @@ class OriginReader:
         return found
 
     def of_rows(self, batch: pa.RecordBatch) -> Origins:
-        """Return the origins of rows of a file, which has the columns."""
         return self._origins([batch.column(name) for name in self._names.all])
 
     def _origins(self, columns: Sequence[Any]) -> Origins:
@@ -203,7 +181,6 @@ def json_columns(values: Any, names: Sequence[str]) -> list[Any] | None:
 
 
 def _typed(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with numbers where numbers are expected: the last two are."""
     names = schema.names
     return pa.schema([(n, pa.int64() if n in names[-2:] else pa.string()) for n in names])
 
@@ -313,26 +290,14 @@ class TableVersion:
 
 
 class DeltaLog:
-    """Reads new versions as they come.
-
-    Parameters
-    ----------
-    table
-        Its directory; it need not exist yet.
-    """
+    """Reads new versions as they come."""
 
     def __init__(self, table: Path) -> None:
         self._table = table
         self._next = 0
 
     def new_versions(self) -> Iterator[TableVersion]:
-        """Yield the versions that were written since the last call.
-
-        Raises
-        ------
-        UnreadableTable
-            Rows are not simply what the files hold, or the log does not begin at version 0 any more.
-        """
+        """Yield the versions that were written since the last call."""
         while True:
             try:
                 text = (self._table / _LOG / f"{self._next:020}.json").read_text(encoding="utf-8")
@@ -396,7 +361,6 @@ class Table:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that hold its rows."""
         return tuple(self.added_in)
 
     @classmethod
@@ -416,7 +380,6 @@ class Table:
         return cls(versions, {table / path: version for path, version in active.items()}, orphans)
 
     def rows(self, *columns: str) -> Iterator[tuple[object, ...]]:
-        """Yield the rows of all active files."""
         for path in self.files:
             content = parquet.ParquetFile(path).read(columns=list(columns))
             yield from zip(*(content.column(name).to_pylist() for name in columns), strict=True)
@@ -446,68 +409,46 @@ class OutputKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """An output that is audited.
+    """An output that is audited."""
 
-    Parameters
-    ----------
-    sink
-        Uid of the sink that writes it.
-    kind
-        What it is.
-    place
-        Topics, separated by commas, or a directory.
-    """
-
+    #: Uid of the sink that writes it.
     sink: str
     kind: OutputKind
+    #: Topics, separated by commas, or a directory.
     place: str
 
 
 @dataclass
 class OutputCounts:
-    """What was seen in one output.
-
-    Parameters
-    ----------
-    named
-        Which offsets of the input it names.
-    rows
-        How many rows were looked at.
-    superseded
-        Rows of checkpoints that a rewind left behind: looked at no further.
-    unnamed
-        Rows that say nothing about where they come from.
-    reordered
-        Records that come behind one of their key from a higher offset, or behind one of a later micro-batch;
-        None where there is no order.
-    newest
-        The last offset of the input that each micro-batch names, or of a table each checkpoint, by partition
-        of the input.
-    by_batch, by_checkpoint
-        Rows by what wrote them; None where the output does not tell.
-    notes
-        What a reader of the result has to know.
-    """
+    """What was seen in one output."""
 
     spec: OutputSpec
+    #: Which offsets of the input it names.
     named: NamedOffsets
+    #: How many rows were looked at.
     rows: int = 0
+    #: Rows of checkpoints that a rewind left behind: looked at no further.
     superseded: int = 0
+    #: Rows that say nothing about where they come from.
     unnamed: int = 0
+    #: Records that come behind one of their key from a higher offset, or behind one of a later micro-batch;
+    #: None where there is no order.
     reordered: int | None = None
+    #: Rows by what wrote them; None where the output does not tell.
     by_batch: Counter[str] | None = None
     by_checkpoint: Counter[int] | None = None
+    #: The last offset of the input that each micro-batch names, or of a table each checkpoint, by partition
+    #: of the input.
     newest: dict[tuple[str, Place], int] = field(default_factory=dict)
+    #: What a reader of the result has to know.
     notes: list[str] = field(default_factory=list)
 
     @property
     def is_judged(self) -> bool:
-        """Whether it tells what wrote its rows, so that they can be compared with decisions."""
         return self.by_batch is not None or self.by_checkpoint is not None
 
     @property
     def visible(self) -> Visible:
-        """The rows by what wrote them."""
         return Visible(self.spec.sink, self.by_batch, self.by_checkpoint, self.newest)
 
     def count(self, origins: Origins) -> Any:
@@ -521,40 +462,20 @@ class OutputCounts:
 
 @dataclass(frozen=True)
 class OutputReader:
-    """Reads outputs.
-
-    Parameters
-    ----------
-    expected
-        The input.
-    names
-        How rows say where they come from.
-    job
-        Whose marks a table's versions carry.
-    decided
-        The decisions before anything is read.
-    connection
-        Where topics are; asked for only if an output is one.
-    """
+    """Reads outputs."""
 
     expected: InputOffsets
+    #: How rows say where they come from.
     names: OriginNames
+    #: Whose marks a table's versions carry.
     job: JobUuid
+    #: The decisions before anything is read.
     decided: Decided
+    #: Where topics are; asked for only if an output is one.
     connection: Callable[[], KafkaConnection]
 
     def read(self, spec: OutputSpec) -> OutputCounts:
-        """Read an output as it is now.
-
-        Raises
-        ------
-        GraphError
-            There is no such topic.
-        SchemaError
-            The rows do not say where they come from.
-        UnreadableTable, BrokerUnavailableError, AuthorizationError, InputLostError
-            It cannot be read.
-        """
+        """Read an output as it is now."""
         counts = OutputCounts(spec, NamedOffsets(self.expected))
         match spec.kind:
             case OutputKind.KAFKA:
@@ -759,20 +680,13 @@ class OutputReader:
 
 
 def _batch_places(written_by: Any) -> list[tuple[int, int] | None]:
-    """Return lineage and number of each record's micro-batch; None where its header names none."""
     names = [BatchName.of(word) for word in written_by.dictionary.to_pylist()]
     known = [None if name is None else (int(name.lineage), int(name.batch)) for name in names]
     return [None if code is None else known[code] for code in written_by.indices.to_pylist()]
 
 
 def ranges_of(connection: KafkaConnection, topic: str) -> Iterator[tuple[OffsetRange, int]]:
-    """Yield all that a read_committed reader sees of a topic now, by partition, and how much waits behind it.
-
-    Raises
-    ------
-    GraphError
-        There is no such topic.
-    """
+    """Yield what a read_committed reader sees of a topic, by partition, and how much waits after it."""
     with KafkaAdmin(connection) as admin:
         found = admin.topics([topic])
         if topic not in found:

@@ -21,15 +21,12 @@ class NoTallies:
         """Do nothing."""
 
     def taken(self) -> Accumulated:
-        """Return nothing."""
         return {}
 
     def bases(self) -> tuple[str, ...]:
-        """Return nothing."""
         return ()
 
     def metrics(self) -> UserMetrics:
-        """Return nothing."""
         return {}
 
 
@@ -48,18 +45,11 @@ class TaskTallies(NoTallies):
         self._carrier = self._context.accumulator(Tally(), TallyParam())
 
     def begin(self) -> None:
-        """Forget what was said, and have the tasks of this thread's jobs send what they add."""
         self._carrier.value = Tally()
         self._context.setLocalProperty(ACCUMULATORS_PROPERTY, str(self._carrier.aid))
 
     def taken(self) -> Accumulated:
-        """Return what tasks have added since :meth:`begin`, by name.
-
-        Raises
-        ------
-        UserFunctionError
-            Two functions give one name to accumulators of different kinds.
-        """
+        """Return what tasks have added since :meth:`begin`, by name."""
         try:
             return counted(self._carrier.value)
         except ValueError as error:

@@ -33,18 +33,6 @@ def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
 
     Spark reaches it by Hadoop, with settings of its own: what the options of the store say of an S3 bucket is
     passed on as settings of that bucket, unless the session has some.
-
-    Parameters
-    ----------
-    store
-        At `place`. An object is there for the moment.
-
-    Raises
-    ------
-    StoreError
-        It does not take an object.
-    EnvironmentFault
-        Spark has no file system for it, cannot reach it, or reaches another one.
     """
     pass_on(spark, place)
     with _probe(store) as key:
@@ -71,18 +59,7 @@ def _probe(store: Store) -> Iterator[str]:
 
 
 def copy_in_tasks(spark: SparkSession, place: StoreSpec, names: Sequence[tuple[str, str]]) -> None:
-    """Copy objects within a store, whose bytes come through whoever asks for it (HDFS): on all executors.
-
-    Parameters
-    ----------
-    names
-        Keys, and those of the copies. What is there already is replaced, so it may be repeated.
-
-    Raises
-    ------
-    StoreError
-        Some could not be copied.
-    """
+    """Copy objects within a store, whose bytes come through whoever asks for it (HDFS): on all executors."""
     text = place.to_text()
 
     def copy(some: Iterable[tuple[str, str]]) -> None:

@@ -46,14 +46,7 @@ def named_chain(frame: DataFrame, chain: Chain) -> DataFrame:
 def named_scan(
     frame: DataFrame, role: ScanRole, uid: str = "", inputs: Sequence[tuple[str, str]] = ()
 ) -> DataFrame:
-    """Return `frame` so that the sources in its plan are known by that role and uid.
-
-    Parameters
-    ----------
-    inputs
-        That it brings, by chain and name, where it is one of several chains or brings several of one; else
-        it brings that of its uid in the chain that it stands in.
-    """
+    """Return `frame` so that the sources in its plan are known by that role and uid."""
     parts = [_PREFIX, role.value, uid]
     if inputs:
         parts.append(",".join(dict.fromkeys(chain for chain, _ in inputs)))
@@ -71,13 +64,7 @@ def named_operators(frame: DataFrame, uids: Sequence[str]) -> DataFrame:
 
 
 def layout_of(frame: DataFrame) -> PlanLayout:
-    """Return the sources and operators of a plan of ours, in Spark's order.
-
-    Raises
-    ------
-    ValueError
-        Something in the plan has no name.
-    """
+    """Return the sources and operators of a plan of ours, in Spark's order."""
     scans: list[Scan] = []
     inputs: list[ScannedInput] = []
     operators: list[tuple[OperatorInstance, ...]] = []
@@ -133,18 +120,12 @@ _ROLES = frozenset(role.value for role in ScanRole)
 
 @dataclass(frozen=True)
 class FrameColumns:
-    """Columns in a plan of ours.
+    """Columns in a plan of ours."""
 
-    Parameters
-    ----------
-    read
-        Of each scan of records, what the source gives, with Spark's names of the types, by the scan's uid.
-    origins
-        Of each column of the frame, the uids and columns of scans that it is computed from; without those
-        that pass a function in Python, or state.
-    """
-
+    #: Of each scan of records, what the source gives, with Spark's names of the types, by the scan's uid.
     read: Mapping[str, tuple[tuple[str, str], ...]]
+    #: Of each column of the frame, the uids and columns of scans that it is computed from; without those
+    #: that pass a function in Python, or state.
     origins: Mapping[str, frozenset[tuple[str, str]]]
 
 
@@ -161,13 +142,7 @@ def columns_of(frame: DataFrame) -> FrameColumns:
 def _origins(
     node: Any, scan: str, read: dict[str, tuple[tuple[str, str], ...]]
 ) -> dict[int, frozenset[tuple[str, str]]]:
-    """Return the origins of attributes in and below a node, by their ids; note the scans that are there.
-
-    Parameters
-    ----------
-    scan
-        Uid of the nearest scan of records above; empty for none.
-    """
+    """Return the origins of attributes in and below a node, by their ids; note the scans that are there."""
     kind, children = _kind(node), list(_each(node.children()))
     if kind == "SubqueryAlias":
         prefix, _, named = node.alias().partition(":")
@@ -250,14 +225,9 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class NotRowByRow:
-    """Something that a function does with more than single rows.
+    """Something that a function does with more than single rows."""
 
-    Parameters
-    ----------
-    what
-        As a user calls it.
-    """
-
+    #: As a user calls it.
     what: str
 
 
@@ -285,30 +255,16 @@ class Keeping:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What is done to each row.
+    """What is done to each row."""
 
-    Parameters
-    ----------
-    steps
-        One behind the other. Their columns are unresolved: they name those of the frame, or earlier ones.
-    outputs
-        Column with each field that comes out, in order.
-    """
-
+    #: One behind the other. Their columns are unresolved: they name those of the frame, or earlier ones.
     steps: tuple[Computing | Keeping, ...]
+    #: Column with each field that comes out, in order.
     outputs: tuple[str, ...]
 
 
 def row_plan(given: DataFrame, made: DataFrame, names: tuple[str, ...], prefix: str) -> RowPlan | NotRowByRow:
-    """Return what was done to each row of `given`, so that it became `made`.
-
-    Parameters
-    ----------
-    names
-        What its columns are called in the frames that the plan is to be used on.
-    prefix
-        Of names for columns that are computed; nothing else has it.
-    """
+    """Return what was done to each row of `given`, so that it became `made`."""
     if getattr(given, "_jdf", None) is None:
         return NotRowByRow("something that is not known: the session has no JVM of its own")
     try:
@@ -333,14 +289,7 @@ class _NoSuchPlan(Exception):
 
 
 class _Reading:
-    """Goes through one plan.
-
-    Parameters
-    ----------
-    known
-        Name of the column with each attribute, by the attribute's id. An attribute that a projection leaves
-        out stays: nobody asks for it any more.
-    """
+    """Goes through one plan."""
 
     def __init__(self, jvm: Any, known: dict[int, str], prefix: str) -> None:
         self._known = known
@@ -438,18 +387,7 @@ def _kind(found: Any) -> str:
 
 
 class Selection:
-    """Columns to select from every DataFrame that has them.
-
-    Parameters
-    ----------
-    columns
-        Unresolved: made by name, not taken from a DataFrame.
-
-    Notes
-    -----
-    Belongs to one JVM; used by one thread at a time. The same as `frame.select(*columns)`, which is what
-    it does where the session has no JVM of its own.
-    """
+    """Columns to select from every DataFrame that has them."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = tuple(columns)

@@ -38,13 +38,7 @@ _ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
 
 
 class QueryThreads:
-    """The thread of a query, and those of its tasks where they run in this JVM.
-
-    Parameters
-    ----------
-    run_id
-        Of the query's run, by which Spark groups its jobs.
-    """
+    """The thread of a query, and those of its tasks where they run in this JVM."""
 
     def __init__(self, spark: SparkSession, run_id: str) -> None:
         self._spark, self._run_id = spark, run_id
@@ -66,7 +60,6 @@ class QueryThreads:
             thread.interrupt()
 
     def stacks(self) -> tuple[str, ...]:
-        """Return where the threads stand, each with its innermost frames, for people."""
         return tuple(f"{thread.getName()}: {self._frames(thread)}" for thread in self._own())
 
     def _frames(self, thread: Any) -> str:
@@ -99,13 +92,7 @@ class JobThreads:
         self._spark = spark
 
     def __call__(self, works: Sequence[Callable[[], R]]) -> list[R]:
-        """Do some works, beside each other; return what they return when all have ended.
-
-        Raises
-        ------
-        Exception
-            What the first of those that failed has raised.
-        """
+        """Do some works, beside each other; return what they return when all have ended."""
         context = self._spark.sparkContext
         # Without a thread in the JVM for each one in Python nobody knows whose properties are set.
         if len(works) < 2 or not isinstance(context._gateway, ClientServer):

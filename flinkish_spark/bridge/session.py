@@ -83,7 +83,6 @@ def jvm(spark: SparkSession) -> Any:
 
 
 def refuse_connect(spark: SparkSession) -> None:
-    """Raise EnvironmentFault for a session of Spark Connect, before anything is planned or written."""
     if type(spark).__module__.startswith("pyspark.sql.connect."):
         jvm(spark)
 
@@ -110,7 +109,6 @@ def refuse_other_target(spark: SparkSession) -> None:
 
 
 def ends_with_this_process(spark: SparkSession) -> None:
-    """Let the JVM see our end, by that of its input, although a child that was forked lives on."""
     process = getattr(getattr(spark.sparkContext, "_gateway", None), "proc", None)
     if process is not None and process.stdin is not None:
         close_in_children(process.stdin)
@@ -127,17 +125,14 @@ def has_class(spark: SparkSession, name: str) -> bool:
 
 
 def has_shim(spark: SparkSession) -> bool:
-    """Return True if the JAR of this package is there."""
     return has_class(spark, "io.github.flinkishspark.shim.KafkaStager")
 
 
 def has_kafka_source(spark: SparkSession) -> bool:
-    """Return True if Spark's own Kafka source is there."""
     return has_class(spark, "org.apache.spark.sql.kafka010.KafkaSourceProvider")
 
 
 def has_checkpoint_files(spark: SparkSession) -> bool:
-    """Whether classes that write checkpoint files can be loaded: the JAR is there, and fits this Spark."""
     return getattr(spark, "_jvm", None) is not None and has_class(spark, LOCAL_CHECKPOINT_FILES)
 
 
@@ -168,7 +163,6 @@ def active_session(spark: SparkSession) -> Iterator[None]:
 
 
 def in_session(frame: DataFrame, spark: SparkSession) -> DataFrame:
-    """Return a DataFrame of one session as one of another: whose settings it runs under, and whose views."""
     datasets = jvm(spark).org.apache.spark.sql.classic.Dataset
     return DataFrame(datasets.ofRows(spark._jsparkSession, frame._jdf.logicalPlan()), spark)
 
@@ -187,7 +181,6 @@ _ENDING_S = 1
 
 
 def hold_stage_bars(spark: SparkSession) -> None:
-    """Have Spark draw no bars about its stages for half a second; where it draws none, nothing."""
     bars = spark.sparkContext._jsc.sc().progressBar()
     if bars.isDefined():
         bars.get().finishAll()
@@ -278,13 +271,7 @@ def describe_failure(error: BaseException) -> str:
 
 
 def said(error: BaseException) -> str:
-    """Return class and message of an exception for people, its innermost cause first.
-
-    Examples
-    --------
-    >>> said(KeyError("user"))
-    "KeyError: 'user'"
-    """
+    """Return class and message of an exception for people, its innermost cause first."""
     inner = _raised_first(error, _MOST_CAUSES)
     return _named(error) if inner is error else f"{_named(inner)}, and so {_named(error)}"
 
@@ -312,7 +299,6 @@ def _text(error: BaseException) -> str:
 
 
 def is_of_the_jvm(error: BaseException) -> bool:
-    """Whether Py4J or PySpark has made an exception of one of Java's."""
     return type(error).__module__.startswith(("py4j.", "pyspark."))
 
 
@@ -456,11 +442,6 @@ def delta_conf(jars: Iterable[str | Path] = ()) -> dict[str, str]:
     """Return the settings for Delta Lake, where there is a JAR of it for the running Spark.
 
     Without one they would name classes that are not there: a catalog that cannot be loaded breaks a session.
-
-    Parameters
-    ----------
-    jars
-        Files or coordinates that the session gets; they count where none is pinned for this Spark.
     """
     return _DELTA_CONF if has_pinned_delta(running_minor()) or any(map(is_delta, jars)) else {}
 
@@ -478,31 +459,7 @@ PRELOADING_CONF = {"spark.python.daemon.module": "flinkish_spark.worker.daemon"}
 
 
 def spark_conf(jars: Iterable[str | Path]) -> dict[str, str]:
-    """Return the Spark settings that this package needs, with these JARs beside the shim.
-
-    Parameters
-    ----------
-    jars
-        The pinned third-party JARs and any of your own; empty if Spark finds them another way.
-
-    Returns
-    -------
-    dict
-        To be set before the session starts. Delta's settings are among them unless there is no JAR of it for
-        this Spark: none pinned, and none among `jars`. ``spark.sql.extensions`` and ``spark.jars`` are
-        lists with commas: add your own entries to them, do not replace them.
-
-    Raises
-    ------
-    JarMissing
-        If the shim was not built.
-
-    Examples
-    --------
-    >>> conf = spark_conf(["/jars/delta-spark_4.2_2.13-4.4.0.jar"])
-    >>> conf["spark.sql.extensions"]
-    'io.delta.sql.DeltaSparkSessionExtension'
-    """
+    """Return the Spark settings that this package needs, with these JARs beside the shim."""
     own = list(jars)
     names = ",".join(str(jar) for jar in [shim_jar(), *own])
     return {**delta_conf(own), **REAPING_CONF, "spark.jars": names}
@@ -634,13 +591,7 @@ def configure_spark_with_packages(
 
 
 def packages_conf(extra_packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the settings with which Spark's own resolver downloads the pinned JARs, beside the shim.
-
-    Parameters
-    ----------
-    extra_packages
-        Maven coordinates of your own.
-    """
+    """Return the settings with which Spark's own resolver downloads the pinned JARs, beside the shim."""
     packages = [*pinned("spark"), *extra_packages]
     return {
         **spark_conf([]),
@@ -651,7 +602,6 @@ def packages_conf(extra_packages: Iterable[str] = ()) -> dict[str, str]:
 
 
 def _preloading(builder: SparkSession.Builder) -> dict[str, str]:
-    """Return the setting for preloaded workers, where it is sure that they find this package."""
     # A cluster's executors may get it with --py-files, which come too late for a daemon.
     master = str(builder._options.get("spark.master", ""))
     return PRELOADING_CONF if master.startswith("local") else {}
@@ -770,19 +720,12 @@ def run_tasks_in_this_python(spark: SparkSession) -> None:
 
 
 def asked_of_executors(spark: SparkSession, ask: Callable[[Iterable[int]], Iterable[Any]]) -> list[Any]:
-    """Return what a few tasks on each executor answer.
-
-    Parameters
-    ----------
-    ask
-        A function within a function, which is sent by value: executors need nothing of this package for it.
-    """
+    """Return what a few tasks on each executor answer."""
     tasks = 2 * spark.sparkContext.defaultParallelism
     return spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(ask).collect()
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return an absolute path, or the nearest folder above it that is there."""
     return next(parent for parent in (path, *path.parents) if parent.is_dir())
 
 
@@ -791,11 +734,6 @@ def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
 
     A file is there for the moment. One that cannot be put there says nothing: whoever needs the folder says
     it better.
-
-    Parameters
-    ----------
-    folder
-        Absolute; it is not made, but the nearest folder above it that is there is tried.
     """
     there = nearest_folder(folder)
     marker = there / f".flinkish-{uuid.uuid4().hex}"

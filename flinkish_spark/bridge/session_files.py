@@ -56,22 +56,7 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 @contextmanager
 def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
-    """Yield the file or folder at a path or URL on the driver's disk; for the block, what is elsewhere.
-
-    Parameters
-    ----------
-    what
-        What errors call it.
-    place
-        A path, ``file:///...``, or a URL that Hadoop reads.
-
-    Raises
-    ------
-    ConfigError
-        There is nothing, or nobody knows how to read the URL.
-    EnvironmentFault
-        It cannot be read.
-    """
+    """Yield the file or folder at a path or URL on the driver's disk; for the block, what is elsewhere."""
     if not isinstance(place, str) or not place or "\0" in place:
         raise ConfigError(
             f"the path of {what} is {place!r:.200}",
@@ -153,23 +138,7 @@ def _downloaded(spark: SparkSession, what: str, url: str, scheme: str, target: P
 def ship_tree(
     spark: SparkSession, what: str, parts: Iterable[tuple[str, Path]], *, is_executable: bool = False
 ) -> str:
-    """Ship files and folders as they are now; return where tasks find them, below Spark's files.
-
-    Parameters
-    ----------
-    parts
-        Name in the shipped folder, and file or folder; of a folder with an empty name what is in it.
-        What Python has compiled (``__pycache__``) stays here.
-    is_executable
-        Whether all files may be executed; otherwise those that may be.
-
-    Raises
-    ------
-    ConfigError
-        Something in it is no file and no folder, or has a name that is no text.
-    EnvironmentFault
-        It cannot be read, or the copy cannot be written.
-    """
+    """Ship files and folders as they are now; return where tasks find them, below Spark's files."""
     folder = _folder(spark)
     unnamed = folder / f"{uuid.uuid4().hex}.tmp"
     try:
@@ -192,13 +161,7 @@ def ship_tree(
 
 
 def ship_archive(spark: SparkSession, what: str, archive: Path, target: str) -> None:
-    """Ship an archive as it is; tasks find what is in it in a folder of that name, below Spark's files.
-
-    Raises
-    ------
-    ConfigError
-        It is no archive, or reaches out of its folder; or the session has another one of that name.
-    """
+    """Ship an archive as it is; tasks find what is in it in a folder of that name, below Spark's files."""
     suffix = _suffix_of(what, archive)
     with archive.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
@@ -236,20 +199,7 @@ def _send(spark: SparkSession, what: str, archive: Path, target: str) -> None:
 
 
 def add_to_python_path(spark: SparkSession, what: str, origin: str, name: str) -> None:
-    """Let workers, and this process, import what lies in a shipped folder, in front of what is installed.
-
-    Parameters
-    ----------
-    what
-        What errors call it.
-    origin
-        Path or URL that it was taken from.
-
-    Raises
-    ------
-    ConfigError
-        In this session it was taken from there before, when it was another one.
-    """
+    """Let workers, and this process, import what lies in a shipped folder, in front of what is installed."""
     context: Any = spark.sparkContext
     before = _TAKEN.setdefault(context, {}).setdefault(origin, name)
     if before != name:
@@ -267,7 +217,6 @@ def add_to_python_path(spark: SparkSession, what: str, origin: str, name: str) -
 
 
 def shipped_at(name: str) -> Path:
-    """Return where the driver itself has what was shipped."""
     return Path(SparkFiles.get(name))
 
 

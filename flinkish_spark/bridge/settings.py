@@ -101,7 +101,6 @@ class SessionSettings:
             yield
 
     def get(self, spark: SparkSession, name: str) -> str | None:
-        """Return what the owner of the session has set; None if nothing."""
         with self._look:
             return self._owners(spark, name, spark.conf.get(name, None))
 
@@ -163,7 +162,6 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
 
 
 def _identity(spark: SparkSession) -> Any:
-    """Return what is equal for two Python objects of one session."""
     return getattr(spark, "_jsparkSession", spark)
 
 
@@ -184,11 +182,6 @@ def query_conf(
     """Set what the query needs, and give the session back as it was; yields what was set.
 
     One query of this process starts at a time. See :mod:`flinkish_spark.bridge.settings`.
-
-    Parameters
-    ----------
-    where
-        Of the job directory; None for some folder on a disk.
     """
     wanted = _wanted(spark, shuffle_partitions, where is None or where.is_local)
     with SETTINGS.borrowed(spark, wanted):

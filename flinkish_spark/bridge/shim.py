@@ -26,36 +26,19 @@ from flinkish_spark.protocol.records import TaskAck
 
 @cache
 def _found(view: Any) -> tuple[Any, Any]:
-    """Return KafkaStager.stage and RowTap.tap; finding a class takes a call into the JVM for every dot."""
     shim = view.io.github.flinkishspark.shim
     return shim.KafkaStager.stage, shim.RowTap.tap
 
 
 def stage_kafka(rows: DataFrame, sinks: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Write rows, by default into one open transaction per task and sink; return what tasks report, by sink.
-
-    Parameters
-    ----------
-    rows
-        kind, checkpoint, channel, hash, key BINARY, value BINARY, topic STRING; behind them, where
-        options say, partition INT, timestamp BIGINT, headers ARRAY<STRUCT<key, value>>, misfit STRING, and
-        of several sinks sink INT: whose row it is, by place.
-    sinks
-        The options of each, see `KafkaStager` in jvm-shim. May hold secrets; they travel in the task only.
-    """
+    """Write rows, by default in one transaction per task and sink; return the tasks' reports by sink."""
     stage, _ = _found(jvm(rows.sparkSession))
     tasks: list[list[dict[str, Any]]] = json.loads(stage(rows._jdf, json.dumps(list(sinks))))
     return [[reports[sink] for reports in tasks] for sink in range(len(sinks))]
 
 
 def refused_producer_setting(spark: SparkSession, options: Mapping[str, Any]) -> str:
-    """Return which producer setting Kafka's client would refuse, as the end of a sentence; empty if none.
-
-    Parameters
-    ----------
-    options
-        As for :func:`stage_kafka`.
-    """
+    """Return which producer setting Kafka's client would refuse, as the end of a sentence; empty if none."""
     shim = jvm(spark).io.github.flinkishspark.shim
     return str(shim.KafkaStager.refusedSetting(json.dumps([options])))
 
@@ -64,13 +47,6 @@ def from_json(spark: SparkSession, text: Column, schema: StructType, options: Ma
     """Return the fields of JSON objects, by our parser if the JAR is there, by Spark's if not.
 
     Both take values exactly as they stand there, or for malformed: see `docs/sources.md`.
-
-    Parameters
-    ----------
-    text
-        Strings that are UTF-8; what comes of others is not defined.
-    options
-        As of from_json, with a mode.
     """
     if getattr(spark, "_jvm", None) is None or not has_class(spark, JSON_ROWS):
         looked_at = _looked_at(text, schema, spark.conf.get("spark.sql.session.timeZone") or "UTC")
@@ -102,13 +78,7 @@ def _looked_at(text: Column, schema: StructType, time_zone: str) -> Column:
 
 
 def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:
-    """Show these values of a job in Spark's metric system, and no others of it.
-
-    Parameters
-    ----------
-    values
-        By the name of the metric, which may have dots.
-    """
+    """Show these values of a job in Spark's metric system, and no others of it."""
     jvm(spark).io.github.flinkishspark.shim.JobMetrics.show(job, json.dumps(dict(values)))
 
 
@@ -122,15 +92,12 @@ class _Controls:
         self._reader_of = reader_of
 
     def initial(self, path: str) -> str:
-        """Return the offset before the first micro-batch."""
         return json.dumps(self._reader_of(path).initialOffset())
 
     def latest(self, path: str, start: str) -> str:
-        """Return the offset up to which the next micro-batch goes."""
         return json.dumps(self._reader_of(path).latestOffset(json.loads(start), ReadAllAvailable()))
 
     def rows(self, path: str, start: str, end: str) -> str:
-        """Return the rows between two offsets."""
         reader = self._reader_of(path)
         partitions = reader.partitions(json.loads(start), json.loads(end))
         return json.dumps([row for partition in partitions for row in reader.read(partition)])
@@ -140,14 +107,7 @@ class _Controls:
 
 
 def connect_controls(spark: SparkSession, reader_of: Callable[[str], DataSourceStreamReader]) -> bool:
-    """Let the JAR's control source ask a reader in this process; return False if there is no such source.
-
-    Parameters
-    ----------
-    reader_of
-        Makes the reader of a control file, for each question. Its offsets and rows are numbers, as of a data
-        source in Python, and are written as Spark writes those.
-    """
+    """Let the JAR's control source ask a reader in this process; return False if there is no such source."""
     if getattr(spark, "_jvm", None) is None or not has_class(spark, CONTROL_SOURCE):
         return False
     source = jvm(spark).io.github.flinkishspark.shim.ControlSource
@@ -169,13 +129,7 @@ class TappedRows:
         self.records = DataFrame(self._tapped.records(), rows.sparkSession)
 
     def acks(self) -> Sequence[TaskAck]:
-        """Return one ack per task of the finished action.
-
-        Raises
-        ------
-        InternalError
-            The action did not read all partitions to their end, so its counts mean nothing.
-        """
+        """Return one ack per task of the finished action."""
         acks = json.loads(self._tapped.acksJson())
         if len(acks) != self._tapped.partitions():
             raise InternalError(

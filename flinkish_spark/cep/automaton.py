@@ -46,43 +46,29 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One row of the table.
+    """One row of the table."""
 
-    Parameters
-    ----------
-    name
-        Unique; what stored partial matches call it.
-    stage
-        The name of the pattern that events are taken under here.
-    from_previous_ms
-        How long a partial match may stay here behind its last event; None: as long as its window allows.
-    """
-
+    #: Unique; what stored partial matches call it.
     name: str
+    #: The name of the pattern that events are taken under here.
     stage: str
     kind: StateKind
     transitions: tuple[Transition, ...]
+    #: How long a partial match may stay here behind its last event; None: as long as its window allows.
     from_previous_ms: int | None = None
 
 
 @dataclass(frozen=True)
 class Automaton:
-    """A compiled pattern.
+    """A compiled pattern."""
 
-    Parameters
-    ----------
-    states
-        In an order that does not depend on conditions.
-    first_to_last_ms
-        How much time a match may take; None: any.
-    """
-
+    #: In an order that does not depend on conditions.
     states: tuple[State, ...]
+    #: How much time a match may take; None: any.
     first_to_last_ms: int | None = None
 
     @cached_property
     def start(self) -> int:
-        """The place of the state that every partial match begins in."""
         return next(at for at, state in enumerate(self.states) if state.kind is StateKind.START)
 
     @cached_property
@@ -106,7 +92,6 @@ class Automaton:
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
-        """The names of the pattern under which states take events, each once."""
         return tuple(dict.fromkeys(state.stage for state in self.states))
 
     @property
@@ -132,12 +117,10 @@ class Automaton:
 
     @property
     def has_pending(self) -> bool:
-        """Whether something may be a match when its window is over."""
         return any(state.kind is StateKind.PENDING for state in self.states)
 
     @property
     def has_windows(self) -> bool:
-        """Whether partial matches are ever timed out."""
         return self.first_to_last_ms is not None or any(
             state.from_previous_ms is not None for state in self.states
         )

@@ -29,14 +29,7 @@ _END, _GROUP = "$end$", "$group$"
 
 
 def compiled(pattern: Stages) -> Automaton:
-    """Return the automaton of a pattern.
-
-    Raises
-    ------
-    PatternError
-        A name is there twice, or is skipped to and is not there; the pattern ends with what must not come and
-        has no window; windows contradict each other; or a group that may be nothing is repeated.
-    """
+    """Return the automaton of a pattern."""
     _check_names(pattern)
     return _Compiler(pattern).compile()
 
@@ -369,7 +362,6 @@ class _Compiler:
 
     @staticmethod
     def _refuse_what_fits(sink: _State, take: Condition) -> None:
-        """Let what follows a greedy name have no event that the name could have."""
         for one in sink.transitions:
             one.condition = both(one.condition, Not(take))
 

@@ -127,7 +127,6 @@ class Condition(ABC):
         """Return whether it holds."""
 
     def leaves(self) -> Iterator[Leaf]:
-        """Return the conditions of the program in it."""
         return iter(())
 
 
@@ -138,7 +137,6 @@ class Leaf(Condition):
     label: str
 
     def leaves(self) -> Iterator[Leaf]:
-        """Return itself."""
         yield self
 
     def __str__(self) -> str:
@@ -163,19 +161,13 @@ class EventCondition(Leaf):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnCondition(Leaf):
-    """A condition of one event as SQL text, whose answers somebody else knows before the event comes.
+    """A condition of one event as SQL text, whose answers somebody else knows before the event comes."""
 
-    Parameters
-    ----------
-    text
-        A column expression over the fields of an event. Null is no.
-    """
-
+    #: A column expression over the fields of an event. Null is no.
     text: str
 
     @property
     def label(self) -> str:  # type: ignore[override]
-        """What tables call it."""
         return self.text
 
     def holds(self, given: Given) -> bool:
@@ -203,19 +195,12 @@ class LookingBack(Leaf):
     looks_back = True
 
     def holds(self, given: Given) -> bool:
-        """Return whether it holds."""
         event = given.event if given.take is None else given.take(given.event)
         return is_true(self.filter(event, given.context), self.label)
 
 
 class Comparison(Leaf):
-    """A condition as SQL text that may name what its partial match has taken; see :class:`SqlCondition`.
-
-    Parameters
-    ----------
-    text
-        The condition.
-    """
+    """A condition as SQL text that may name what its partial match has taken; see :class:`SqlCondition`."""
 
     looks_back = True
 
@@ -254,7 +239,6 @@ class Always(Condition):
     """Holds for every event."""
 
     def holds(self, given: Given) -> bool:
-        """Return True."""
         return True
 
     def __str__(self) -> str:
@@ -272,15 +256,12 @@ class Not(Condition):
 
     @property
     def looks_back(self) -> bool:  # type: ignore[override]
-        """Whether the other one does."""
         return self.of.looks_back
 
     def holds(self, given: Given) -> bool:
-        """Return whether it holds."""
         return not self.of.holds(given)
 
     def leaves(self) -> Iterator[Leaf]:
-        """Return those of the other one."""
         return self.of.leaves()
 
     def __str__(self) -> str:
@@ -294,11 +275,9 @@ class _Two(Condition):
 
     @property
     def looks_back(self) -> bool:  # type: ignore[override]
-        """Whether one of them does."""
         return self.first.looks_back or self.second.looks_back
 
     def leaves(self) -> Iterator[Leaf]:
-        """Return those of both."""
         yield from self.first.leaves()
         yield from self.second.leaves()
 
@@ -308,7 +287,6 @@ class And(_Two):
     """Holds where both do."""
 
     def holds(self, given: Given) -> bool:
-        """Return whether it holds."""
         return self.first.holds(given) and self.second.holds(given)
 
     def __str__(self) -> str:
@@ -320,7 +298,6 @@ class Or(_Two):
     """Holds where one of them does."""
 
     def holds(self, given: Given) -> bool:
-        """Return whether it holds."""
         return self.first.holds(given) or self.second.holds(given)
 
     def __str__(self) -> str:
@@ -332,25 +309,13 @@ def _fields(event: Any) -> Sequence[Any]:
 
 
 def both(first: Condition, second: Condition) -> Condition:
-    """Return what holds where both do."""
     if isinstance(first, Always):
         return second
     return first if isinstance(second, Always) else And(first, second)
 
 
 def condition_of(given: ConditionLike, where: str) -> Leaf:
-    """Return a condition as it was given to a pattern.
-
-    Parameters
-    ----------
-    where
-        Which call it was given to, for errors and tables: ``second.where``.
-
-    Raises
-    ------
-    PatternError
-        It is nothing that can be asked about an event.
-    """
+    """Return a condition as it was given to a pattern."""
     if isinstance(given, str) and given.strip():
         return ColumnCondition(text=given.strip())
     if isinstance(given, SqlCondition):

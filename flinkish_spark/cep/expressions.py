@@ -18,34 +18,23 @@ class MoreRowsNeeded(Exception):
 
 @dataclass(slots=True)
 class Frame:
-    """A match, or what may become one, as expressions see it.
+    """A match, or what may become one, as expressions see it."""
 
-    Parameters
-    ----------
-    rows
-        Of the key, in order; those before the match, and those behind it as far as they are known.
-    start
-        The place of the match's first row.
-    labels
-        By row of the match, which variable it is, as far as that is known.
-    counted
-        How many of the match's rows count for what looks back: those up to the current one, or all.
-    known
-        How many of the labels are known.
-    is_ended
-        Whether there are no more rows than these.
-    """
-
+    #: Of the key, in order; those before the match, and those behind it as far as they are known.
     rows: Sequence[Sequence[Any]]
+    #: The place of the match's first row.
     start: int
+    #: By row of the match, which variable it is, as far as that is known.
     labels: Sequence[str]
+    #: How many of the match's rows count for what looks back: those up to the current one, or all.
     counted: int
+    #: How many of the labels are known.
     known: int
     match_number: int = 0
+    #: Whether there are no more rows than these.
     is_ended: bool = False
 
     def places(self, variables: frozenset[str] | None, count: int) -> Iterator[int]:
-        """Yield the places of the first rows that are one of these variables; None: any."""
         for at in range(count):
             if variables is None or self.labels[at] in variables:
                 yield self.start + at
@@ -60,7 +49,6 @@ class Frame:
         return None
 
     def label_at(self, place: int) -> str | None:
-        """Return which variable a row of the match is; None outside of it."""
         at = place - self.start
         return self.labels[at] if 0 <= at < self.known else None
 
@@ -73,25 +61,12 @@ class Expression(ABC):
 
     @abstractmethod
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return what it is.
-
-        Parameters
-        ----------
-        place
-            The row that it is asked about; None: that which each of its columns names.
-
-        Raises
-        ------
-        MoreRowsNeeded
-            It looks at a row that is not known yet.
-        """
+        """Return what it is."""
 
     def parts(self) -> Sequence[Expression]:
-        """Return what it is made of."""
         return ()
 
     def all_parts(self) -> Iterator[Expression]:
-        """Yield it and all parts, at any depth."""
         yield self
         for part in self.parts():
             yield from part.all_parts()
@@ -105,7 +80,6 @@ class Column(Expression):
     variables: frozenset[str] | None = None
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         if place is None:
             place = frame.last_place(self.variables, 0)
         return None if place is None else frame.rows[place][self.field]
@@ -118,31 +92,23 @@ class Literal(Expression):
     given: Any
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         return self.given
 
 
 @dataclass(frozen=True, slots=True)
 class Navigated(Expression):
-    """An expression at another row: the first or last of a variable, and so many rows before or behind that.
-
-    Parameters
-    ----------
-    offset
-        Among the rows of the variable, from the first or the last.
-    rows
-        How many rows behind that one; less than none for before.
-    """
+    """An expression at another row: a variable's first or last, and a number of rows before or after it."""
 
     of: Expression
     variables: frozenset[str] | None = None
     from_first: bool = False
+    #: Among the rows of the variable, from the first or the last.
     offset: int = 0
+    #: How many rows behind that one; less than none for before.
     rows: int = 0
     looks_around = True
 
     def parts(self) -> Sequence[Expression]:
-        """Return the expression."""
         return (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
@@ -169,7 +135,6 @@ class Classifier(Expression):
     looks_around = True
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         if place is None:
             place = frame.last_place(self.variables, 0)
         return None if place is None else frame.label_at(place)
@@ -182,7 +147,6 @@ class MatchNumber(Expression):
     looks_around = True
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         return frame.match_number
 
 
@@ -194,7 +158,6 @@ class Final(Expression):
     looks_around = True
 
     def parts(self) -> Sequence[Expression]:
-        """Return the expression."""
         return (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
@@ -209,23 +172,16 @@ class Final(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Aggregated(Expression):
-    """An aggregate over the rows of a variable, without nulls; null if there is no other.
+    """An aggregate over the rows of a variable, without nulls; null if there is no other."""
 
-    Parameters
-    ----------
-    of
-        What is taken of each row; None: the row itself.
-    function
-        What is made of the values; None: their number, also where there is none.
-    """
-
+    #: What is taken of each row; None: the row itself.
     of: Expression | None
     variables: frozenset[str] | None = None
+    #: What is made of the values; None: their number, also where there is none.
     function: Callable[[list[Any]], Any] | None = None
     looks_around = True
 
     def parts(self) -> Sequence[Expression]:
-        """Return the expression."""
         return () if self.of is None else (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
@@ -247,11 +203,9 @@ class Applied(Expression):
     of: tuple[Expression, ...]
 
     def parts(self) -> Sequence[Expression]:
-        """Return them."""
         return self.of
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         values = [one.value(frame, place) for one in self.of]
         return None if None in values else self.function(*values)
 
@@ -263,7 +217,6 @@ class All(Expression):
     of: tuple[Expression, ...]
 
     def parts(self) -> Sequence[Expression]:
-        """Return them."""
         return self.of
 
     def value(self, frame: Frame, place: int | None) -> Any:
@@ -284,17 +237,14 @@ class Negated(Expression):
     of: Expression
 
     def parts(self) -> Sequence[Expression]:
-        """Return it."""
         return (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         value = self.of.value(frame, place)
         return None if value is None else not value
 
 
 def any_of(parts: tuple[Expression, ...]) -> Expression:
-    """Return whether one of them holds."""
     return Negated(All(tuple(Negated(part) for part in parts)))
 
 
@@ -305,11 +255,9 @@ class IsNull(Expression):
     of: Expression
 
     def parts(self) -> Sequence[Expression]:
-        """Return it."""
         return (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         return self.of.value(frame, place) is None
 
 
@@ -321,7 +269,6 @@ class Chosen(Expression):
     otherwise: Expression
 
     def parts(self) -> Sequence[Expression]:
-        """Return conditions and values."""
         return (*(part for case in self.cases for part in case), self.otherwise)
 
     def value(self, frame: Frame, place: int | None) -> Any:
@@ -339,11 +286,9 @@ class FirstKnown(Expression):
     of: tuple[Expression, ...]
 
     def parts(self) -> Sequence[Expression]:
-        """Return them."""
         return self.of
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         values = (one.value(frame, place) for one in self.of)
         return next((one for one in values if one is not None), None)
 

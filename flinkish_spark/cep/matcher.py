@@ -29,15 +29,10 @@ from flinkish_spark.core.errors import PatternError
 # Frozen ones take five times as long to make, and two are made for most events.
 @dataclass(slots=True, eq=False)
 class Event:
-    """An event that some partial match has taken; never changed.
+    """An event that some partial match has taken; never changed."""
 
-    Parameters
-    ----------
-    at
-        Where it stands among all: its time, and a number that tells events of one time apart, in the order
-        in which they were taken.
-    """
-
+    #: Where it stands among all: its time, and a number that tells events of one time apart, in the order
+    #: in which they were taken.
     at: tuple[int, int]
     value: Any
 
@@ -119,7 +114,6 @@ class MatchQueue:
         return queue
 
     def first(self) -> PartialMatch | None:
-        """Return the one that begins first; None if there is none."""
         return self._heap[0] if self._heap else None
 
     def add(self, match: PartialMatch) -> None:
@@ -170,19 +164,11 @@ _BEFORE_ALL_EVENTS = (_BEFORE_ALL - 1, 0)
 
 
 def begins(match: PartialMatch) -> tuple[int, int]:
-    """Return where the event stands that a partial match begins with."""
     return _NOT_BEGUN if match.last is None else match.last.first.at
 
 
 def order_of_emission(firsts: Sequence[int]) -> list[int]:
-    """Return in which order matches are emitted that one event completes and nothing holds back.
-
-    Parameters
-    ----------
-    firsts
-        Of each, in the order of partial matches, where its first event stands; never less than the one
-        before.
-    """
+    """Return in which order matches are emitted that one event completes and nothing holds back."""
     queue = MatchQueue()
     for number, first in enumerate(firsts):
         event = Event((first, 0), None)
@@ -204,49 +190,33 @@ def _match(path: Iterable[Taken], take: Take | None) -> Match:
 
 @dataclass(slots=True)
 class MatchState:
-    """All that is known of one key: a plain value.
+    """All that is known of one key: a plain value."""
 
-    Parameters
-    ----------
-    partial
-        What is open; the start state among it, unless the key is never to match again.
-    held
-        Matches that wait for older partial matches.
-    next_number
-        What tells the next event that is taken apart from those before it.
-    """
-
+    #: What is open; the start state among it, unless the key is never to match again.
     partial: MatchQueue
+    #: Matches that wait for older partial matches.
     held: MatchQueue = field(default_factory=MatchQueue)
+    #: What tells the next event that is taken apart from those before it.
     next_number: int = 0
 
     @property
     def is_initial(self) -> bool:
-        """Whether nothing would be lost if it were forgotten."""
         heap = self.partial._heap
         return len(heap) == 1 and heap[0].last is None and not self.held._heap
 
     @property
     def open_count(self) -> int:
-        """The number of partial matches that have begun."""
         return sum(one.last is not None for one in self.partial)
 
 
 class FlatMatches(NamedTuple):
-    """What is open of one key as rows that refer to each other by their places: as it is stored.
+    """What is open of one key as rows that refer to each other by their places: as it is stored."""
 
-    Parameters
-    ----------
-    events
-        That some partial match has taken, in their order.
-    chains
-        Of each taken event the number of its name, the event's place, and that of what was taken before.
-    matches
-        Of each partial match the state, where its chain ends, and whether it is held.
-    """
-
+    #: That some partial match has taken, in their order.
     events: Sequence[Event]
+    #: Of each taken event the number of its name, the event's place, and that of what was taken before.
     chains: Sequence[tuple[int, int, int | None]]
+    #: Of each partial match the state, where its chain ends, and whether it is held.
     matches: Sequence[tuple[int, int | None, bool]]
 
     @staticmethod
@@ -298,38 +268,24 @@ _Way = tuple[str, bool, int, StateKind]
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """What is known of events beforehand; one object for all that are answered alike.
+    """What is known of events beforehand; one object for all that are answered alike."""
 
-    Parameters
-    ----------
-    facts
-        The answers to conditions of one event.
-    ways
-        By state, what such an event is good for; grows. None where conditions have to be asked.
-    may_begin
-        Whether such an event may change anything where no partial match is open.
-    """
-
+    #: The answers to conditions of one event.
     facts: dict[Leaf, bool]
+    #: By state, what such an event is good for; grows. None where conditions have to be asked.
     ways: dict[int, list[_Way]] | None
+    #: Whether such an event may change anything where no partial match is open.
     may_begin: bool = True
 
 
 class EventOutcome(NamedTuple):
-    """What becomes of a partial match with an event: those in its place, and the matches that it completes.
+    """The result of one event on a partial match: its successors, and the matches that it completes."""
 
-    Parameters
-    ----------
-    kept
-        Of each partial match its state, and the name under which it has taken the event; None: it has not.
-    complete
-        Of each match that name.
-    is_stopped
-        Whether what must not come has come; then nothing is kept.
-    """
-
+    #: Of each partial match its state, and the name under which it has taken the event; None: it has not.
     kept: Sequence[tuple[int, str | None]]
+    #: Of each match that name.
     complete: Sequence[str | None]
+    #: Whether what must not come has come; then nothing is kept.
     is_stopped: bool
 
 
@@ -346,17 +302,7 @@ class _KnownByAnswers(dict[tuple[bool | None, ...], Known]):
 
 
 class Matcher:
-    """Runs one automaton; holds nothing of any key.
-
-    Parameters
-    ----------
-    automaton
-        The table.
-    skip
-        What a match puts an end to.
-    take
-        Copies an event for each condition that is asked about it and each match; None: events cannot change.
-    """
+    """Runs one automaton; holds nothing of any key."""
 
     def __init__(self, automaton: Automaton, skip: AfterMatchSkip, take: Take | None = None) -> None:
         self.automaton, self._skip, self.take = automaton, skip, take
@@ -384,7 +330,6 @@ class Matcher:
         self.known: Mapping[tuple[bool | None, ...], Known] = _KnownByAnswers(self._known)
 
     def initial(self) -> MatchState:
-        """Return what is known of a key of which there was nothing."""
         return MatchState(MatchQueue([self._begin]))
 
     def process(
@@ -395,22 +340,7 @@ class Matcher:
         known: Known | None = None,
         processing_time_ms: int = 0,
     ) -> list[Match]:
-        """Try the next event, and return the matches that it completes.
-
-        Parameters
-        ----------
-        state
-            Of its key; changed.
-        time_ms
-            Of the event. Time has been advanced to it.
-        known
-            What is known of the event already; one of :attr:`known`.
-
-        Raises
-        ------
-        PatternError
-            A match cannot be skipped from.
-        """
+        """Try the next event, and return the matches that it completes."""
         step, proceeds, looks_back = self._step, self._proceeds, self._looks_back
         ways: dict[int, list[_Way]] | None = None
         if known is None:
@@ -473,11 +403,6 @@ class Matcher:
         """Return what becomes of a partial match in a state with an event, as :meth:`process` would have it.
 
         The start state is not among what is kept: it stays, unless `is_stopped`.
-
-        Parameters
-        ----------
-        answers
-            To the conditions of the automaton, in their order, whether or not they look back.
         """
         step, is_start = self._step, state == self.automaton.start
         step.facts, step.last = dict(zip(self.automaton.leaves, answers, strict=True)), None
@@ -526,11 +451,6 @@ class Matcher:
 
         The times are those of windows, and not `time_ms`: they do not depend on how often this is called. A
         match that was held back has the time at which the last partial match that did so was over.
-
-        Parameters
-        ----------
-        state
-            Of a key; changed.
         """
         if not self._has_windows or not self.is_due(state, time_ms):
             return [], []
@@ -554,13 +474,7 @@ class Matcher:
         return [At(match, completed_ms.get(id(one), freed_ms)) for one, match in found], over
 
     def keep_to(self, state: MatchState, limit: OpenMatches) -> int:
-        """Give up partial matches that are too many, and return how many; what is held stays.
-
-        Raises
-        ------
-        PatternError
-            There are too many, and that is to stop the job.
-        """
+        """Give up partial matches that are too many, and return how many; what is held stays."""
         too_many = state.open_count - limit.most
         if too_many <= 0:
             return 0
@@ -602,7 +516,6 @@ class Matcher:
         return None
 
     def _way_of(self, state: State, one: Transition) -> _Way | None:
-        """Return what a transition is good for; None if the event is tried elsewhere at once."""
         if one.action is Action.PROCEED:
             return None
         return state.stage, one.action is Action.TAKE, one.target, self._kinds[one.target]

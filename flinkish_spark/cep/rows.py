@@ -100,33 +100,22 @@ class RowsPerMatch(enum.Enum):
 
 @dataclass(frozen=True)
 class RowSearch:
-    """A row pattern and all that is said of it; what compiling and running take.
-
-    Parameters
-    ----------
-    pattern
-        What is looked for.
-    defined
-        What a row has to be to be a variable; one that is missing is any row.
-    measures
-        What is told of a match, by name.
-    skip, skip_to
-        Where the search goes on behind a match, and for rows of variables of which.
-    window_ms
-        How much time a match may take; None: any.
-    """
+    """A row pattern and all that is said of it; what compiling and running take."""
 
     pattern: RowPattern
+    #: What a row has to be to be a variable; one that is missing is any row.
     defined: dict[str, Expression] = field(default_factory=dict)
+    #: What is told of a match, by name.
     measures: tuple[tuple[str, Expression], ...] = ()
     rows: RowsPerMatch = RowsPerMatch.ONE_ROW
+    #: Where the search goes on behind a match, and for rows of variables of which.
     skip: Skip = Skip.PAST_LAST
     skip_to: frozenset[str] = frozenset()
+    #: How much time a match may take; None: any.
     window_ms: int | None = None
 
     @property
     def rows_before(self) -> int:
-        """How many rows before a match may be looked at."""
         expressions = (*self.defined.values(), *(measure for _, measure in self.measures))
         navigated = (one for made in expressions for one in made.all_parts() if isinstance(one, Navigated))
         return max((-one.rows for one in navigated if one.rows < 0), default=0)
@@ -328,30 +317,20 @@ def compiled_rows(pattern: RowPattern) -> Automaton:
 
 @dataclass(slots=True)
 class RowState:
-    """What is known of one key: a plain value.
+    """What is known of one key: a plain value."""
 
-    Parameters
-    ----------
-    rows, times_ms
-        Those from `start` on, and as many before as may be looked at.
-    start
-        The place of the row with which the next match may begin.
-    covered
-        Up to which place rows are in a match that was told.
-    gone
-        How many rows of the key are known no more.
-    matches
-        How many matches there were.
-    facts
-        By variable, of each row whether it can be it; None where nobody has asked. May be left out.
-    """
-
+    #: Those from `start` on, and as many before as may be looked at.
     rows: list[Sequence[Any]] = field(default_factory=list)
     times_ms: list[int] = field(default_factory=list)
+    #: The place of the row with which the next match may begin.
     start: int = 0
+    #: Up to which place rows are in a match that was told.
     covered: int = 0
+    #: How many rows of the key are known no more.
     gone: int = 0
+    #: How many matches there were.
     matches: int = 0
+    #: By variable, of each row whether it can be it; None where nobody has asked. May be left out.
     facts: dict[str, list[bool | None]] = field(default_factory=dict)
 
     def forget(self, count: int) -> None:
@@ -366,23 +345,14 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A row that comes out: of a match, or one that is in none.
+    """A row that comes out: of a match, or one that is in none."""
 
-    Parameters
-    ----------
-    first_ms, time_ms
-        The times of the match's first and last row, or of the row.
-    row
-        The row of the input; None where one row is told per match.
-    values
-        Of the measures; null for a row that is in no match.
-    first
-        The match's first row.
-    """
-
+    #: The times of the match's first and last row, or of the row.
     first_ms: int
     time_ms: int
+    #: The row of the input; None where one row is told per match.
     row: Sequence[Any] | None
+    #: Of the measures; null for a row that is in no match.
     values: tuple[Any, ...]
     first: Sequence[Any]
 
@@ -439,20 +409,7 @@ class RowMatcher:
         self._first = self._first_variables()
 
     def run(self, state: RowState, ended_to_ms: int) -> list[Told]:
-        """Return what can be told now; rows were added to the state.
-
-        Parameters
-        ----------
-        state
-            Of a key; changed.
-        ended_to_ms
-            No row of that time or before it comes any more.
-
-        Raises
-        ------
-        PatternError
-            A match cannot be skipped from.
-        """
+        """Return what can be told now; rows were added to the state."""
         told: list[Told] = []
         for name in self._of_place:
             own = state.facts.setdefault(name, [])
@@ -567,7 +524,6 @@ class RowMatcher:
 
     @staticmethod
     def _is_last(state: RowState, place: int, ended_to_ms: int) -> bool | None:
-        """Return whether no row is behind a place; None while nobody knows."""
         if place < len(state.rows):
             return False
         return True if ended_to_ms >= _END_OF_TIME else None
@@ -625,7 +581,6 @@ class RowMatcher:
         return start + at
 
     def unneeded(self, state: RowState) -> int:
-        """Return how many of the first rows nobody looks at any more."""
         return max(state.start - self.search.rows_before, 0)
 
 

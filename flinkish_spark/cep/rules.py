@@ -38,32 +38,15 @@ _CONDITIONS = ("SQL", "CLASS")
 
 @dataclass(frozen=True)
 class KnownToRules:
-    """What rules may name: the only functions that they can lead to.
+    """What rules may name: the only functions that they can lead to."""
 
-    Parameters
-    ----------
-    patterns
-        By name, a pattern, or what makes one of a rule's arguments.
-    conditions
-        By name, a condition, or what makes one of a rule's arguments.
-    """
-
+    #: By name, a pattern, or what makes one of a rule's arguments.
     patterns: Mapping[str, Pattern | Callable[..., Pattern]] = field(default_factory=dict)
+    #: By name, a condition, or what makes one of a rule's arguments.
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def pattern(self, rule: str) -> Pattern:
-        """Return the pattern of a rule.
-
-        Parameters
-        ----------
-        rule
-            JSON: ``{"pattern": "rising", "args": [5]}``, or a graph.
-
-        Raises
-        ------
-        PatternError
-            It is no rule, or names what is not known, or its pattern cannot be.
-        """
+        """Return the pattern of a rule."""
         try:
             said = json.loads(rule)
         except (ValueError, RecursionError) as error:

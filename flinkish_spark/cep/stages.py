@@ -150,18 +150,12 @@ class OpenMatches:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How often something comes.
+    """How often something comes."""
 
-    Parameters
-    ----------
-    least, most
-        Numbers of times; `most` None: any number more.
-    window_ms
-        How much time may lie between two of them; None: any.
-    """
-
+    #: Numbers of times; `most` None: any number more.
     least: int = 1
     most: int | None = 1
+    #: How much time may lie between two of them; None: any.
     window_ms: int | None = None
 
 
@@ -187,7 +181,6 @@ class Stage:
 
     @property
     def is_loop(self) -> bool:
-        """Whether it may come any number of times."""
         return self.times is not None and self.times.most is None
 
     def __str__(self) -> str:

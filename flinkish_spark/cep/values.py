@@ -43,26 +43,14 @@ class NoSuchValue(PatternError):
 
 # -- numbers ---------------------------------------------------------------------------------------------
 def whole(bits: int, value: int) -> int:
-    """Return a whole number that fits into so many bits.
-
-    Raises
-    ------
-    NoSuchValue
-        It does not.
-    """
+    """Return a whole number that fits into so many bits."""
     if -(1 << (bits - 1)) <= value < 1 << (bits - 1):
         return value
     raise NoSuchValue(f"{value} is computed", f"it does not fit into {_SIZES[bits]}")
 
 
 def single(value: float) -> float:
-    """Return what FLOAT makes of a number.
-
-    Examples
-    --------
-    >>> single(0.1)
-    0.10000000149011612
-    """
+    """Return what FLOAT makes of a number."""
     try:
         found: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
@@ -71,13 +59,7 @@ def single(value: float) -> float:
 
 
 def exact(digits: int, scale: int, value: decimal.Decimal) -> decimal.Decimal:
-    """Return what DECIMAL(digits, scale) makes of a number: rounded half up.
-
-    Raises
-    ------
-    NoSuchValue
-        It has more digits before the point.
-    """
+    """Return what DECIMAL(digits, scale) makes of a number: rounded half up."""
     # One that is far too long cannot be rounded even by a context of so many digits.
     fits = value.adjusted() < digits
     rounded = value.quantize(decimal.Decimal(1).scaleb(-scale), context=_EXACT) if fits else value
@@ -117,7 +99,6 @@ def of_doubles(name: str, one: float, other: float) -> float:
 
 
 def of_singles(name: str, one: float, other: float) -> float:
-    """Return the same of two FLOATs; they are divided as DOUBLE."""
     return single(of_doubles(name, one, other))
 
 
@@ -139,23 +120,15 @@ def of_decimals(
 
 # -- comparisons -----------------------------------------------------------------------------------------
 def is_equal(one: Any, other: Any) -> bool:
-    """Return whether two values are equal; NaN is equal to NaN."""
     return bool(one == other) or (one != one and other != other)
 
 
 def is_like(pattern: re.Pattern[str], text: str) -> bool:
-    """Return whether a whole text matches what `like_expression` made."""
     return pattern.fullmatch(text) is not None
 
 
 def like_expression(pattern: str, escape: str | None) -> str:
-    """Return the regular expression of a pattern of LIKE.
-
-    Raises
-    ------
-    ValueError
-        The escape stands before another letter, or at the end.
-    """
+    """Return the regular expression of a pattern of LIKE."""
     parts, letters = list[str](), iter(pattern)
     for letter in letters:
         if letter == escape:
@@ -169,19 +142,16 @@ def like_expression(pattern: str, escape: str | None) -> str:
 
 
 def is_less(one: Any, other: Any) -> bool:
-    """Return whether the first is less; NaN is more than all numbers."""
     if other != other:
         return bool(one == one)
     return bool(one < other)
 
 
 def is_unequal(one: Any, other: Any) -> bool:
-    """Return whether two values differ."""
     return not is_equal(one, other)
 
 
 def is_more(one: Any, other: Any) -> bool:
-    """Return whether the first is more."""
     return is_less(other, one)
 
 
@@ -207,21 +177,18 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 # -- casts -----------------------------------------------------------------------------------------------
 def whole_of_number(bits: int, value: Any) -> int:
-    """Return a number, or a boolean, without what is behind its point."""
     if isinstance(value, float) and not math.isfinite(value):
         raise NoSuchValue(f"{value} is cast", f"it does not fit into {_SIZES[bits]}")
     return whole(bits, int(value))
 
 
 def whole_of_text(bits: int, text: str) -> int:
-    """Return the number that a text is."""
     if not _TEXT_OF_WHOLE.fullmatch(text.strip()):
         raise NoSuchValue(f"{text!r} is cast to {_SIZES[bits]}", "it is no whole number")
     return whole(bits, int(text))
 
 
 def double_of_number(value: Any) -> float:
-    """Return a number, or a boolean, as DOUBLE."""
     return float(value)
 
 
@@ -236,12 +203,10 @@ def double_of_text(text: str) -> float:
 
 
 def single_of_number(value: Any) -> float:
-    """Return a number, or a boolean, as FLOAT."""
     return single(float(value))
 
 
 def single_of_text(text: str) -> float:
-    """Return the FLOAT that a text is."""
     return single(double_of_text(text))
 
 
@@ -273,41 +238,34 @@ def boolean_of_text(text: str) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """Return a whole number, a decimal, a boolean or a text as text."""
     if isinstance(value, decimal.Decimal):
         return f"{value:f}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def joined(one: str, other: str) -> str:
-    """Return two texts as one."""
     return one + other
 
 
 def negative(value: Any) -> Any:
-    """Return a DOUBLE, FLOAT or DECIMAL with the other sign."""
     # An operator would round to the digits of the thread's context.
     return _EXACT.minus(value) if isinstance(value, decimal.Decimal) else -value
 
 
 def absolute(value: Any) -> Any:
-    """Return a DOUBLE, FLOAT or DECIMAL without its sign."""
     return value.copy_abs() if isinstance(value, decimal.Decimal) else abs(value)
 
 
 def negative_whole(bits: int, value: int) -> int:
-    """Return a whole number with the other sign."""
     return whole(bits, -value)
 
 
 def absolute_whole(bits: int, value: int) -> int:
-    """Return a whole number without its sign."""
     return whole(bits, abs(value))
 
 
 # -- aggregates of values that are not null, of which there is one at least ---------------------------------
 def sum_of_wholes(values: Iterable[int]) -> int:
-    """Return a sum as BIGINT."""
     return reduce(lambda one, other: whole(64, one + other), values, 0)
 
 
@@ -317,25 +275,20 @@ def sum_of_doubles(values: Iterable[float]) -> float:
 
 
 def sum_of_decimals(digits: int, scale: int, values: Iterable[decimal.Decimal]) -> decimal.Decimal:
-    """Return a sum as DECIMAL(digits, scale)."""
     return exact(digits, scale, reduce(_EXACT.add, values))
 
 
 def mean_of_doubles(values: list[float]) -> float:
-    """Return a mean as DOUBLE; of whole numbers, too."""
     return sum_of_doubles(map(float, values)) / len(values)
 
 
 def mean_of_decimals(digits: int, scale: int, values: list[decimal.Decimal]) -> decimal.Decimal:
-    """Return a mean as DECIMAL(digits, scale)."""
     return exact(digits, scale, _EXACT.divide(reduce(_EXACT.add, values), decimal.Decimal(len(values))))
 
 
 def least(values: Iterable[Any]) -> Any:
-    """Return the least."""
     return reduce(lambda one, other: other if is_less(other, one) else one, values)
 
 
 def greatest(values: Iterable[Any]) -> Any:
-    """Return the greatest."""
     return reduce(lambda one, other: other if is_less(one, other) else one, values)

@@ -15,28 +15,16 @@ from flinkish_spark.protocol.records import StagedBatch
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What has come together since the job began.
+    """What has come together since the job began."""
 
-    Parameters
-    ----------
-    accumulators
-        What they hold, by name.
-    bases
-        Files of big key groups in a bucket that the state may name.
-    """
-
+    #: What they hold, by name.
     accumulators: Accumulated = field(default_factory=dict)
+    #: Files of big key groups in a bucket that the state may name.
     bases: tuple[str, ...] = ()
 
     @classmethod
     def at(cls, decision: Decision | None, log_began_in: Lineage) -> Told:
-        """Return what a checkpoint held; nothing without one.
-
-        Parameters
-        ----------
-        log_began_in
-            The lineage in which Spark's log began. State of before is in its seed, and names no base.
-        """
+        """Return what a checkpoint held; nothing without one."""
         if decision is None:
             return cls()
         return cls(decision.accumulators, decision.bases if decision.lineage >= log_began_in else ())
@@ -51,15 +39,7 @@ class Told:
 
 
 class AccumulatorKeeper:
-    """Of one start of the query. Told by the epoch writer's thread, asked by the coordinator's.
-
-    Parameters
-    ----------
-    stored
-        What the checkpoint held that the job goes on from.
-    kept
-        The micro-batches that are kept behind it, in order.
-    """
+    """Of one start of the query. Told by the epoch writer's thread, asked by the coordinator's."""
 
     def __init__(self, stored: Told, kept: Iterable[StagedBatch] = ()) -> None:
         self._lock = threading.Lock()
@@ -69,13 +49,11 @@ class AccumulatorKeeper:
             self.on_staged(staged)
 
     def on_staged(self, staged: StagedBatch) -> None:
-        """Take note of a micro-batch whose staged file is durable."""
         with self._lock:
             self._now = self._now.after(staged)
             self._behind[staged.batch] = self._now
 
     def behind(self, batch: BatchId) -> Told:
-        """Return what they held behind a micro-batch that is about to be decided; forget older ones."""
         with self._lock:
             self._behind = {known: held for known, held in self._behind.items() if known >= batch}
             return self._behind.get(batch, self._now)

@@ -97,15 +97,10 @@ class CheckpointAnswer:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request on its way to the coordinator.
-
-    Parameters
-    ----------
-    on_answer
-        Called once, in a thread of the job's; must not block.
-    """
+    """A request on its way to the coordinator."""
 
     purpose: CheckpointPurpose
+    #: Called once, in a thread of the job's; must not block.
     on_answer: Callable[[CheckpointAnswer], None]
     urgency: Urgency = Urgency.NORMAL
     target: str = ""
@@ -114,7 +109,6 @@ class Asked:
     def of(
         cls, purpose: CheckpointPurpose, on_answer: Callable[[CheckpointAnswer], None], target: str = ""
     ) -> Asked:
-        """Return what a user asks. A savepoint is forced, as in Flink: it waits for no limit."""
         urgency = Urgency.FORCED if purpose.is_savepoint else Urgency.NORMAL
         return cls(purpose, on_answer, urgency, target)
 

@@ -29,16 +29,7 @@ class BarriersDoNotAddUp(Exception):
 
 
 class BarrierCounter:
-    """Counts the barriers of the checkpoints in flight; owned by the coordinator's thread.
-
-    Parameters
-    ----------
-    channels
-        By sink uid, the channels whose barriers it must see.
-    operators
-        Uids of the keyed operators. They let a barrier through only when every channel showed it:
-        where all sinks have it, all operators had it.
-    """
+    """Counts the barriers of the checkpoints in flight; owned by the coordinator's thread."""
 
     def __init__(
         self, channels: Mapping[str, ExpectedChannels], operators: Iterable[str], mode: CheckpointingMode
@@ -49,17 +40,10 @@ class BarrierCounter:
 
     @property
     def participants(self) -> tuple[Participant, ...]:
-        """Return the sinks and operators that have to acknowledge each checkpoint."""
         return (*(Participant(ParticipantKind.SINK, uid) for uid in self._channels), *self._operators)
 
     def count(self, checkpoint: CheckpointId, staged: StagedBatch) -> tuple[Participant, ...]:
-        """Return who acknowledges `checkpoint` with this micro-batch.
-
-        Raises
-        ------
-        BarriersDoNotAddUp
-            In the mode EXACTLY_ONCE, where every barrier belongs into one micro-batch.
-        """
+        """Return who acknowledges `checkpoint` with this micro-batch."""
         report = count_barriers(checkpoint, staged.acks, self._channels)
         if report.alignment is Alignment.ALIGNED:
             reached = set(self._channels)
@@ -102,15 +86,6 @@ class SourceWaits:
     At a cut one checkpoint is asked for at once. What comes of it may be nothing: a hook fails, the
     store refuses, the request is turned away. Then, and behind any checkpoint that was aborted, the
     source has to wait as long as the timer would, so that what fails is left in peace.
-
-    Parameters
-    ----------
-    control
-        What is on offer, and what the source says.
-    state
-        The checkpoints in flight and the requests.
-    interval_ms
-        From one periodic trigger to the next.
     """
 
     def __init__(self, control: ControlFile, state: Coordination, clock: Clock, interval_ms: int) -> None:
@@ -144,13 +119,7 @@ class SourceWaits:
         return pending.awaited if is_drawn else f"{pending.awaited}; the source {status.text}"
 
     def aborted(self, effect: Abort) -> Abort:
-        """Note that a checkpoint was aborted, and withdraw it: drawn now, it would use up a cut.
-
-        Returns
-        -------
-        Abort
-            The effect; if the checkpoint expired before the source drew it, with what that waited for.
-        """
+        """Note that a checkpoint was aborted, and withdraw it: drawn now, it would use up a cut."""
         self._aborted_at_ms = self._clock.monotonic_ms()
         was_offered, status = self._control.withdraw(effect.checkpoint), self._control.source_status()
         if effect.reason is not CheckpointFailureReason.EXPIRED or not was_offered or status is None:

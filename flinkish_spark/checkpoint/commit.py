@@ -38,13 +38,7 @@ class Interrupted(Exception):
 
 
 class Confirmation:
-    """Commits decided checkpoints; one thread at a time.
-
-    Parameters
-    ----------
-    job
-        Its sinks commit, in their order; then its sources' group offsets, then the receipt.
-    """
+    """Commits decided checkpoints; one thread at a time."""
 
     def __init__(self, job: JobContext) -> None:
         self._job_dir, self._ownership = job.job_dir, job.ownership
@@ -55,15 +49,7 @@ class Confirmation:
         self._manifest, self._job = job.manifest, job.job
 
     def confirm(self, decision: Decision) -> Receipt:
-        """Finish a decided checkpoint.
-
-        Raises
-        ------
-        CommittableLostError
-            Something decided can never be committed; nothing later may be decided.
-        FencedError
-            A newer owner exists.
-        """
+        """Finish a decided checkpoint."""
         with logged_as(checkpoint=int(decision.checkpoint)):
             return self._confirm(decision)
 

@@ -66,70 +66,39 @@ class _Swept(enum.Enum):
 
 @dataclass(frozen=True)
 class CoordinatorParts:
-    """What the coordinator of one start of the query works with, beside the job's context.
-
-    Parameters
-    ----------
-    job
-        The context.
-    control
-        What the next micro-batch carries.
-    confirm
-        Finishes a decided checkpoint (:meth:`.Confirmation.confirm`).
-    channels
-        By sink uid, the channels whose barriers it must see.
-    gate
-        Holds micro-batches back.
-    failures
-        How many checkpoints in a row have failed.
-    on_confirmed, on_aborted
-        Told of what became of a checkpoint, by the coordinator's thread.
-    write_savepoint
-        Exports a confirmed checkpoint to a target; called in a thread of its own.
-    on_receipt
-        Called after a receipt, in the thread that wrote it.
-    time
-        Says where event time stands.
-    on_aging
-        Told of staged data that has waited for half of its lifetime.
-    on_decided
-        Called after a decision and before its first commit, in the thread that made it; may take a while.
-        Returns whether the checkpoint's state is pinned.
-    accumulators
-        Says what they hold.
-    decided_at_ms
-        Wall-clock time of the newest decision; None if there is none. The first interval counts from it.
-    """
+    """What the coordinator of one start of the query works with, beside the job's context."""
 
     job: JobContext
+    #: What the next micro-batch carries.
     control: ControlFile
+    #: Finishes a decided checkpoint (:meth:`.Confirmation.confirm`).
     confirm: Callable[[Decision], Receipt]
+    #: By sink uid, the channels whose barriers it must see.
     channels: Mapping[str, ExpectedChannels]
     gate: AdmissionGate
+    #: How many checkpoints in a row have failed.
     failures: FailureManager
+    #: Told of what became of a checkpoint, by the coordinator's thread.
     on_confirmed: Callable[[Decision, Receipt], None]
     on_aborted: Callable[[CheckpointId], None]
+    #: Exports a confirmed checkpoint to a target; called in a thread of its own.
     write_savepoint: Callable[[Decision, str], None]
+    #: Called after a receipt, in the thread that wrote it.
     on_receipt: Callable[[Decision], None]
+    #: Says where event time stands.
     time: Timekeeping = NO_TIME
+    #: Told of staged data that has waited for half of its lifetime.
     on_aging: Callable[[StagedAge], None] = lambda age: None
+    #: Called after a decision and before its first commit, in the thread that made it; may take a while.
+    #: Returns whether the checkpoint's state is pinned.
     on_decided: Callable[[Decision], bool] = lambda decision: False
     accumulators: AccumulatorKeeper = NO_ACCUMULATORS
+    #: Wall-clock time of the newest decision; None if there is none. The first interval counts from it.
     decided_at_ms: int | None = None
 
 
 class Completion:
-    """Completes checkpoints; one thread at a time.
-
-    Parameters
-    ----------
-    parts
-        The coordinator's.
-    undecided
-        Returns the micro-batches that no decision contains, as far as the coordinator knows.
-    is_stopping
-        Asked while waiting for a system that cannot answer.
-    """
+    """Completes checkpoints; one thread at a time."""
 
     def __init__(
         self,
@@ -141,22 +110,7 @@ class Completion:
         self._undecided, self._is_stopping = undecided, is_stopping
 
     def complete(self, decision: Decision, on_decided: Callable[[], None]) -> Receipt:
-        """Decide a checkpoint and finish it. The order of these calls is the protocol.
-
-        Parameters
-        ----------
-        on_decided
-            Called between the decision and the first commit.
-
-        Raises
-        ------
-        StagedDataDied, DecisionRefused
-            It is not decided and will not be by this call.
-        FencedError
-            Somebody else owns the job.
-        Interrupted
-            The job is being torn down; if it is decided, the next start finishes it.
-        """
+        """Decide a checkpoint and finish it. The order of these calls is the protocol."""
         self._check_alive(decision)
         with self._job.waiting(f"the job directory to take the decision of checkpoint {decision.checkpoint}"):
             self._decide(decision)
@@ -314,13 +268,7 @@ class Completion:
 def decision_of(
     pending: PendingCheckpoint, batches: tuple[StagedBatch, ...], parts: CoordinatorParts
 ) -> Decision:
-    """Return the COMMIT of a checkpoint whose turn has come.
-
-    Parameters
-    ----------
-    batches
-        The undecided micro-batches up to the checkpoint's own, in order.
-    """
+    """Return the COMMIT of a checkpoint whose turn has come."""
     batch = batches[-1].batch
     told = parts.accumulators.behind(batch)
     offsets, commits = parts.job.log.read(OFFSETS, batch), parts.job.log.read(COMMITS, batch)

@@ -32,55 +32,38 @@ class JobContext:
 
     Made once, behind the takeover (the supervisor's phase *own*), and used by every start of the query: the
     recovery, the confirmation, the coordinator and the epoch writer take it whole.
-
-    Parameters
-    ----------
-    job
-        Whose mark sources and sinks keep.
-    job_dir, ownership, log
-        The directory, who owns it, and Spark's log in it.
-    pins
-        What retained checkpoints need of Spark's files.
-    committers
-        By sink uid, in the order in which sinks commit.
-    sources
-        Of the job.
-    manifest
-        Told of every checkpoint that all sinks have committed; one that writes nothing if there is none.
-    tracker
-        Measures checkpoints.
-    hooks
-        Called when checkpoints are drawn and restored.
-    blocks
-        Numbers of transactions, which no two micro-batches have at a time.
-    uids, operators
-        Of everything that has a uid, and of the keyed operators.
-    must_give_up, is_cancelled
-        Whether what waits for an outside system has to give up, asked in every such wait; and whether the job
-        is told to end at once.
-    waiting
-        Notes what threads wait for.
     """
 
+    #: Whose mark sources and sinks keep.
     job: JobUuid
+    #: The directory, who owns it, and Spark's log in it.
     job_dir: JobDir
     ownership: Ownership
     log: SparkLog
+    #: What retained checkpoints need of Spark's files.
     pins: CheckpointPins
+    #: By sink uid, in the order in which sinks commit.
     committers: Mapping[str, Committer]
     sources: Sequence[SourceNode]
     tracker: CheckpointTracker
+    #: Called when checkpoints are drawn and restored.
     hooks: MasterHooks
+    #: Numbers of transactions, which no two micro-batches have at a time.
     blocks: BlockPool
     config: CheckpointConfig
     clock: Clock
     threads: Threads
     observer: Observer
+    #: Whether what waits for an outside system has to give up, asked in every such wait; and whether the job
+    #: is told to end at once.
     must_give_up: Callable[[], bool]
     is_cancelled: Callable[[], bool]
+    #: Of everything that has a uid, and of the keyed operators.
     uids: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    #: Told of every checkpoint that all sinks have committed; one that writes nothing if there is none.
     manifest: ManifestWriter = NO_MANIFEST
+    #: Notes what threads wait for.
     waiting: Waiting = unwatched
 
     def interrupt(self) -> None:

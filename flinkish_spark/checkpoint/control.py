@@ -39,28 +39,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AlignmentStatus:
-    """Where a chained source stands.
+    """Where a chained source stands."""
 
-    Parameters
-    ----------
-    wants_checkpoint
-        Whether it can go on only with a checkpoint of this job, or could draw one now.
-    text
-        What it waits for; for the reason of a checkpoint that expires, and for people.
-    cut
-        The upstream checkpoint at which it wants one; None where it wants none.
-    drawn
-        This job's newest checkpoint whose barrier it has put into a micro-batch; 0 before the first.
-    """
-
+    #: Whether it can go on only with a checkpoint of this job, or could draw one now.
     wants_checkpoint: bool
+    #: What it waits for; for the reason of a checkpoint that expires, and for people.
     text: str
+    #: The upstream checkpoint at which it wants one; None where it wants none.
     cut: int | None = None
+    #: This job's newest checkpoint whose barrier it has put into a micro-batch; 0 before the first.
     drawn: int = 0
 
 
 def status_path(control_path: str) -> Path:
-    """Return where the source with this control file writes its status."""
     return Path(control_path).with_suffix(".alignment")
 
 
@@ -132,13 +123,6 @@ class ControlFile:
         An id that was offered before may be sealed with ABORT, and what scans agreed on before means
         nothing now. The names are new for every start: a Python process of Spark's may outlive the
         query that it belonged to, and then reads and writes beside the new query's files.
-
-        Parameters
-        ----------
-        folder
-            Of the job; folders in it are left alone.
-        start
-            Which start of the query it is under this epoch; no two have one number.
         """
         # Offers first. What a crash leaves is deleted by the next start, and until then has no reader.
         for left in sorted(folder.glob("*"), key=lambda path: path.suffix != ".json"):
@@ -158,13 +142,7 @@ class ControlFile:
             self._on_offer, self._purpose = checkpoint, purpose
 
     def withdraw(self, checkpoint: CheckpointId) -> bool:
-        """Take an offer back, so that no source draws an id that is dead.
-
-        Returns
-        -------
-        bool
-            Whether it was on offer. It may have been drawn all the same.
-        """
+        """Take an offer back, so that no source draws an id that is dead."""
         with self._lock:
             if self._on_offer != checkpoint:
                 return False
@@ -188,7 +166,6 @@ class ControlFile:
             self._waiting = time
 
     def keep_pinned(self, batch: BatchId) -> None:
-        """Let it go along with the next checkpoint that the state of a micro-batch is pinned."""
         with self._lock:
             self._pinned = batch
 
@@ -221,14 +198,12 @@ def read_control(path: str) -> dict[str, Any]:
 
 
 def offered_by(content: dict[str, Any]) -> ControlOffset:
-    """Return what a control file offers."""
     pinned, checkpoint = content.get(PINNED_KEY), int(content.get("checkpoint", 0))
     is_drained = content.get("purpose") == CheckpointPurpose.DRAINED_SAVEPOINT.value
     return ControlOffset(checkpoint, TimeOffer.from_json(content), pinned, checkpoint if is_drained else 0)
 
 
 def wake_rows(before: TimeOffer, after: TimeOffer) -> list[ControlRow]:
-    """Return the rows that call key groups in the micro-batch between two offsets."""
     return [(int(C.Kind.WAKE), 0, number, group) for number, group in after.wakes_since(before)]
 
 
@@ -245,11 +220,9 @@ class ControlReader(DataSourceStreamReader):
         self._path = path
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the state before the first checkpoint."""
         return ControlOffset().to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
-        """Return what is on offer, or `start` while nothing newer is."""
         known = ControlOffset.from_json(start)
         raised = known.raised_to(offered_by(read_control(self._path)))
         return start if raised == known else raised.to_json()
@@ -263,7 +236,6 @@ class ControlReader(DataSourceStreamReader):
         return [_ControlPartition(rows)] if rows else []
 
     def read(self, partition: InputPartition) -> Iterator[ControlRow]:
-        """Yield the control rows."""
         assert isinstance(partition, _ControlPartition)
         yield from partition.rows
 
@@ -273,15 +245,12 @@ class ControlSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the format name."""
         return FORMAT_NAME
 
     def schema(self) -> str:
-        """Return the control columns."""
         return _SCHEMA
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        """Return the reader of the file named by the option `path`."""
         return for_running_spark(ControlReader(self.options["path"]))
 
 
@@ -307,13 +276,7 @@ def load_control(spark: SparkSession, path: str) -> DataFrame:
 
 
 def held_path(control_path: Path) -> Path:
-    """Return where the sources of the start with this control file look.
-
-    Examples
-    --------
-    >>> held_path(Path("control/3-1.json")).name
-    '3-1.held'
-    """
+    """Return where the sources of the start with this control file look."""
     return control_path.with_suffix(".held")
 
 
@@ -330,20 +293,7 @@ def write_held(control_path: Path, held: HeldSources) -> None:
 
 
 def read_held(control_path: str, source: str) -> HeldChannels:
-    """Return what of a source brings no records in the next micro-batch.
-
-    Parameters
-    ----------
-    control_path
-        Of the start of the query that the source belongs to; empty outside of a job.
-    source
-        Its uid.
-
-    Raises
-    ------
-    ValueError
-        The file is not one of ours.
-    """
+    """Return what of a source brings no records in the next micro-batch."""
     if not control_path:
         return NONE_HELD
     try:

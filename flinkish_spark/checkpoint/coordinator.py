@@ -63,13 +63,7 @@ class Delivery(enum.Enum):
 
 
 class Mailbox:
-    """Filled by any thread, read by its owner.
-
-    Attributes
-    ----------
-    stirred
-        Set when a message came, or somebody else wants to be looked at; cleared by reading.
-    """
+    """Filled by any thread, read by its owner."""
 
     def __init__(self) -> None:
         self.stirred = threading.Event()
@@ -113,13 +107,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Workers:
-    """Starts threads for one coordinator and waits for them at its end.
-
-    Parameters
-    ----------
-    on_failure
-        Told of an error that ended a worker; called in the worker's thread.
-    """
+    """Starts threads for one coordinator and waits for them at its end."""
 
     def __init__(
         self, threads: Threads, on_failure: Callable[[BaseException], None], waiting: Waiting = unwatched
@@ -128,7 +116,6 @@ class Workers:
         self._awaited: dict[str, RunningThread] = {}
 
     def begin(self, name: str, work: Callable[[], None]) -> None:
-        """Start work that :meth:`join` waits for."""
         self._awaited = {known: one for known, one in self._awaited.items() if one.is_alive()}
         self._awaited[name] = self.begin_unawaited(name, work)
 
@@ -147,7 +134,6 @@ class Workers:
         return self._threads.start(f"flinkish-{name}", run)
 
     def join(self) -> None:
-        """Wait for what was begun; whoever calls has told it to stop."""
         for name, worker in tuple(self._awaited.items()):
             with self._waiting(f"the thread of {name} to end"):
                 worker.join()
@@ -179,13 +165,7 @@ class Initialisation:
         )
 
     def run(self, checkpoint: CheckpointId, purpose: CheckpointPurpose) -> Initialised:
-        """Make `checkpoint`'s record, then call the hooks.
-
-        Raises
-        ------
-        FencedError
-            Another owner has that id.
-        """
+        """Make `checkpoint`'s record, then call the hooks."""
         record = TriggerRecord(checkpoint, self._ownership.epoch, purpose, self._clock.wall_ms())
         try:
             # This order matters: a new owner seals the ids that have a record. An id whose barrier
@@ -207,13 +187,7 @@ class Initialisation:
 
 
 class SavepointExports:
-    """The savepoints that are being written; each in a thread of its own.
-
-    Parameters
-    ----------
-    write
-        Exports a confirmed checkpoint to a target.
-    """
+    """The savepoints that are being written; each in a thread of its own."""
 
     def __init__(self, write: Callable[[Decision, str], None]) -> None:
         self._write = write
@@ -299,15 +273,7 @@ def _nobody(answer: CheckpointAnswer) -> None:
 
 
 class CheckpointCoordinator:
-    """Runs until :meth:`stop`, or until :attr:`failure` is set.
-
-    Parameters
-    ----------
-    parts
-        See :class:`CoordinatorParts`.
-    kept
-        Micro-batches staged and committed by Spark but not decided; checkpointed at once.
-    """
+    """Runs until :meth:`stop`, or until :attr:`failure` is set."""
 
     def __init__(self, parts: CoordinatorParts, kept: Sequence[StagedBatch]) -> None:
         self._parts, self._job, self._mailbox = parts, parts.job, Mailbox()
@@ -352,7 +318,6 @@ class CheckpointCoordinator:
 
     # -- called by other threads ----------------------------------------------------------------
     def on_staged(self, staged: StagedBatch, sync_ms: int) -> None:
-        """Take note of a staged micro-batch; called by the epoch writer."""
         self._mailbox.put(lambda: self._note(staged, sync_ms))
 
     def must_wait(self) -> bool:
@@ -378,23 +343,19 @@ class CheckpointCoordinator:
         self._mailbox.put(lambda: self._carry_out(self._state.on_schedule(schedule)))
 
     def start(self) -> None:
-        """Start the loop in a thread of its own."""
         self._thread = self._job.threads.start("flinkish-coordinator", self.run)
 
     def stop(self) -> None:
-        """End the loop after the step at hand; what is decided stays decided."""
         self._stopping.set()
         self._mailbox.stirred.set()
 
     def join(self) -> None:
-        """Wait for the end of the loop and of what it has begun; :meth:`stop` comes first."""
         if self._thread is not None:
             with self._job.waiting("the coordinator to end"):
                 self._thread.join()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether :meth:`stop` was called."""
         return self._stopping.is_set()
 
     def held(self) -> Iterator[Wait]:
@@ -412,7 +373,6 @@ class CheckpointCoordinator:
 
     @property
     def failures(self) -> FailureManager:
-        """What failed so far; the next start goes on counting."""
         return self._failures
 
     # -- the loop -------------------------------------------------------------------------------

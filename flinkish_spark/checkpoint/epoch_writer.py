@@ -45,18 +45,15 @@ class AdmissionGate:
         self._shown: set[str] = set()
 
     def close_behind(self, checkpoint: CheckpointId) -> None:
-        """Let nothing pass behind the micro-batch that carries `checkpoint`."""
         self._shown = set()
         self._final = checkpoint
 
     def passed(self, staged: StagedBatch) -> None:
-        """Note a staged micro-batch: with it, or those before it, every sink has shown the last barrier."""
         self._shown |= {a.sink for a in staged.acks if self._final in {b.checkpoint for b in a.barriers}}
         if self._shown and self._shown >= {ack.sink for ack in staged.acks}:
             self._opened.clear()
 
     def reopen(self) -> None:
-        """Let micro-batches pass again: the final checkpoint was aborted."""
         self._final, self._shown = CheckpointId(0), set()
         self._opened.set()
 
@@ -65,7 +62,6 @@ class AdmissionGate:
         self._stopping.set()
 
     def enter(self, must_wait: Callable[[], bool]) -> None:
-        """Wait until a micro-batch may be staged; raise JobStopping if none may any more."""
         while not self._stopping.is_set() and (not self._opened.is_set() or must_wait()):
             self._clock.wait(self._stopping, _GATE_POLL_MS)
         self.raise_if_stopped()
@@ -82,31 +78,21 @@ class AdmissionGate:
 
 @dataclass(frozen=True)
 class EpochWriterParts:
-    """What the epoch writer of one start of the query works with, beside the job's context.
-
-    Parameters
-    ----------
-    attempts
-        Numbers no two attempts of one owner alike.
-    notify
-        Told of a staged micro-batch; its staged file is durable by then.
-    must_wait
-        Whether to hold the next micro-batch back.
-    time
-        Makes of what tasks report what the next micro-batch is told.
-    begins
-        Called before a micro-batch is staged.
-    async_calls
-        Names of the operators that call systems outside within a micro-batch.
-    """
+    """What the epoch writer of one start of the query works with, beside the job's context."""
 
     staging: Staging
+    #: Numbers no two attempts of one owner alike.
     attempts: Iterator[int]
     gate: AdmissionGate
+    #: Told of a staged micro-batch; its staged file is durable by then.
     notify: Callable[[StagedBatch, int], None]
+    #: Whether to hold the next micro-batch back.
     must_wait: Callable[[], bool]
+    #: Makes of what tasks report what the next micro-batch is told.
     time: Timekeeping = NO_TIME
+    #: Called before a micro-batch is staged.
     begins: Callable[[], None] = lambda: None
+    #: Names of the operators that call systems outside within a micro-batch.
     async_calls: tuple[str, ...] = ()
 
 

@@ -78,7 +78,6 @@ class NoTime:
     can_end = has_ended = False
 
     def noted(self, staged: StagedBatch) -> StagedBatch:
-        """Return it as it is."""
         return staged
 
     def on_staged(self, staged: StagedBatch) -> None:
@@ -91,7 +90,6 @@ class NoTime:
         """Do nothing."""
 
     def behind(self, batch: BatchId) -> EventTime | None:
-        """Return None."""
         return None
 
 
@@ -99,26 +97,7 @@ NO_TIME = NoTime()
 
 
 class TimeKeeper:
-    """A :class:`Timekeeping` over the rules of `protocol/watermarks.py`.
-
-    Parameters
-    ----------
-    plan
-        Who reports, and under which rules.
-    sources
-        Of the job.
-    control
-        How the next micro-batch is told.
-    log
-        Spark's, for what a micro-batch carried.
-    stored
-        Where time stood behind the last checkpoint, or the savepoint that the job began with; None for
-        a job that has stored nothing about time.
-    kept
-        Micro-batches behind it that count, in order.
-    next_batch
-        The one that Spark runs next.
-    """
+    """A :class:`Timekeeping` over the rules of `protocol/watermarks.py`."""
 
     def __init__(
         self,
@@ -155,7 +134,6 @@ class TimeKeeper:
 
     # -- the supervisor's -----------------------------------------------------------------------
     def begin(self) -> None:
-        """Say where time stands before the query starts: a new log carries what its state has seen."""
         with self._lock:
             self._offer(self._clock.wall_ms())
 
@@ -170,20 +148,11 @@ class TimeKeeper:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all input is over and every operator has seen that: the job can end."""
         return self._state.has_carried_all and self._state.agenda.next_event_time_ms is None
 
     # -- the epoch writer's ---------------------------------------------------------------------
     def noted(self, staged: StagedBatch) -> StagedBatch:
-        """Return a staged micro-batch with what it says about time.
-
-        Raises
-        ------
-        ValueError
-            A task reported what the plan does not know.
-        InternalError
-            Spark's log lacks the micro-batch that runs.
-        """
+        """Return a staged micro-batch with what it says about time."""
         is_told = reports_in(staged.acks)
         is_kept = self._plan.is_timed or self._state != self._nothing
         if not (is_told or self._is_bounded or is_kept):
@@ -329,11 +298,6 @@ class LatencyTracker:
     """Histograms of one `execute`, over all restarts of its query.
 
     Written by the epoch writer's thread, read by any.
-
-    Parameters
-    ----------
-    interval_ms
-        Markers of a micro-batch count if it was planned at least so long behind the last one that counted.
     """
 
     def __init__(self, interval_ms: int) -> None:
@@ -343,7 +307,6 @@ class LatencyTracker:
 
     @property
     def latencies(self) -> Latencies:
-        """Return what has been measured so far."""
         return self._latencies
 
     def note(self, marked_ms: int, measured: Sequence[Measurement]) -> None:
@@ -352,7 +315,6 @@ class LatencyTracker:
         self._latencies = self._latencies.noted(measured)
 
     def is_due(self, marked_ms: int) -> bool:
-        """Whether markers that were put in at that time count."""
         last_ms = self._counted_ms
         # A wall clock that was set back must not silence the markers until it is there again.
         return last_ms is None or not last_ms <= marked_ms < last_ms + self._interval_ms
@@ -362,13 +324,6 @@ class TrackedStaging:
     """A :class:`~flinkish_spark.checkpoint.staging.Staging` that tells a tracker of markers; one per start.
 
     What it returns is as if there were none, so staged files, event time and replays know nothing of them.
-
-    Parameters
-    ----------
-    inner
-        Stages.
-    uids
-        Of operators and sources, by number.
     """
 
     def __init__(self, inner: Staging, tracker: LatencyTracker, uids: Sequence[str], clock: Clock) -> None:
@@ -385,6 +340,5 @@ class TrackedStaging:
         return replace(staged, acks=without_latencies(staged.acks))
 
     def stage_only(self, frame: Any, batch: BatchId, attempt: int, sinks: frozenset[str]) -> StagedBatch:
-        """Have these sinks stage `frame`; markers of a replay count nowhere."""
         staged = self._inner.stage_only(frame, batch, attempt, sinks)
         return replace(staged, acks=without_latencies(staged.acks))

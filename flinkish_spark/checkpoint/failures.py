@@ -117,30 +117,21 @@ class RepeatableUserError(UserFunctionError):
 
     @property
     def is_placed(self) -> bool:
-        """Whether it is known which record it was."""
         return "offset" in self.facts or "sequence" in self.facts
 
     @property
     def record(self) -> tuple[Any, ...]:
-        """What identifies the record, to see whether the same one fails again."""
         return tuple(
             self.facts.get(k) for k in ("uid", "topic", "partition", "offset", "channel", "sequence")
         )
 
 
 def with_place(error: BaseException, place: str) -> None:
-    """Note on an exception where in the job it came up, such as ``in sink 'out'``; :func:`classify` tells."""
     error.add_note(_NOTE + place)
 
 
 def classify(error: BaseException, place: str = "") -> FlinkishError:
-    """Return the typed error for whatever ended the query.
-
-    Parameters
-    ----------
-    place
-        Where in the job it came up, as far as the caller knows; behind it stands what notes say.
-    """
+    """Return the typed error for whatever ended the query."""
     if isinstance(error, FlinkishError):
         return error
     if is_gateway_gone(error):
@@ -370,18 +361,15 @@ def _after(text: str, marker: str) -> str:
 
 
 def _without_advice(message: str) -> tuple[str, str]:
-    """Return what a message of ours says, and apart from it what to do."""
     said, _, advice = message.partition(" To do: ")
     return said.strip().rstrip("."), advice.strip().rstrip(".")
 
 
 def identity_of(error: FlinkishError) -> str:
-    """Return what is the same when a failure comes back."""
     return str(error.facts.get("cause") or Chain.of(f"{type(error).__name__}: {error.what}").identity)
 
 
 def kind_of(error: FlinkishError) -> str:
-    """Return the class or condition of the innermost cause, which comes back although the text differs."""
     return str(error.facts.get("kind") or type(error).__name__)
 
 
@@ -392,13 +380,7 @@ class Patience:
         self._repeated = RepeatedFailures()
 
     def takes(self, error: Exception) -> FlinkishError:
-        """Return what failed, with its type, if it is worth another try.
-
-        Raises
-        ------
-        FlinkishError
-            It is not: asking again does not mend it, or has not so far.
-        """
+        """Return what failed, with its type, if it is worth another try."""
         known = classify(error)
         if known.restartable and is_outage(known):
             return known

@@ -74,7 +74,6 @@ class _Claims:
             return None
 
     def give_back(self, hooks: Mapping[str, MasterHook]) -> None:
-        """Let other jobs have them."""
         with self._lock:
             ours = list(hooks.values())
             self._taken = [one for one in self._taken if not any(one is hook for hook in ours)]
@@ -84,15 +83,7 @@ _CLAIMS = _Claims()
 
 
 class MasterHooks:
-    """The hooks of a job by name.
-
-    Parameters
-    ----------
-    hooks
-        In the order in which they are called.
-    unknown
-        What becomes of state that no hook takes.
-    """
+    """The hooks of a job by name."""
 
     def __init__(
         self, hooks: Sequence[MasterHook] = (), unknown: UnknownHookState = UnknownHookState.REFUSE
@@ -105,13 +96,7 @@ class MasterHooks:
             self.add(hook)
 
     def add(self, hook: MasterHook) -> None:
-        """Take a hook; the same name twice is refused.
-
-        Raises
-        ------
-        ConfigError
-            It is no hook, its name cannot be used, or the name is taken.
-        """
+        """Take a hook; the same name twice is refused."""
         if not isinstance(hook, MasterHook):
             raise ConfigError(
                 f"a {type(hook).__name__} is no MasterHook",
@@ -126,13 +111,7 @@ class MasterHooks:
         self._hooks[name] = hook
 
     def claim(self) -> None:
-        """Take the hooks for one execution, until :meth:`close`.
-
-        Raises
-        ------
-        ConfigError
-            A job that runs has one of them: it would be set back, and closed, under that job's feet.
-        """
+        """Take the hooks for one execution, until :meth:`close`."""
         taken = _CLAIMS.take(self._hooks)
         if taken is not None:
             raise ConfigError(
@@ -143,17 +122,10 @@ class MasterHooks:
             )
 
     def participants(self) -> tuple[Participant, ...]:
-        """Return the hooks as participants of every checkpoint."""
         return tuple(Participant(ParticipantKind.HOOK, name) for name in self._hooks)
 
     def trigger(self, checkpoint: CheckpointId) -> dict[Participant, Any]:
-        """Call every hook and return what they gave, as stored.
-
-        Raises
-        ------
-        HookFailed
-            The first one that raised, or gave something that is not a JSON value.
-        """
+        """Call every hook and return what they gave, as stored."""
         found = {}
         with self._calling(f"checkpoint {checkpoint}"):
             for name, hook in self._hooks.items():
@@ -190,22 +162,7 @@ class MasterHooks:
             self._is_called.release()
 
     def restore(self, checkpoint: CheckpointId | None, states: Mapping[str, Any]) -> None:
-        """Set every hook to the checkpoint that the query starts from.
-
-        Parameters
-        ----------
-        checkpoint
-            None for a start from nothing.
-        states
-            What the hooks gave for it, by name.
-
-        Raises
-        ------
-        JobDirError
-            The checkpoint holds the state of a hook that the job does not have.
-        HookFailed
-            A hook raised.
-        """
+        """Set every hook to the checkpoint that the query starts from."""
         unknown = sorted(states.keys() - self._hooks.keys())
         if unknown and self._unknown is UnknownHookState.REFUSE:
             raise JobDirError(
@@ -290,17 +247,7 @@ class QuietListener:
 
 
 class JobStates:
-    """The job's status and its tasks' states, kept by the supervisor and read by anybody.
-
-    Parameters
-    ----------
-    vertices
-        Of the job graph.
-    clock
-        Says when something happened.
-    waiting
-        Notes which listener has not returned: whoever changes a state next waits for it, too.
-    """
+    """The job's status and its tasks' states, kept by the supervisor and read by anybody."""
 
     def __init__(
         self,
@@ -316,16 +263,13 @@ class JobStates:
 
     @property
     def status(self) -> JobStatus:
-        """Return what the job does."""
         return self._state.status
 
     @property
     def vertices(self) -> tuple[VertexStatus, ...]:
-        """Return where the vertices of the job graph stand, each behind what it reads."""
         return tuple(self._state.tasks.values())
 
     def on(self, event: JobEvent, cause: str = "") -> None:
-        """Take a step; raise IllegalTransitionError if the table has none."""
         with self._lock:
             self._state, changes = self._state.on(event, cause, self._clock.wall_ms())
             self._tell(changes)
@@ -347,12 +291,10 @@ class JobStates:
             self.on(JobEvent.GIVE_UP, str(error))
 
     def tasks_initialize(self) -> None:
-        """Note that a micro-batch has begun: every task of this attempt has its work, and its state."""
         for vertex in self._state.tasks:
             self._on_task(vertex, TaskEvent.INITIALIZE)
 
     def tasks_run(self) -> None:
-        """Note that a micro-batch came through: every task of this attempt runs."""
         self.tasks_initialize()
         for vertex in self._state.tasks:
             self._on_task(vertex, TaskEvent.RUN)
@@ -367,31 +309,25 @@ class JobStates:
             self._tell(changes)
 
     def goes_on_from(self, newest: CheckpointId | None) -> None:
-        """Note the latest complete checkpoint behind a recovery, which may be an older one than before."""
         self._newest = newest
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """Tell everybody that a checkpoint is confirmed."""
         self._newest = checkpoint
         for listener in self._listeners:
             self._safely(listener, lambda one=listener: one.on_checkpoint_complete(checkpoint))
 
     def aborted(self, checkpoint: CheckpointId) -> None:
-        """Tell everybody, once, that a checkpoint was aborted."""
         newest = self._newest
         for listener in self._listeners:
             self._safely(listener, lambda one=listener: one.on_checkpoint_aborted(checkpoint, newest))
 
     def taken_over(self, epoch: OwnerEpoch) -> None:
-        """Tell those who want to know that the job is this process's."""
         self._tell_those_with("on_taken_over", epoch)
 
     def aging(self, age: StagedAge) -> None:
-        """Tell those who want to know that staged data grows old."""
         self._tell_those_with("on_staged_data_aging", age)
 
     def waits(self, waits: tuple[Wait, ...]) -> None:
-        """Tell those who want to know what holds the job back now; called again and again."""
         self._tell_those_with("on_waits", waits)
 
     def _tell_those_with(self, method: str, what: object) -> None:

@@ -64,7 +64,6 @@ class JobLock:
 
     @classmethod
     def of_job(cls, folder: Path) -> JobLock:
-        """Return the lock of the job directory that is a folder."""
         return cls(folder / "owner.lock")
 
     def acquire(self) -> None:
@@ -157,7 +156,6 @@ def _this_process() -> str:
 
 
 def _has_ended(holder: str) -> bool:
-    """Whether this machine has no such process; of one elsewhere nothing is known."""
     found = re.fullmatch(r"process (\d+) on (.+)", holder)
     return found is not None and found.group(2) == socket.gethostname() and _is_gone(int(found.group(1)))
 
@@ -189,17 +187,7 @@ class LivenessUnknown(OwnedElsewhereError):
 
 
 class BeatLease:
-    """Shows in a bucket that the owner lives; an :class:`~flinkish_spark.checkpoint.staging.OwnerLock`.
-
-    Parameters
-    ----------
-    place
-        The job directory's URL, for people.
-    lease_ms
-        For how long nothing has to be heard of an owner that counts as dead.
-    beat_ms
-        How often the owner beats.
-    """
+    """Shows in a bucket that the owner lives; an :class:`~flinkish_spark.checkpoint.staging.OwnerLock`."""
 
     def __init__(
         self,
@@ -220,15 +208,7 @@ class BeatLease:
         self._thread: RunningThread | None = None
 
     def acquire(self) -> None:
-        """Return if nobody lives who has the job; writes nothing.
-
-        Raises
-        ------
-        LivenessUnknown
-            Nobody knows yet: ask again.
-        OwnedElsewhereError
-            Somebody has it.
-        """
+        """Return if nobody lives who has the job; writes nothing."""
         now_ms = self._clock.monotonic_ms()
         if self._asked_ms is not None and now_ms - self._asked_ms < self._beat_ms // 5:
             raise self._refusal("", is_known=False)
@@ -344,22 +324,16 @@ def life_of_owner(job_dir: JobDir, epoch: OwnerEpoch) -> OwnerLife:
 
 
 def _machine(process: str) -> str:
-    """Return the part of a process's key that all processes of its machine share."""
     return process.rpartition("/")[0].rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Proof of having taken the job over; re-checked before every effect on the outside.
-
-    Parameters
-    ----------
-    timeline
-        The past of the directory, up to and with what this owner decides.
-    """
+    """Proof of having taken the job over; re-checked before every effect on the outside."""
 
     job_dir: JobDir
     epoch: OwnerEpoch
+    #: The past of the directory, up to and with what this owner decides.
     timeline: Timeline = NO_TIMELINE
     _is_left: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
@@ -388,7 +362,6 @@ class Ownership:
 
 
 def new_token() -> str:
-    """Return a token that no other takeover has, of this directory or of a copy of it."""
     return secrets.token_hex(8)
 
 
@@ -396,16 +369,6 @@ def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_toke
     """Raise the owner epoch, seal the ids that a zombie may be about to decide, begin a stretch.
 
     The caller holds the :class:`JobLock`, or knows by a :class:`BeatLease` that nobody has the job.
-
-    Parameters
-    ----------
-    token
-        Makes the stretch's.
-
-    Raises
-    ------
-    OwnedElsewhereError
-        Another process took the same epoch at the same moment.
     """
     epoch = OwnerEpoch(job_dir.newest_owner().value + 1)
     body = {

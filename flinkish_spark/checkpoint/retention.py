@@ -97,13 +97,6 @@ class CheckpointPins(Protocol):
 
         Called by the coordinator after the receipt, while Spark runs the next micro-batches, and
         by the recovery for the newest checkpoint.
-
-        Raises
-        ------
-        CorruptObjectError
-            The state of the checkpoint is gone or damaged.
-        StoreError
-            The disk refuses.
         """
 
     def pinned(self) -> frozenset[CheckpointId]:
@@ -119,24 +112,13 @@ class CheckpointPins(Protocol):
         """Make Spark's state, and its log entries up to the checkpoint, what they were at it.
 
         Called by the recovery, with Spark not running; may be cut off and repeated.
-
-        Raises
-        ------
-        CorruptObjectError
-            The pin is gone or damaged; nothing was changed.
         """
 
     def unpin(self, checkpoint: CheckpointId) -> None:
         """Give a pin up; a missing one is no error."""
 
     def clean(self, require_owner: Callable[[], None]) -> None:
-        """Delete what no pin needs any more, if that is due; called behind each receipt.
-
-        Parameters
-        ----------
-        require_owner
-            Raises FencedError if a newer owner has the job: called right before anything is deleted.
-        """
+        """Delete what no pin needs any more, if that is due; called behind each receipt."""
 
 
 def _name_of_a_file(name: str) -> str:
@@ -147,43 +129,27 @@ def _name_of_a_file(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PinManifest(Stored):
-    """What one pin holds.
+    """What one pin holds."""
 
-    Parameters
-    ----------
-    checkpoint, batch
-        The checkpoint and its micro-batch.
-    log
-        Log entries byte for byte by their key below Spark's checkpoint.
-    files
-        Files below Spark's state folder, with their sizes in bytes.
-    folder
-        Where they are, below the job directory.
-    bases
-        Files of big key groups in a bucket, below their own folder.
-    """
-
+    #: The checkpoint and its micro-batch.
     checkpoint: CheckpointId
     batch: BatchId
+    #: Log entries byte for byte by their key below Spark's checkpoint.
     log: Mapping[str, str]
+    #: Files below Spark's state folder, with their sizes in bytes.
     files: Mapping[Annotated[str, Check(_name_of_a_file)], int]
+    #: Where they are, below the job directory.
     folder: Annotated[str, Check(_name_of_a_file)] = field(default=f"{PINS}/{STATE}", metadata=LEFT_OUT)
+    #: Files of big key groups in a bucket, below their own folder.
     bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
 
     @property
     def counting_bases(self) -> CountingBases:
-        """Return its bases."""
         return CountingBases(self.batch, frozenset(self.bases))
 
 
 class _Pins:
-    """What pins have in common, whatever they lie on.
-
-    Parameters
-    ----------
-    log
-        Spark's logs; its store is rooted at the job directory.
-    """
+    """What pins have in common, whatever they lie on."""
 
     def __init__(self, log: SparkLog) -> None:
         self._log, self._store = log, log.store
@@ -191,11 +157,9 @@ class _Pins:
         self._manifests: dict[CheckpointId, PinManifest] = {}
 
     def pinned(self) -> frozenset[CheckpointId]:
-        """Return the checkpoints that have a manifest."""
         return frozenset(CheckpointId(number) for number in self._objects.numbers(PINS))
 
     def log_entries(self, checkpoint: CheckpointId) -> Mapping[str, str]:
-        """Return the pinned log entries by key; empty without a pin."""
         manifest = self._manifest(checkpoint)
         return {} if manifest is None else manifest.log
 
@@ -249,15 +213,7 @@ class _Pins:
 
 
 class SparkPins(_Pins):
-    """:class:`CheckpointPins` on a file system.
-
-    Parameters
-    ----------
-    log
-        See :class:`_Pins`.
-    root
-        The job directory.
-    """
+    """:class:`CheckpointPins` on a file system."""
 
     def __init__(self, log: SparkLog, root: Path) -> None:
         super().__init__(log)
@@ -408,16 +364,7 @@ def _at_once(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 
 class BucketPins(_Pins):
-    """:class:`CheckpointPins` in a bucket: the files stay where Spark has written them.
-
-    Parameters
-    ----------
-    log
-        The folder in which Spark runs, or is to run. Those of newer owners are left alone.
-    copies
-        Copies files of the job directory, given as keys and those of the copies; None to ask the store for
-        each, some at a time.
-    """
+    """:class:`CheckpointPins` in a bucket: the files stay where Spark has written them."""
 
     #: How often the bucket is looked through for what no pin needs. A file goes when it was found so twice:
     #: one that was just uploaded is named by nobody for a moment.
@@ -518,7 +465,6 @@ class BucketPins(_Pins):
         self._put_entries_back(manifest)
 
     def unpin(self, checkpoint: CheckpointId) -> None:
-        """Delete the manifest; :meth:`clean` deletes the files."""
         self._delete_manifest(checkpoint)
 
     # -- deleting -------------------------------------------------------------------------------
@@ -589,22 +535,18 @@ class BucketPins(_Pins):
 
 
 def pins_of(log: SparkLog, job_dir: StoreSpec, clock: Clock, copies: Copies | None = None) -> CheckpointPins:
-    """Return the pins of a job directory; `copies` as of :class:`BucketPins`."""
     return BucketPins(log, clock, copies) if isinstance(log, BucketLog) else SparkPins(log, job_dir.folder)
 
 
 def _snapshot_of(name: str) -> int:
-    """Return the version of a snapshot; 0 for other files."""
     return (_version_of(name) or 0) if name.endswith(".zip") else 0
 
 
 def _below(snapshot: str, tables: Iterable[str]) -> list[str]:
-    """Return the names below the state folder of what a snapshot names."""
     return [f"{snapshot.rpartition('/')[0]}/{table}" for table in tables]
 
 
 def _version_of(name: str) -> int | None:
-    """Return the version of a snapshot or changelog; None for other files of the state folder."""
     named = version_named(name)
     return None if named is None else named.version
 
@@ -704,15 +646,7 @@ def _refused(what: str, error: OSError) -> StoreError:
 
 
 def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog], CheckpointPins]) -> None:
-    """Begin the folder of a new owner; called behind the takeover, before anything is read from it.
-
-    Parameters
-    ----------
-    log
-        In the new owner's folder.
-    pins
-        Returns the pins of a log in a folder.
-    """
+    """Begin the folder of a new owner; called behind the takeover, before anything is read from it."""
     newest = _newest_in_log(job_dir)
     before = BucketLog.newest_begun(log.store, OwnerEpoch(log.epoch))
     if before is not None:
@@ -735,7 +669,6 @@ def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog],
 
 
 def _newest_in_log(job_dir: JobDir) -> Decision | None:
-    """Return the newest live checkpoint of which Spark's log counts the micro-batches."""
     newest = job_dir.newest_commit()
     return newest if newest is not None and newest.lineage >= job_dir.history().log_began_in else None
 
@@ -749,13 +682,7 @@ _AT_ONCE_IN_BUCKETS = 10
 
 
 class CompletedCheckpoints:
-    """The store of completed checkpoints of one owner; one thread at a time.
-
-    Parameters
-    ----------
-    in_use
-        Returns the checkpoints that somebody reads now, such as the export of a savepoint.
-    """
+    """The store of completed checkpoints of one owner; one thread at a time."""
 
     def __init__(
         self,
@@ -778,11 +705,6 @@ class CompletedCheckpoints:
 
         That may take long, while Spark goes on and cleans up; and if what it staged since cannot be kept,
         this is the state that the job goes back to. What goes wrong here is tried again behind the receipt.
-
-        Returns
-        -------
-        bool
-            Whether it is pinned.
         """
         try:
             self._pins.pin(decision)
@@ -811,13 +733,7 @@ class CompletedCheckpoints:
             LOG.warning("old checkpoints are deleted later: %s", error)
 
     def cancelled(self, clock: Clock) -> None:
-        """Do what the configuration says about the checkpoints of a cancelled job.
-
-        Raises
-        ------
-        FencedError
-            A newer owner has the job: they are its checkpoints now.
-        """
+        """Do what the configuration says about the checkpoints of a cancelled job."""
         if self._config.retention is CheckpointRetention.RETAIN_ON_CANCELLATION:
             return
         ownership = self._ownership

@@ -66,29 +66,20 @@ def fence_spark_folder(job_root: Path, epoch: OwnerEpoch) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SparkLog:
-    """Offset log and commit log of the query.
+    """Offset log and commit log of the query."""
 
-    Parameters
-    ----------
-    store
-        Rooted at the job directory.
-    folder
-        Key of Spark's checkpoint, from :func:`fence_spark_folder`.
-    location
-        The same as the driver finds it: an absolute path, or a URL of Hadoop's.
-    """
-
+    #: Rooted at the job directory.
     store: Store
+    #: Key of Spark's checkpoint, from :func:`fence_spark_folder`.
     folder: str
+    #: The same as the driver finds it: an absolute path, or a URL of Hadoop's.
     location: str
 
     @property
     def hadoop_url(self) -> str:
-        """Return what Spark is told of it."""
         return StoreSpec(str(self.location)).hadoop_url
 
     def batches(self, log: str) -> frozenset[BatchId]:
-        """Return the ids present in ``offsets`` or ``commits``."""
         names = (key.rsplit("/", 1)[1] for key in self.store.list(f"{self.folder}/{log}"))
         return frozenset(BatchId(int(name)) for name in names if name.isdecimal())
 
@@ -103,11 +94,6 @@ class SparkLog:
         """Look at what Spark reads first when it starts a query here: its id, and the newest entries.
 
         Spark stops at a damaged one with words of its parser, and names no file.
-
-        Raises
-        ------
-        CorruptObjectError
-            An entry is cut off or was changed; the message names the file.
         """
         known = [f"{self.folder}/metadata"]
         for log in (OFFSETS, COMMITS):
@@ -127,7 +113,6 @@ class SparkLog:
                 )
 
     def restore(self, log: str, batch: BatchId, text: str) -> None:
-        """Put an entry back byte for byte."""
         # The checksum file of another content would make Spark refuse the entry; none is fine.
         self._delete_checksum(log, str(batch))
         self.store.put(f"{self.folder}/{log}/{batch}", text.encode("utf-8"))
@@ -154,21 +139,17 @@ class SparkLog:
             ) from error
 
     def forget_retired(self) -> None:
-        """Delete what :meth:`retire` moved aside, once there is a checkpoint in the new log."""
         shutil.rmtree(self._retired, ignore_errors=True)
 
     def _shown(self, key: str) -> str:
-        """Return a key of the job directory as people find it."""
         return str(self.location).removesuffix(self.folder) + key
 
     @property
     def root(self) -> Path:
-        """Return the job directory, which is on a disk."""
         return Path(self.location).parents[self.folder.count("/")]
 
     @property
     def _own_name(self) -> str:
-        """Return the folder's own name: the owner epoch, and what follows it."""
         return self.folder.rpartition("/")[2]
 
     @property
@@ -215,18 +196,11 @@ class SparkLog:
             folder.rmdir()
 
     def _is_up_to_mine(self, name: str) -> bool:
-        """Whether a folder with a name like ours is of this owner, or of an earlier one."""
         epoch, mine = _epoch_in(name), _epoch_in(self._own_name)
         return epoch is not None and mine is not None and epoch <= mine
 
     def began_at(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
-        """Return where the sources stood before the first micro-batch, of those that have recorded it.
-
-        Parameters
-        ----------
-        lineage
-            The one in which this log began.
-        """
+        """Return where the sources stood before the first micro-batch, of those that have recorded it."""
         found = list(self.first_positions().values())
         begins = self.store.list(f"{SEEDS}/{lineage}/begin")
         seeded = [key for begin in begins for key in self.store.list(f"{begin}/first-offsets")]
@@ -267,13 +241,7 @@ class SparkLog:
 
 
 def log_of(store: Store, job_dir: StoreSpec, epoch: OwnerEpoch) -> SparkLog:
-    """Return the log of an owner, which has been fenced for it or will be.
-
-    Parameters
-    ----------
-    store
-        At `job_dir`.
-    """
+    """Return the log of an owner, which has been fenced for it or will be."""
     folder = f"spark/{epoch}"
     place = job_dir.below(folder)
     if job_dir.is_local:
@@ -282,7 +250,6 @@ def log_of(store: Store, job_dir: StoreSpec, epoch: OwnerEpoch) -> SparkLog:
 
 
 def place_of_bases(job_dir: StoreSpec, log: SparkLog) -> StoreSpec:
-    """Return where operators keep the bases of big key groups; see :data:`.BASES`."""
     if job_dir.is_local:
         return StoreSpec(str(log.location)).below(f"{STATE}/{BASES}")
     return job_dir.below(BASES)
@@ -304,16 +271,13 @@ class BucketLog(SparkLog):
 
     @property
     def hadoop_url(self) -> str:
-        """Return its location."""
         return self.location
 
     @property
     def files(self) -> FileStore:
-        """The store, with what it can do for many files."""
         return cast("FileStore", self.store)
 
     def beside(self, folder: str) -> BucketLog:
-        """Return the log in another folder of the same job directory."""
         return BucketLog(self.store, folder, self._shown(folder))
 
     # -- the fence ------------------------------------------------------------------------------
@@ -328,7 +292,6 @@ class BucketLog(SparkLog):
         return OwnerEpoch(max(begun)) if begun else None
 
     def take_query_from(self, older: BucketLog) -> None:
-        """Begin with what tells Spark that it is the same query; may be cut off and repeated."""
         for known in _OF_THE_QUERY:
             self._copy_below(older, known)
 
@@ -339,7 +302,6 @@ class BucketLog(SparkLog):
                 self.files.copy(f"{older.folder}/{log}/{batch}", f"{self.folder}/{log}/{batch}")
 
     def note_begun(self) -> None:
-        """Note that all that a new owner begins with is in its folder: later ones may go on from here."""
         self.store.put(f"{self.folder}.json", seal("spark-log", {}))
 
     def _copy_below(self, older: BucketLog, name: str) -> None:
@@ -366,13 +328,11 @@ class BucketLog(SparkLog):
         return begun
 
     def end_replay(self) -> None:
-        """Delete what replays have left, of this owner and of earlier ones."""
         for key in self.store.list(REPLAY):
             if self._is_up_to_mine(_name(key)):
                 self._delete_below(key)
 
     def clear_state(self) -> None:
-        """Delete all state."""
         self._delete_below(f"{self.folder}/{STATE}")
 
     def _delete_below(self, folder: str) -> None:

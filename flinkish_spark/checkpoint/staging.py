@@ -35,13 +35,7 @@ class OwnerLock(Protocol):
 
 
 def micro_batch_in(log: SparkLog, batch: BatchId) -> MicroBatch:
-    """Return what tasks are told of a micro-batch that Spark has logged.
-
-    Raises
-    ------
-    CorruptObjectError
-        The entry is missing, cut off or was changed.
-    """
+    """Return what tasks are told of a micro-batch that Spark has logged."""
     here = _logged(log, batch)
     if here is None:
         raise _no_entry(log, batch)
@@ -63,22 +57,16 @@ def _logged(log: SparkLog, batch: BatchId) -> LoggedOffsets | None:
 
 @dataclass(frozen=True)
 class StagingContext:
-    """What staging one start's micro-batches needs beside the plan.
-
-    Parameters
-    ----------
-    log
-        Says which checkpoint a micro-batch is expected to become visible with.
-    decided
-        The one that shows all micro-batches, where it is decided already: in a replay.
-    """
+    """What staging one start's micro-batches needs beside the plan."""
 
     job: JobUuid
     ownership: Ownership
     lineage: Lineage
     blocks: BlockPool
     clock: Clock
+    #: Says which checkpoint a micro-batch is expected to become visible with.
     log: SparkLog
+    #: The one that shows all micro-batches, where it is decided already: in a replay.
     decided: CheckpointId | None = None
 
     def checkpoint_of(self, batch: BatchId) -> CheckpointId:
@@ -95,13 +83,7 @@ class StagingContext:
         return max(drawn, self.ownership.timeline.newest.next())
 
     def position_behind(self, batch: BatchId) -> LoggedOffsets:
-        """Return up to where the sources are read once `batch` is; of a micro-batch that runs.
-
-        Raises
-        ------
-        CorruptObjectError
-            The entry is missing, cut off or was changed.
-        """
+        """Return up to where the sources are read once `batch` is; of a micro-batch that runs."""
         logged = _logged(self.log, batch)
         if logged is None:
             raise _no_entry(self.log, batch)
@@ -117,13 +99,7 @@ class Staging(Protocol):
     """Stages micro-batches in every sink; one thread at a time."""
 
     def stage(self, frame: Any, batch: BatchId, attempt: int) -> StagedBatch:
-        """Have every sink stage `frame`; return when all of it is flushed.
-
-        Raises
-        ------
-        StagingMismatchError
-            Two sinks of one stream saw other rows.
-        """
+        """Have every sink stage `frame`; return when all of it is flushed."""
 
     def stage_only(self, frame: Any, batch: BatchId, attempt: int, sinks: frozenset[str]) -> StagedBatch:
         """Have these sinks stage `frame`, and no others; run it for the state behind it if there are none."""

@@ -79,15 +79,7 @@ class StateOnDisk:
 
 
 class StateInBucket:
-    """A :class:`StateFolder` in a bucket, as one listing shows it.
-
-    Parameters
-    ----------
-    key
-        Of the folder.
-    sizes
-        All files of it with their sizes in bytes.
-    """
+    """A :class:`StateFolder` in a bucket, as one listing shows it."""
 
     def __init__(self, store: FileStore, key: str, sizes: Mapping[str, int]) -> None:
         self._store, self._key, self.sizes = store, key, sizes
@@ -97,7 +89,6 @@ class StateInBucket:
             self._by_folder.setdefault(folder, set()).add(plain)
 
     def names(self, folder: str) -> Collection[str]:
-        """Return the names of files directly below a folder."""
         return self._by_folder.get(folder, ())
 
     def read(self, name: str, most_bytes: int | None = None) -> bytes:
@@ -111,47 +102,22 @@ class StateInBucket:
 
 @dataclass(frozen=True, slots=True)
 class StoreVersion:
-    """One version of one state store.
+    """One version of one state store."""
 
-    Parameters
-    ----------
-    folder
-        Where the store is, below the state folder: ``<operator>/<partition>``.
-    version
-        State version; micro-batch N writes version N+1.
-    unique_id
-        Tells it from the same version of another attempt or lineage.
-    """
-
+    #: Where the store is, below the state folder: ``<operator>/<partition>``.
     folder: str
+    #: State version; micro-batch N writes version N+1.
     version: int
+    #: Tells it from the same version of another attempt or lineage.
     unique_id: str
 
     @property
     def stem(self) -> str:
-        """The name of its files without their ending."""
         return f"{self.version}_{self.unique_id}"
 
 
 def store_versions(commits_text: str, batch: int) -> tuple[StoreVersion, ...]:
-    """Return the stores that an entry of Spark's commit log names; none for a job without state.
-
-    Parameters
-    ----------
-    commits_text
-        The entry of micro-batch `batch`.
-
-    Raises
-    ------
-    CorruptObjectError
-        The entry is of another form.
-
-    Examples
-    --------
-    >>> text = 'v2' + chr(10) + '{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[["ab"],["cd"]]}}'
-    >>> [(one.folder, one.stem) for one in store_versions(text, 6)]
-    [('0/0', '7_ab'), ('0/1', '7_cd')]
-    """
+    """Return the stores that an entry of Spark's commit log names; none for a job without state."""
     try:
         _, _, body = commits_text.strip().partition("\n")
         operators: dict[str, list[list[str]]] = (json.loads(body) if body else {}).get("stateUniqueIds") or {}
@@ -171,13 +137,7 @@ def store_versions(commits_text: str, batch: int) -> tuple[StoreVersion, ...]:
 
 
 def version_named(name: str) -> StoreVersion | None:
-    """Return the version that a snapshot or changelog is of, by its name below the state folder.
-
-    Examples
-    --------
-    >>> version_named("0/1/7_ab.changelog")
-    StoreVersion(folder='0/1', version=7, unique_id='ab')
-    """
+    """Return the version that a snapshot or changelog is of, by its name below the state folder."""
     folder, _, plain = name.rpartition("/")
     stem, ending = os.path.splitext(plain)
     version, _, unique_id = stem.partition("_")
@@ -189,20 +149,7 @@ def version_named(name: str) -> StoreVersion | None:
 def files_of(
     state: StateFolder, store: StoreVersion, before: Sequence[StoreVersion] | None = None
 ) -> tuple[str, ...]:
-    """Return the files that Spark reads to load a version, below `state`; no checksum files.
-
-    Parameters
-    ----------
-    before
-        The versions that it came out of, back to a snapshot; None to read its changelog, which says it.
-
-    Raises
-    ------
-    StateFileGone
-        Something vanished meanwhile; ask again.
-    CorruptObjectError
-        The version cannot be loaded: a file that it needs is gone or unreadable.
-    """
+    """Return the files that Spark reads to load a version, below `state`; no checksum files."""
     folder = store.folder
     names = state.names(folder)
     if not names:
@@ -238,7 +185,6 @@ def bases_up_to(state: Path, batch: int) -> tuple[str, ...]:
 
 
 def operator_files(state: StateFolder, stores: Sequence[StoreVersion]) -> tuple[str, ...]:
-    """Return the metadata files of the operators that `stores` belong to, below `state`."""
     operators = sorted({store.folder.partition("/")[0] for store in stores})
     folders = [f"{operator}/{_METADATA}" for operator in operators]
     return tuple(f"{f}/{name}" for f in folders for name in sorted(state.names(f)) if _is_plain(name))
@@ -250,20 +196,11 @@ def is_versioned(name: str) -> bool:
 
 
 def checksum_names(name: str) -> tuple[str, ...]:
-    """Return the names under which checksums of a file may lie beside it."""
     return (f".{name}.crc", f"{name}.crc", f".{name}.crc.crc")
 
 
 def lineage_of(state: StateFolder, changelog: str) -> tuple[tuple[int, str], ...]:
-    """Return version and id of the changelogs before this one, back to a snapshot.
-
-    Raises
-    ------
-    CorruptObjectError
-        The file is of another form.
-    StateFileGone
-        There is none.
-    """
+    """Return version and id of the changelogs before this one, back to a snapshot."""
     data = state.read(changelog, _START_BYTES)
     try:
         try:
@@ -305,15 +242,7 @@ def _chain(
 
 
 def tables_of(state: StateFolder, snapshot: str) -> list[str]:
-    """Return the shared files that a snapshot names, below its folder.
-
-    Raises
-    ------
-    CorruptObjectError
-        The file is of another form.
-    StateFileGone
-        There is none.
-    """
+    """Return the shared files that a snapshot names, below its folder."""
     data = state.read(snapshot)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -351,7 +280,6 @@ class _Lz4Blocks:
         self._codec = pa.Codec("lz4_raw")
 
     def text(self) -> str:
-        """Return the next text as Java's writeUTF wrote it; ids and versions are ASCII."""
         (length,) = struct.unpack(">H", self._take(2))
         return self._take(length).decode("ascii")
 

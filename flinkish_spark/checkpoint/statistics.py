@@ -55,13 +55,7 @@ class _Channel:
 
 
 class Acknowledgements:
-    """Of one checkpoint in flight; owned by the coordinator's thread.
-
-    Parameters
-    ----------
-    asked
-        Who has to acknowledge; empty for a checkpoint that another process began.
-    """
+    """Of one checkpoint in flight; owned by the coordinator's thread."""
 
     def __init__(self, asked: Collection[Participant] = ()) -> None:
         self._asked = asked
@@ -70,16 +64,13 @@ class Acknowledgements:
         self._staged: list[tuple[StagedBatch, int]] = []
 
     def note(self, participants: Iterable[Participant], after_ms: int) -> None:
-        """Note who has acknowledged, so many milliseconds after the request; the first time counts."""
         for participant in participants:
             self._after_ms.setdefault(participant, after_ms)
 
     def note_hooks(self, after_ms: int) -> None:
-        """Note that all hooks have acknowledged: the barrier goes out."""
         self.note((p for p in self._asked if p.kind is ParticipantKind.HOOK), after_ms)
 
     def note_staged(self, staged: StagedBatch, now_ms: int) -> None:
-        """Note a micro-batch that carried a barrier."""
         self._staged.append((staged, now_ms))
 
     @property
@@ -105,15 +96,7 @@ class Acknowledgements:
     def of_completed(
         self, decision: Decision, commit_ms: Mapping[str, int], at_most: int
     ) -> tuple[tuple[ParticipantStatistics, ...], int]:
-        """Return what each participant did, and how many more channels there are; all have acknowledged.
-
-        Parameters
-        ----------
-        commit_ms
-            How long the commits took, by sink, as far as it was measured.
-        at_most
-            How many participants and channels are wanted; all participants come in any case.
-        """
+        """Return what each participant did, and how many more channels there are; all have acknowledged."""
         checkpoint, unlisted = decision.checkpoint, 0
         staged_ms = {int(staged.batch): now_ms for staged, now_ms in self._staged}
         reported = _by_sink((batch, staged_ms.get(int(batch.batch))) for batch in decision.batches)
@@ -186,7 +169,6 @@ def _bytes_in(seen: Sequence[_Reported]) -> int | None:
 
 
 def _sync_ms_in(seen: Sequence[_Reported]) -> int | None:
-    """Return how long a sink took to stage the last micro-batch: the one that completed the barrier."""
     return seen[-1][0].sync_ms
 
 
@@ -265,12 +247,10 @@ class _CommitTimes:
         self.took_ms: dict[str, int] = {}
 
     def before(self, step: Step, subject: str) -> None:
-        """Note when a sink begins."""
         self._began_ms = self._clock.monotonic_ms()
         self._observer.before(step, subject)
 
     def after(self, step: Step, subject: str) -> None:
-        """Note how long it took."""
         if step is Step.SINK_COMMIT:
             self.took_ms[subject] = self._clock.monotonic_ms() - self._began_ms
         self._observer.after(step, subject)
@@ -289,7 +269,6 @@ class UserMetricKeeper:
 
     @property
     def now(self) -> UserMetrics:
-        """What they show, by uid and name."""
         return self._now
 
     def begin(self, stored: UserMetrics) -> None:
@@ -298,7 +277,6 @@ class UserMetricKeeper:
             self._now = stored
 
     def on_staged(self, measured: UserMetrics) -> None:
-        """Take note of what was measured in one micro-batch."""
         if measured:
             with self._lock:
                 self._now = measured_after(self._now, measured)
@@ -337,13 +315,7 @@ class _Counted:
             self.add(uid, names[answer.outcome], 1)
 
     def add_read(self, extents: Mapping[str, Extent], begins: Mapping[str, int]) -> None:
-        """Count what was read up to somewhere, and what of a bounded input is left behind that.
-
-        Parameters
-        ----------
-        begins
-            Up to where was counted before, by source; what is not there is counted from the next time on.
-        """
+        """Count what was read up to somewhere, and what of a bounded input is left behind that."""
         for uid, end in extents.items():
             self.add(uid, POSITION, end.records)
             if uid in begins:
@@ -356,13 +328,6 @@ class CheckpointTracker:
     """Notes what the coordinator's threads tell it; lives as long as the process owns the job.
 
     Statistics decide nothing, so a store that refuses them is only logged.
-
-    Parameters
-    ----------
-    sources
-        Of the job, which are asked how much they have read.
-    user_metrics
-        What functions have measured.
     """
 
     def __init__(
@@ -412,17 +377,14 @@ class CheckpointTracker:
 
     @property
     def history(self) -> StatisticsHistory:
-        """Return the history as of now."""
         return self._history
 
     @property
     def highest(self) -> CheckpointId:
-        """Return the highest id that the history knows of; 0 for none."""
         entries = [entry.checkpoint for entry in self._history.entries]
         return max([self._history.dropped_up_to, *entries])
 
     def triggered_at_ms(self, checkpoint: CheckpointId) -> int:
-        """Return the wall-clock time of its trigger; 0 if it is unknown."""
         times = self._times.get(checkpoint)
         return 0 if times is None else times.wall
 
@@ -437,33 +399,27 @@ class CheckpointTracker:
             self._history = self._history.triggered(begun)
 
     def offered(self, checkpoint: CheckpointId) -> None:
-        """Note that its barrier may go out; with that, every hook has acknowledged."""
         times = self._times[checkpoint]
         times.offered = self._clock.monotonic_ms()
         times.acknowledgements.note_hooks(times.offered - times.requested)
 
     def staged(self, checkpoint: CheckpointId, staged: StagedBatch, sync_ms: int) -> None:
-        """Note a micro-batch that carried a barrier of it."""
         times = self._times[checkpoint]
         times.staged, times.sync_ms = self._clock.monotonic_ms(), sync_ms
         times.acknowledgements.note_staged(staged, times.staged)
 
     def acknowledged(self, checkpoint: CheckpointId, participants: Iterable[Participant]) -> None:
-        """Note who acknowledged with the micro-batch that :meth:`staged` was told of last."""
         times = self._times[checkpoint]
         times.acknowledgements.note(participants, self._clock.monotonic_ms() - times.requested)
 
     def decided(self, checkpoint: CheckpointId) -> None:
-        """Note its decision; what is committed from now on is its."""
         self._commits.took_ms = {}
         self._times[checkpoint].decided = self._clock.monotonic_ms()
 
     def answered(self, uid: str, answers: Iterable[CommitAnswer]) -> None:
-        """Note what a sink's committer has answered; called with each attempt of a confirmation."""
         self._answers.add_answers(uid, answers)
 
     def timing(self, observer: Observer) -> Observer:
-        """Return what a confirmation reports to, so that the commits of sinks are measured."""
         self._commits = _CommitTimes(self._clock, observer)
         return self._commits
 
@@ -545,7 +501,6 @@ class CheckpointTracker:
         return {uid: one.records for uid, one in self._extents("").items()} | known
 
     def _extents(self, offsets_text: str) -> dict[str, Extent]:
-        """Return how much of each source lies before a position, or before the job's first one."""
         position = LoggedOffsets.parse(offsets_text) if offsets_text else None
         found = {node.uid: node.source.extent(position) for node in self._sources}
         return {uid: extent for uid, extent in found.items() if extent is not None}
@@ -613,28 +568,17 @@ _Key = tuple[Lineage, BatchId]
 
 @dataclass(frozen=True, slots=True)
 class StagedAge:
-    """Data that a sink has staged and not committed.
-
-    Parameters
-    ----------
-    sink
-        Its uid.
-    batch
-        The oldest micro-batch of which the sink holds something.
-    age_ms
-        Since its staging began.
-    lifetime_ms
-        From then on it can be committed for so long, such as a transaction's timeout.
-    """
+    """Data that a sink has staged and not committed."""
 
     sink: str
+    #: The oldest micro-batch of which the sink holds something.
     batch: BatchId
     age_ms: int
+    #: From then on it can be committed for so long, such as a transaction's timeout.
     lifetime_ms: int
 
     @property
     def is_half_over(self) -> bool:
-        """Whether half of the lifetime has passed."""
         return 2 * self.age_ms >= self.lifetime_ms
 
     def __str__(self) -> str:
@@ -650,13 +594,6 @@ class StagedAges:
 
     An age counts from when the staging began by the wall clock of whoever staged it, so that what a
     restart found counts too; from then on by the monotonic clock.
-
-    Parameters
-    ----------
-    committers
-        By sink uid; those without :attr:`Committer.staged_lifetime_ms` are not watched.
-    tell
-        Called with what has grown old, beside the line in the log.
     """
 
     def __init__(

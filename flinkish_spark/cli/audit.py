@@ -150,7 +150,6 @@ def _offsets(option: str, text: str | None) -> Mapping[str, Mapping[int, int]]:
 
 
 def _whole(value: object) -> int:
-    """Return a number, or its text; raise ValueError for what is none, such as 1.5."""
     if not isinstance(value, int | str) or isinstance(value, bool):
         raise ValueError(f"{value!r} is no whole number")
     return int(value)

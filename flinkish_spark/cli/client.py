@@ -64,30 +64,21 @@ class ExitStatus(enum.IntEnum):
 
 
 def end_with(status: ExitStatus) -> NoReturn:
-    """End the command; its output is complete."""
     click.get_current_context().exit(status)
 
 
 def say(text: str) -> None:
-    """Say one line on stdout."""
     click.echo(one_line(text))
 
 
 def complain(text: str) -> None:
-    """Say one line on stderr."""
     line = one_line(text)
     shown = line if len(line) <= _LONGEST_ERROR else f"{line[:_LONGEST_ERROR]}..."
     click.echo(f"flinkish: {shown}", err=True)
 
 
 def one_line(text: str) -> str:
-    r"""Return text as one line without control characters: jobs put messages of others into theirs.
-
-    Examples
-    --------
-    >>> one_line("no\n  room\x1b[2J")
-    'no room?[2J'
-    """
+    r"""Return text as one line without control characters: jobs put messages of others into theirs."""
     return "".join(c if c.isprintable() else "?" for c in _BREAK.sub(" ", text.strip()))
 
 
@@ -148,13 +139,7 @@ def connection_of(servers: str, config: Any) -> KafkaConnection:
 
 
 def parse_properties(text: str) -> Iterator[tuple[str, str]]:
-    r"""Yield names and values of a Java properties file.
-
-    Examples
-    --------
-    >>> dict(parse_properties("# who\nsecurity.protocol = SASL_SSL\nssl.protocol:TLSv1.3"))
-    {'security.protocol': 'SASL_SSL', 'ssl.protocol': 'TLSv1.3'}
-    """
+    r"""Yield names and values of a Java properties file."""
     for line in _logical_lines(text):
         match = _NAME.fullmatch(line)
         assert match is not None
@@ -233,7 +218,6 @@ def print_facts(facts: Sequence[tuple[str, object]]) -> None:
 
 
 def print_line(text: str = "") -> None:
-    """Print a line."""
     output_console().print(Text(one_line(text)))
 
 
@@ -249,7 +233,6 @@ def local_time(wall_ms: int | None) -> str:
 
 
 def output_console() -> Console:
-    """Return where commands print: a terminal, or lines as long as they come."""
     # Made anew each time: it looks up sys.stdout when it is made.
     console = Console(highlight=False, soft_wrap=False)
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH, color_system=None)
@@ -320,7 +303,6 @@ _HIGHEST_ID = 2**63 - 1
 
 
 def job_argument(command: F) -> F:
-    """Give a command its JOB_DIR, as `job`, and the options of the bucket that it may be in."""
     return store_option(click.argument("job", metavar="JOB_DIR", callback=_job)(command))
 
 
@@ -338,7 +320,6 @@ def store_option(command: F) -> F:
 
 
 def store_options() -> dict[str, str]:
-    """Return the options of the bucket that the command was given."""
     given: dict[str, str] = click.get_current_context().meta.get(_STORE_OPTIONS, {})
     return given
 
@@ -360,7 +341,6 @@ def target_argument(command: F) -> F:
 
 
 def directories_argument(command: F) -> F:
-    """Give a command its DIR..., as `folders`: one or more directories that exist, absolute."""
     argument = click.argument("folders", metavar="DIR...", nargs=-1, required=True, callback=_directories)
     return argument(command)
 
@@ -448,13 +428,11 @@ def _found_at(path: Path) -> os.stat_result | None:
 
 
 def checkpoint_argument(command: F) -> F:
-    """Give a command the ID of a checkpoint, as `checkpoint`."""
     ids = click.IntRange(min=1, max=_HIGHEST_ID)
     return click.argument("checkpoint", metavar="ID", type=ids)(command)
 
 
 def json_option(command: F) -> F:
-    """Give a command `--json`, as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, for programs.")(
         command
     )
@@ -483,20 +461,11 @@ def timeout_option(command: F) -> F:
 
 
 def yes_option(command: F) -> F:
-    """Give a command `--yes`, as `yes`."""
     return click.option("--yes", "-y", is_flag=True, help="Do not ask before it is done.")(command)
 
 
 def confirm(explanation: str, question: str, yes: bool, as_json: bool) -> None:
-    """Say on stderr what will happen, and ask; the command ends unless the answer is yes.
-
-    Raises
-    ------
-    click.UsageError
-        Nobody can be asked.
-    click.Abort
-        The answer is no.
-    """
+    """Say on stderr what will happen, and ask; the command ends unless the answer is yes."""
     if as_json and not yes:
         raise click.UsageError("with --json nobody is asked: add --yes.")
     for line in explanation.split("\n"):
@@ -523,20 +492,11 @@ EXIT_STATUS = {
 
 
 def print_json(value: Any) -> None:
-    """Print the one document of a `--json`; in ASCII, so that no terminal and no encoding matters."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False))
 
 
 def report(reply: Reply, asked: Mapping[str, Any], done: Callable[[Reply], str], as_json: bool) -> NoReturn:
-    """Print a reply and end.
-
-    Parameters
-    ----------
-    asked
-        What was asked, for programs.
-    done
-        Returns what to say if it is done.
-    """
+    """Print a reply and end."""
     if as_json:
         print_json({**asked, **reply.to_json()})
     elif reply.kind is ReplyKind.COMPLETED:

@@ -125,7 +125,6 @@ def count(rows: Iterable[dict[str, object]], orders: int) -> Count:
 
 
 def rows_in(folder: Path) -> Iterator[dict[str, object]]:
-    """Yield the rows that a reader of the project's output sees."""
     for file in sorted((folder / "data" / "totals").glob("*.json")):
         with file.open(encoding="utf-8") as lines:
             yield from map(json.loads, lines)

@@ -72,7 +72,6 @@ class OrderOutcome(enum.Enum):
 
     @property
     def exit_status(self) -> ExitStatus:
-        """Return the status with which the command ends."""
         if self in (OrderOutcome.DONE, OrderOutcome.WAITS_FOR_START):
             return ExitStatus.DONE
         return ExitStatus.NO_ANSWER if self is OrderOutcome.NOT_ANSWERED else ExitStatus.NOT_DONE

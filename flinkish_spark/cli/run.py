@@ -99,20 +99,7 @@ def launch(
     libraries: Mapping[str, str],
     is_detached: bool,
 ) -> Launch:
-    """Return what runs a program.
-
-    Parameters
-    ----------
-    program
-        The file, and its arguments.
-    libraries
-        Settings about JARs; `settings` win, but for lists.
-
-    Raises
-    ------
-    click.UsageError
-        There is no such file or target, or the target cannot do what is asked.
-    """
+    """Return what runs a program."""
     from flinkish_spark.bridge.session import PRELOADING_CONF, TARGET_SETTING, log_variables
     from flinkish_spark.jars import spark_home
 

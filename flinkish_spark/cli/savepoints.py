@@ -118,18 +118,12 @@ def _refuse_inside(job: StoredJob, target: str) -> None:
 # -- looking for savepoints -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class FoundSavepoint:
-    """A directory with a savepoint.json.
-
-    Parameters
-    ----------
-    metadata
-        None if it cannot be read; `error` says why then.
-    claimed_by
-        The job directory that owns its files; empty if the user does.
-    """
+    """A directory with a savepoint.json."""
 
     path: Path
+    #: None if it cannot be read; `error` says why then.
     metadata: SavepointMetadata | None
+    #: The job directory that owns its files; empty if the user does.
     claimed_by: str = ""
     error: str = ""
 

@@ -90,7 +90,6 @@ class _Window:
         self.first, self._height = 0, 1
 
     def scroll(self, lines: int = 0, pages: int = 0) -> None:
-        """Show other lines; how far it goes is known when they are drawn."""
         self.first = max(0, self.first + lines + pages * max(1, self._height - 1))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

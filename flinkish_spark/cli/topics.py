@@ -56,32 +56,21 @@ def topics(job: StoredJob, topic: str, servers: str, config: Any, as_json: bool)
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """One line of the table.
-
-    Parameters
-    ----------
-    offset
-        None of a checkpoint whose own record is in another topic of its transaction.
-    what
-        "checkpoint N", "open transaction" or "last stable offset".
-    state
-        What became of the checkpoint's records (COMMITTED, ABORTED, UNDECIDED, GONE); Kafka's word for a
-        transaction, or HANGING; how many offsets readers wait for.
-    age_ms
-        Since the transaction began, by the coordinator's clock.
-    whose
-        In words.
-    """
+    """One line of the table."""
 
     partition: int
+    #: None of a checkpoint whose own record is in another topic of its transaction.
     offset: int | None
+    #: "checkpoint N", "open transaction" or "last stable offset".
     what: str
+    #: What became of the checkpoint's records (COMMITTED, ABORTED, UNDECIDED, GONE); Kafka's word for a
+    #: transaction, or HANGING; how many offsets readers wait for.
     state: str
+    #: Since the transaction began, by the coordinator's clock.
     age_ms: int | None
     whose: str
 
     def cells(self) -> tuple[object, ...]:
-        """Return what the table shows."""
         age_s = None if self.age_ms is None else self.age_ms / 1_000
         return (self.partition, self.offset, self.what, self.state, age_s, self.whose)
 
@@ -98,17 +87,7 @@ class TopicRow:
 
 
 def rows_of(job: StoredJob, topic: str, wire: KafkaWire) -> list[TopicRow]:
-    """Return all lines, by partition and offset.
-
-    Raises
-    ------
-    BrokerUnavailableError, AuthorizationError
-        The brokers cannot be asked, or refuse: READ on the topic is wanted.
-    ConfigError
-        There is no such topic.
-    CorruptObjectError
-        The job directory is damaged.
-    """
+    """Return all lines, by partition and offset."""
     from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
 
     admin = KafkaAdmin.over(wire)

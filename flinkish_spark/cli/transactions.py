@@ -60,12 +60,10 @@ _ENDED = ("transactional id", "state", "outcome", "detail")
 
 
 def ids_argument(command: F) -> F:
-    """Give a command the transactional ids it is about, as `ids`; none means all that can be."""
     return click.argument("ids", metavar="[ID]...", nargs=-1)(command)
 
 
 def dry_run_option(command: F) -> F:
-    """Give a command `--dry-run`, as `dry_run`."""
     return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
 
 
@@ -260,30 +258,19 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A transaction that the job directory names.
+    """A transaction that the job directory names."""
 
-    Parameters
-    ----------
-    standing
-        DECIDED, CONFIRMED, LEFT_BEHIND or STAGED.
-    handle
-        Transactional id, producer id, producer epoch.
-    sink, lineage, batch
-        Who staged it, in which micro-batch.
-    checkpoint
-        Of the decision; None for what is undecided.
-    place
-        Among the committables of its sink in the decision, which are committed in this order.
-    payload
-        The committable's.
-    """
-
+    #: DECIDED, CONFIRMED, LEFT_BEHIND or STAGED.
     standing: Standing
+    #: Transactional id, producer id, producer epoch.
     handle: Handle
+    #: Who staged it, in which micro-batch.
     sink: str
     lineage: Lineage
     batch: BatchId
+    #: Of the decision; None for what is undecided.
     checkpoint: CheckpointId | None
+    #: Among the committables of its sink in the decision, which are committed in this order.
     place: int
     payload: Mapping[str, Any]
 
@@ -309,13 +296,7 @@ class Names:
 
     @classmethod
     def of(cls, job_dir: JobDir) -> Names:
-        """Read a job directory.
-
-        Raises
-        ------
-        CorruptObjectError
-            An object cannot be read; nothing may be concluded then.
-        """
+        """Read a job directory."""
         # This order matters: what is decided meanwhile is found as staged, or decided, or both.
         staged = list(_staged(job_dir))
         decided = list(_decided(job_dir))
@@ -331,7 +312,6 @@ class Names:
         return exact or self.about_id(handle[0])
 
     def about_id(self, name: str) -> Named | None:
-        """Return what is to be decided or finished under a transactional id."""
         waiting = (Standing.DECIDED, Standing.STAGED)
         return next((one for one in self.named if one.handle[0] == name and one.standing in waiting), None)
 
@@ -421,30 +401,19 @@ UNKNOWN_STATE = "Unknown"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One transactional id of the job.
+    """One transactional id of the job."""
 
-    Parameters
-    ----------
-    name
-        Parsed exactly; ids of others that begin alike are not among them.
-    state
-        Kafka's word, or UNKNOWN_STATE.
-    producer_id, producer_epoch
-        As the brokers have it; None if they do not know the id.
-    age_ms
-        Since the transaction began, by the broker's clock; None if none is open.
-    timeout_ms
-        After which the broker aborts it.
-    standing, named
-        What the job directory says.
-    """
-
+    #: Parsed exactly; ids of others that begin alike are not among them.
     name: TransactionalId
     state: str
+    #: As the brokers have it; None if they do not know the id.
     producer_id: int | None
     producer_epoch: int | None
+    #: Since the transaction began, by the broker's clock; None if none is open.
     age_ms: int | None
+    #: After which the broker aborts it.
     timeout_ms: int | None
+    #: What the job directory says.
     standing: Standing
     named: Named | None
 
@@ -486,25 +455,11 @@ class Found:
 
 
 def all_ids_of(job: StoredJob, wire: KafkaWire) -> frozenset[str]:
-    """Return every id of the job that the brokers remember; they forget one after a week or so."""
     return frozenset(map(str, _parsed(job, (row.transactional_id for row in wire.list_transactions()))))
 
 
 def transactions_of(job: StoredJob, wire: KafkaWire, also: frozenset[str] = frozenset()) -> tuple[Found, ...]:
-    """Return the job's transactions that are open, to be decided or to be finished, by id.
-
-    Parameters
-    ----------
-    also
-        Ids that are looked at in any case, if they are the job's.
-
-    Raises
-    ------
-    BrokerUnavailableError, AuthorizationError
-        The brokers cannot be asked, or refuse.
-    CorruptObjectError
-        The job directory is damaged.
-    """
+    """Return the job's transactions that are open, to be decided or to be finished, by id."""
     from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 
     # This order matters: a transaction that is named by now was on the brokers before.
@@ -581,25 +536,16 @@ _OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is to become of one transaction.
-
-    Parameters
-    ----------
-    found
-        The transaction.
-    refusal
-        Why it is not touched; empty if it is to be ended.
-    answer
-        What came of it; None until it was tried, and where it is not.
-    """
+    """What is to become of one transaction."""
 
     found: Found
+    #: Why it is not touched; empty if it is to be ended.
     refusal: str = ""
+    #: What came of it; None until it was tried, and where it is not.
     answer: CommitAnswer | None = None
 
     @property
     def is_done(self) -> bool:
-        """Whether it is ended."""
         return self.answer is not None and self.answer.outcome.is_done
 
     def to_json(self) -> dict[str, Any]:
@@ -632,13 +578,7 @@ def lock_of(job: StoredJob) -> OwnerLock:
 
 @contextmanager
 def holding(job: StoredJob, lock: OwnerLock) -> Iterator[None]:
-    """Hold the job's lock: nobody owns it meanwhile, and a start in between is refused.
-
-    Raises
-    ------
-    OwnedElsewhereError
-        The job runs.
-    """
+    """Hold the job's lock: nobody owns it meanwhile, and a start in between is refused."""
     try:
         _acquire(job, lock)
     except OwnedElsewhereError as owned:
@@ -784,5 +724,4 @@ def _order(found: Found) -> tuple[int, str, int]:
 
 
 def _whole_of(found: Found) -> tuple[int, str]:
-    """Return what a transaction is committed together with."""
     return _order(found)[:2]

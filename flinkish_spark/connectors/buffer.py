@@ -72,7 +72,6 @@ class BufferName:
 
     @classmethod
     def new(cls, owner_epoch: OwnerEpoch, block: int, task: int, attempt: int) -> BufferName:
-        """Return a name that nobody has."""
         return cls(owner_epoch, block, task, attempt, os.urandom(8).hex())
 
     @classmethod
@@ -90,19 +89,10 @@ class BufferName:
 
 @dataclass(frozen=True, slots=True)
 class BufferedFile:
-    """A finished file, as its committable names it.
-
-    Parameters
-    ----------
-    name
-        Below the sink's folder.
-    lineage, batch, task
-        The micro-batch, and the Spark partition whose rows it holds.
-    rows, bytes, sha256
-        What was written.
-    """
+    """A finished file, as its committable names it."""
 
     name: str
+    #: The micro-batch, and the Spark partition whose rows it holds.
     lineage: int
     batch: int
     task: int
@@ -135,22 +125,7 @@ class BufferedFile:
 
 
 class BufferFileWriter:
-    """Writes the rows of one task attempt into a file of its own; made in a task.
-
-    Parameters
-    ----------
-    place
-        The sink's.
-    name
-        Of this attempt alone.
-
-    Raises
-    ------
-    OSError
-        From every method, if the file system refuses.
-    StoreError
-        From :meth:`finish`, if the bucket does.
-    """
+    """Writes the rows of one task attempt into a file of its own; made in a task."""
 
     def __init__(self, place: StoreSpec, name: BufferName) -> None:
         self._place, self._name, self._rows = place, str(name), 0
@@ -218,18 +193,11 @@ class _HashedFile:
 
 
 def buffer_folder(place: StoreSpec) -> BufferFolder:
-    """Return the files at a sink's place, as the driver sees them."""
     return BufferFolder(place.folder) if place.is_local else BucketBuffer(place)
 
 
 class BufferFolder:
-    """The files below a sink's folder on a disk.
-
-    Parameters
-    ----------
-    folder
-        Of the sink; need not exist.
-    """
+    """The files below a sink's folder on a disk."""
 
     #: Sweeps, of which one looks for what nobody knows; the others delete what this process has committed.
     sweeps_for_a_listing = 1
@@ -238,13 +206,7 @@ class BufferFolder:
         self.path = folder
 
     def why_gone(self, file: BufferedFile) -> str:
-        """Return why a file is not what was written; empty if it is.
-
-        Raises
-        ------
-        BufferFault
-            It cannot be read now; nothing is concluded.
-        """
+        """Return why a file is not what was written; empty if it is."""
         try:
             with open(self.path / file.name, "rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
@@ -268,13 +230,7 @@ class BufferFolder:
             raise self.fault("read", error) from error
 
     def batches(self, file: BufferedFile) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file in the order in which they were written.
-
-        Raises
-        ------
-        BufferedFileGone
-            It went away, or does not have the rows that its committable says.
-        """
+        """Yield the rows of a file in the order in which they were written."""
         import pyarrow as pa
 
         rows = 0
@@ -296,7 +252,6 @@ class BufferFolder:
         return pa.memory_map(str(self.path / file.name))
 
     def names(self) -> list[BufferName]:
-        """Return the names of all files of ours; what others put there is left alone."""
         return [name for name in map(BufferName.parse, sorted(self._listed())) if name is not None]
 
     def _listed(self) -> list[str]:
@@ -357,11 +312,9 @@ class BucketBuffer(BufferFolder):
         return ""
 
     def has_size(self, file: BufferedFile) -> bool:
-        """Return True: whoever wrote it has the store's word, and nobody sees another bucket."""
         return True
 
     def delete(self, names: list[str]) -> int:
-        """Delete files; return how many."""
         with self._as_fault("delete from"):
             self._store.delete_all(names)
         return len(names)
@@ -426,36 +379,22 @@ class BufferedRows:
     """All rows of one checkpoint, by micro-batch, task, and the order in which the task saw them.
 
     May be gone through any number of times.
-
-    Parameters
-    ----------
-    folder
-        Where the files are.
-    files
-        In order; each knows its micro-batch and task.
     """
 
     folder: BufferFolder
+    #: In order; each knows its micro-batch and task.
     files: tuple[BufferedFile, ...]
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
         return sum(file.rows for file in self.files)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows; their columns are the fields of the stream that staged them.
-
-        Raises
-        ------
-        BufferedFileGone
-            A file went away meanwhile. Let it through: the committer answers for it.
-        """
+        """Yield all rows; their columns are the fields of the stream that staged them."""
         for file in self.files:
             yield from self.folder.batches(file)
 
     def batches_of(self, file: BufferedFile) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one file, as :meth:`batches` does."""
         return self.folder.batches(file)
 
 
@@ -477,21 +416,7 @@ class BufferedSink(Sink):
 
 
 class BufferedCommitter(Committer):
-    """Commits checkpoints out of the buffer; see the module for what is left to a member.
-
-    Parameters
-    ----------
-    context
-        Of the sink.
-
-    Examples
-    --------
-    >>> class Printing(BufferedCommitter):
-    ...     def apply(self, checkpoint, rows):
-    ...         for batch in rows.batches():
-    ...             print(batch.to_pylist())
-    ...         return CommitAnswer(Outcome.COMMITTED)
-    """
+    """Commits checkpoints out of the buffer; see the module for what is left to a member."""
 
     shown_order = ShownOrder.OF_COMMITS
 
@@ -506,22 +431,10 @@ class BufferedCommitter(Committer):
 
         Called in order of checkpoints, by one thread at a time, and again with the same rows until there is
         a receipt: by this process after RETRY, by another after a crash.
-
-        Returns
-        -------
-        CommitAnswer
-            COMMITTED, ALREADY_COMMITTED for a repeat, RETRY to be called again, FENCED if a newer owner
-            of the job has been at work.
         """
 
     def has_applied(self, checkpoint: CheckpointId) -> Applied:
-        """Say whether the rows of a decided checkpoint are visible; asked when its files are gone.
-
-        Raises
-        ------
-        EnvironmentFault
-            The system cannot be asked now.
-        """
+        """Say whether the rows of a decided checkpoint are visible; asked when its files are gone."""
         return Applied.UNKNOWN
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
@@ -606,20 +519,11 @@ class BufferedCommitter(Committer):
         return count
 
     def task_of(self, committable: Committable) -> int | None:
-        """Return the Spark partition: a file holds the rows of one task."""
         return BufferedFile.from_payload(committable.payload).task
 
 
 class BufferWriter(SinkWriter):
-    """Stages micro-batches into the buffer.
-
-    Parameters
-    ----------
-    context
-        Of the sink.
-    check
-        See :class:`StageToBuffer`.
-    """
+    """Stages micro-batches into the buffer."""
 
     def __init__(self, context: SinkContext, check: RowsCheck | None = None) -> None:
         self._context, self._folder, self._check = context, buffer_folder(context.place), check
@@ -656,22 +560,14 @@ class BufferUnseenError(EnvironmentFault):
 
 @dataclass(frozen=True)
 class StageToBuffer:
-    """Callable for mapInArrow: buffers the rows of one task, yields one row, its report as JSON.
-
-    Parameters
-    ----------
-    place
-        The sink's.
-    owner_epoch, block
-        For the names of files.
-    check
-        Called in the task with rows before they are buffered; raises an error for those that no commit
-        could take. None takes all. It is sent to the workers.
-    """
+    """Callable for mapInArrow: buffers the rows of one task, yields one row, its report as JSON."""
 
     place: StoreSpec
+    #: For the names of files.
     owner_epoch: int
     block: int
+    #: Called in the task with rows before they are buffered; raises an error for those that no commit
+    #: could take. None takes all. It is sent to the workers.
     check: RowsCheck | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -700,13 +596,7 @@ class StageToBuffer:
 
 
 def require_bufferable(context: SinkContext, what: str = "buffer") -> None:
-    """Raise SchemaError if a field has a type that Spark does not hand to Arrow.
-
-    Parameters
-    ----------
-    what
-        What cannot be done with it.
-    """
+    """Raise SchemaError if a field has a type that Spark does not hand to Arrow."""
     from pyspark.sql import types as T
 
     for field in context.schema.fields:

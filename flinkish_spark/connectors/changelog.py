@@ -68,23 +68,16 @@ _MOST_DETAIL = 1_000
 
 @dataclass(frozen=True)
 class _Texts:
-    """What the texts of a format mean.
+    """What the texts of a format mean."""
 
-    Parameters
-    ----------
-    days, epoch_units, decimals
-        Debezium's: whether a whole number is a DATE, of which unit it is a TIMESTAMP, and what a DECIMAL is.
-    unavailable
-        Stand for values that the connector did not get.
-    """
-
+    #: Debezium's: whether a whole number is a DATE, of which unit it is a TIMESTAMP, and what a DECIMAL is.
     days: bool = False
     epoch_units: Mapping[str, EpochUnit] | None = None
     decimals: DecimalHandling | Mapping[str, DecimalHandling] = DecimalHandling.STRING
+    #: Stand for values that the connector did not get.
     unavailable: Sequence[str] = ()
 
     def known(self, text: Column, name: str, kind: T.DataType) -> Column:
-        """Return the value of a column that a text is; null if it is none, or stands for one."""
         value = self.value(text, name, kind)
         is_long = isinstance(kind, T.StringType | T.BinaryType | T.ArrayType | T.MapType | T.StructType)
         return F.when(~text.isin(*self.unavailable), value) if self.unavailable and is_long else value
@@ -345,12 +338,10 @@ class _Envelope(ABC):
         self.kind = T.ArrayType(entry)
 
     def schema(self, metadata: Sequence[str]) -> str:
-        """Return the fields of the envelope, as DDL."""
         names = dict.fromkeys((*self.needed, *(m for one in metadata for m in self.said[one].members)))
         return ", ".join(f"{quoted(name)} {self.members[name]}" for name in names)
 
     def at(self, read: At) -> At:
-        """Return the members, wherever they stand."""
         return read
 
     @abstractmethod
@@ -444,7 +435,6 @@ class _Debezium(_Envelope):
         )
 
     def _is_whole(self, before: Column, after: Column) -> Column:
-        """Whether what was is known of each column: an update may come with the key alone of it."""
         return F.size(F.array_except(F.map_keys(after), F.map_keys(before))) == 0
 
 
@@ -486,7 +476,6 @@ class _DebeziumDocument(_Debezium):
 
 
 def _document(text: Column) -> Column:
-    """Return the fields of a JSON object as texts; null if it is none."""
     return F.from_json(text, _VALUES, {"allowSingleQuotes": "false"})
 
 
@@ -650,13 +639,7 @@ class _Maxwell(_OfTables):
 
 
 def column_of(name: str) -> str:
-    """Return what the column is called in which stands what is asked for beside rows.
-
-    Examples
-    --------
-    >>> column_of("transaction.total-order")
-    '_transaction_total_order'
-    """
+    """Return what the column is called in which stands what is asked for beside rows."""
     return "_" + name.replace(".", "_").replace("-", "_")
 
 
@@ -676,15 +659,7 @@ def _envelope_of(form: InJson) -> _Envelope:
 
 
 class Changelog(ABC):
-    """What a changelog format makes of records whose values have been read: their envelopes.
-
-    Raises
-    ------
-    ConfigError
-        The format does not know what is asked for.
-    SchemaError
-        A column has the name of that with the kinds.
-    """
+    """What a changelog format makes of records whose values have been read: their envelopes."""
 
     #: The columns of a row.
     fields: T.StructType
@@ -710,7 +685,6 @@ class Changelog(ABC):
 
     @property
     def what(self) -> str:
-        """What a record should be, in words."""
         return f"change in {self._name} ({self._envelope.hint}) of the fields {self._listed}"
 
     @property
@@ -724,13 +698,7 @@ class Changelog(ABC):
         return tuple(map(column_of, self._metadata))
 
     def misfit(self, envelope: Column) -> Column:
-        """Return whether an envelope says nothing about rows of the schema.
-
-        Parameters
-        ----------
-        envelope
-            What the value was read as.
-        """
+        """Return whether an envelope says nothing about rows of the schema."""
         entries = self._envelope.entries(self._envelope.at(lambda name: envelope[name]))
         is_none = entries.isNull() | F.exists(entries, lambda one: self._is_no_row(one["row"]))
         return F.coalesce(is_none, F.lit(True))
@@ -752,15 +720,6 @@ class Changelog(ABC):
         """Return the rows that envelopes say, with kinds, and what stands beside them.
 
         The task ends at a record that says nothing about rows, unless such have been left out.
-
-        Parameters
-        ----------
-        frame
-            Has `topic`, `partition`, `offset` and the columns `kept`.
-        envelope
-            As for :meth:`misfit`.
-        passes
-            Rows that come out as they are, without a kind.
         """
         at = self._envelope.at(lambda name: envelope[name])
         why = F.lit(self.why)
@@ -783,22 +742,7 @@ class Changelog(ABC):
 
 
 class JsonChangelog(Changelog):
-    """What a changelog format in JSON makes of records.
-
-    Parameters
-    ----------
-    form
-        As the user gave it.
-    metadata
-        What is asked for beside the rows, without "value." in front.
-
-    Raises
-    ------
-    SchemaError
-        A column has a type of which the format has no values.
-    ConfigError
-        The format does not know what is asked for; a unit is given for what is no time.
-    """
+    """What a changelog format in JSON makes of records."""
 
     def __init__(self, form: InJson, metadata: Sequence[str] = ()) -> None:
         super().__init__(form, _envelope_of(form), json_schema(Json(form.schema)), metadata)
@@ -856,22 +800,7 @@ class JsonChangelog(Changelog):
 
 
 class AvroChangelog(Changelog):
-    """What Debezium's records in Avro say: their rows are typed, and every value is one.
-
-    Parameters
-    ----------
-    form
-        As the user gave it.
-    envelope
-        The fields of the records.
-    metadata
-        As of :class:`JsonChangelog`.
-
-    Raises
-    ------
-    SchemaError
-        They are no envelope.
-    """
+    """What Debezium's records in Avro say: their rows are typed, and every value is one."""
 
     def __init__(self, form: DebeziumAvro, envelope: T.StructType, metadata: Sequence[str] = ()) -> None:
         made = _DebeziumRecord(form, envelope)

@@ -38,15 +38,7 @@ REPLAYABLE = frozenset(
 
 @dataclass(frozen=True)
 class DataFrameSource(Source):
-    """Wraps a DataFrame; made by `env.from_dataframe`.
-
-    Raises
-    ------
-    GraphError
-        The DataFrame is no stream, cannot be replayed, or keeps state of Spark's own.
-    SchemaError
-        Two of its columns cannot be told apart by their names, or one has a name of ours or none.
-    """
+    """Wraps a DataFrame; made by `env.from_dataframe`."""
 
     frame: DataFrame
     has_channels = False
@@ -87,7 +79,6 @@ class DataFrameSource(Source):
         return tuple(dict.fromkeys(found))
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        """Return the DataFrame with positions in Spark's input partitions."""
         return with_position(self.frame)
 
 

@@ -66,18 +66,12 @@ def marked(payload: Mapping[str, Any], batch: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class VisibleLetters(Stored):
-    """The dead letters of one checkpoint that are visible.
+    """The dead letters of one checkpoint that are visible."""
 
-    Parameters
-    ----------
-    by_batch
-        By micro-batch, as dead letters name it, a digest of each committable. Micro-batches of which all
-        are visible.
-    facts
-        What the committer said about them, for the receipt.
-    """
-
+    #: By micro-batch, as dead letters name it, a digest of each committable. Micro-batches of which all
+    #: are visible.
     by_batch: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    #: What the committer said about them, for the receipt.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -87,20 +81,13 @@ class VisibleLetters(Stored):
 
 
 class VisibleNotes:
-    """Keeps :class:`VisibleLetters` by checkpoint, below the sink's folder of the job directory.
-
-    Parameters
-    ----------
-    place
-        The sink's.
-    """
+    """Keeps :class:`VisibleLetters` by checkpoint, below the sink's folder of the job directory."""
 
     def __init__(self, place: StoreSpec) -> None:
         self._store = place.below(_KIND).open()
         self._objects = SealedObjects(self._store, "the folder of a sink with dead letters")
 
     def of(self, checkpoint: int) -> VisibleLetters:
-        """Return what is noted of a checkpoint."""
         found = self._objects.optional(_key(checkpoint), _KIND, VisibleLetters.from_json)
         return VisibleLetters() if found is None else found
 
@@ -109,11 +96,9 @@ class VisibleNotes:
         self._store.put(_key(checkpoint), seal(_KIND, letters.to_json()))
 
     def digests(self) -> frozenset[str]:
-        """Return the committables that are visible, of all checkpoints that are noted."""
         return frozenset[str]().union(*(self.of(c).digests for c in self._objects.numbers("checkpoints")))
 
     def forget_before(self, checkpoint: int) -> None:
-        """Delete the notes of older checkpoints: those are confirmed, or dead."""
         for older in self._objects.numbers("checkpoints"):
             if older < checkpoint:
                 self._store.delete(_key(older))
@@ -124,17 +109,7 @@ def _key(checkpoint: int) -> str:
 
 
 class DeadLetterCommitter(Committer):
-    """Splits committables between two committers and puts their answers together again.
-
-    Parameters
-    ----------
-    main, dead
-        Of the records and of the dead letters.
-    uid, dead_uid
-        Of the sink, and under which the dead letters' sink works.
-    place
-        The sink's below the job directory.
-    """
+    """Splits committables between two committers and puts their answers together again."""
 
     def __init__(self, main: Committer, dead: Committer, uid: str, dead_uid: str, place: StoreSpec) -> None:
         self._main, self._dead, self._uid, self._dead_uid = main, dead, uid, dead_uid
@@ -225,15 +200,12 @@ class DeadLetterCommitter(Committer):
         return _both(lambda c: c.checkpoint_complete(completed), self._dead, self._main)
 
     def why_not_superseded(self, target: CheckpointId) -> str:
-        """Ask both."""
         return self._main.why_not_superseded(target) or self._dead.why_not_superseded(target)
 
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
-        """Take back in both."""
         return _both(lambda c: c.supersede(target, lineage), self._dead, self._main)
 
     def newest_marks(self) -> Sequence[Mark]:
-        """Ask both."""
         return (*self._main.newest_marks(), *self._dead.newest_marks())
 
     def task_of(self, committable: Committable) -> int | None:
@@ -257,7 +229,6 @@ class DeadLetterCommitter(Committer):
     def _split(
         self, committables: Sequence[Committable]
     ) -> tuple[dict[int, Committable], dict[int, Committable]]:
-        """Return records and dead letters, by position; dead letters with their mark."""
         main = {i: c for i, c in enumerate(committables) if not self._is_dead_letter(c)}
         dead = {i: c for i, c in enumerate(committables) if self._is_dead_letter(c)}
         return main, dead
@@ -320,7 +291,6 @@ def _both(ask: Callable[[Committer], CommitAnswer], *committers: Committer) -> C
 
 
 def _newest(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return COMMITTED if any call did something."""
     return Outcome.COMMITTED if Outcome.COMMITTED in set(outcomes) else Outcome.ALREADY_COMMITTED
 
 

@@ -190,7 +190,6 @@ class _Rooms:
         self._rows: dict[str, dict[_Key, list[Row]]] = {}
 
     def put(self, name: str, key: _Key, rows: list[Row]) -> bool:
-        """Keep the rows of a checkpoint; return False if they are there already."""
         with self._lock:
             room = self._rows.setdefault(name, {})
             return room.setdefault(key, rows) is rows
@@ -282,10 +281,8 @@ class _MemoryCommitter(BufferedCommitter):
         return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED)
 
     def has_applied(self, checkpoint: CheckpointId) -> Applied:
-        """Say YES if the rows are here; another process may have had them."""
         return Applied.YES if _ROOMS.holds(self._name, self._key(checkpoint)) else Applied.UNKNOWN
 
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
-        """Forget what was committed after `target`."""
         count = _ROOMS.remove_behind(self._name, self._key(target))
         return CommitAnswer(Outcome.COMMITTED if count else Outcome.ALREADY_COMMITTED)

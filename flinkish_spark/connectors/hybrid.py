@@ -213,7 +213,6 @@ class HybridSource(SplitSource):
         return {"parts": [part.kind for part in self._parts]}
 
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
-        """Tell the parts that have begun."""
         for index, own in self._by_part(offsets).items():
             self._part(index)._tell(own, note)
 

@@ -34,18 +34,7 @@ _STRICT = {"allowSingleQuotes": "false"}
 
 
 def json_schema(value: Json, called: str = "JSON") -> T.StructType:
-    """Return the declared fields.
-
-    Parameters
-    ----------
-    called
-        What messages call the format: another one whose fields are declared alike.
-
-    Raises
-    ------
-    SchemaError
-        The declaration is no list of fields.
-    """
+    """Return the declared fields."""
     try:
         schema = parse_ddl(value.schema)
     except DdlError as error:
@@ -82,17 +71,7 @@ def decoded(
     kept: Sequence[str],
     is_barrier: Column | None = None,
 ) -> DataFrame:
-    """Return the fields of each good record and the columns `kept`, under the value's policy.
-
-    Parameters
-    ----------
-    raw
-        Has at least `key`, `value`, `topic`, `partition`, `offset` and the columns `kept`.
-    counted_as
-        What is read, told apart from what every other scan of a job reads; see :func:`dropped_metric`.
-    is_barrier
-        Which rows are no records: they pass, whatever the policy.
-    """
+    """Return the fields of each good record and the columns `kept`, under the value's policy."""
     passes = F.lit(False) if is_barrier is None else is_barrier
     if value.on_bad_record is OnBadRecord.FAIL:
         # FAILFAST raises wherever a field is used; a second look for the check would parse every
@@ -111,13 +90,7 @@ def decoded(
 
 
 def dropped_metric(counted_as: Sequence[str]) -> str:
-    """Return the name under which Spark counts the records that a scan drops; others have other names.
-
-    Examples
-    --------
-    >>> dropped_metric(["topics", "a_b"]) == dropped_metric(["topics", "a", "b"])
-    False
-    """
+    """Return the name under which Spark counts the records that a scan drops; others have other names."""
     return DROPPED_METRIC + json.dumps(list(counted_as))
 
 
@@ -137,7 +110,6 @@ def _is_object(data: Column | None = None) -> Column:
 
 
 def parsed(spark: SparkSession, value: Json, data: Column | None = None) -> Column:
-    """Return the fields of a value, or of the bytes `data`, with what :func:`is_bad` looks at."""
     return _parsed(spark, json_schema(value).fields, data)
 
 
@@ -148,7 +120,6 @@ def _parsed(spark: SparkSession, fields: Sequence[T.StructField], data: Column |
 
 
 def is_bad(found: Column, data: Column | None = None) -> Column:
-    """Return whether what :func:`parsed` found is no JSON object of the declared schema."""
     return ~_is_object(data) | found.isNull() | found[_CORRUPT].isNotNull()
 
 
@@ -181,15 +152,7 @@ def _shown(value: object) -> str:
 
 
 def why_bad(part: str, what: str, data: Column) -> Column:
-    """Return why bytes are not what they should be, if they are not.
-
-    Parameters
-    ----------
-    part
-        The part of a record that they are.
-    what
-        What they should be, in words.
-    """
+    """Return why bytes are not what they should be, if they are not."""
     told = f"the {part} is no {what}"[:_MOST_DETAIL]
     not_text = ~F.is_valid_utf8(data.cast("string"))
     return F.when(not_text, F.lit(f"the {part} is not UTF-8")).otherwise(F.lit(told))

@@ -43,13 +43,7 @@ def why_no_partition(kind: T.DataType) -> str:
 
 
 def partition_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tuple[str, Column]]:
-    """Yield what must be true of each record, and how errors say it.
-
-    Parameters
-    ----------
-    names
-        Partition columns; those that the frame does not have are left out. Case does not matter.
-    """
+    """Yield what must be true of each record, and how errors say it."""
     for field in _fields(frame, names):
         column, what = F.col(quoted(field.name)), f"the partition column {field.name}"
         if isinstance(field.dataType, T.StringType):
@@ -83,26 +77,12 @@ def _fields(frame: DataFrame, names: Iterable[str]) -> Iterator[T.StructField]:
 
 
 def refusing(frame: DataFrame, names: Iterable[str], marker: str) -> DataFrame:
-    """Return the same frame, which fails at a record that a partition column cannot keep.
-
-    Parameters
-    ----------
-    marker
-        What the error's text begins with.
-    """
+    """Return the same frame, which fails at a record that a partition column cannot keep."""
     return refusing_others(frame, partition_conditions(frame, names), marker)
 
 
 def refusing_others(frame: DataFrame, conditions: Iterable[tuple[str, Column]], marker: str) -> DataFrame:
-    """Return the same frame, which fails at a record of which a condition is not true.
-
-    Parameters
-    ----------
-    conditions
-        What errors say of each, and the condition.
-    marker
-        What the error's text begins with.
-    """
+    """Return the same frame, which fails at a record of which a condition is not true."""
     row = F.to_json(F.struct(*[F.col(quoted(name)) for name in frame.columns]))
     for what, is_kept in conditions:
         text = F.concat(F.lit(f"{marker} {what} is violated by the record "), F.substring(row, 1, 1_000))

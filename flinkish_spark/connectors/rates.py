@@ -56,15 +56,7 @@ class RateLimit:
 
 
 class Pace:
-    """Counts what a limit allows while time passes; of one reader, in one process.
-
-    Parameters
-    ----------
-    limit
-        What is allowed.
-    now_s
-        Seconds of a clock that never goes back.
-    """
+    """Counts what a limit allows while time passes; of one reader, in one process."""
 
     def __init__(self, limit: RateLimit, now_s: float) -> None:
         self._limit, self._saved, self._at_s = limit, 0.0, now_s
@@ -82,19 +74,12 @@ class Pace:
         return allowed if isinstance(most, Unlimited) else min(allowed, most)
 
     def took(self, records: int) -> None:
-        """Note that so many were taken."""
         # May fall below nothing: a source that takes whole files is given nothing for a while.
         self._saved -= records
 
 
 def shares(allowance: int | None, wanting: Sequence[str], turn: int) -> dict[str, int | None]:
-    """Split an allowance among splits, the odd ones in turns.
-
-    Examples
-    --------
-    >>> shares(5, ["a", "b", "c"], turn=1)
-    {'a': 1, 'b': 2, 'c': 2}
-    """
+    """Split an allowance among splits, the odd ones in turns."""
     if allowance is None:
         return dict.fromkeys(wanting)
     each, odd = divmod(allowance, max(1, len(wanting)))

@@ -29,20 +29,13 @@ class RowsDifferError(EnvironmentFault):
 
 
 class CountedRows:
-    """Stands in for the JAR's row tap: counts in a pass of its own over the kept micro-batch.
-
-    Parameters
-    ----------
-    rows
-        Control columns and fields of a micro-batch.
-    """
+    """Stands in for the JAR's row tap: counts in a pass of its own over the kept micro-batch."""
 
     def __init__(self, rows: DataFrame) -> None:
         self._rows = rows
         self.records = rows.where(F.col(C.KIND) == int(C.Kind.RECORD))
 
     def acks(self) -> Sequence[TaskAck]:
-        """Return one ack per partition."""
         control = self._rows.select(C.KIND, C.CHECKPOINT, C.CHANNEL, C.HASH)
         return tuple(TaskAck.from_json(report) for report in reports(control, count_in_python))
 
@@ -51,13 +44,7 @@ _WRAP = 1 << 64
 
 
 class RowCount:
-    """Counts records, and takes barriers, reports and markers out, as the row tap in the JAR does.
-
-    Parameters
-    ----------
-    partition
-        Spark partition index of the task.
-    """
+    """Counts records, and takes barriers, reports and markers out, as the row tap in the JAR does."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition

@@ -92,15 +92,7 @@ def _checksum(data: bytes) -> int:
 
 
 class SocketLogWriter:
-    """Appends; belongs to one thread of one process.
-
-    Parameters
-    ----------
-    folder
-        Of the log.
-    lock
-        The lock, which this writer now owns.
-    """
+    """Appends; belongs to one thread of one process."""
 
     def __init__(self, folder: Path, lock: OwnFile) -> None:
         self._folder, self._lock = folder, lock
@@ -113,18 +105,11 @@ class SocketLogWriter:
 
     @property
     def is_ended(self) -> bool:
-        """Whether it was written that no line will follow."""
         return (self._folder / _LAST).exists()
 
     @classmethod
     def take(cls, folder: Path) -> SocketLogWriter | None:
-        """Return the writer, or None while another process has it.
-
-        Raises
-        ------
-        StoreError
-            The disk refuses.
-        """
+        """Return the writer, or None while another process has it."""
         try:
             make_directories(folder)
             lock = OwnFile(folder / "lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -138,13 +123,7 @@ class SocketLogWriter:
             raise _failed(folder, error) from error
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Write lines; they are durable on return.
-
-        Raises
-        ------
-        StoreError
-            The disk refuses. This writer must not be used any more.
-        """
+        """Write lines; they are durable on return."""
         data = b"".join(_FRAME.pack(len(line), _checksum(line)) + line for line in lines)
         try:
             if self._at - self._first >= SEGMENT_BYTES:
@@ -159,7 +138,6 @@ class SocketLogWriter:
         self._at += len(data)
 
     def end(self) -> None:
-        """Write that no line will follow; durable on return."""
         LocalStore(self._folder).put(_LAST, str(self._at).encode())
 
     def _opened(self, path: Path) -> BinaryIO:
@@ -186,18 +164,11 @@ class SocketLogReader:
         self._folder = folder
 
     def extent(self) -> tuple[int, int]:
-        """Return the positions in front of the first and behind the last byte that is there."""
         known = segments(self._folder)
         return (known[0], known[-1] + _path(self._folder, known[-1]).stat().st_size) if known else (0, 0)
 
     def advance(self, start: int, limit: int | None) -> int:
-        """Return the position behind at most `limit` lines from `start` on; they are durable on return.
-
-        Raises
-        ------
-        InputLostError
-            There are no lines at `start` any more.
-        """
+        """Return the position behind at most `limit` lines from `start` on; they are durable on return."""
         known, at, left = segments(self._folder), start, limit
         self._check_first(start, known)
         for first in _from(known, start):
@@ -223,15 +194,7 @@ class SocketLogReader:
             return None
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
-        """Yield the lines between two positions that :meth:`advance` gave.
-
-        Raises
-        ------
-        InputLostError
-            They were deleted, since no checkpoint needed them any more.
-        CorruptObjectError
-            They are damaged.
-        """
+        """Yield the lines between two positions that :meth:`advance` gave."""
         known, at = segments(self._folder), start
         if start < end:
             self._check_first(start, known)
@@ -267,12 +230,10 @@ class SocketLogReader:
 
 
 def _from(known: Sequence[int], start: int) -> list[int]:
-    """Return the segments that hold something from `start` on."""
     return [*(first for first, following in itertools.pairwise(known) if following > start), *known[-1:]]
 
 
 def forget_before(folder: Path, position: int) -> None:
-    """Delete the segments that lie wholly before a position; the newest stays."""
     for first, following in itertools.pairwise(segments(folder)):
         if following <= position:
             _path(folder, first).unlink(missing_ok=True)
@@ -298,19 +259,12 @@ _LOOK_UP_S = 0.2
 
 @dataclass(frozen=True)
 class Peer:
-    """Whom to read from, and how stubbornly.
-
-    Parameters
-    ----------
-    max_retries
-        How many tries in a row may bring nothing; 0 for one connection.
-    retry_delay_ms
-        Between two tries.
-    """
+    """Whom to read from, and how stubbornly."""
 
     host: str
     port: int
     delimiter: bytes
+    #: How many tries in a row may bring nothing; 0 for one connection.
     max_retries: Limit
     retry_delay_ms: int
     max_line_bytes: int
@@ -331,27 +285,14 @@ class LineTooLong(ConfigError):
 
 
 class LineSplitter:
-    r"""Cuts a stream of bytes into lines, wherever the pieces end.
-
-    Examples
-    --------
-    >>> lines = LineSplitter(b"\n", 100)
-    >>> lines.feed(b"a\r\nb"), lines.feed(b"c\nd"), lines.finish()
-    ([b'a'], [b'bc'], [b'd'])
-    """
+    r"""Cuts a stream of bytes into lines, wherever the pieces end."""
 
     def __init__(self, delimiter: bytes, max_line_bytes: int) -> None:
         self._delimiter, self._most = delimiter, max_line_bytes
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that end in `data`.
-
-        Raises
-        ------
-        LineTooLong
-            A line is longer than allowed.
-        """
+        """Return the lines that end in `data`."""
         *lines, self._rest = (self._rest + data).split(self._delimiter)
         bare = [self._bare(line) for line in lines]
         for at, line in enumerate((*lines, self._rest)):
@@ -360,7 +301,6 @@ class LineSplitter:
         return bare
 
     def finish(self) -> list[bytes]:
-        """Return what came behind the last delimiter, if anything did."""
         rest, self._rest = self._rest, b""
         return [self._bare(rest)] if rest else []
 
@@ -369,13 +309,7 @@ class LineSplitter:
 
 
 class Connection:
-    """Receives until the peer is done or tries are used up.
-
-    Parameters
-    ----------
-    writer
-        Of the log; closed with this.
-    """
+    """Receives until the peer is done or tries are used up."""
 
     def __init__(self, peer: Peer, writer: SocketLogWriter) -> None:
         self._peer, self._writer = peer, writer
@@ -385,11 +319,9 @@ class Connection:
         self._thread = threading.Thread(target=self._run, name=f"flinkish-socket-{peer}", daemon=True)
 
     def start(self) -> None:
-        """Begin in a thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the connection; what it has received is in the log."""
         self._stopping.set()
         self._thread.join(_CONNECT_TIMEOUT_S + 1)
         self._writer.close()

@@ -69,40 +69,20 @@ _PAIRS = Form(
 
 @dataclass(frozen=True)
 class SplitPosition(Stored):
-    """How far each split was read.
-
-    Parameters
-    ----------
-    uid
-        Of the source.
-    offsets
-        By split, in the order in which the splits were found. The place in it is the split's number
-        and its channel: splits are added behind, and never removed.
-    is_ended
-        Whether there will never be more: the source is bounded and was read to its end.
-    done
-        Splits that have come to their end: they bring nothing any more.
-
-    Examples
-    --------
-    >>> SplitPosition("orders", {"a": 3}).to_json()
-    {'flinkish:source': 'orders', 'flinkish:splits': [['a', 3]]}
-    """
+    """How far each split was read."""
 
     uid: str = field(metadata=stored(_UID))
+    #: By split, in the order in which the splits were found. The place in it is the split's number
+    #: and its channel: splits are added behind, and never removed.
     offsets: Annotated[Mapping[str, Offset], _PAIRS] = field(metadata=stored(SPLITS))
+    #: Whether there will never be more: the source is bounded and was read to its end.
     is_ended: bool = field(default=False, metadata=stored(_ENDED, Presence.LEFT_OUT))
+    #: Splits that have come to their end: they bring nothing any more.
     done: frozenset[str] = field(default=frozenset(), metadata=stored(_DONE, Presence.LEFT_OUT, at=2))
 
     @classmethod
     def from_json(cls, value: Position) -> Self:
-        """Read what was logged.
-
-        Raises
-        ------
-        CorruptObjectError
-            It is no position of a source of splits.
-        """
+        """Read what was logged."""
         try:
             found: Self = read(cls, value)
         except ValueError as error:
@@ -114,15 +94,12 @@ class SplitPosition(Stored):
         return found
 
     def numbers(self) -> dict[str, int]:
-        """Return the number of each split."""
         return {name: number for number, name in enumerate(self.offsets)}
 
     def open_numbers(self) -> frozenset[int]:
-        """Return the numbers of the splits that may bring more."""
         return frozenset(number for name, number in self.numbers().items() if name not in self.done)
 
     def moved_to(self, offsets: Mapping[str, Offset]) -> SplitPosition:
-        """Return this position with other offsets; new splits come behind the known ones."""
         return replace(self, offsets={**self.offsets, **offsets})
 
 
@@ -147,13 +124,7 @@ def lowest_offsets(positions: Collection[SplitPosition]) -> dict[str, Offset]:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number, so that offsets like it have an order.
-
-    Examples
-    --------
-    >>> is_number(2), is_number(2.5), is_number(True), is_number("2")
-    (True, True, False, False)
-    """
+    """Return whether a value is a number, so that offsets like it have an order."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -482,7 +453,6 @@ class SplitSource(Source):
         return {}
 
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
-        """Call :meth:`committed`; where the system keeps a note beside the offsets, the mark goes with it."""
         self.committed(offsets)
 
     def _overrides(self, method: str) -> bool:
@@ -557,7 +527,6 @@ def _failed(uid: str, when: str, error: BaseException, mend: str) -> FlinkishErr
 
 
 def reaches(offset: Offset, end: Offset | None) -> bool:
-    """Whether a split that was read up to `offset` has come to `end`."""
     if is_number(offset) and is_number(end):
         return bool(offset >= end)
     return end is not None and bool(offset == end)
@@ -599,15 +568,7 @@ def gone_through(found: Any) -> Any:
 
 
 def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[str]:
-    """Return the names of splits that a source gave, behind :func:`gone_through`.
-
-    Raises
-    ------
-    ConfigError
-        They are no names, or not different from each other.
-    InputLostError
-        A split that the job has begun to read is not among them.
-    """
+    """Return the names of splits that a source gave, behind :func:`gone_through`."""
     names = found if isinstance(found, tuple) else ()
     if not isinstance(found, tuple) or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(
@@ -630,13 +591,7 @@ def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[st
 
 
 def checked_end(uid: str, split: str, found: Any) -> Offset | None:
-    """Return the end of a split that a source gave.
-
-    Raises
-    ------
-    ConfigError
-        It is no number that anything comes to.
-    """
+    """Return the end of a split that a source gave."""
     if is_number(found) and not math.isfinite(found):
         raise ConfigError(
             f"end() of source '{uid}' returned {found!r} for the split '{split}'",
@@ -647,13 +602,7 @@ def checked_end(uid: str, split: str, found: Any) -> Offset | None:
 
 
 def checked_count(uid: str, split: str, found: Any) -> int | None:
-    """Return a number of records that a source gave.
-
-    Raises
-    ------
-    ConfigError
-        It is none.
-    """
+    """Return a number of records that a source gave."""
     is_count = isinstance(found, numbers.Real) and not isinstance(found, bool)
     if found is None or (is_count and 0 <= found < math.inf):
         return None if found is None else int(found)
@@ -664,15 +613,7 @@ def checked_count(uid: str, split: str, found: Any) -> int | None:
 
 
 def checked_offset(uid: str, split: str, start: Offset, found: Any, method: str) -> Offset:
-    """Return an offset that a source gave.
-
-    Raises
-    ------
-    ConfigError
-        It is no JSON value.
-    InputLostError
-        It lies before `start`.
-    """
+    """Return an offset that a source gave."""
     why = refuse_no_json(found)
     if why:
         raise ConfigError(
@@ -690,7 +631,6 @@ def checked_offset(uid: str, split: str, start: Offset, found: Any, method: str)
 
 
 def moved(offsets: Mapping[str, Offset], ends: Mapping[str, Offset]) -> list[str]:
-    """Return the splits of which there is something to read between two positions."""
     return [name for name, end in ends.items() if offsets.get(name) != end]
 
 
@@ -708,22 +648,7 @@ _PER_DAY = {unit: 86_400 * 10**digits for unit, digits in (("s", 0), ("ms", 3), 
 
 
 def as_declared(column: pa.Array, field: pa.Field) -> pa.Array:
-    """Return a column with a field's type.
-
-    Raises
-    ------
-    ValueError
-        It is of another type, or a value of it would be another one.
-
-    Examples
-    --------
-    >>> import pyarrow as pa
-    >>> as_declared(pa.array([1], pa.int8()), pa.field("n", pa.int64())).type
-    DataType(int64)
-    >>> as_declared(pa.array(["1"]), pa.field("n", pa.int64()))
-    Traceback (most recent call last):
-    ValueError: the column 'n' is string, declared is int64: '1'
-    """
+    """Return a column with a field's type."""
     import pyarrow as pa
 
     from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
@@ -766,14 +691,7 @@ def _missing_field(given: pa.DataType, wanted: pa.DataType, path: str) -> str | 
 
 
 def beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return which dates and times are in no year from 1 to 9999, by UTC; nothing for another type.
-
-    Examples
-    --------
-    >>> import pyarrow as pa
-    >>> beyond_years(pa.array([-719_163, -719_162, None, 2_932_897], pa.date32())).tolist()
-    [True, False, False, True]
-    """
+    """Return which dates and times are in no year from 1 to 9999, by UTC; nothing for another type."""
     import numpy as np
     import pyarrow as pa
 
@@ -790,15 +708,7 @@ def beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def leaves(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield a column, or of one with parts their values, at any depth.
-
-    Examples
-    --------
-    >>> import pyarrow as pa
-    >>> column = pa.array([[("k", [1, 2])]], pa.map_(pa.string(), pa.list_(pa.int8())))
-    >>> [leaf.to_pylist() for leaf in leaves(column)]
-    [['k'], [1, 2]]
-    """
+    """Yield a column, or of one with parts their values, at any depth."""
     import pyarrow as pa
 
     if pa.types.is_map(column.type):
@@ -839,18 +749,7 @@ class SplitPiece(InputPartition):
 
 
 class SplitStreamReader(DataSourceStreamReader):
-    """Asks the source, and keeps to its limits.
-
-    Parameters
-    ----------
-    source
-        Bound to its uid.
-    folder
-        Where the beginnings of splits are kept: the job's, or of a lineage that begins at a savepoint.
-        Empty for a stream outside of a job.
-    control_path
-        Beside which it is told what to hold back; empty as well.
-    """
+    """Asks the source, and keeps to its limits."""
 
     def __init__(self, source: SplitSource, folder: str, control_path: str = "") -> None:
         self._source, self._folder, self._control_path = source, folder, control_path
@@ -863,13 +762,11 @@ class SplitStreamReader(DataSourceStreamReader):
 
     # -- offsets --------------------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query without a log begins: in a savepoint, or with no split known."""
         if self._source._fs_start is None:
             return SplitPosition(self._uid, {}).to_json()
         return SplitPosition.from_json(self._source._fs_start.position).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return no limit of Spark's: the source has its own."""
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -939,7 +836,6 @@ class SplitStreamReader(DataSourceStreamReader):
             return question()
 
     def stop(self) -> None:
-        """Let the source close what it has opened."""
         self._source.close()
 
     # -- reading --------------------------------------------------------------------------------
@@ -1081,15 +977,12 @@ class SplitDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the format name."""
         return cls._format
 
     def schema(self) -> T.StructType:
-        """Return the source's fields, channel and sequence."""
         return T.StructType([*self._source.record_type, *_PLACE])
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
-        """Return the reader."""
         return for_running_spark(SplitStreamReader(self._source, self._folder, self._control_path))
 
 

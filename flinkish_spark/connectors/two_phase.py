@@ -391,31 +391,17 @@ class TransactionName:
 
     At most 130 characters, of lower-case letters, digits and dashes: fit for a file, a table's key or
     the global id of a prepared transaction.
-
-    Parameters
-    ----------
-    sink
-        Eight hex digits made from the sink's uid, see :meth:`mark_of`.
-    block
-        Leased for the micro-batch; used again only behind the receipt of it.
-    task
-        Spark partition index.
-    attempt
-        Spark's number of the task attempt, which no other attempt in its application has. The number
-        that counts from 0 is not: it begins anew when a stage is run again while old tasks still write.
-
-    Examples
-    --------
-    >>> name = TransactionName(JobUuid("0" * 32), TransactionName.mark_of("table"), OwnerEpoch(1), 2, 3, 4)
-    >>> TransactionName.parse(str(name)) == name
-    True
     """
 
     job: JobUuid
+    #: Eight hex digits made from the sink's uid, see :meth:`mark_of`.
     sink: str
     owner_epoch: OwnerEpoch
+    #: Leased for the micro-batch; used again only behind the receipt of it.
     block: int
     task: int
+    #: Spark's number of the task attempt, which no other attempt in its application has. The number
+    #: that counts from 0 is not: it begins anew when a stage is run again while old tasks still write.
     attempt: int
 
     def __str__(self) -> str:
@@ -424,12 +410,10 @@ class TransactionName:
 
     @staticmethod
     def mark_of(uid: str) -> str:
-        """Return eight hex digits for a sink's uid, which may be too long for a name."""
         return hashlib.sha256(uid.encode()).hexdigest()[:8]
 
     @staticmethod
     def prefix(job: JobUuid, sink: str) -> str:
-        """Return what all names of one sink of one job begin with."""
         return f"flinkish-{job}-{sink}-"
 
     @classmethod
@@ -551,23 +535,16 @@ class SinkUnavailable(EnvironmentFault):
 
 @dataclass(frozen=True)
 class StageTransaction:
-    """Callable for mapInArrow: stages the rows of one task, see :data:`TASK_SCHEMA`.
+    """Callable for mapInArrow: stages the rows of one task, see :data:`TASK_SCHEMA`."""
 
-    Parameters
-    ----------
-    sink
-        The user's; every task attempt gets a copy.
-    job, uid, owner_epoch, block
-        For the name of the transaction.
-    batch
-        Lineage and micro-batch, for :class:`SinkTransaction`.
-    """
-
+    #: The user's; every task attempt gets a copy.
     sink: TwoPhaseCommitSink
+    #: For the name of the transaction.
     job: str
     uid: str
     owner_epoch: int
     block: int
+    #: Lineage and micro-batch, for :class:`SinkTransaction`.
     batch: str
     refusals: Refusals
 
@@ -690,7 +667,6 @@ def blaming(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
 
 
 def refused_record(uid: str, reason: str) -> BadRecordError:
-    """Return the error of a record that a sink refuses; the driver knows it by its marker."""
     from flinkish_spark.core.errors import BAD_RECORD_MARKER
 
     return BadRecordError(_one_line(f"{BAD_RECORD_MARKER} the sink '{uid}' refuses it: {reason}"))
@@ -720,13 +696,7 @@ def _rows(*columns: list[str | None] | list[str] | list[None]) -> pa.RecordBatch
 
 
 class TwoPhaseCommitter(Committer):
-    """Ends the transactions of a two-phase sink.
-
-    Parameters
-    ----------
-    sink
-        As the user made it. A copy is worked with, so that connections it keeps do not travel to tasks.
-    """
+    """Ends the transactions of a two-phase sink."""
 
     def __init__(self, sink: TwoPhaseCommitSink, context: SinkContext) -> None:
         self._sink, self._context = own_copy(sink), context
@@ -801,15 +771,12 @@ class TwoPhaseCommitter(Committer):
         return aborted
 
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
-        """Ask the sink."""
         return self._ask("checkpoint_complete", completed)
 
     def task_of(self, committable: Committable) -> int | None:
-        """Return the Spark partition: a transaction holds the rows of one task."""
         return self._parts_of(committable)[0].task
 
     def close(self) -> None:
-        """Let the sink release its connections."""
         self._sink.close()
 
     def _parts_of(self, committable: Committable) -> tuple[TransactionName, Any]:
@@ -844,15 +811,7 @@ class TwoPhaseCommitter(Committer):
         )
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the user's.
-
-        Raises
-        ------
-        SinkUnavailable
-            It raised one of the exceptions that mean: ask again.
-        RepeatableUserError
-            It raised another one.
-        """
+        """Call a method of the user's."""
         what = f"{method}() of the sink '{self._context.uid}'"
         try:
             return getattr(self._sink, method)(*arguments)
@@ -882,18 +841,11 @@ class StagedWithRefused:
 
     @property
     def refused_count(self) -> int:
-        """How many records were refused."""
         return sum(task.dead_lettered for task in self.result.tasks)
 
 
 class TwoPhaseWriter(SinkWriter):
-    """Stages micro-batches, one transaction per task.
-
-    Parameters
-    ----------
-    sink
-        As the user made it; serialised anew for every micro-batch.
-    """
+    """Stages micro-batches, one transaction per task."""
 
     def __init__(self, sink: TwoPhaseCommitSink, context: SinkContext) -> None:
         self._sink, self._context = sink, context

@@ -13,30 +13,16 @@ _S3 = {"s3a": "s3", "s3n": "s3"}
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Data outside the job: a topic, a table, a folder.
+    """Data outside the job: a topic, a table, a folder."""
 
-    Parameters
-    ----------
-    namespace
-        The system that has it, such as ``kafka://broker:9092``. Holds no credentials.
-    name
-        What the system calls it.
-    """
-
+    #: The system that has it, such as ``kafka://broker:9092``. Holds no credentials.
     namespace: str
+    #: What the system calls it.
     name: str
 
     @classmethod
     def of_path(cls, path: str) -> Dataset:
-        """Return the data set at a path or a URL; user and password in it are left out.
-
-        Examples
-        --------
-        >>> Dataset.of_path("s3a://lake/orders/")
-        Dataset(namespace='s3://lake', name='orders')
-        >>> Dataset.of_path("file:/lake/orders")
-        Dataset(namespace='file', name='/lake/orders')
-        """
+        """Return the data set at a path or a URL; user and password in it are left out."""
         found = _URL.fullmatch(path)
         if found is None:
             return cls("file", path.removeprefix("file:") or "/")
@@ -50,12 +36,6 @@ class Dataset:
 
     @classmethod
     def of_topics(cls, servers: str, topics: Iterable[str]) -> tuple[Dataset, ...]:
-        """Return the data sets that are topics, at the first of the bootstrap servers.
-
-        Examples
-        --------
-        >>> Dataset.of_topics("one:9092,two:9092", ["orders"])
-        (Dataset(namespace='kafka://one:9092', name='orders'),)
-        """
+        """Return the data sets that are topics, at the first of the bootstrap servers."""
         first = servers.split(",")[0].strip()
         return tuple(cls(f"kafka://{first}", topic) for topic in topics)

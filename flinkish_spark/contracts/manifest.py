@@ -25,20 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ManifestContext:
-    """Which job writes.
-
-    Parameters
-    ----------
-    store
-        Rooted at the job directory; a manifest keeps what it needs to be idempotent below ``manifest/``.
-    timeline
-        Of the job directory: which records are its own.
-    """
+    """Which job writes."""
 
     job: JobUuid
     owner_epoch: OwnerEpoch
     job_name: str
+    #: Rooted at the job directory; a manifest keeps what it needs to be idempotent below ``manifest/``.
     store: Store
+    #: Of the job directory: which records are its own.
     timeline: Timeline = NO_TIMELINE
 
 
@@ -50,15 +44,9 @@ class ManifestWriter(ABC):
         """Write the record of a checkpoint that all sinks have committed, once however often it is called.
 
         Checkpoints come in order: of one before the last, every record is durable.
-
-        Returns
-        -------
-        CommitAnswer
-            COMMITTED, ALREADY_COMMITTED, RETRY to be called again, or FENCED.
         """
 
     def newest_marks(self) -> Sequence[Mark]:
-        """Return which checkpoint the newest record of this job is about; as of a sink's committer."""
         return ()
 
     def close(self) -> None:
@@ -84,7 +72,6 @@ class Manifest(ABC):
 
 class _NoManifest(ManifestWriter):
     def write(self, record: ManifestRecord) -> CommitAnswer:
-        """Write nothing."""
         return CommitAnswer(Outcome.ALREADY_COMMITTED, "the job has no manifest")
 
 

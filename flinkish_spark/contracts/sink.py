@@ -64,58 +64,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """Who a sink works for; the same for the life of a process.
+    """Who a sink works for; the same for the life of a process."""
 
-    Parameters
-    ----------
-    job, owner_epoch
-        Part of every name that the sink leaves outside.
-    uid
-        The sink's stable name.
-    schema
-        Fields of the records it gets.
-    checkpoint
-        Intervals, for guards.
-    job_name
-        The job's name, for people.
-    place
-        A place below the job directory that is this sink's alone. Nothing but the sink writes or deletes
-        there; tasks can, where executors see the job directory (:attr:`.Sink.stages_in_job_dir`).
-    clock
-        The one to ask what time it is.
-    timeline
-        Of the job directory: which marks outside are its own.
-    """
-
+    #: Part of every name that the sink leaves outside.
     job: JobUuid
     owner_epoch: OwnerEpoch
     uid: str
+    #: Fields of the records it gets.
     schema: T.StructType
     checkpoint: CheckpointConfig
+    #: The job's name, for people.
     job_name: str
+    #: A place below the job directory that is this sink's alone. Nothing but the sink writes or deletes
+    #: there; tasks can, where executors see the job directory (:attr:`.Sink.stages_in_job_dir`).
     place: StoreSpec
+    #: The one to ask what time it is.
     clock: Clock
+    #: Of the job directory: which marks outside are its own.
     timeline: Timeline = NO_TIMELINE
 
     @property
     def folder(self) -> Path:
-        """The place as an absolute path, which need not exist.
-
-        Raises
-        ------
-        ConfigError
-            The job directory is in a bucket.
-        """
+        """The place as an absolute path, which need not exist."""
         return self.place.folder
 
     def require_ours(self, mark: Mark, upto: CheckpointId) -> None:
-        """Raise AnotherTimelineError if a mark was not left by this job directory's own past.
-
-        Parameters
-        ----------
-        upto
-            The newest id that may be visible by now; at a commit the one that is committed.
-        """
+        """Raise AnotherTimelineError if a mark was not left by this job directory's own past."""
         why = self.timeline.why_not_ours(mark, upto)
         if why:
             raise another_timeline(f"sink '{self.uid}'", mark, upto, why)
@@ -128,19 +102,7 @@ def another_timeline(
     why: str,
     ahead: Mapping[str, CheckpointId] = MappingProxyType({}),
 ) -> AnotherTimelineError:
-    """Return the error that says who holds what, and what can be done.
-
-    Parameters
-    ----------
-    who
-        Sink, source or manifest, as people call it.
-    mark
-        What it holds.
-    newest
-        Of the job directory.
-    ahead
-        All who hold something that is not ours, and which checkpoint; only `who` if it is left out.
-    """
+    """Return the error that says who holds what, and what can be done."""
     others = ", ".join(f"{one} ({checkpoint})" for one, checkpoint in ahead.items() if one != who)
     return AnotherTimelineError(
         f"{who} holds checkpoint {mark.checkpoint}, which this job directory has not committed; its newest "
@@ -158,18 +120,9 @@ def another_timeline(
 
 @dataclass(frozen=True)
 class GroupOffsets:
-    """Where a consumer group is to stand behind a checkpoint.
+    """Where a consumer group is to stand behind a checkpoint."""
 
-    Parameters
-    ----------
-    servers
-        Of its brokers, as the source names them.
-    group
-        Its id.
-    offsets
-        By topic and partition.
-    """
-
+    #: Of its brokers, as the source names them.
     servers: str
     group: str
     offsets: Mapping[Place, int]
@@ -177,34 +130,23 @@ class GroupOffsets:
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """One micro-batch to stage.
+    """One micro-batch to stage."""
 
-    Parameters
-    ----------
-    rows
-        A batch DataFrame: the control columns kind, checkpoint, channel, hash in this order, then
-        the stream's fields. Barriers are among the rows; every writer task reports those it saw.
-    lineage, batch
-        Which micro-batch.
-    block
-        A number that no other micro-batch in flight has, leased until the receipt.
-    checkpoint
-        The checkpoint that the rows are expected to become visible with. Another one, always a later one,
-        if that is aborted: what is staged passes to the next.
-    count_records
-        Counts the records, without the barriers; a Spark job, unless a sink of the same stream has
-        counted them already. Only for writers that declare more than one pass.
-    input_offsets
-        Returns where the groups of the sources are to stand behind the micro-batch, for a sink whose system
-        commits that together with its records.
-    """
-
+    #: A batch DataFrame: the control columns kind, checkpoint, channel, hash in this order, then
+    #: the stream's fields. Barriers are among the rows; every writer task reports those it saw.
     rows: DataFrame
     lineage: Lineage
     batch: BatchId
+    #: A number that no other micro-batch in flight has, leased until the receipt.
     block: int
+    #: The checkpoint that the rows are expected to become visible with. Another one, always a later one,
+    #: if that is aborted: what is staged passes to the next.
     checkpoint: CheckpointId
+    #: Counts the records, without the barriers; a Spark job, unless a sink of the same stream has
+    #: counted them already. Only for writers that declare more than one pass.
     count_records: Callable[[], int]
+    #: Returns where the groups of the sources are to stand behind the micro-batch, for a sink whose system
+    #: commits that together with its records.
     input_offsets: Callable[[], Sequence[GroupOffsets]] = tuple
 
 
@@ -245,13 +187,7 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def stage(self, request: StageRequest) -> StageResult:
-        """Stage one micro-batch; everything is durable and invisible when this returns.
-
-        Raises
-        ------
-        Exception
-            Nothing of this attempt will be committed; the supervisor restarts or stops the job.
-        """
+        """Stage one micro-batch; everything is durable and invisible when this returns."""
 
 
 class JoiningWriter(SinkWriter):
@@ -268,15 +204,7 @@ class JoiningWriter(SinkWriter):
     @classmethod
     @abstractmethod
     def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
-        """Stage the same micro-batch for several, as :meth:`stage` would for each of them.
-
-        Parameters
-        ----------
-        staging
-            All requests have the same rows, each of which belongs to one of the sinks: the control columns,
-            :attr:`columns` of all of them, null where its sink has no such column, and `C.SINK`, its sink's
-            place here.
-        """
+        """Stage the same micro-batch for several, as :meth:`stage` would for each of them."""
 
 
 class ShownOrder(enum.Enum):
@@ -304,25 +232,13 @@ class Committer(ABC):
 
     @abstractmethod
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Commit all committables of a decided checkpoint, in the given (batch) order.
-
-        Returns
-        -------
-        sequence of CommitAnswer
-            One per committable, in order; fewer if it stopped behind the last one. The caller repeats the
-            call while any says RETRY. LOST must be the last answer: what is lost is a suffix.
-        """
+        """Commit all committables of a decided checkpoint, in the given (batch) order."""
 
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
         """Do what goes by checkpoints: roll files by their age, finish partitions.
 
         Called for every checkpoint, in order, also for those in which this sink staged nothing; after all
         sinks have committed, before the group offsets and the receipt; again after a crash in between.
-
-        Returns
-        -------
-        CommitAnswer
-            RETRY to be called again. LOST and FENCED as in :meth:`commit`.
         """
         return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing goes by checkpoints")
 
@@ -332,29 +248,10 @@ class Committer(ABC):
 
     @abstractmethod
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        """Return the reason for each committable, by position, that cannot be committed any more.
-
-        Raises
-        ------
-        EnvironmentFault
-            The system cannot be asked now; nothing is concluded.
-        """
+        """Return the reason for each committable, by position, that cannot be committed any more."""
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Abort what this job left open and neither `kept` nor a running micro-batch names.
-
-        Parameters
-        ----------
-        kept
-            Committables of all sinks that are still to be decided.
-        running_blocks
-            Asked after the leftovers were listed: what was leased since then is not among them.
-
-        Returns
-        -------
-        int
-            How many leftovers were aborted.
-        """
+        """Abort what this job left open and neither `kept` nor a running micro-batch names."""
         return 0
 
     def why_not_superseded(self, target: CheckpointId) -> str:
@@ -362,11 +259,6 @@ class Committer(ABC):
 
         Asked before a rewind under ``Tables.RESTORE`` touches anything. The default takes nothing
         back: readers tell dead records from live ones by themselves.
-
-        Raises
-        ------
-        EnvironmentFault
-            The system cannot be asked now; nothing is concluded.
         """
         return ""
 
@@ -376,12 +268,6 @@ class Committer(ABC):
         Called only under ``Tables.RESTORE``, after the intent of the rewind that starts `lineage` is
         durable and before it is closed; so again after a crash in between. Must be idempotent per
         lineage.
-
-        Returns
-        -------
-        CommitAnswer
-            COMMITTED, ALREADY_COMMITTED for a repeat, RETRY to be called again, or LOST if it has
-            become impossible.
         """
         return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing to take back")
 
@@ -391,11 +277,6 @@ class Committer(ABC):
         Asked once behind every takeover, before anything is committed, aborted or started. Empty if nothing
         was committed, or the system keeps no such record: then a directory that is an older copy is not
         noticed by this sink.
-
-        Raises
-        ------
-        EnvironmentFault
-            The system cannot be asked now; with ``restartable`` set it is asked again.
         """
         return ()
 

@@ -35,18 +35,12 @@ class SideOutput:
 
 @dataclass(frozen=True)
 class JobPlace:
-    """Where a job's sources find what concerns them, in whatever process of the driver's host they are asked.
+    """The place where a job's sources find their facts, in any process of the driver's host."""
 
-    Parameters
-    ----------
-    job_dir
-        The job directory; None for a plan that belongs to no job.
-    control_path
-        File in which the coordinator offers the next checkpoint, in a scratch folder of this process; files
-        of the same name lie beside it. For a plan that belongs to no job a file that is never there.
-    """
-
+    #: The job directory; None for a plan that belongs to no job.
     job_dir: StoreSpec | None
+    #: File in which the coordinator offers the next checkpoint, in a scratch folder of this process; files
+    #: of the same name lie beside it. For a plan that belongs to no job a file that is never there.
     control_path: str
 
     def beginnings(self, start: SourceStart | None) -> str:
@@ -65,37 +59,24 @@ NO_JOB = JobPlace(None, "/nonexistent/no-control")
 
 @dataclass(frozen=True)
 class SourceStart:
-    """Where a scan begins in a lineage that was seeded.
+    """Where a scan begins in a lineage that was seeded."""
 
-    Parameters
-    ----------
-    position
-        As the source of the savepoint logged it.
-    folder
-        The lineage's own folder for what a source has to note about its beginning.
-    label
-        Tells this start from others of the same source in the same plan.
-    """
-
+    #: As the source of the savepoint logged it.
     position: Position
+    #: The lineage's own folder for what a source has to note about its beginning.
     folder: str
+    #: Tells this start from others of the same source in the same plan.
     label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much of an input lies before a position, for people.
+    """How much of an input lies before a position, for people."""
 
-    Parameters
-    ----------
-    records
-        Before it. Counted from anywhere, as offsets are: only differences mean something, unless
-        `all_records` is known.
-    all_records
-        Before the end of a bounded input; None where that is not known.
-    """
-
+    #: Before it. Counted from anywhere, as offsets are: only differences mean something, unless
+    #: `all_records` is known.
     records: int
+    #: Before the end of a bounded input; None where that is not known.
     all_records: int | None = None
 
 

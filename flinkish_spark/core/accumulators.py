@@ -40,21 +40,14 @@ _LONGEST_NAME = 200
 
 @dataclass(slots=True)
 class Measured:
-    """What one metric of a function has measured in a task.
-
-    Parameters
-    ----------
-    kind, count, total, least, most
-        As of :class:`~flinkish_spark.protocol.user_metrics.UserMetric`.
-    show
-        Of a gauge, what it shows: asked when the task is done, which is when this is pickled.
-    """
+    """What one metric of a function has measured in a task."""
 
     kind: UserMetricKind
     count: int = 0
     total: float = 0.0
     least: float | None = None
     most: float | None = None
+    #: Of a gauge, what it shows: asked when the task is done, which is when this is pickled.
     show: Callable[[], float] | None = None
 
     def add(self, value: float) -> None:
@@ -77,20 +70,13 @@ class Measured:
 
 @dataclass
 class Tally:
-    """What tasks say beside their rows.
+    """What tasks say beside their rows."""
 
-    Parameters
-    ----------
-    counts
-        Of a place (operator and subtask), by name: the kind's name, and what is held.
-    bases
-        Files of big key groups that were written.
-    metrics
-        Of a place and the uid of an operator, what its function has measured, by name.
-    """
-
+    #: Of a place (operator and subtask), by name: the kind's name, and what is held.
     counts: dict[str, dict[str, tuple[str, Any]]] = field(default_factory=dict)
+    #: Files of big key groups that were written.
     bases: set[str] = field(default_factory=set)
+    #: Of a place and the uid of an operator, what its function has measured, by name.
     metrics: dict[tuple[str, str], dict[str, Measured]] = field(default_factory=dict)
 
 
@@ -98,7 +84,6 @@ class TallyParam(AccumulatorParam[Tally]):
     """Puts the tallies of tasks together: of one place what came last, and all bases."""
 
     def zero(self, value: Tally) -> Tally:
-        """Return an empty one."""
         return Tally()
 
     def addInPlace(self, value1: Tally, value2: Tally) -> Tally:
@@ -123,18 +108,11 @@ def tally_of_task() -> Tally:
 
 
 def tell_base(name: str) -> None:
-    """Let the driver know of a base that the current task is about to write."""
     tally_of_task().bases.add(name)
 
 
 def counted(tally: Tally) -> dict[str, AccumulatorValue]:
-    """Return what tasks have added, over all places, by name.
-
-    Raises
-    ------
-    ValueError
-        Two accumulators of the same name are of different kinds.
-    """
+    """Return what tasks have added, over all places, by name."""
     parts = (
         {name: AccumulatorValue.of(AccumulatorKind(kind), held) for name, (kind, held) in own.items()}
         for _, own in sorted(tally.counts.items())
@@ -153,7 +131,6 @@ def measured(tally: Tally) -> dict[str, dict[str, UserMetric]]:
 
 
 def is_finite(one: Measured) -> bool:
-    """Whether a metric can be told of: sums may have left what a float can hold, and gauges may say NaN."""
     is_gauge = one.kind is UserMetricKind.GAUGE
     return math.isfinite(one.total) and not (is_gauge and one.count == 0)
 
@@ -290,13 +267,6 @@ class Accumulators:
         """Give an accumulator a name in the job, and return it. Called in `open`.
 
         What functions of the same name and kind add is one number.
-
-        Raises
-        ------
-        ValueError
-            The name cannot be used, or is taken in this function; or it is no accumulator of ours.
-        RuntimeError
-            Nothing counts here.
         """
         if self.why_no_accumulators:
             raise RuntimeError(f"'{self.uid}' adds the accumulator '{name}', and {self.why_no_accumulators}")
@@ -349,5 +319,4 @@ class Accumulators:
 
 
 def as_results(values: Mapping[str, AccumulatorValue]) -> dict[str, Any]:
-    """Return the values that accumulators show, by name."""
     return {name: one.value for name, one in values.items()}

@@ -42,11 +42,9 @@ class SystemClock:
     """The machine's clocks."""
 
     def monotonic_ms(self) -> int:
-        """Return the monotonic clock."""
         return time.monotonic_ns() // 1_000_000
 
     def wall_ms(self) -> int:
-        """Return the wall clock."""
         return int(time.time() * 1000)
 
     def sleep_ms(self, duration_ms: int) -> None:
@@ -54,7 +52,6 @@ class SystemClock:
         time.sleep(duration_ms / 1000)
 
     def wait(self, event: threading.Event, timeout_ms: int) -> bool:
-        """Wait for the event."""
         return event.wait(timeout_ms / 1000)
 
 
@@ -129,13 +126,7 @@ class GivenUp(Exception):
 def outcome_of(
     work: Callable[[], T], name: str, threads: Threads, clock: Clock, must_give_up: Callable[[], bool]
 ) -> T:
-    """Do what may hang, code of the user's for example, in a thread of its own; return what it returns.
-
-    Raises
-    ------
-    GivenUp
-        `must_give_up` said so before it was done.
-    """
+    """Do what may hang, code of the user's for example, in a thread of its own; return what it returns."""
     found: list[T] = []
     failures: list[BaseException] = []
 
@@ -159,7 +150,6 @@ class SystemThreads:
     """Python's threads."""
 
     def start(self, name: str, target: Callable[[], None]) -> RunningThread:
-        """Start a daemon thread; what it logs is about what the thread that starts it works for."""
         thread = threading.Thread(name=name, target=copy_context().run, args=(target,), daemon=True)
         thread.start()
         return thread
@@ -170,13 +160,7 @@ class SystemThreads:
 
 
 def duration_text(ms: int | None) -> str:
-    """Return a time for people, two units at most.
-
-    Examples
-    --------
-    >>> [duration_text(ms) for ms in (None, 640, 5_400, 125_000, 7_380_000, 200_000_000)]
-    ['-', '640 ms', '5.4 s', '2 min 5 s', '2 h 3 min', '2 d 7 h']
-    """
+    """Return a time for people, two units at most."""
     if ms is None:
         return "-"
     if ms < 1_000:

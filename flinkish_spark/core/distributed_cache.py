@@ -60,13 +60,7 @@ class DistributedCache:
 
 
 def distributed_cache(uid: str) -> DistributedCache:
-    """Return the files of the current task, or of a harness; none where neither is.
-
-    Parameters
-    ----------
-    uid
-        Of the operator that asks.
-    """
+    """Return the files of the current task, or of a harness; none where neither is."""
     given = CACHED_FILES_IN_HARNESS.get()
     if given is not None:
         return DistributedCache(uid, given)

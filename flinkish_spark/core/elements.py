@@ -71,13 +71,7 @@ class OutputTag:
 
 
 def tag_name(tag: OutputTag) -> str:
-    """Return the name of the side output that a function emits to.
-
-    Raises
-    ------
-    TypeError
-        It is no OutputTag.
-    """
+    """Return the name of the side output that a function emits to."""
     try:
         return tag.name
     except AttributeError:
@@ -89,27 +83,17 @@ def tag_name(tag: OutputTag) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where time stands in a micro-batch, in milliseconds.
+    """Where time stands in a micro-batch, in milliseconds."""
 
-    Parameters
-    ----------
-    watermark_before_ms
-        What the last micro-batch reached.
-    watermark_ms
-        What this one reaches; never less.
-    processing_time_ms
-        When it began.
-    drained_to_ms
-        What the watermark becomes behind the elements, if that is more.
-    processing_timers_to_ms
-        Up to when processing-time timers fire; None: up to `processing_time_ms`, as in Flink's harnesses.
-        In a job, as in Flink's, those of the very millisecond wait: elements of it are still to come.
-    """
-
+    #: What the last micro-batch reached.
     watermark_before_ms: int
+    #: What this one reaches; never less.
     watermark_ms: int
     processing_time_ms: int
+    #: What the watermark becomes behind the elements, if that is more.
     drained_to_ms: int = MIN_WATERMARK_MS
+    #: Up to when processing-time timers fire; None: up to `processing_time_ms`, as in Flink's harnesses.
+    #: In a job, as in Flink's, those of the very millisecond wait: elements of it are still to come.
     processing_timers_to_ms: int | None = None
 
     @property

@@ -42,7 +42,6 @@ _PLAIN_WORD = re.compile(r"[a-z][a-z'-]*(?=[ ,;]|\. |$)")
 
 
 def _sentence(text: str) -> str:
-    """Return a text with a capital letter at its beginning and one full stop at its end."""
     first = _PLAIN_WORD.match(text)
     begun = text[0].upper() + text[1:] if first else text
     return begun if begun.endswith((".", "?", "!")) else f"{begun}."
@@ -184,15 +183,7 @@ class NoProgressError(EnvironmentFault):
 
 
 class ProcessLostError(EnvironmentFault):
-    """A process that worked for the job was killed, has crashed or has no memory left.
-
-    Attributes
-    ----------
-    process
-        Which one: a `JobProcess`.
-    exit_code
-        With which it has ended; None where nobody knows. A signal is 128 and its number: 137 is SIGKILL.
-    """
+    """A process that worked for the job was killed, has crashed or has no memory left."""
 
     restartable = True
     ends_when_repeated = True
@@ -213,13 +204,6 @@ class CancellationTimedOut(SparkGoneError):
 
     Nothing of such a micro-batch counts, and the JVM was ended unless the message says otherwise. What was
     decided is committed by the next start.
-
-    Attributes
-    ----------
-    for_ms
-        How long it was waited for.
-    hangs_in
-        Where what did not end was at last, for people.
     """
 
 
@@ -267,11 +251,6 @@ def may_pass(error: OSError) -> bool:
     """Whether it may be an outage: something does not answer, is full or busy.
 
     Libraries raise an OSError without a number for whatever a network does; it counts as one.
-
-    Examples
-    --------
-    >>> may_pass(OSError(errno.ENOSPC, "full")), may_pass(OSError(errno.EROFS, "read-only"))
-    (True, False)
     """
     if isinstance(error, _DO_NOT_PASS):
         return False
@@ -282,14 +261,7 @@ def may_pass(error: OSError) -> bool:
 
 
 def raise_translated(known: BaseException, error: BaseException) -> NoReturn:
-    """Raise what a caught `error` means; called where it was caught, by everything that translates errors.
-
-    Parameters
-    ----------
-    known
-        What it means; `error` itself where nothing better is known. ``raise error from error`` would make it
-        its own cause, and whoever looks through its causes would never come to an end.
-    """
+    """Raise what a caught `error` means; called where it was caught, by everything that translates errors."""
     if known is error:
         raise error
     raise known from error

@@ -21,11 +21,5 @@ _REQUIREMENTS = {
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs the libraries of an extra, whether this package is on an index or not.
-
-    Examples
-    --------
-    >>> how_to_install("avro")
-    "pip install 'fastavro>=1.12,<2'"
-    """
+    """Return the command that installs the libraries of an extra, even if no index has this package."""
     return " ".join(["pip install", *(f"'{one}'" for one in _REQUIREMENTS[extra])])

@@ -36,7 +36,6 @@ class _Inherited:
         self._mask: set[Any] = set()
 
     def before_fork(self) -> None:
-        """Wait until files are noted, and hold back signals: Python drops what comes just behind a fork."""
         self.noting.acquire()
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.handled_before)
 
@@ -64,18 +63,7 @@ class _Inherited:
 
 
 class OwnFile:
-    """An open file that no child has: a lock on it ends with this process, whoever is forked off it.
-
-    Parameters
-    ----------
-    path, flags
-        As of `os.open`.
-
-    Raises
-    ------
-    OSError
-        It cannot be opened.
-    """
+    """An open file that no child has: a lock on it ends with this process, whoever is forked off it."""
 
     def __init__(self, path: Path, flags: int) -> None:
         with _INHERITED.noting:
@@ -83,20 +71,13 @@ class OwnFile:
             _INHERITED.files.add(self)
 
     def fileno(self) -> int:
-        """Return its number.
-
-        Raises
-        ------
-        ValueError
-            It is closed, or this is a child.
-        """
+        """Return its number."""
         if self._number is None:
             raise ValueError("the file is closed")
         return self._number
 
     @property
     def is_open(self) -> bool:
-        """Whether it is open, in this process."""
         return self._number is not None
 
     def close(self) -> None:
@@ -118,11 +99,9 @@ class Connected:
     """Something with a connection of this process; a subclass calls :meth:`keep_from_children`."""
 
     def keep_from_children(self) -> None:
-        """Have :meth:`leave_to_parent` called in every child that is forked while this object is there."""
         _INHERITED.left.add(self)
 
     def leave_to_parent(self) -> None:
-        """Forget the connection, in a child; nothing is sent, and nothing closed."""
         raise NotImplementedError
 
 

@@ -570,13 +570,7 @@ class Engine(enum.Enum):
 
     @classmethod
     def of(cls, value: str | Engine, setting: str) -> Engine:
-        """Return the engine that a user named.
-
-        Raises
-        ------
-        ConfigError
-            There is none of that name.
-        """
+        """Return the engine that a user named."""
         try:
             return cls(value)
         except ValueError:

@@ -88,25 +88,7 @@ def missing_hdfs_package() -> ConfigError:
 
 
 class HdfsStore:
-    """A :class:`~flinkish_spark.core.store.FileStore` on HDFS.
-
-    Parameters
-    ----------
-    namenode
-        ``hdfs://`` with host and port, or with a nameservice of HADOOP_CONF_DIR.
-    folder
-        Below which all keys are, without slashes at its ends; empty for all of it.
-    clock, patience_ms, answer_ms
-        How long a call goes on trying, and waits for one answer.
-    new_id
-        Makes the name of a hidden file.
-
-    Raises
-    ------
-    StoreError
-        From every method, when HDFS refuses or does not answer. Of a put or a create it may have been carried
-        out.
-    """
+    """A :class:`~flinkish_spark.core.store.FileStore` on HDFS."""
 
     def __init__(
         self,
@@ -129,17 +111,14 @@ class HdfsStore:
 
     @property
     def requests(self) -> dict[str, int]:
-        """How many requests were made, by kind; what is repeated counts once."""
         with self._lock:
             return {kind: self._counts[kind] for kind in KINDS}
 
     # -- the five methods -----------------------------------------------------------------------
     def read(self, key: str) -> bytes:
-        """Return the object; raise ObjectMissing if there is none."""
         return self._read(key, None)
 
     def put(self, key: str, data: bytes) -> None:
-        """Write the object, replacing an older one atomically."""
         path = self._path(key)
         self._count("put")
         self._move(key, self._repeated("write", key, lambda: self._write_hidden(path, data)))
@@ -176,7 +155,6 @@ class HdfsStore:
         return {name.removeprefix(f"{path}/"): size for name, size in found.items() if name != path}
 
     def read_start(self, key: str, most_bytes: int) -> bytes:
-        """Return the first bytes of the object; raise ObjectMissing if there is none."""
         return self._read(key, most_bytes)
 
     def copy(self, key: str, other: str) -> None:
@@ -304,13 +282,7 @@ class HdfsStore:
 
     # -- what a create is made of ---------------------------------------------------------------------
     def is_there(self, path: str) -> bool:
-        """Whether there is something.
-
-        Raises
-        ------
-        AnswerLost, StoreError
-            Nobody says; it may pass, or will not.
-        """
+        """Whether there is something."""
         return self._once("look at", path, lambda hdfs: _is_there(hdfs, path))
 
     def begin(self, key: str, data: bytes) -> str:
@@ -338,7 +310,6 @@ class HdfsStore:
             raise AnswerLost(_text(gone)) from None
 
     def path_of(self, key: str) -> str:
-        """Return the absolute path of a key."""
         return self._path(key)
 
     def counted(self, kind: str) -> None:
@@ -346,7 +317,6 @@ class HdfsStore:
         self._count(kind)
 
     def forget(self, hidden: str) -> None:
-        """Delete a hidden file, if that is possible: nobody looks at one, and a late rename misses it."""
         with contextlib.suppress(OSError, RuntimeError):
             self._ask(lambda hdfs: hdfs.delete(hidden))
 
@@ -400,15 +370,7 @@ class HdfsStore:
         raise AssertionError("a back-off has no end")
 
     def _ask(self, ask: Callable[[Client], T], size: int = 0) -> T:
-        """Ask once, in a thread that may be left behind.
-
-        Raises
-        ------
-        FileNotFoundError, FileExistsError
-            The NameNode says so.
-        OSError, RuntimeError
-            Anything else; TimeoutError for no answer.
-        """
+        """Ask once, in a thread that may be left behind."""
         client, answer = _client(self._namenode), Future[T]()
         limit_ms = self._answer_ms + size // _BYTES_PER_MS
         SystemThreads().start("flinkish-hdfs", functools.partial(_answer, answer, ask, client))
@@ -500,13 +462,7 @@ def _is_there(hdfs: Client, path: str) -> bool:
 
 
 def _client(namenode: str) -> Client:
-    """Return the client of this process.
-
-    Raises
-    ------
-    ConfigError
-        The package is missing, or the URL names nobody.
-    """
+    """Return the client of this process."""
     with _LOCK:
         if namenode not in _CLIENTS:
             try:

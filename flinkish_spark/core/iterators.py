@@ -50,18 +50,7 @@ class NotRun(TypeError):
 
 
 def refuse_not_run(result: _T, what: str) -> _T:
-    """Return what a function of the user's has returned.
-
-    Parameters
-    ----------
-    what
-        Names the function.
-
-    Raises
-    ------
-    NotRun
-        It is yet to be awaited or gone through; a coroutine is closed.
-    """
+    """Return what a function of the user's has returned."""
     if type(result) in NOT_RUN:
         kind = type(result).__name__.replace("_", " ")
         if isinstance(result, CoroutineType):
@@ -101,22 +90,6 @@ def elements_of(given: Iterable[_T]) -> Iterable[_T]:
     """Return the same elements; going through them raises where they only seem to end.
 
     A list, a tuple and a generator are returned as they are.
-
-    Raises
-    ------
-    NotAnEnd
-        While they are gone through: something that makes them raised StopIteration.
-
-    Examples
-    --------
-    >>> def halved(number):
-    ...     return next(half for half in range(number) if 2 * half == number)
-    >>> list(map(halved, [2, 4, 5, 6]))
-    [1, 2]
-    >>> list(elements_of(map(halved, [2, 4, 5, 6])))
-    Traceback (most recent call last):
-    ...
-    flinkish_spark.core.iterators.NotAnEnd: StopIteration was raised by halved()
     """
     kind = type(given)
     if kind is list or kind is tuple or kind is GeneratorType:
@@ -125,7 +98,6 @@ def elements_of(given: Iterable[_T]) -> Iterable[_T]:
 
 
 def pairs_of(given: Any) -> Any:
-    """Return the same for `dict` and its `update`: a mapping as it is, of pairs the :func:`elements_of`."""
     return given if hasattr(given, "keys") else elements_of(given)
 
 
@@ -181,7 +153,6 @@ def _rebuilt(iterator: Iterator[Any]) -> Iterator[Any] | None:
 
 
 def _parts_of(iterator: Iterator[Any]) -> Any:
-    """Return what makes such an iterator, what it is made of, and where it stands; as for pickling."""
     return iterator.__reduce__()
 
 
@@ -270,7 +241,6 @@ def _of_sequence(iterator: Iterator[Any]) -> Iterator[Any]:
 
 
 def _of_calls(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Return the same `iter(function, sentinel)`; the sentinel may be anything, and stays what it is."""
     _, (function, *sentinel) = _parts_of(iterator)
     return iter(called(function), sentinel[0]) if sentinel else iter(())
 

@@ -65,20 +65,11 @@ _WRITTEN_ONCE = re.compile(
 
 
 def is_written_once(key: str) -> bool:
-    """Whether a key holds its first object until who reads it deletes that: for :class:`.CachedReads`."""
     return _WRITTEN_ONCE.fullmatch(key) is not None
 
 
 class JobDir:
-    """Typed access to one job directory.
-
-    Parameters
-    ----------
-    store
-        Rooted at the job directory.
-    place
-        Where that is; None for what :class:`.LocalStore` says.
-    """
+    """Typed access to one job directory."""
 
     def __init__(self, store: Store, place: StoreSpec | None = None) -> None:
         self.store = store
@@ -93,11 +84,6 @@ class JobDir:
         """Return the job's uuid and recorded settings, creating job.json at the first start.
 
         `wanted` must stay what it was; `at_first` is only recorded, a `uuid` in it is the job's.
-
-        Raises
-        ------
-        JobDirError
-            A setting that must never change differs from the recorded one.
         """
         body = {"uuid": uuid.uuid4().hex, **at_first, **wanted}
         self.store.create_if_absent(JOB_KEY, seal("job", body))
@@ -116,16 +102,13 @@ class JobDir:
         return JobUuid(recorded["uuid"]), recorded
 
     def known_uuid(self) -> JobUuid | None:
-        """Return the uuid of a job that has started here before; None before its first start."""
         recorded: dict[str, Any] | None = self._objects.optional(JOB_KEY, "job", dict)
         return None if recorded is None else JobUuid(recorded["uuid"])
 
     def known_settings(self) -> dict[str, Any] | None:
-        """Return what job.json holds; None before the first start."""
         return self._objects.optional(JOB_KEY, "job", dict)
 
     def spark_versions(self) -> tuple[str, ...]:
-        """Return the whole versions of Spark that have run here, that of the first start first."""
         first = (self.known_settings() or {}).get("spark")
         later = [self._objects.read(key, "spark-version", dict) for key in self.store.list(_SPARK_VERSIONS)]
         return (*([] if first is None else [first]), *(one["spark"] for one in later))
@@ -142,7 +125,6 @@ class JobDir:
             self.store.create_if_absent(f"{_SPARK_VERSIONS}/{name}.json", body)
 
     def recorded(self, name: str) -> dict[str, Any] | None:
-        """Return what was recorded under ``facts/<name>.json``; None if nothing was."""
         return self._objects.optional(f"facts/{name}.json", "fact", dict)
 
     def recorded_once(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,11 +135,9 @@ class JobDir:
 
     # -- owners ---------------------------------------------------------------------------------
     def newest_owner(self) -> OwnerEpoch:
-        """Return the highest owner epoch ever taken; 0 if none."""
         return OwnerEpoch(max(self._objects.numbers("owners"), default=0))
 
     def create_owner(self, epoch: OwnerEpoch, body: Mapping[str, Any]) -> CreateResult:
-        """Take an owner epoch; exactly one process can."""
         return self.store.create_if_absent(f"owners/{epoch}.json", seal("owner", body))
 
     def owner(self, epoch: OwnerEpoch) -> dict[str, Any] | None:
@@ -180,7 +160,6 @@ class JobDir:
 
     # -- reports --------------------------------------------------------------------------------
     def newest_report(self) -> JobReport | None:
-        """Return what the newest owner that has said anything says about the job; None if none has."""
         newest = max(self._objects.numbers(_REPORTS), default=0)
         return self._objects.optional(f"{_REPORTS}/{newest}.json", "report", JobReport.from_json)
 
@@ -199,14 +178,12 @@ class JobDir:
         self.store.put(f"{_REPORTS}/{report.owner_epoch}.json", seal("report", report.to_json()))
 
     def forget_reports_before(self, epoch: OwnerEpoch) -> None:
-        """Delete the reports of earlier owners."""
         for number in self._objects.numbers(_REPORTS):
             if number < epoch.value:
                 self.store.delete(f"{_REPORTS}/{number}.json")
 
     # -- timeline -------------------------------------------------------------------------------
     def begin_stretch(self, epoch: OwnerEpoch, stretch: Stretch) -> CreateResult:
-        """Write down what an owner begins; called once, when no older owner can decide an id any more."""
         return self.store.create_if_absent(f"{_TIMELINE}/{epoch}.json", seal("stretch", stretch.to_json()))
 
     def timeline(self) -> Timeline:
@@ -217,7 +194,6 @@ class JobDir:
         return Timeline(tuple(stretches), CheckpointId(max(self._objects.numbers(_ACCEPTED), default=0)))
 
     def accept_marks(self, upto: CheckpointId, why: str) -> None:
-        """Take marks up to an id as they are from now on. May be repeated."""
         self.store.create_if_absent(f"{_ACCEPTED}/{upto}.json", seal("accepted-marks", {"why": why}))
 
     def order_timeline(self, ordered_at_ms: int) -> CreateResult:
@@ -226,7 +202,6 @@ class JobDir:
         return self.store.create_if_absent(TIMELINE_ORDER_KEY, order)
 
     def timeline_is_ordered(self) -> bool:
-        """Whether a start is to accept what is there."""
         return self._objects.optional(TIMELINE_ORDER_KEY, "timeline-order", dict) is not None
 
     def close_timeline_order(self) -> None:
@@ -255,7 +230,6 @@ class JobDir:
         return found
 
     def delete_staged(self, lineage: Lineage, attempt: str) -> None:
-        """Delete a staged file, after its committables were ended or a receipt covers them."""
         self.store.delete(f"staged/{lineage}/{attempt}.json")
 
     def delete_all(self, keys: Iterable[str]) -> None:
@@ -268,16 +242,13 @@ class JobDir:
 
     @staticmethod
     def attempt_name(staged: StagedBatch) -> str:
-        """Return the name of a staged file without folder and ending."""
         return f"{staged.batch}-{staged.owner_epoch}.{staged.attempt}"
 
     def staged_key(self, staged: StagedBatch) -> str:
-        """Return where a staged batch is stored."""
         return f"staged/{staged.lineage}/{self.attempt_name(staged)}.json"
 
     # -- statistics -----------------------------------------------------------------------------
     def statistics(self) -> StatisticsHistory | None:
-        """Return the stored history of checkpoints, or None before the first."""
         return self._objects.optional(_STATISTICS_KEY, "statistics", StatisticsHistory.from_json)
 
     def put_statistics(self, history: StatisticsHistory) -> None:
@@ -286,7 +257,6 @@ class JobDir:
 
     # -- the job graph --------------------------------------------------------------------------
     def job_graph(self) -> JobGraph | None:
-        """Return what the newest start has run; None before the first."""
         return self._objects.optional("graph.json", "graph", JobGraph.from_json)
 
     def put_job_graph(self, graph: JobGraph) -> None:
@@ -307,7 +277,6 @@ class JobDir:
         )
 
     def first_decision(self, checkpoint: CheckpointId) -> Decision | None:
-        """Return the decision as it was taken; None while the id is open."""
         return self._objects.optional(
             f"checkpoints/{checkpoint}/decision.json", "decision", Decision.from_json
         )
@@ -346,7 +315,6 @@ class JobDir:
         return tuple(reversed(list(self._live_commits())))
 
     def newest_commit(self) -> Decision | None:
-        """Return the newest live COMMIT decision, or None before the first."""
         return next(self._live_commits(), None)
 
     def _live_commits(self) -> Iterator[Decision]:
@@ -366,7 +334,6 @@ class JobDir:
         )
 
     def receipt(self, checkpoint: CheckpointId) -> Receipt | None:
-        """Return the receipt, or None while unconfirmed."""
         return self._objects.optional(f"checkpoints/{checkpoint}/receipt.json", "receipt", Receipt.from_json)
 
     # -- rewinds --------------------------------------------------------------------------------
@@ -403,7 +370,6 @@ class JobDir:
         self.drop_rewind(intent)
 
     def history(self) -> LineageHistory:
-        """Return the finished rewinds."""
         return LineageHistory.of(intent.past() for intent in self._finished_rewinds())
 
     def _finished_rewinds(self) -> Iterator[RewindIntent]:
@@ -443,57 +409,33 @@ class JobDir:
         self.store.delete(REWIND_ORDER_KEY)
 
     def lineage(self) -> Lineage:
-        """Return the live lineage: the number of finished rewinds."""
         return Lineage(max(self._objects.numbers("rewinds"), default=0))
 
     # -- seeds ----------------------------------------------------------------------------------
     def seed(self, lineage: Lineage) -> Seed | None:
-        """Return the state that a lineage was prepared to begin with, if there is any."""
         return self._objects.optional(f"{seed_folder(lineage)}/seed.json", "seed", Seed.from_json)
 
     def write_seed(self, seed: Seed) -> None:
-        """Make a seed durable; its files are there already."""
         self.store.put(f"{seed_folder(seed.lineage)}/seed.json", seal("seed", seed.to_json()))
 
 
 def answers_folder(uid: str, way: str) -> str:
-    """Return the key below which the answers of an async operator lie, about elements of one way into it."""
     return f"answers/{uid}/{way}"
 
 
 def seed_folder(lineage: Lineage) -> str:
-    """Return the key below which a lineage's seed lies."""
     return f"seeds/{lineage}"
 
 
 def open_job_dir(place: StoreSpec) -> JobDir:
-    """Return the job directory at a place; nothing is asked of it yet.
-
-    Raises
-    ------
-    ConfigError
-        The store cannot be opened; see :meth:`.StoreSpec.open`.
-    """
+    """Return the job directory at a place; nothing is asked of it yet."""
     if place.is_local:
         return JobDir(LocalStore(place.folder))
     return JobDir(CachedReads(place.open_bucket(), is_written_once), place)
 
 
 def job_place(given: str | os.PathLike[str], options: Mapping[str, str] = MappingProxyType({})) -> StoreSpec:
-    """Return where the job directory is that a user names.
-
-    Parameters
-    ----------
-    given
-        An absolute path, file://..., or the URL of a folder in a bucket.
-    options
-        Of the bucket, see :meth:`.StoreSpec.parse`.
-
-    Raises
-    ------
-    ConfigError
-        Neither the job nor Spark could use it.
-    """
+    """Return where the job directory is that a user names."""
     text = to_path(given)
     what_to_do = 'give an absolute path, like "/data/jobs/orders", or "s3://bucket/jobs/orders"'
     instance_of("job_dir", text, str, what_to_do=what_to_do)

@@ -16,12 +16,6 @@ def logged_as(**facts: str | int) -> Iterator[None]:
     """Let what is logged within be about these facts, beside those that hold already.
 
     Threads that a job starts go on with the facts of who starts them.
-
-    Examples
-    --------
-    >>> with logged_as(job="orders"), logged_as(checkpoint=7):
-    ...     log_facts()
-    {'job': 'orders', 'checkpoint': 7}
     """
     token = _FACTS.set({**_FACTS.get(), **facts})
     try:
@@ -31,5 +25,4 @@ def logged_as(**facts: str | int) -> Iterator[None]:
 
 
 def log_facts() -> Mapping[str, str | int]:
-    """Return what the thread at hand works for."""
     return _FACTS.get()

@@ -24,7 +24,6 @@ _GAUGES: dict[str, dict[tuple[str, str], Gauge]] = {}
 
 
 def ask_gauges(counts_as: str) -> None:
-    """Have the current task ask the gauges of an operator when it is done; called when it has its turn."""
     for gauge in _GAUGES.get(counts_as, {}).values():
         gauge.ask_here()
 
@@ -63,7 +62,6 @@ class Counter(_Metric):
         self._here().count -= _whole(n, "a counter is changed by")
 
     def get_count(self) -> int:
-        """Return by how much the current task has changed it so far."""
         return self._here().count
 
 
@@ -77,7 +75,6 @@ class Meter(_Metric):
         self._here().count += _whole(value, "a meter marks")
 
     def get_count(self) -> int:
-        """Return how many events the current task has marked so far."""
         return self._here().count
 
 
@@ -87,13 +84,7 @@ class Distribution(_Metric):
     kind = UserMetricKind.DISTRIBUTION
 
     def update(self, value: float) -> None:
-        """Add a value.
-
-        Raises
-        ------
-        TypeError
-            It is no number that is finite.
-        """
+        """Add a value."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise TypeError(f"a distribution takes finite numbers, not {value!r:.100}")
         self._here().add(float(value))
@@ -116,7 +107,6 @@ class Gauge(_Metric):
         self.ask_here()
 
     def ask_here(self) -> None:
-        """Have the current task ask it when it is done."""
         self._here().show = self._show
 
 

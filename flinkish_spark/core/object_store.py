@@ -85,12 +85,10 @@ def retry_config() -> Mapping[str, Any]:
 
 
 def no_retries() -> Mapping[str, Any]:
-    """Return the limits under which obstore repeats nothing."""
     return {"max_retries": 0}
 
 
 def requests_of_this_process() -> dict[str, int]:
-    """Return how many requests all stores of this process have made, by kind; see `ObjectStore.requests`."""
     with _COUNTING:
         return {kind: _ASKED[kind] for kind in KINDS}
 
@@ -102,31 +100,7 @@ def count_request(kind: str) -> None:
 
 
 class ObjectStore:
-    """A :class:`~flinkish_spark.core.store.Store` in a bucket.
-
-    Parameters
-    ----------
-    bucket
-        Of obstore; repeats what may be repeated.
-    once
-        The same, repeating nothing: for conditional puts.
-    folder
-        Below which all keys are; empty for the whole bucket.
-    place
-        What messages call it: its URL.
-    secrets
-        Texts that must appear in no message.
-    clock, patience_ms
-        How long a create goes on trying.
-    new_id
-        Makes the id of a create.
-
-    Raises
-    ------
-    StoreError
-        From every method, when the store refuses or does not answer. Of a put or a create it may have been
-        carried out.
-    """
+    """A :class:`~flinkish_spark.core.store.Store` in a bucket."""
 
     def __init__(
         self,

@@ -35,13 +35,7 @@ class LoggedOffsets:
 
     @classmethod
     def parse(cls, text: str) -> LoggedOffsets:
-        """Parse an entry.
-
-        Raises
-        ------
-        CorruptObjectError
-            The text is not an offset log entry of a known version.
-        """
+        """Parse an entry."""
         lines = text.strip().split("\n")
         if lines[0] != "v1" or len(lines) < 2:
             raise CorruptObjectError(
@@ -63,13 +57,11 @@ class LoggedOffsets:
 
     @property
     def checkpoint(self) -> CheckpointId:
-        """Return the newest checkpoint whose barrier any source has given out; 0 before the first."""
         given = (source.get(OFFSET_KEY, 0) for source in self.sources if isinstance(source, dict))
         return CheckpointId(max((int(checkpoint) for checkpoint in given), default=0))
 
     @property
     def control(self) -> ControlOffset:
-        """Return what the driver had said before the micro-batch, as far as any source has given it out."""
         return ControlOffset.newest(self.sources)
 
     def kafka(self, topics: frozenset[str]) -> dict[str, dict[int, int]]:
@@ -90,11 +82,9 @@ class LoggedOffsets:
         return lowest
 
     def partitions(self) -> dict[str, dict[int, int]]:
-        """Return topic -> partition -> next offset, the minimum over all sources."""
         return self.kafka(self.topics())
 
     def topics(self) -> frozenset[str]:
-        """Return the topics that any source has read."""
         return frozenset(topic for source in self.sources for topic in _partitions(source))
 
     def with_added(self, end: LoggedOffsets) -> LoggedOffsets:

@@ -77,7 +77,6 @@ class PlainSecret:
     value: str = field(repr=False)
 
     def read(self) -> str:
-        """Return the secret."""
         return self.value
 
 
@@ -85,23 +84,7 @@ Secret = EnvironmentSecret | FileSecret | PlainSecret
 
 
 def secret_of(value: str | Secret, name: str = "password") -> Secret:
-    """Return a secret for what a user gave: ``env:NAME`` and ``file:/path`` say where it is.
-
-    Parameters
-    ----------
-    name
-        Of the setting, for the message.
-
-    Raises
-    ------
-    ConfigError
-        It begins like a place, and is none.
-
-    Examples
-    --------
-    >>> secret_of("env:DB_PASSWORD"), secret_of("file:/run/secrets/db")
-    (EnvironmentSecret(variable='DB_PASSWORD'), FileSecret(path='/run/secrets/db'))
-    """
+    """Return a secret for what a user gave: ``env:NAME`` and ``file:/path`` say where it is."""
     if not isinstance(value, str):
         return value
     if (by_name := _BY_NAME.fullmatch(value)) is not None:
@@ -119,5 +102,4 @@ def secret_of(value: str | Secret, name: str = "password") -> Secret:
 
 
 def place_of(secret: EnvironmentSecret | FileSecret) -> str:
-    """Return the text that says where a secret is."""
     return f"env:{secret.variable}" if isinstance(secret, EnvironmentSecret) else f"file:{secret.path}"

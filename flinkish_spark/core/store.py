@@ -80,13 +80,7 @@ class FileStore(Store, Protocol):
 
 
 def make_directories(folder: Path) -> None:
-    """Make a directory and its parents; the names of those that are new are durable on return.
-
-    Raises
-    ------
-    OSError
-        The file system refuses.
-    """
+    """Make a directory and its parents; the names of those that are new are durable on return."""
     if folder.is_dir():
         return
     make_directories(folder.parent)
@@ -117,18 +111,7 @@ def checked_key(key: str) -> PurePosixPath:
 
 
 class LocalStore:
-    """A :class:`Store` on a local (or NFS-like POSIX) file system.
-
-    Parameters
-    ----------
-    root
-        The job directory, absolute: half of the code runs in other processes.
-
-    Raises
-    ------
-    StoreError
-        From every method, when the file system refuses.
-    """
+    """A :class:`Store` on a local (or NFS-like POSIX) file system."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_absolute():
@@ -264,45 +247,16 @@ class ConditionalPuts(Protocol):
     """What :func:`create_by_id` needs of a store."""
 
     def put_new(self, key: str, data: bytes, write_id: str) -> bool:
-        """Ask once for the object with its id; return False if the store says that the key is taken.
-
-        Raises
-        ------
-        AnswerLost
-            It was written or not, or will be.
-        StoreError
-            It was not written, and trying again would not help.
-        """
+        """Ask once for the object with its id; return False if the store says that the key is taken."""
 
     def write_id_at(self, key: str) -> str | None:
-        """Return the id that the object carries; None for one that no create has written.
-
-        Raises
-        ------
-        ObjectMissing
-            There is no object.
-        AnswerLost, StoreError
-            Nobody says what is there; it may pass, or will not.
-        """
+        """Return the id that the object carries; None for one that no create has written."""
 
 
 def create_by_id(
     puts: ConditionalPuts, key: str, data: bytes, write_id: str, clock: Clock, patience_ms: int
 ) -> CreateResult:
-    """Write an object only if the key is free, whatever the store answers.
-
-    Parameters
-    ----------
-    write_id
-        New for each call.
-    patience_ms
-        No try begins later than this behind the first.
-
-    Raises
-    ------
-    StoreError
-        It was not written; or, as its text says, nobody knows whether it was.
-    """
+    """Write an object only if the key is free, whatever the store answers."""
     deadline_ms = clock.monotonic_ms() + patience_ms
     may_be_there = False
     for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
@@ -342,7 +296,6 @@ def _unknown(key: str, why: str, refused: StoreError | None = None) -> StoreErro
 
 
 def whose(found: str | None, write_id: str) -> CreateResult:
-    """Return what the id of the object that is there means for the create with `write_id`."""
     return CreateResult.CREATED if found == write_id else CreateResult.EXISTS
 
 
@@ -355,15 +308,6 @@ class CachedReads:
 
     One for each process and store: what is deleted through another one may still be read here. What is
     missing is never kept, and neither is what :meth:`put` has written.
-
-    Parameters
-    ----------
-    store
-        The store.
-    is_written_once
-        Whether a key, once there is an object, holds no other one before a delete of this store.
-    most_bytes
-        Of all objects kept; those that were not read for the longest time go first.
     """
 
     def __init__(
@@ -406,15 +350,12 @@ class CachedReads:
         return result
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """Return the keys directly below a folder: always those of the store."""
         return self._store.list(prefix)
 
     def sizes_below(self, folder: str) -> Mapping[str, int]:
-        """Return everything below a folder: always what is in the store."""
         return self._store.sizes_below(folder)
 
     def read_start(self, key: str, most_bytes: int) -> bytes:
-        """Return the first bytes of the object."""
         return self._store.read_start(key, most_bytes)
 
     def copy(self, key: str, other: str) -> None:
@@ -469,31 +410,13 @@ T = TypeVar("T")
 
 
 class SealedObjects:
-    """Reads what `protocol.envelope.seal` wrote.
-
-    Parameters
-    ----------
-    store
-        Where the objects are.
-    place
-        What messages call it, such as ``"the job directory"``.
-    """
+    """Reads what `protocol.envelope.seal` wrote."""
 
     def __init__(self, store: Store, place: str) -> None:
         self._store, self._place = store, place
 
     def read(self, key: str, kind: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
-        """Return an object.
-
-        Raises
-        ------
-        ObjectMissing
-            There is none under that key.
-        JobDirError
-            A newer version of this package wrote it.
-        CorruptObjectError
-            It is torn, altered or of another kind, or `parse` refuses it.
-        """
+        """Return an object."""
         data = self._store.read(key)
         try:
             return parse(unseal(kind, data))

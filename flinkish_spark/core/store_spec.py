@@ -53,48 +53,18 @@ _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """How any process opens a store: it travels to Spark's own processes, and holds no secret.
+    """How any process opens a store: it travels to Spark's own processes, and holds no secret."""
 
-    Parameters
-    ----------
-    url
-        As :meth:`parse` has checked it; a plain path is a folder, absolute, on a disk that every process sees
-        which opens it.
-    options
-        Of the store in a bucket, by name; a secret as ``env:NAME``, the environment variable that holds it in
-        the process which opens the store.
-    """
-
+    #: As :meth:`parse` has checked it; a plain path is a folder, absolute, on a disk that every process sees
+    #: which opens it.
     url: str
+    #: Of the store in a bucket, by name; a secret as ``env:NAME``, the environment variable that holds it in
+    #: the process which opens the store.
     options: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def parse(cls, url: str, options: Mapping[str, str] = _NO_OPTIONS) -> StoreSpec:
-        """Return the store of a URL.
-
-        Parameters
-        ----------
-        url
-            An absolute path, or a URL that begins with ``file:``, ``s3:``, ``gs:``, ``abfss:``, ``az:``,
-            ``hdfs:`` or ``memory:``. What is in the memory of a process is lost with it, and seen by no
-            other.
-        options
-            Of obstore's store, such as ``region`` and ``endpoint``, and of its HTTP client, such as
-            ``timeout`` and ``allow_http``. Any value may be ``env:NAME``; secrets must be. What is not given
-            is looked for where the cloud's own tools look: environment, web identity, instance profile.
-
-        Raises
-        ------
-        ConfigError
-            It is no such URL, has a secret in it, or has options that do not belong to it.
-
-        Examples
-        --------
-        >>> StoreSpec.parse("s3://bucket/jobs/orders/", {"region": "eu-central-1"})
-        StoreSpec(url='s3://bucket/jobs/orders', options=(('region', 'eu-central-1'),))
-        >>> StoreSpec.parse("file:///var/jobs").url
-        '/var/jobs'
-        """
+        """Return the store of a URL."""
         place = _Place.parse(url)
         for name, value in options.items():
             _check_option(place, name, value)
@@ -109,14 +79,12 @@ class StoreSpec:
         return cls.parse(stored["url"], stored["options"])
 
     def to_text(self) -> str:
-        """Return it as one line, for an option or a file: the URL, or JSON if there are options."""
         if not self.options:
             return self.url
         return json.dumps({"url": self.url, "options": dict(self.options)}, sort_keys=True)
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder on a disk."""
         return self.url.startswith("/")
 
     @property
@@ -135,11 +103,6 @@ class StoreSpec:
         """The URL of Hadoop's file system for the store, by which Spark finds its own files there.
 
         Of a disk too: to Spark a plain path means the default file system of the cluster (``fs.defaultFS``).
-
-        Raises
-        ------
-        ConfigError
-            Hadoop has none for it.
         """
         if self.is_local:
             return f"file://{self.url}"
@@ -158,57 +121,36 @@ class StoreSpec:
         )
 
     def open(self) -> Store:
-        """Return the store; nothing is asked of it yet.
-
-        Raises
-        ------
-        ConfigError
-            The package for it is missing, an environment variable is not set, or an option is unknown.
-        """
+        """Return the store; nothing is asked of it yet."""
         return LocalStore(Path(self.url)) if self.is_local else self.open_bucket()
 
     def open_bucket(self) -> FileStore:
-        """Return the store in a bucket, or on HDFS, which is one here; raises as :meth:`open`."""
         place = _Place.parse(self.url)
         return HdfsStore(f"hdfs://{place.bucket}", place.folder) if place.scheme == "hdfs" else _opened(self)
 
     def resolved(self) -> dict[str, str]:
-        """Return the options with the values of the environment variables that they name: with secrets.
-
-        Raises
-        ------
-        ConfigError
-            One is not set.
-        """
+        """Return the options with the values of the environment variables that they name: with secrets."""
         named = {name: _BY_NAME.fullmatch(text) for name, text in self.options}
         return {name: _secret(name, by) if (by := named[name]) else text for name, text in self.options}
 
     def below(self, key: str) -> StoreSpec:
-        """Return the part of it below a folder."""
         if self.is_local:
             return StoreSpec(str(Path(self.url, key)))
         return StoreSpec(f"{self.url}/{key}", self.options)
 
     def above(self, levels: int) -> StoreSpec:
-        """Return what it is below of, by so many folders."""
         return StoreSpec(self.url.rsplit("/", levels)[0], self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A URL in its parts; a local one has a path alone.
-
-    Parameters
-    ----------
-    folder
-        Of a bucket: without slashes at its ends. Of a disk: absolute.
-    account, cloud
-        Of Azure, if the URL says them.
-    """
+    """A URL in its parts; a local one has a path alone."""
 
     scheme: str
     bucket: str
+    #: Of a bucket: without slashes at its ends. Of a disk: absolute.
     folder: str
+    #: Of Azure, if the URL says them.
     account: str = ""
     cloud: str = ""
 
@@ -377,7 +319,6 @@ def _of_cloud(place: _Place) -> dict[str, str]:
 
 @functools.cache
 def _memory(name: str) -> obstore.store.ObjectStore:
-    """Return the one of this process with that name."""
     from obstore.store import MemoryStore
 
     return MemoryStore()

@@ -65,25 +65,17 @@ _WRAPPER = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 
 def for_running_spark(reader: DataSourceStreamReader) -> DataSourceStreamReader:
-    """Return a reader that is asked as Spark 4.2 does as one that the running Spark can ask."""
     return reader if TELLS_READERS else PositionedReader(reader)
 
 
 class PositionedReader(DataSourceStreamReader):
-    """Knows where the next micro-batch begins, for a Spark that does not say so: see the module's head.
-
-    Parameters
-    ----------
-    reader
-        Is asked as Spark 4.2 does, with offsets that have been through JSON.
-    """
+    """Knows where the next micro-batch begins, for a Spark that does not say so: see the module's head."""
 
     def __init__(self, reader: DataSourceStreamReader) -> None:
         self._reader = reader
         self._position: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the reader's own."""
         return self._reader.initialOffset()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
@@ -94,13 +86,7 @@ class PositionedReader(DataSourceStreamReader):
         return self._position
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the pieces of a micro-batch; of an empty range, which is where the log ends, none.
-
-        Raises
-        ------
-        EnvironmentFault
-            Spark has asked for an end before it said where its log ends.
-        """
+        """Return the pieces of a micro-batch; of an empty range, which is where the log ends, none."""
         if self._position is None:
             self._position = end
         elif start == end and end != self._position:
@@ -113,7 +99,6 @@ class PositionedReader(DataSourceStreamReader):
         return self._reader.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Read a piece. Called in a task."""
         return self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:

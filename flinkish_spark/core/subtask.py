@@ -24,21 +24,14 @@ from flinkish_spark.core.metric_group import MetricGroup, ask_gauges
 
 @dataclass(frozen=True, slots=True)
 class Subtask:
-    """One of an operator's parallel parts.
+    """One of an operator's parallel parts."""
 
-    Parameters
-    ----------
-    index, parallelism
-        Its number, from 0, and how many there are; None where nobody in a worker knows.
-    attempt
-        How often Spark has begun this task before, in its micro-batch.
-    name
-        What the operator is called beside its uid; empty without a name.
-    """
-
+    #: Its number, from 0, and how many there are; None where nobody in a worker knows.
     index: int = 0
     parallelism: int | None = 1
+    #: How often Spark has begun this task before, in its micro-batch.
     attempt: int = 0
+    #: What the operator is called beside its uid; empty without a name.
     name: str = ""
 
 
@@ -65,13 +58,7 @@ def current_subtask() -> Subtask:
 
 @contextmanager
 def running_in(parallelism: int, name: str = "", counts_as: str = "") -> Iterator[None]:
-    """Let functions that are called within see how many subtasks there are; their number is the task's.
-
-    Parameters
-    ----------
-    counts_as
-        Tells what it adds to accumulators from what others add; empty where that does not count.
-    """
+    """Let functions that are called within see how many subtasks there are; their number is the task's."""
     token = _OPERATOR.set((parallelism, name))
     try:
         with counting_as(counts_as):
@@ -168,24 +155,16 @@ class SubtaskFacts(Accumulators):
         return current_subtask()
 
     def get_metrics_group(self) -> MetricGroup:
-        """Return what makes metrics of this function; where nothing counts, nobody reads them."""
         return MetricGroup(self.uid, self._metrics_place)
 
     def _metrics_place(self) -> str | None:
         return None if self.why_no_accumulators else self._place()
 
     def get_index_of_this_subtask(self) -> int:
-        """Return the number of the current subtask, from 0."""
         return self._subtask().index
 
     def get_number_of_parallel_subtasks(self) -> int:
-        """Return how many subtasks the operator has.
-
-        Raises
-        ------
-        RuntimeError
-            It is a function without state of which nobody has said it: call `set_parallelism` behind it.
-        """
+        """Return how many subtasks the operator has."""
         parallelism = self._subtask().parallelism
         if parallelism is None:
             raise RuntimeError(
@@ -195,15 +174,12 @@ class SubtaskFacts(Accumulators):
         return parallelism
 
     def get_max_number_of_parallel_subtasks(self) -> int:
-        """Return the number of key groups."""
         return self.max_parallelism
 
     def get_attempt_number(self) -> int:
-        """Return how often Spark has begun the current task before, in its micro-batch."""
         return self._subtask().attempt
 
     def get_distributed_cache(self) -> DistributedCache:
-        """Return the files that `env.register_cached_file` has registered."""
         return distributed_cache(self.uid)
 
     def get_task_name(self) -> str:
@@ -211,7 +187,6 @@ class SubtaskFacts(Accumulators):
         return self._subtask().name or self.uid
 
     def get_task_name_with_subtasks(self) -> str:
-        """Return the name with the current subtask, counted from 1: ``totals (1/4)``."""
         subtask = self._subtask()
         total = "?" if subtask.parallelism is None else subtask.parallelism
         return f"{self.get_task_name()} ({subtask.index + 1}/{total})"

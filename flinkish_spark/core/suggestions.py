@@ -18,7 +18,6 @@ _ROOT = __name__.partition(".")[0]
 
 
 def they_have(names: Sequence[str], wanted: str) -> str:
-    """Return which fields there are, and which one of them was meant."""
     near = closest(wanted, names)
     return f"they have {', '.join(names)}" + (f". {near}" if near else "")
 

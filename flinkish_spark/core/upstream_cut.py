@@ -37,67 +37,47 @@ class CutPhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cut(Stored):
-    """The newest upstream checkpoint whose cut the source came to.
-
-    Parameters
-    ----------
-    start_delay_ms
-        From the writing of its barrier records to the first one that was passed.
-    alignment_ms
-        From there to the cut.
-    """
+    """The newest upstream checkpoint whose cut the source came to."""
 
     checkpoint: CheckpointId
     phase: CutPhase
+    #: From the writing of its barrier records to the first one that was passed.
     start_delay_ms: int = 0
+    #: From there to the cut.
     alignment_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CutState:
-    """See the module's head.
+    """See the module's head."""
 
-    Parameters
-    ----------
-    gate
-        Aligns the upstream checkpoint behind `cut`. A partition that was added and is not in a cut
-        yet is no channel of it.
-    job
-        The upstream job; None until its first barrier was seen.
-    passed
-        The newest barrier that was passed, by partition.
-    resting
-        Partitions of which nothing was read since that barrier, or at all.
-    cut
-        The newest cut; None before the first.
-    channel_state
-        Partitions that have not come to their barrier of an unaligned cut, and the offset of that
-        barrier, None while it is not visible. A restore replays these first.
-    micro_batches
-        How many were planned since the last one with a barrier of this job.
-    """
-
+    #: Aligns the upstream checkpoint behind `cut`. A partition that was added and is not in a cut
+    #: yet is no channel of it.
     gate: InputGate
+    #: The upstream job; None until its first barrier was seen.
     job: JobUuid | None = None
+    #: The newest barrier that was passed, by partition.
     passed: Mapping[Place, CheckpointId] = field(default_factory=dict)
+    #: Partitions of which nothing was read since that barrier, or at all.
     resting: frozenset[Place] = frozenset()
+    #: The newest cut; None before the first.
     cut: Cut | None = None
+    #: Partitions that have not come to their barrier of an unaligned cut, and the offset of that
+    #: barrier, None while it is not visible. A restore replays these first.
     channel_state: Mapping[Place, int | None] = field(default_factory=dict)
+    #: How many were planned since the last one with a barrier of this job.
     micro_batches: int = 0
 
     @classmethod
     def at_beginning(cls, positions: Mapping[Place, int], settings: AlignmentSettings) -> CutState:
-        """Return the state of a source that has read nothing yet."""
         return cls(_gate_at(positions, settings), resting=frozenset(positions))
 
     @classmethod
     def somewhere(cls, positions: Mapping[Place, int], settings: AlignmentSettings) -> CutState:
-        """Return the state of a source that has read without looking for cuts."""
         return cls(_gate_at(positions, settings))
 
     @property
     def is_reached(self) -> bool:
-        """Whether the newest cut waits for a checkpoint of this job."""
         return self.cut is not None and self.cut.phase is CutPhase.REACHED
 
     @property
@@ -154,12 +134,10 @@ class CutState:
 
 
 def channel_of(place: Place) -> str:
-    """Return a partition's name as a channel of the gate; no topic has a slash in its name."""
     return f"{place[0]}/{place[1]}"
 
 
 def place_of(channel: str) -> Place:
-    """Return what :func:`channel_of` was made from."""
     topic, _, partition = channel.rpartition("/")
     return topic, int(partition)
 
@@ -173,7 +151,6 @@ def nested(values: Mapping[Place, Any]) -> dict[str, dict[str, Any]]:
 
 
 def flat(values: Mapping[str, Mapping[str, Any]]) -> dict[Place, Any]:
-    """Return what :func:`nested` was made from."""
     return {(topic, int(p)): value for topic, of_topic in values.items() for p, value in of_topic.items()}
 
 
@@ -198,47 +175,22 @@ def _gate_at(positions: Mapping[Place, int], settings: AlignmentSettings) -> Inp
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCut:
-    """The upstream checkpoint at which a checkpoint of a chained job was drawn.
-
-    Parameters
-    ----------
-    job, checkpoint
-        Upstream.
-    channel_state
-        For an unaligned cut: the offsets, start and end, that the upstream checkpoint holds and this
-        job's checkpoint does not. A restored job reads them before anything else. The end is None
-        where the barrier was not visible: then it is that barrier.
-    start_delay_ms, alignment_ms
-        From the writing of the barrier records to the first one that was passed, and from there to
-        the cut. None for an unaligned cut that was drawn before the last barrier was visible.
-    """
+    """The upstream checkpoint at which a checkpoint of a chained job was drawn."""
 
     job: JobUuid
     checkpoint: CheckpointId
+    #: For an unaligned cut: the offsets, start and end, that the upstream checkpoint holds and this
+    #: job's checkpoint does not. A restored job reads them before anything else. The end is None
+    #: where the barrier was not visible: then it is that barrier.
     channel_state: Mapping[Place, tuple[int, int | None]] = field(default_factory=dict)
+    #: From the writing of the barrier records to the first one that was passed, and from there to
+    #: the cut. None for an unaligned cut that was drawn before the last barrier was visible.
     start_delay_ms: int | None = None
     alignment_ms: int | None = None
 
 
 def upstream_cut(offsets_text: str) -> dict[str, UpstreamCut]:
-    r"""Return the upstream cut by topic.
-
-    Parameters
-    ----------
-    offsets_text
-        An entry of Spark's offset log, as decisions hold it. Only one of a micro-batch with a barrier
-        of this job, as all of them, says where a checkpoint was drawn.
-
-    Returns
-    -------
-    dict
-        Empty for a job without a chained source, and for a checkpoint drawn before the first cut.
-
-    Examples
-    --------
-    >>> upstream_cut('v1\n{"batchTimestampMs":0}\n{"orders":{"0":5},"flinkish:checkpoint":1}')
-    {}
-    """
+    r"""Return the upstream cut by topic."""
     found: dict[str, UpstreamCut] = {}
     if UPSTREAM_KEY not in offsets_text:  # asked for every checkpoint, and most jobs are not chained
         return found
@@ -253,11 +205,6 @@ def slowest_cut(offsets_text: str) -> UpstreamCut | None:
     r"""Return the measured upstream cut that took longest, from its barrier records on; None for none.
 
     Where a checkpoint is one cut with several upstreams it had to wait for this one.
-
-    Examples
-    --------
-    >>> slowest_cut('v1\n{"batchTimestampMs":0}\n{"orders":{"0":5},"flinkish:checkpoint":1}') is None
-    True
     """
     times_ms = [
         (cut.start_delay_ms + cut.alignment_ms, topic, cut)

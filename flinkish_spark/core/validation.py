@@ -28,21 +28,7 @@ _T = TypeVar("_T")
 def unusable(
     name: str, value: object, *, wanted: str, what_to_do: str, choices: Sequence[str] = ()
 ) -> ConfigError:
-    """Return the error about an argument.
-
-    Parameters
-    ----------
-    name
-        The argument; its value is a time in milliseconds if it ends with ``_ms``.
-    value
-        What it was given.
-    wanted
-        What it must be, as the end of "it must be".
-    what_to_do
-        What to write in its place.
-    choices
-        The members of an enum, as code says them: a text that is like one of them may mean it.
-    """
+    """Return the error about an argument."""
     unit = " (milliseconds)" if name.endswith("_ms") and "millisecond" not in wanted else ""
     names = {one.rpartition(".")[2]: one for one in choices}
     near = closest(value.rpartition(".")[2], names) if isinstance(value, str) else ""
@@ -77,25 +63,17 @@ def instance_of(name: str, value: object, kind: type[_T], *, what_to_do: str) ->
 
 
 def members_of(kind: type) -> list[str]:
-    """Return the members of an enum as code says them; none of any other class."""
     return [f"{kind.__name__}.{one.name}" for one in kind] if issubclass(kind, enum.Enum) else []
 
 
 def to_ms(name: str, value: Duration) -> int:
-    """Return a length of time in milliseconds; what is no timedelta and no text is left to other checks.
-
-    Examples
-    --------
-    >>> to_ms("timeout_ms", "10 seconds")
-    10000
-    """
+    """Return a length of time in milliseconds; what is no timedelta and no text is left to other checks."""
     with refused_as_config_errors('give milliseconds, or a length of time as text: "10 seconds"'):
         found: int = milliseconds(name, value)
     return found
 
 
 def to_path(value: str | os.PathLike[str]) -> str:
-    """Return a path as text; what is no path is left to other checks."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
@@ -122,13 +100,7 @@ def refuse_unknown_parameters(kind: type, given: Iterable[str]) -> None:
 
 
 def values_by_name(name: str, value: object, *, what_to_do: str) -> dict[str, Any]:
-    """Return what an argument holds by name, nothing if it was left out, else raise ConfigError.
-
-    Examples
-    --------
-    >>> values_by_name("options", None, what_to_do="leave it out")
-    {}
-    """
+    """Return what an argument holds by name, nothing if it was left out, else raise ConfigError."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -137,13 +109,7 @@ def values_by_name(name: str, value: object, *, what_to_do: str) -> dict[str, An
 
 
 def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) -> _T:
-    """Return `value` if it is an object with the public methods of `protocol`, else raise ConfigError.
-
-    Parameters
-    ----------
-    protocol
-        A protocol or an abstract class; its properties are not looked at.
-    """
+    """Return `value` if it is an object with the public methods of `protocol`, else raise ConfigError."""
     methods = _methods_of(protocol)
     # A class has them too, and each of them would miss its `self` when it is called.
     if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
@@ -172,21 +138,7 @@ _DEFINE = {
 
 
 def check_function(function: object, what: str, takes: int | None, *, is_rows: bool = False) -> None:
-    """Raise ConfigError unless a function of the user's can be called with so many arguments, and runs then.
-
-    Parameters
-    ----------
-    what
-        Names it: "the function of map()".
-    takes
-        How many arguments; None where that is not known yet.
-    is_rows
-        Whether it returns rows, and so may be a generator.
-
-    Examples
-    --------
-    >>> check_function(lambda record: record, "the function of map()", 1)
-    """
+    """Raise ConfigError unless a user's function can be called with this number of arguments, and runs."""
     wanted = "a function" if takes is None else f"a function that can be called with {_arguments(takes)}"
     if not callable(function) or (isinstance(function, type) and _is_function_class(function)):
         raise unusable(what, function, wanted=wanted, what_to_do="give one, as a lambda")
@@ -202,17 +154,6 @@ def check_methods(value: object, kind: type, what: str, *, may_await: Sequence[s
 
     A method may be a generator where the class says that it returns rows (an Iterable or Iterator), and
     async where that of the class is.
-
-    Parameters
-    ----------
-    value
-        The object, or the class that is to make it.
-    kind
-        The class that says which methods there are. Those that the object does not have are not looked at.
-    what
-        Names the object; with a dot at its end the name of the method follows.
-    may_await
-        Methods that may be async, too.
     """
     first = 0 if isinstance(value, type) else 1
     for name, own in _methods_of(kind).items():
@@ -244,13 +185,7 @@ def _check_method(
 
 
 def function_object(name: str, value: _T, kind: type) -> _T:
-    """Return an object with the methods of a function class; raise ConfigError for others, and its class.
-
-    Parameters
-    ----------
-    kind
-        The class; an object of another one with the same methods is as good.
-    """
+    """Return an object with the methods of a function class; raise ConfigError for others, and its class."""
     needed = [one for one, own in _methods_of(kind).items() if getattr(own, "__isabstractmethod__", False)]
     _check_object(name, value, kind.__name__, needed)
     check_methods(value, kind, f"the {type(value).__name__} that is given as {name}")
@@ -303,13 +238,7 @@ def reducer(name: str, value: _T) -> _T:
 
 
 def can_take(function: object, count: int) -> bool:
-    """Return whether a function can be called with so many arguments; also where nobody can tell.
-
-    Examples
-    --------
-    >>> can_take(lambda record: record, 1), can_take(lambda record: record, 2)
-    (True, False)
-    """
+    """Return whether a function can be called with so many arguments; also where nobody can tell."""
     if not callable(function):
         return False
     try:
@@ -351,25 +280,21 @@ def _why_not_run(function: object) -> str:
 
 @functools.cache
 def _methods_of(kind: type) -> dict[str, Any]:
-    """Return the public methods of a class that objects of it are asked for."""
     return {name: own for name, own in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"}
 
 
 def _returns_rows(function: Any) -> bool:
-    """Return whether a function says that it returns an Iterable or an Iterator, or a type that is one."""
     said = str(getattr(function, "__annotations__", {}).get("return", ""))
     return any("Itera" in str(function.__globals__.get(word, word)) for word in re.findall(r"\w+", said))
 
 
 def _required(function: Any) -> list[str]:
-    """Return the names of what a function has to be given by place."""
     parameters = inspect.signature(function).parameters.values()
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [one.name for one in parameters if one.kind in by_place and one.default is one.empty]
 
 
 def _is_function_class(kind: type) -> bool:
-    """Return whether a class is one of ours, or made of one: its instances are what is meant."""
     return any(base.__module__.startswith("flinkish_spark.") for base in kind.__mro__)
 
 

@@ -27,7 +27,6 @@ Waiting = Callable[[str], AbstractContextManager[None]]
 
 
 def unwatched(what: str) -> AbstractContextManager[None]:
-    """Note nothing, where nobody looks; a :data:`Waiting`."""
     return nullcontext()
 
 
@@ -46,23 +45,14 @@ def note_failure(why: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A thread that does not get on, or a checkpoint that is held back.
+    """A thread that does not get on, or a checkpoint that is held back."""
 
-    Parameters
-    ----------
-    who
-        ``the thread 'flinkish-complete-3'`` or ``checkpoint 3``.
-    what
-        What it waits for, to be read behind "waits for".
-    for_ms
-        Since when, in milliseconds.
-    error
-        What went wrong last; empty where nothing did, or nobody knows.
-    """
-
+    #: ``the thread 'flinkish-complete-3'`` or ``checkpoint 3``.
     who: str
+    #: What it waits for, to be read behind "waits for".
     what: str
     for_ms: int
+    #: What went wrong last; empty where nothing did, or nobody knows.
     error: str = ""
 
     def __str__(self) -> str:
@@ -90,17 +80,6 @@ class Watchdog:
 
     :meth:`waiting` may be called by any thread, and within itself: the innermost counts, from when the thread
     came to it, or came back to it.
-
-    Parameters
-    ----------
-    tell
-        Called again and again with the waits that are too long, the longest first; empty most of the time.
-    is_hurried
-        Whether the job is to end at once, so that whoever waits for that wants to know soon.
-    patience_ms
-        How long a wait may last before it is told of: two checkpoint intervals.
-    held
-        Returns the checkpoints that are open, and what each waits for.
     """
 
     def __init__(
@@ -142,17 +121,14 @@ class Watchdog:
 
     @property
     def longest(self) -> str:
-        """The wait that has lasted longest; empty if no thread waits."""
         with self._lock:
             first = min(self._stands.values(), key=lambda stand: stand.since_ms, default=None)
             return "" if first is None else first.waits[-1]
 
     def start(self, threads: Threads) -> None:
-        """Look again and again in a thread of its own, until :meth:`stop`."""
         threads.start("flinkish-watchdog", self._run)
 
     def stop(self) -> None:
-        """Look no more."""
         self._stopping.set()
 
     def _run(self) -> None:

@@ -264,7 +264,6 @@ class KeyedConnectedStreams:
 
 
 def _opened(left: RecordCall, right: RecordCall) -> tuple[_Calls, tuple[RichFunction, ...]]:
-    """Return what is called, and what has to be opened for it, once if it is one object."""
     rich = [left.rich] if left.rich is right.rich else [left.rich, right.rich]
     return (left.call, right.call), tuple(one for one in rich if one is not None)
 
@@ -352,13 +351,7 @@ class BroadcastConnectedStream:
 
 
 def broadcast_states(descriptors: tuple[Any, ...]) -> tuple[MapStateDescriptor, ...]:
-    """Return the descriptors of broadcast states.
-
-    Raises
-    ------
-    GraphError
-        There is none, or one is no MapStateDescriptor, has a time to live, or a name that is taken.
-    """
+    """Return the descriptors of broadcast states."""
     what_to_do = 'give a MapStateDescriptor: broadcast(MapStateDescriptor("rules", "STRING", "LONG"))'
     if not descriptors:
         raise GraphError(

@@ -312,7 +312,6 @@ class StreamExecutionEnvironment:
         return stream.assign_timestamps_and_watermarks(watermark_strategy)
 
     def _begun_as(self, uid: str) -> str | None:
-        """Return the plan name under which the job directory knows a source; None for a new one."""
         begun = (open_job_dir(self._place).known_settings() or {}).get("sources", ())
         return next((one.partition(" ")[2] for one in begun if one.partition(" ")[0] == uid), None)
 
@@ -931,7 +930,6 @@ def _refuse_second(place: StoreSpec, standby: Standby) -> None:
 
 
 def _say(text: str) -> None:
-    """Say a line on standard error, in front of the live line if there is one."""
     print(f"{CLEAR_LINE if can_show(sys.stderr) else ''}flinkish: {text}", file=sys.stderr, flush=True)
 
 

@@ -211,13 +211,7 @@ class KeyedRecords(ABC):
 
 
 def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:
-    """Refuse an aggregate that cannot take a row back.
-
-    Raises
-    ------
-    ConfigError
-        It has no `retract`, or is to emit once per key.
-    """
+    """Refuse an aggregate that cannot take a row back."""
     check_aggregate(aggregate, name=f"aggregate of '{uid}'", retracts=True)
     if emit is not Emit.PER_ELEMENT:
         raise ConfigError(

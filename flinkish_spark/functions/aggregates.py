@@ -47,25 +47,7 @@ class Ties(Choice):
 
 @dataclass(frozen=True)
 class FieldAggregate:
-    """The first element of a key, with one field replaced by the sum, least or greatest of all.
-
-    Parameters
-    ----------
-    fold
-        SUM, MIN or MAX.
-    field
-        Name of the field.
-
-    Raises
-    ------
-    ConfigError
-        Another fold, or no name.
-
-    Examples
-    --------
-    >>> FieldAggregate(Fold.SUM, "amount").field
-    'amount'
-    """
+    """The first element of a key, with one field replaced by the sum, least or greatest of all."""
 
     fold: Fold
     field: str
@@ -80,25 +62,11 @@ class FieldAggregate:
 
 @dataclass(frozen=True)
 class ElementChoice:
-    """The element of a key whose field is the least, or the greatest; null is neither, unless all are.
-
-    Parameters
-    ----------
-    fold
-        MIN or MAX.
-    field
-        Name of the field.
-    ties
-        Which of several that are equal; the first by default, as in Flink.
-
-    Raises
-    ------
-    ConfigError
-        Another fold, or no name.
-    """
+    """The element of a key whose field is the least, or the greatest; null is neither, unless all are."""
 
     fold: Fold
     field: str
+    #: Which of several that are equal; the first by default, as in Flink.
     ties: Ties = Ties.FIRST
 
     def __post_init__(self) -> None:

@@ -47,7 +47,6 @@ class ToSide(NamedTuple):
 
 
 def side_of(row: Any) -> str | None:
-    """Return the name of the side output that a row is for; None for the main output."""
     return tag_name(row.tag) if isinstance(row, ToSide) else None
 
 
@@ -174,13 +173,7 @@ class AsyncBatchFunction(_Answering, ABC):
 
 
 def check_is_async(function: object, kind: type, method: str) -> None:
-    """Refuse what is no such function, or whose method nobody could await.
-
-    Raises
-    ------
-    ConfigError
-        With what to do.
-    """
+    """Refuse what is no such function, or whose method nobody could await."""
     if not isinstance(function, kind):
         raise unusable(
             "async_function",
@@ -367,13 +360,6 @@ def retry_after_ms(error: Exception) -> int | None:
 
     Looked at are its attribute `retry_after_ms`, and a header Retry-After (seconds, or a date) of itself or
     of its `response`, as errors of aiohttp, httpx and requests have them.
-
-    Examples
-    --------
-    >>> class Busy(Exception):
-    ...     headers = {"Retry-After": "2"}
-    >>> retry_after_ms(Busy()), retry_after_ms(ValueError())
-    (2000, None)
     """
     said = getattr(error, "retry_after_ms", None)
     if isinstance(said, int | float) and 0 <= said <= MOST_MS:

@@ -298,21 +298,7 @@ class KeyedBroadcastContext(BroadcastContext, Protocol):
     """Given to :meth:`KeyedBroadcastProcessFunction.process_broadcast_element`."""
 
     def apply_to_keyed_state(self, descriptor: StateDescriptor, function: Callable[[Any, Any], None]) -> None:
-        """Call a function with each key that has an entry of a state, and that state.
-
-        Parameters
-        ----------
-        descriptor
-            Of a state that `open` has asked for.
-        function
-            Takes a key and the state, for which that key is the current one. It may change that state, and
-            emits nothing.
-
-        Notes
-        -----
-        It is called in the same micro-batch, before any timer and element of the key's group. What it sees
-        of the broadcast state is what all broadcast elements of that micro-batch have made of it.
-        """
+        """Call a function with each key that has an entry of a state, and that state."""
 
 
 class ReadOnlyBroadcastContext(Protocol):

@@ -67,43 +67,22 @@ class _Token:
 
 @dataclass(frozen=True)
 class MatchRecognize:
-    """What a MATCH_RECOGNIZE says, before the fields of its input are known.
+    """What a MATCH_RECOGNIZE says, before the fields of its input are known."""
 
-    Parameters
-    ----------
-    partition
-        Names of columns; none where the stream's key says it.
-    order
-        The column that says the time of a row; None where the stream does.
-    clauses
-        The text of each other clause, by how it begins.
-    """
-
+    #: Names of columns; none where the stream's key says it.
     partition: tuple[str, ...]
+    #: The column that says the time of a row; None where the stream does.
     order: str | None
+    #: The text of each other clause, by how it begins.
     clauses: dict[str, str]
 
     def search(self, fields: T.StructType) -> tuple[RowSearch, T.StructType]:
-        """Return what is searched among rows with these fields, and the fields of the measures.
-
-        Raises
-        ------
-        PatternError
-            A clause says something that cannot be, or that is not known here.
-        """
+        """Return what is searched among rows with these fields, and the fields of the measures."""
         return _Search(self, fields).made()
 
 
 def match_recognize(text: str) -> MatchRecognize:
-    """Return what a text says: the clauses of MATCH_RECOGNIZE, with that word and its parentheses or without.
-
-    Raises
-    ------
-    ConfigError
-        It is no text, or sqlglot is not there.
-    PatternError
-        It is no MATCH_RECOGNIZE.
-    """
+    """Parse the clauses of MATCH_RECOGNIZE, with or without that word and its parentheses."""
     if not isinstance(text, str):
         raise ConfigError(f"match_recognize() got {text!r}", what_to_do="give it the clauses as text")
     tokens = _tokens(text)
@@ -122,13 +101,7 @@ def match_recognize(text: str) -> MatchRecognize:
 
 
 def condition(text: str, fields: T.StructType) -> E.Expression:
-    """Return a condition of one row with these fields, as it stands in DEFINE.
-
-    Raises
-    ------
-    PatternError
-        It is no condition, or looks at other rows.
-    """
+    """Return a condition of one row with these fields, as it stands in DEFINE."""
     said = MatchRecognize((), None, {"PATTERN": "(A)", "DEFINE": f"A AS {text}"})
     found = said.search(fields)[0].defined["A"]
     if any(one.looks_around for one in found.all_parts()):
@@ -137,18 +110,7 @@ def condition(text: str, fields: T.StructType) -> E.Expression:
 
 
 def comparison(text: str, fields: T.StructType, names: Iterable[str]) -> E.Expression:
-    """Return a condition of an event with these fields that may name events taken before.
-
-    Parameters
-    ----------
-    names
-        Of the pattern.
-
-    Raises
-    ------
-    PatternError
-        It is no condition, or asks for what an event of a pattern does not have.
-    """
+    """Return a condition of an event with these fields that may name events taken before."""
     quoted = " ".join('"' + name.replace('"', '""') + '"' for name in names)
     return _Search(MatchRecognize((), None, {"PATTERN": f"({quoted})"}), fields).comparison(text)
 
@@ -156,20 +118,7 @@ def comparison(text: str, fields: T.StructType, names: Iterable[str]) -> E.Expre
 def measures(
     text: str, fields: T.StructType, names: Iterable[str]
 ) -> tuple[list[E.Expression], T.StructType]:
-    """Return what is told of a match, and the fields that this makes: `first.id, last.value AS value`.
-
-    Parameters
-    ----------
-    fields
-        Of the events.
-    names
-        Of the patterns.
-
-    Raises
-    ------
-    PatternError
-        It is no list of expressions over events by their names.
-    """
+    """Return what is told of a match, and the fields that this makes: `first.id, last.value AS value`."""
     quoted = " ".join('"' + name.replace('"', '""') + '"' for name in names)
     return _Search(MatchRecognize((), None, {"PATTERN": f"({quoted})"}), fields).measures(text)
 
@@ -867,13 +816,7 @@ def _refuse_types(text: str, one: T.DataType, other: T.DataType) -> NoReturn:
 
 
 def common(kinds: Iterable[T.DataType], text: str) -> T.DataType:
-    """Return the type that values of several types are compared, or told, as.
-
-    Raises
-    ------
-    PatternError
-        There is none.
-    """
+    """Return the type that values of several types are compared, or told, as."""
     found: T.DataType = T.NullType()
     for kind in kinds:
         found = _common(found, kind, text)
@@ -907,13 +850,7 @@ def _as_decimal(kind: T.DataType) -> T.DecimalType | None:
 
 
 def computed(name: str, one: Typed, other: Typed, text: str) -> Typed:
-    """Return a sum, difference, product, quotient or remainder, and its type.
-
-    Raises
-    ------
-    PatternError
-        They are no numbers.
-    """
+    """Return a sum, difference, product, quotient or remainder, and its type."""
     kinds = one[1], other[1]
     for kind in kinds:
         if not isinstance(kind, T.NumericType | T.NullType):
@@ -963,13 +900,7 @@ def _decimal_of(name: str, one: T.DecimalType, other: T.DecimalType) -> T.Decima
 
 
 def cast(given: Typed, kind: T.DataType, text: str) -> E.Expression:
-    """Return an expression as one of another type.
-
-    Raises
-    ------
-    PatternError
-        Nothing of its type is cast to that one here.
-    """
+    """Return an expression as one of another type."""
     made, own = given
     if own == kind or isinstance(own, T.NullType):
         return made
@@ -996,13 +927,7 @@ def cast(given: Typed, kind: T.DataType, text: str) -> E.Expression:
 
 
 def aggregate(name: str, kind: T.DataType, text: str) -> tuple[Callable[[list[Any]], Any] | None, T.DataType]:
-    """Return what makes an aggregate of values, None for a count, and its type.
-
-    Raises
-    ------
-    PatternError
-        There is none of that type.
-    """
+    """Return what makes an aggregate of values, None for a count, and its type."""
     if name == "COUNT":
         return None, _LONG
     if name in ("MIN", "MAX"):

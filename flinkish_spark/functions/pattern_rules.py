@@ -225,13 +225,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             return False
 
     def _search(self, rule: str) -> _Search:
-        """Return what runs a rule; its conditions are opened once per copy of the function.
-
-        Raises
-        ------
-        PatternError
-            It cannot be searched for.
-        """
+        """Return what runs a rule; its conditions are opened once per copy of the function."""
         found = self._searches.get(rule)
         if found is None:
             pattern = self._known.pattern(rule)
@@ -373,7 +367,6 @@ class _Run:
         self._state = search.matcher.initial()
 
     def goes_on_with(self, stored: Any) -> bool:
-        """Return whether stored partial matches can be read by this rule, and are of no one that was gone."""
         is_same: bool = stored.automaton == self._search.automaton.fingerprint
         return is_same and int(stored.version) >= self._since
 
@@ -446,19 +439,15 @@ class _RuleContext:
         self.count = _operator(ctx).count
 
     def pattern_name(self) -> str:
-        """Return the id of the rule."""
         return self.name
 
     def pattern_version(self) -> int:
-        """Return its version."""
         return self.version
 
     def timestamp(self) -> int:
-        """Return the time of what is emitted."""
         return self._time_ms
 
     def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time."""
         return self._ctx.timer_service().current_processing_time()
 
     def output(self, tag: OutputTag, value: Any) -> None:
@@ -521,5 +510,4 @@ def _first(times_ms: Iterable[int | None]) -> int | None:
 
 
 def _operator(context: Any) -> Any:
-    """Return a context as operators know it: functions of users count nothing, and rows have their time."""
     return context

@@ -80,17 +80,7 @@ class PatternProcessFunction(RichFunction, ABC):
 
 
 class MeasuredMatches(PatternProcessFunction):
-    """Makes one row of each match by expressions over its events.
-
-    Parameters
-    ----------
-    text
-        What they are, as SQL: what :meth:`~flinkish_spark.cep.PatternStream.select` is given.
-    lost
-        What is told of those that are timed out; None: nothing.
-    measures
-        The expressions, once the fields of events are known.
-    """
+    """Makes one row of each match by expressions over its events."""
 
     def __init__(
         self, text: str, lost: PatternProcessFunction | None, measures: Sequence[Expression] = ()
@@ -103,12 +93,10 @@ class MeasuredMatches(PatternProcessFunction):
         return (tuple(one.value(frame, None) for one in self.measures),)
 
     def process_timed_out_match(self, match: Match, ctx: PatternContext) -> Iterable[Any] | None:
-        """Tell of it."""
         return None if self.lost is None else self.lost.process_timed_out_match(match, ctx)
 
 
 def frame_of(match: Match) -> Frame:
-    """Return the events of a match as expressions see them."""
     taken = [(name, one) for name, events in match.items() for one in events]
     rows = [one if isinstance(one, tuple) else (one,) for _, one in taken]
     return Frame(rows, 0, [name for name, _ in taken], len(rows), len(rows), is_ended=True)

@@ -173,13 +173,7 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
             self._reached.clear()
 
     def _matcher(self, text: str) -> RowMatcher:
-        """Return what runs a text; what it is made of is looked at once per copy of the function.
-
-        Raises
-        ------
-        PatternError
-            It cannot be searched for.
-        """
+        """Return what runs a text; what it is made of is looked at once per copy of the function."""
         if text not in self._matchers:
             said = match_recognize(text)
             search, _ = said.search(self._fields)
@@ -194,7 +188,6 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
 
 
 def _counting(context: Any) -> Any:
-    """Return a context as operators know it: functions of users have nothing to count."""
     return context
 
 

@@ -236,18 +236,6 @@ class CheckpointedProcessFunction(RichFunction, ABC):
     state takes part in checkpoints and savepoints. A job that is restored with another number of
     partitions deals the items out anew, as each descriptor says; a start from the job's own checkpoint leaves
     them where they are.
-
-    Examples
-    --------
-    >>> LAST = OperatorListDescriptor("last", "STRING")
-    >>> class Repeated(CheckpointedProcessFunction):
-    ...     def open(self, context):
-    ...         self.last = context.get_operator_list_state(LAST)
-    ...
-    ...     def process_element(self, value, ctx):
-    ...         if value.user in self.last:
-    ...             yield (value.user,)
-    ...         self.last.update([value.user])
     """
 
     def open(self, context: Any) -> None:

@@ -267,25 +267,7 @@ class WatermarkStrategy:
 
 
 class ChannelGenerators:
-    """Runs generators over the records of one task; for workers.
-
-    Parameters
-    ----------
-    factory
-        Of :meth:`WatermarkStrategy.for_generator`.
-    uid
-        Of the assigner, for messages.
-
-    Examples
-    --------
-    >>> class Newest(WatermarkGenerator):
-    ...     def on_event(self, event, timestamp_ms):
-    ...         return timestamp_ms - 1
-    >>> task = ChannelGenerators(Newest, "orders")
-    >>> task.on_event(0, "a", 1_000); task.on_event(0, "b", 400); task.on_event(7, "c", 300)
-    >>> task.finish()
-    {0: 999, 7: 299}
-    """
+    """Runs generators over the records of one task; for workers."""
 
     def __init__(self, factory: Callable[[], WatermarkGenerator], uid: str) -> None:
         self._factory, self._uid = factory, uid
@@ -293,13 +275,7 @@ class ChannelGenerators:
         self._greatest_ms: dict[int, int | None] = {}
 
     def on_event(self, channel: int, event: Any, timestamp_ms: int) -> None:
-        """Show a record to its channel's generator.
-
-        Raises
-        ------
-        UserFunctionError
-            The factory or the generator raised, or gave something else than it has to.
-        """
+        """Show a record to its channel's generator."""
         generator = self._generators.get(channel)
         if generator is None:
             generator = self._new(channel)
@@ -311,17 +287,10 @@ class ChannelGenerators:
             raise self._failed("on_event()", error) from error
 
     def greatest(self, channel: int) -> int | None:
-        """Return the greatest watermark of a channel so far; None before the first."""
         return self._greatest_ms.get(channel)
 
     def finish(self) -> dict[int, int | None]:
-        """Return the greatest watermark by channel, behind the last record; None where none was emitted.
-
-        Raises
-        ------
-        UserFunctionError
-            As for :meth:`on_event`.
-        """
+        """Return the greatest watermark by channel, behind the last record; None where none was emitted."""
         try:
             for channel, generator in self._generators.items():
                 watermark_ms = generator.on_periodic()

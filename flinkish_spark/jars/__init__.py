@@ -37,18 +37,7 @@ class JarMissing(EnvironmentFault):
 
 
 def shim_jar() -> Path:
-    """Return the JAR of this package's own JVM side.
-
-    Returns
-    -------
-    Path
-        Absolute path of the one ``flinkish-spark-shim-*.jar`` beside this module.
-
-    Raises
-    ------
-    JarMissing
-        If it was not built (a fresh checkout), or several versions lie side by side.
-    """
+    """Return the JAR of this package's own JVM side."""
     found = sorted(_HERE.glob("flinkish-spark-shim-*.jar"))
     if len(found) == 1:
         return found[0]
@@ -76,53 +65,25 @@ def _lines() -> list[_Pinned]:
 
 
 def spark_minors() -> list[str]:
-    """Return the minor versions of Spark for which JARs are pinned, the oldest first.
-
-    Examples
-    --------
-    >>> spark_minors()
-    ['4.1', '4.2', '4.3']
-    """
+    """Return the minor versions of Spark for which JARs are pinned, the oldest first."""
     found = {minor for line in _lines() if line.role == "spark" for minor in line.minors}
     return sorted(found, key=SparkMinor.of)
 
 
 def running_minor() -> str:
-    """Return the minor version of the pyspark that this process uses, as in ``"4.2"``."""
     import pyspark
 
     return str(SparkMinor.of(pyspark.__version__))
 
 
 def spark_home() -> Path:
-    """Return the folder of the running pyspark's Spark, with `bin` and `jars`: SPARK_HOME, or pip's own."""
     import pyspark
 
     return Path(os.environ.get("SPARK_HOME") or pyspark.__path__[0])
 
 
 def pinned(role: Role, spark: str | None = None) -> list[str]:
-    """Return the Maven coordinates of one role, in the order of the pinned list.
-
-    Parameters
-    ----------
-    role
-        ``"spark"`` for what Spark loads, ``"broker"`` for the Kafka broker of tests and the demo.
-    spark
-        For which minor version of Spark; None for that of the pyspark that this process uses.
-
-    Raises
-    ------
-    JarMissing
-        If nothing is pinned for that version.
-
-    Examples
-    --------
-    >>> [coordinate for coordinate in pinned("spark", "4.2") if coordinate.startswith("io.delta")]
-    ['io.delta:delta-spark_4.2_2.13:4.4.0', 'io.delta:delta-storage:4.4.0']
-    >>> [coordinate for coordinate in pinned("spark", "4.3") if coordinate.startswith("io.delta")]
-    []
-    """
+    """Return the Maven coordinates of one role, in the order of the pinned list."""
     if role == "broker":
         return [line.coordinate for line in _lines() if line.role == role]
     minor = running_minor() if spark is None else spark
@@ -137,28 +98,19 @@ def pinned(role: Role, spark: str | None = None) -> list[str]:
 
 
 def has_pinned_delta(spark: str) -> bool:
-    """Whether a JAR of Delta Lake was served for a minor version of Spark when the list was made."""
     return spark in spark_minors() and any(map(is_delta, pinned("spark", spark)))
 
 
 def is_delta(jar: str | Path) -> bool:
-    """Whether a file or a coordinate names Delta Lake's JAR for Spark, of any version.
-
-    Examples
-    --------
-    >>> is_delta("/jars/delta-spark_4.3_2.13-4.5.0.jar"), is_delta("io.delta:delta-storage:4.4.0")
-    (True, False)
-    """
+    """Whether a file or a coordinate names Delta Lake's JAR for Spark, of any version."""
     return re.search(r"(^|[:/])delta-spark_[^/]*$", str(jar)) is not None
 
 
 def log_settings() -> Path:
-    """Return the file by which the JVM of a driver logs."""
     return _HERE / "log4j2.properties"
 
 
 def ivy_settings() -> Path:
-    """Return the settings with which Spark's own resolver takes exactly the pinned JARs."""
     return _HERE / "ivysettings.xml"
 
 
@@ -167,18 +119,6 @@ def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
 
     For a version of Spark for which no JAR of Delta Lake is pinned, the newest one for it that lies in the
     directory is taken, with its ``delta-storage``; without one, sessions have no Delta.
-
-    Parameters
-    ----------
-    directory
-        Where they were downloaded to, named ``<artifact>-<version>.jar``; ``flinkish jars DIR`` does that.
-    group
-        Only those of this Maven group; empty for all.
-
-    Raises
-    ------
-    JarMissing
-        If one of them is not there. Another version of it does not count.
     """
     where = Path(directory).resolve()
     wanted = [coordinate for coordinate in pinned("spark") if group in ("", coordinate.split(":")[0])]
@@ -197,13 +137,7 @@ def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
 
 
 def download(directory: str | Path) -> list[Path]:
-    """Put the JARs that the running Spark needs into a directory, and return them; those that are there stay.
-
-    Raises
-    ------
-    JarMissing
-        One of them cannot be had. What Spark's resolver said of that is in the message.
-    """
+    """Put the JARs that the running Spark needs into a directory unless they are there, and return them."""
     try:
         return pinned_jars(directory)
     except JarMissing:
@@ -269,14 +203,7 @@ def _with_delta() -> str:
 
 
 def how_to_get_delta(minor: str) -> tuple[str, str]:
-    """Return why a session of this version of Spark has no Delta Lake, and what to do.
-
-    Examples
-    --------
-    >>> why_not, what_to_do = how_to_get_delta("4.2")
-    >>> why_not, "configure_spark_with_packages(...), which downloads it" in what_to_do
-    ('', True)
-    """
+    """Return why a session of this version of Spark has no Delta Lake, and what to do."""
     if has_pinned_delta(minor):
         return "", _GET_DELTA
     return (

@@ -56,23 +56,14 @@ class ReplyKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply(Stored):
-    """How asking ended.
-
-    Parameters
-    ----------
-    kind
-        See :class:`ReplyKind`.
-    checkpoint
-        The checkpoint that was taken for it; None if there was none, or nobody said.
-    reason
-        Why it was not completed, where the job gave a reason.
-    text
-        The reason in words; for a savepoint that is complete, where it is.
-    """
+    """How asking ended."""
 
     kind: ReplyKind = field(metadata=stored("outcome"))
+    #: The checkpoint that was taken for it; None if there was none, or nobody said.
     checkpoint: CheckpointId | None = None
+    #: Why it was not completed, where the job gave a reason.
     reason: CheckpointFailureReason | None = None
+    #: The reason in words; for a savepoint that is complete, where it is.
     text: str = ""
 
     @classmethod
@@ -93,7 +84,6 @@ class Patience:
 
     @classmethod
     def of_seconds(cls, timeout_s: float, taken_within_ms: int = TAKEN_WITHIN_MS) -> Patience:
-        """Return the patience of `--timeout-s`."""
         timeout_ms = max(1, round(timeout_s * 1_000))
         return cls(min(timeout_ms, taken_within_ms), timeout_ms)
 
@@ -132,17 +122,7 @@ def ask_until_interrupted(
     target: str = "",
     stop_mode: StopMode = StopMode.SUSPEND,
 ) -> Reply:
-    """Ask the job and wait; whatever happens, the request's files are deleted in the end.
-
-    Raises
-    ------
-    AskingInterrupted
-        By Ctrl-C; the request was taken back if nobody had taken it yet.
-    StoreError
-        The job directory cannot be written.
-    CorruptObjectError
-        The answer cannot be read.
-    """
+    """Ask the job and wait; whatever happens, the request's files are deleted in the end."""
     owner = job.job_dir.newest_owner()
     if owner.value == 0:
         return Reply(ReplyKind.NOT_TAKEN, text="the job has never run")
@@ -209,13 +189,7 @@ def _seconds(duration_ms: int) -> str:
 
 
 def describe(reply: Reply) -> str:
-    """Return a reply that is not COMPLETED as one line.
-
-    Examples
-    --------
-    >>> describe(Reply(ReplyKind.REFUSED, text="ask again"))
-    'refused: ask again'
-    """
+    """Return a reply that is not COMPLETED as one line."""
     match reply.kind:
         case ReplyKind.REFUSED:
             what = "refused"

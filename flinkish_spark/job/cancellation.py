@@ -68,13 +68,7 @@ class _Attempt:
 
 
 class QueryCancellation:
-    """Ends a query under rules.
-
-    Parameters
-    ----------
-    threads
-        What may hang is done in threads of its own.
-    """
+    """Ends a query under rules."""
 
     def __init__(
         self,
@@ -90,13 +84,7 @@ class QueryCancellation:
         self._of_query = QueryThreads(spark, str(query.runId))
 
     def run(self) -> None:
-        """End it; it and its tasks in this JVM have ended when this returns.
-
-        Raises
-        ------
-        CancellationTimedOut
-            They have not; the JVM was ended, or could not be.
-        """
+        """End it; it and its tasks in this JVM have ended when this returns."""
         attempt, interrupts = _Attempt(self._query, self._of_query), 0
         began_ms = self._clock.monotonic_ms()
         self._threads.start("flinkish-query-stop", attempt.stop)
@@ -151,15 +139,7 @@ def _told(stack: traceback.StackSummary) -> str:
 
 
 def left_job(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
-    """Return what is to be said of a job that was cancelled and is left to its threads.
-
-    Parameters
-    ----------
-    waits
-        What its threads wait for, the longest first.
-    for_ms
-        Since when it is cancelled.
-    """
+    """Return what is to be said of a job that was cancelled and is left to its threads."""
     idents = {f"the thread '{thread.name}'": thread.ident for thread in threading.enumerate()}
     frames = sys._current_frames()
     found = [(wait, frames.get(idents.get(wait.who) or 0)) for wait in waits]
@@ -208,11 +188,6 @@ class SignalledStop:
 
     It is cancelled, too, when nothing has come to its end for the time that a cancellation may take: no
     micro-batch, no checkpoint. Whoever sent the signal is often no person.
-
-    Parameters
-    ----------
-    tell
-        Given, by whoever calls :meth:`look`, what became of each signal.
     """
 
     def __init__(

@@ -50,11 +50,6 @@ class Dependencies:
     """What one environment has registered. Each thing is taken as it is at the call.
 
     A session keeps what it has shipped until it ends, so nothing can be taken back.
-
-    Parameters
-    ----------
-    place
-        Of the job directory: what its options say of a bucket goes for other files in it, too.
     """
 
     def __init__(self, spark: SparkSession, place: StoreSpec) -> None:
@@ -146,13 +141,7 @@ class Dependencies:
 
 
 def check_cached_name(name: str, taken: Iterable[str]) -> None:
-    """Refuse what cannot be the name of a cached file.
-
-    Raises
-    ------
-    ConfigError
-        It is no text of 1 to 200 printable characters, or is taken.
-    """
+    """Refuse what cannot be the name of a cached file."""
     is_text = isinstance(name, str) and 1 <= len(name) <= _LONGEST_NAME and name.isprintable()
     if not is_text or not name.strip():
         wanted = f"a text of 1 to {_LONGEST_NAME} letters, not only blanks"
@@ -231,13 +220,7 @@ def _check_module(what: str, name: str) -> None:
 
 
 def _install(requirements: Path, cache: Path | None, target: Path) -> None:
-    """Let pip install requirements into a folder, without what every worker has already.
-
-    Raises
-    ------
-    EnvironmentFault
-        There is no pip, or it fails: a package is not found, or wants another version of what jobs run on.
-    """
+    """Let pip install requirements into a folder, without what every worker has already."""
     constraints = target.with_name("constraints.txt")
     constraints.write_text("".join(f"{name}=={version}\n" for name, version in _installed_own().items()))
     command = [sys.executable, "-m", "pip", "install", "--target", str(target), "--requirement"]

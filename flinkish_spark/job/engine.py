@@ -65,13 +65,7 @@ class RunningQuery(Protocol):
         """Return why it ended; None if it runs or was stopped."""
 
     def stop(self) -> None:
-        """End it; it has ended when this returns, or its process is gone.
-
-        Raises
-        ------
-        CancellationTimedOut
-            Its micro-batch did not end.
-        """
+        """End it; it has ended when this returns, or its process is gone."""
 
     def async_calls(self) -> Mapping[str, AsyncStatistics]:
         """Return what async calls have cost in this process, by operator."""
@@ -158,13 +152,7 @@ class QueryEngine(Protocol):
         """
 
     def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
-        """Export a confirmed checkpoint to `target`; called in a thread of its own.
-
-        Raises
-        ------
-        EnvironmentFault
-            It could not be written; there is no savepoint at `target`.
-        """
+        """Export a confirmed checkpoint to `target`; called in a thread of its own."""
 
     def reseeding(self, log: SparkLog) -> Reseeding:
         """Return what the recovery asks whether the query's log has to begin anew."""
@@ -193,21 +181,10 @@ class Standby(Choice):
 
 @dataclass(frozen=True)
 class JobSettings:
-    """All settings of one `execute`.
-
-    Parameters
-    ----------
-    job_dir
-        Where the job directory is.
-    scratch
-        A folder of this `execute` on the driver's disk, in which nothing is durable. It need not be there.
-    user_metrics
-        Keeps what functions measure.
-    cached_files
-        Where tasks find registered files below Spark's own, by name.
-    """
+    """All settings of one `execute`."""
 
     name: str
+    #: Where the job directory is.
     job_dir: StoreSpec
     checkpoint: CheckpointConfig
     restart: RestartStrategy
@@ -216,6 +193,7 @@ class JobSettings:
     clock: Clock
     threads: Threads
     observer: Observer
+    #: A folder of this `execute` on the driver's disk, in which nothing is durable. It need not be there.
     scratch: Path
     tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS
     cancellation: CancellationRules = field(default_factory=CancellationRules)
@@ -230,10 +208,10 @@ class JobSettings:
     #: None where latency is not measured.
     latencies: LatencyTracker | None = None
     user_metrics: UserMetricKeeper = field(default_factory=UserMetricKeeper)
+    #: Where tasks find registered files below Spark's own, by name.
     cached_files: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, control: Path) -> JobPlace:
-        """Return what sources are told of this job, and of the start of its query with this control file."""
         return JobPlace(self.job_dir, str(control))
 
 
@@ -305,7 +283,6 @@ def sink_context(
     settings: JobSettings,
     timeline: Timeline = NO_TIMELINE,
 ) -> SinkContext:
-    """Return who a sink of this `execute` works for."""
     place = settings.job_dir.below(f"sinks/{uid}")
     checkpoint, name, clock = settings.checkpoint, settings.name, settings.clock
     return SinkContext(job, epoch, uid, schema, checkpoint, name, place, clock, timeline)
@@ -318,5 +295,4 @@ def manifest_context(
     job_dir: JobDir,
     timeline: Timeline = NO_TIMELINE,
 ) -> ManifestContext:
-    """Return who a manifest of this `execute` works for."""
     return ManifestContext(job, epoch, settings.name, job_dir.store, timeline)

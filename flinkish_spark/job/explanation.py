@@ -29,24 +29,12 @@ _WIDTH = 120
 
 
 def tree(graph: JobGraph, history: StatisticsHistory | None = None) -> Tree:
-    """Return the graph as a tree from its sources on; what is read on several ways is shown once.
-
-    Parameters
-    ----------
-    history
-        What checkpoints have cost, with the newest of which each operator and sink is shown.
-    """
+    """Return the graph as a tree from its sources on; what is read on several ways is shown once."""
     return _Reading(graph, _newest(history)).tree()
 
 
 def text(graph: JobGraph, history: StatisticsHistory | None = None) -> str:
-    """Return the same as plain text.
-
-    Examples
-    --------
-    >>> print(text(JobGraph("empty", ())))
-    empty: no vertices; a micro-batch has no scans and no shuffles
-    """
+    """Return the same as plain text."""
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
     console.print(tree(graph, history))
     shown = console.file
@@ -55,12 +43,10 @@ def text(graph: JobGraph, history: StatisticsHistory | None = None) -> str:
 
 
 def print_tree(graph: JobGraph, history: StatisticsHistory | None = None) -> None:
-    """Print the same to standard output, in colours where that is a terminal."""
     Console(width=None if Console().is_terminal else _WIDTH).print(tree(graph, history))
 
 
 def _newest(history: StatisticsHistory | None) -> CheckpointStatistics | None:
-    """Return the newest complete checkpoint with rows, or the newest if none has any."""
     entries = () if history is None else history.entries
     done = [one for one in reversed(entries) if one.status is CheckpointStatus.COMPLETED]
     return next((one for one in done if one.rows), done[0] if done else None)

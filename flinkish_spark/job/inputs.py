@@ -40,24 +40,17 @@ class Inputs:
     log: SparkLog
 
     def check(self) -> bool:
-        """Raise InputLostError if input is gone; return whether every source could be asked."""
         committed = self.log.batches(COMMITS)
         position = self._logged(max(committed)) if committed else None
         return self._ask(lambda node: node.source.check_input(self.job_dir, node.uid, position))
 
     def check_identity(self) -> bool:
-        """Raise InputLostError if an input was replaced; return whether every source could be asked."""
         return self._ask(lambda node: node.source.check_identity(self.job_dir, node.uid))
 
     def why_lost(self, position: LoggedOffsets) -> str:
         """Return why the input from `position` on cannot be read again; empty if it can.
 
         Asked before a rewind touches anything.
-
-        Raises
-        ------
-        EnvironmentFault
-            A source cannot say it now; `restartable` is set.
         """
         try:
             for node in self.sources:
@@ -67,7 +60,6 @@ class Inputs:
         return ""
 
     def lower(self, position: LoggedOffsets) -> None:
-        """Set the consumer groups of the sources back to `position`, also downwards."""
         for node in self.sources:
             node.source.lower_offsets(position)
 
@@ -174,13 +166,7 @@ def _offsets(text: str | None) -> Any:
 
 
 def until_answered(ask: Callable[[], bool], is_stopping: Callable[[], bool], clock: Clock) -> bool:
-    """Ask until every source answers, ever more slowly: an outage is waited for, it uses up no restart.
-
-    Returns
-    -------
-    bool
-        False if the job was told to stop before.
-    """
+    """Ask until every source answers, ever more slowly: an outage is waited for, it uses up no restart."""
     pauses_ms = backoff_ms(FIRST_PAUSE_MS, LONGEST_PAUSE_MS)
     while not ask():
         # In short steps: a source may say at once that it cannot be asked, and a stop must not wait.

@@ -38,7 +38,6 @@ def can_show(out: TextIO) -> bool:
 
 
 def is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
     return "ipykernel" in sys.modules
 
 
@@ -61,19 +60,7 @@ class _Seen:
 
 
 class LiveLine:
-    """Draws the line in a thread of its own, and takes it away when the job has ended.
-
-    Parameters
-    ----------
-    name
-        Of the job.
-    sources
-        Whose positions say what was read.
-    out
-        A terminal.
-    hold_bars
-        Called before each drawing: has Spark draw no bars of its own for half a second.
-    """
+    """Draws the line in a thread of its own, and takes it away when the job has ended."""
 
     def __init__(
         self,

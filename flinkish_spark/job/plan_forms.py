@@ -41,15 +41,7 @@ def plan_in(graph: JobGraph, form: PlanForm) -> str:
 
 
 def dot(graph: JobGraph) -> str:
-    """Return the graph in the language of Graphviz, a node per vertex.
-
-    Examples
-    --------
-    >>> print(dot(JobGraph("empty", ())))
-    digraph "empty" {
-      rankdir=LR; node [shape=box, style="rounded,filled", fontname=monospace, fontsize=11];
-    }
-    """
+    """Return the graph in the language of Graphviz, a node per vertex."""
     lines = [
         f"digraph {_quoted(_short(graph.job))} {{",
         '  rankdir=LR; node [shape=box, style="rounded,filled", fontname=monospace, fontsize=11];',
@@ -65,13 +57,7 @@ def dot(graph: JobGraph) -> str:
 
 
 def mermaid(graph: JobGraph) -> str:
-    """Return the graph in the language of Mermaid, a node per vertex.
-
-    Examples
-    --------
-    >>> print(mermaid(JobGraph("empty", ())))
-    flowchart LR
-    """
+    """Return the graph in the language of Mermaid, a node per vertex."""
     lines = ["flowchart LR"]
     for vertex in graph.vertices:
         fill, border = _colours(vertex)
@@ -84,7 +70,6 @@ def mermaid(graph: JobGraph) -> str:
 
 
 def markdown(graph: JobGraph) -> str:
-    """Return Mermaid's text as a block of Markdown, which a notebook draws."""
     return f"```mermaid\n{mermaid(graph)}\n```"
 
 
@@ -144,7 +129,6 @@ def _escaped(text: str) -> str:
 
 
 def _as_entities(text: str) -> str:
-    """Return a text in which nothing means anything to Mermaid."""
     return "".join(one if one.isalnum() or one in " .,:·()[]_-" else f"#{ord(one)};" for one in text)
 
 

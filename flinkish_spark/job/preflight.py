@@ -137,11 +137,6 @@ def check_before_start(
 
     Called once per process, before the job's lock is taken: a refused job leaves no file behind,
     and asking brokers and tables disturbs nobody who runs the job already.
-
-    Parameters
-    ----------
-    restore
-        The savepoint that a new job is to begin with; None for none.
     """
     graph.check_complete()
     check_spark_version(job_dir, spark.version)
@@ -200,7 +195,6 @@ class _Begun:
             self._failure = error
 
     def end(self) -> None:
-        """Wait for its end; raise what it has raised."""
         self._thread.join()
         if self._failure is not None:
             raise self._failure
@@ -224,16 +218,6 @@ def record_job(
 
     Called once per process, holding the job's lock. A new job that is restored has its seed when
     this returns.
-
-    Parameters
-    ----------
-    restore
-        As in :func:`check_before_start`.
-
-    Raises
-    ------
-    JobDirError
-        The directory belongs to another job, or a setting differs that must not change.
     """
     # Again: while this process waited for the lock, a later version of Spark may have run here.
     check_spark_version(job_dir, spark.version)
@@ -297,15 +281,7 @@ def _check_meaning(planned: PlannedJob, job_dir: JobDir) -> None:
 
 
 def check_spark_version(job_dir: JobDir, running: str) -> VersionStep:
-    """Refuse a version of Spark that is earlier than one that has run here; return which step it is.
-
-    Raises
-    ------
-    JobDirError
-        The running version is an earlier minor version, or another major one.
-    EnvironmentFault
-        Spark says of itself no version that can be compared.
-    """
+    """Refuse a version of Spark that is earlier than one that has run here; return which step it is."""
     before = {one: _minor(one) for one in job_dir.spark_versions()}
     ours = _minor(running)
     step = step_to(ours, before.values())

@@ -51,7 +51,6 @@ class NoReseeding:
     """A job whose log always fits."""
 
     def is_wanted(self, log_began_in: Lineage) -> bool:
-        """Return False."""
         return False
 
     def export(self, decision: Decision | None, lineage: Lineage) -> None:
@@ -84,7 +83,6 @@ class NoReplaying:
         abort: Callable[[str, Sequence[Committable]], None],
         patiently: Callable[[Callable[[], str]], str],
     ) -> None:
-        """Raise `lost`."""
         raise lost
 
 
@@ -104,42 +102,19 @@ _MOST_STEPS = 1_000
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a start of the query goes on from.
-
-    Parameters
-    ----------
-    start
-        Where Spark starts.
-    kept
-        The micro-batches that are kept behind the last checkpoint, in order.
-    time
-        Where event time stood at it; None if nothing was said about time.
-    confirmation
-        Finishes the checkpoints that this start decides.
-    """
+    """What a start of the query goes on from."""
 
     start: R.StartSpark
+    #: The micro-batches that are kept behind the last checkpoint, in order.
     kept: list[StagedBatch]
+    #: Where event time stood at it; None if nothing was said about time.
     time: EventTime | None
+    #: Finishes the checkpoints that this start decides.
     confirmation: Confirmation
 
 
 class Recovery:
-    """Brings the job directory into a state from which Spark may start. Spark is not running.
-
-    Parameters
-    ----------
-    job
-        Whose directory it is; nobody else may own it meanwhile.
-    confirmation
-        Finishes checkpoints that are decided.
-    positions
-        What the sources have to do with a rewind.
-    reseeding, replaying
-        See :class:`Reseeding` and :class:`Replaying`.
-    on_confirmed
-        Told of each checkpoint that an earlier start decided and this recovery confirms.
-    """
+    """Brings the job directory into a state from which Spark may start. Spark is not running."""
 
     def __init__(
         self,
@@ -162,17 +137,7 @@ class Recovery:
         self._unpinnable: set[CheckpointId] = set()
 
     def run(self) -> tuple[R.StartSpark, list[StagedBatch]]:
-        """Recover; return where Spark starts, and the kept micro-batches in order.
-
-        Raises
-        ------
-        CommittableLostError
-            A decided committable is lost, cannot be staged again, and no order leaves it behind.
-        RewindRefused
-            The job was ordered to go back to a checkpoint that it cannot go back to.
-        CorruptObjectError
-            Something in the job directory cannot be trusted.
-        """
+        """Recover; return where Spark starts, and the kept micro-batches in order."""
         self._is_swept = False
         self._ownership.check()
         self._job_dir.forget_finished_order()
@@ -455,15 +420,7 @@ class RestoredFrom:
 def tell_restored(
     job: JobContext, newest: Decision | None, savepoint: RestoredFrom | None
 ) -> EventTime | None:
-    """Tell hooks and statistics what the next start of the query goes on from; return where time stood.
-
-    Parameters
-    ----------
-    newest
-        The last checkpoint; None before the first.
-    savepoint
-        What a lineage without checkpoints began with; None if it began with nothing.
-    """
+    """Tell hooks and statistics what the next start of the query goes on from; return where time stood."""
     job.tracker.settle()
     if newest is not None:
         job.hooks.restore(newest.checkpoint, newest.hook_states)

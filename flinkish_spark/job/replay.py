@@ -54,25 +54,16 @@ _WATCH_MS = 20
 
 @dataclass(frozen=True)
 class Replayer:
-    """Replays one job's epochs; used by the recovery.
-
-    Parameters
-    ----------
-    job
-        Its own log and state are only read. While a micro-batch runs only a cancel ends a replay: a job that
-        stops shows all that it has decided, since it may not be started again for long.
-    why_lost
-        See :class:`.SourcePositions`.
-    control
-        Makes the control file of a query, new with every call.
-    attempts
-        Numbers no two attempts of one owner alike.
-    """
+    """Replays one job's epochs; used by the recovery."""
 
     engine: QueryEngine
+    #: Its own log and state are only read. While a micro-batch runs only a cancel ends a replay: a job that
+    #: stops shows all that it has decided, since it may not be started again for long.
     job: JobContext
     why_lost: Callable[[LoggedOffsets], str]
+    #: Makes the control file of a query, new with every call.
     control: Callable[[], ControlFile]
+    #: Numbers no two attempts of one owner alike.
     attempts: Iterator[int]
 
     def replay(
@@ -85,24 +76,6 @@ class Replayer:
         """Stage again what is lost of one sink, and make it what the checkpoint commits.
 
         Called with the checkpoint decided and not confirmed. May be cut off and repeated.
-
-        Parameters
-        ----------
-        decision
-            As it was when the confirmation found out what is lost.
-        lost
-            What it found out.
-        abort
-            Aborts committables, for as long as it takes.
-        patiently
-            Asks an outside system until it answers.
-
-        Raises
-        ------
-        NotReplayableError
-            It cannot be staged again; what is needed to go on is in the message.
-        Interrupted
-            The job is being torn down.
         """
         known = self.job.job_dir.restaged(decision.checkpoint)
         if known is not None and known.batches != decision.batches:
@@ -197,7 +170,6 @@ class _Replay:
         )
 
     def origin_of(self, decision: Decision) -> str:
-        """Return where the rows of a checkpoint come from, for people."""
         before, end = self._before(), LoggedOffsets.parse(decision.offsets_text)
         begin = None if before is None else LoggedOffsets.parse(before.offsets_text)
         return f" (its input: {end.described_since(begin)})"

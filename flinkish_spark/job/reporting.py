@@ -28,13 +28,6 @@ class JobReporter(QuietListener):
     """A listener that keeps the report of this owner; what the store refuses is only logged.
 
     Each owner has a report of its own, so that one that has lost the job overwrites nothing of the next.
-
-    Parameters
-    ----------
-    vertices
-        Of the job graph.
-    settings
-        What :func:`reported_settings` returns.
     """
 
     def __init__(

@@ -55,13 +55,7 @@ class Part(enum.Enum):
 
 
 def parse_file(file: str) -> tuple[str, Part] | None:
-    """Return the request's name and the part that a file name stands for; None for other files.
-
-    Examples
-    --------
-    >>> parse_file("0" * 32 + ".claim.json")[1].name, parse_file("notes.txt")
-    ('CLAIM', None)
-    """
+    """Return the request's name and the part that a file name stands for; None for other files."""
     match = _FILE.fullmatch(file)
     return None if match is None else (match[1], Part(f"{match[2]}.json"))
 
@@ -107,39 +101,18 @@ _PURPOSES = {
 
 @dataclass(frozen=True, slots=True)
 class OutsideRequest:
-    """One request, as it is stored.
+    """One request, as it is stored."""
 
-    Parameters
-    ----------
-    name
-        32 hex digits by which it is answered.
-    kind
-        What is asked.
-    owner_epoch
-        The newest owner when it was asked.
-    asked_at_ms
-        Wall-clock time of the asker.
-    target
-        See :class:`RequestKind`; empty where nothing is said there.
-    stop_mode
-        Of a stop with savepoint; SUSPEND and without meaning for the others.
-
-    Raises
-    ------
-    ValueError
-        Name or target are not what they must be.
-
-    Examples
-    --------
-    >>> OutsideRequest("0" * 32, RequestKind.SAVEPOINT, OwnerEpoch(3), 0, "/savepoints/a").kind.value
-    'SAVEPOINT'
-    """
-
+    #: 32 hex digits by which it is answered.
     name: str
     kind: RequestKind
+    #: The newest owner when it was asked.
     owner_epoch: OwnerEpoch
+    #: Wall-clock time of the asker.
     asked_at_ms: int
+    #: See :class:`RequestKind`; empty where nothing is said there.
     target: str = ""
+    #: Of a stop with savepoint; SUSPEND and without meaning for the others.
     stop_mode: StopMode = StopMode.SUSPEND
 
     def __post_init__(self) -> None:
@@ -157,7 +130,6 @@ class OutsideRequest:
 
     @property
     def purpose(self) -> CheckpointPurpose | None:
-        """What the checkpoint that is asked for is taken for; None if it asks for none."""
         if self.kind is RequestKind.STOP_WITH_SAVEPOINT:
             return self.stop_mode.purpose
         return _PURPOSES.get(self.kind)
@@ -214,7 +186,6 @@ class OutsideAnswer(Stored):
 
     @classmethod
     def of(cls, answer: CheckpointAnswer) -> OutsideAnswer:
-        """Return the stored form of what the coordinator answered."""
         return cls(OutsideOutcome(answer.kind.value), answer.checkpoint, answer.reason, answer.text)
 
 
@@ -243,11 +214,9 @@ class RequestFiles:
         self._objects = SealedObjects(job_dir.store, "the job directory")
 
     def create(self, request: OutsideRequest) -> None:
-        """Ask. The name is new by construction."""
         self._store.create_if_absent(self._key(Part.REQUEST), seal("request", request.to_json()))
 
     def request(self) -> OutsideRequest | None:
-        """Return the request; None if its asker has deleted it."""
         return self._objects.optional(
             self._key(Part.REQUEST), "request", lambda value: OutsideRequest.from_json(self._name, value)
         )
@@ -261,7 +230,6 @@ class RequestFiles:
                 return holds
 
     def claimed(self) -> Claim | None:
-        """Return the claim, if there is one."""
         return self._objects.optional(self._key(Part.CLAIM), "claim", Claim.from_json)
 
     def give_answer(self, answer: OutsideAnswer) -> None:
@@ -269,16 +237,13 @@ class RequestFiles:
         self._store.create_if_absent(self._key(Part.ANSWER), seal("answer", answer.to_json()))
 
     def answer(self) -> OutsideAnswer | None:
-        """Return the answer, if there is one."""
         return self._objects.optional(self._key(Part.ANSWER), "answer", OutsideAnswer.from_json)
 
     def delete(self) -> None:
-        """Delete all of it."""
         for part in Part:
             self._store.delete(self._key(part))
 
     def delete_claim(self) -> None:
-        """Delete the claim of a request that is gone."""
         self._store.delete(self._key(Part.CLAIM))
 
     def _key(self, part: Part) -> str:
@@ -317,23 +282,7 @@ KEPT_MS = 600_000
 
 
 class Inbox:
-    """The owner's side; one for the life of the process that runs the job.
-
-    Parameters
-    ----------
-    job_dir
-        Of the job.
-    clock
-        Tells how old a request is.
-
-    Examples
-    --------
-    See `tests/unit/job/test_inbox.py`; the owner's loop is::
-
-        inbox.took_over(ownership.epoch)
-        for request in inbox.take():
-            inbox.answer(request.name, carry_out(request))
-    """
+    """The owner's side; one for the life of the process that runs the job."""
 
     def __init__(self, job_dir: JobDir, clock: Clock) -> None:
         self._job_dir, self._clock = job_dir, clock
@@ -521,17 +470,6 @@ class Outside:
     The thread lives as long as an ownership: also while the job recovers, waits for a broker or
     for its restart, it can be cancelled, and whoever asks for a checkpoint is told that none can
     be taken now.
-
-    Parameters
-    ----------
-    ask
-        Passes a request for a checkpoint on.
-    cancel
-        Ends the job.
-    look_ms
-        How often the directory is looked at.
-    report
-        Called after each look: writes down for other processes what the job waits for.
     """
 
     def __init__(
@@ -552,13 +490,11 @@ class Outside:
         self._trouble = ""
 
     def start(self, threads: Threads, epoch: OwnerEpoch) -> None:
-        """Take what is asked of this owner, until :meth:`stop`; called behind each takeover."""
         self._inbox.took_over(epoch)
         self._sees_order, self._stopping = False, threading.Event()
         self._thread = threads.start("flinkish-requests", partial(self._run, self._stopping))
 
     def stop(self) -> None:
-        """Look no more; what was taken is answered by whoever it was passed to."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -592,13 +528,7 @@ class Outside:
             self._trouble = str(error)
 
     def raise_if_ordered(self) -> None:
-        """Raise if an order waits; called by whoever watches the query.
-
-        Raises
-        ------
-        RewindOrdered
-            The query is to be started again from an earlier checkpoint.
-        """
+        """Raise if an order waits; called by whoever watches the query."""
         if not self._sees_order:
             return
         self._sees_order = False

@@ -65,11 +65,6 @@ def order_rewind(
     """Order the job to go back to a retained checkpoint; the next start of its query obeys.
 
     Called by the command line and the job's client, in any process, whether the job runs or not.
-
-    Raises
-    ------
-    RewindRefused
-        It cannot go back there, or another order waits.
     """
     why = why_refused(job_dir, pins, target)
     if why:
@@ -95,40 +90,26 @@ def why_refused(job_dir: JobDir, pins: CheckpointPins, target: CheckpointId) -> 
 
 @dataclass(frozen=True)
 class SourcePositions:
-    """What the sources of a job have to do with a rewind.
+    """What the sources of a job have to do with a rewind."""
 
-    Parameters
-    ----------
-    lower
-        Sets their consumer groups back to a position, also downwards.
-    why_lost
-        Returns why the input from a position on cannot be read again; empty if it can. It raises an
-        EnvironmentFault with `restartable` set if that cannot be said now.
-    """
-
+    #: Sets their consumer groups back to a position, also downwards.
     lower: Callable[[LoggedOffsets], None]
+    #: Returns why the input from a position on cannot be read again; empty if it can. It raises an
+    #: EnvironmentFault with `restartable` set if that cannot be said now.
     why_lost: Callable[[LoggedOffsets], str]
 
 
 @dataclass(frozen=True)
 class Rewinder:
-    """Writes intents and carries them out; Spark is not running.
+    """Writes intents and carries them out; Spark is not running."""
 
-    Parameters
-    ----------
-    job
-        Whose log is set back, and whose sinks take back what they have committed.
-    positions
-        What the sources do about it.
-    patiently
-        Repeats a question to an outside system until it is answered.
-    wait
-        Called before an outside system is asked again; raises if the job is being torn down.
-    """
-
+    #: Whose log is set back, and whose sinks take back what they have committed.
     job: JobContext
+    #: What the sources do about it.
     positions: SourcePositions
+    #: Repeats a question to an outside system until it is answered.
     patiently: Callable[[Callable[[], None]], None]
+    #: Called before an outside system is asked again; raises if the job is being torn down.
     wait: Callable[[str, str], None]
 
     # -- before the intent ----------------------------------------------------------------------
@@ -298,57 +279,25 @@ class RewindState(enum.Enum):
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more will become of it."""
         return self in (RewindState.DONE, RewindState.REFUSED, RewindState.GONE)
 
 
 @dataclass(frozen=True, slots=True)
 class RewindStatus:
-    """What became of an order.
-
-    Parameters
-    ----------
-    state
-        See :class:`RewindState`.
-    text
-        The same in words, without a full stop.
-    lineage
-        The lineage that the rewind began; None unless DONE.
-    first_removed
-        The first micro-batch that was left behind, of any older lineage; None unless DONE. A record whose
-        header `flinkish-batch` says an older lineage and this micro-batch or a later one is superseded.
-    """
+    """What became of an order."""
 
     state: RewindState
+    #: The same in words, without a full stop.
     text: str
+    #: The lineage that the rewind began; None unless DONE.
     lineage: Lineage | None = None
+    #: The first micro-batch that was left behind, of any older lineage; None unless DONE. A record whose
+    #: header `flinkish-batch` says an older lineage and this micro-batch or a later one is superseded.
     first_removed: BatchId | None = None
 
 
 def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
-    """Return what became of an order; changes nothing, and may be called as often as one likes.
-
-    Parameters
-    ----------
-    job_dir
-        Of the job that was ordered to go back.
-    order
-        What `rewinding.order_rewind` returned.
-
-    Raises
-    ------
-    StoreError
-        The job directory cannot be read.
-    CorruptObjectError
-        An object in it cannot be trusted.
-
-    Examples
-    --------
-    See `tests/unit/job/test_rewind_orders.py`; a wait for the end is::
-
-        while not what_became_of(job_dir, order).state.is_closed:
-            clock.sleep_ms(100)
-    """
+    """Return what became of an order; changes nothing, and may be called as often as one likes."""
     target = order.target
     # This order matters: an order is closed by a new object first, and only then taken away. Who
     # looked for it last would find an order that was closed meanwhile in none of its places.
@@ -385,22 +334,13 @@ def _finished_for(order: RewindOrder, objects: SealedObjects) -> RewindIntent | 
 
 
 class PendingRewind:
-    """An order that was given; what becomes of it is seen in the job directory.
-
-    Parameters
-    ----------
-    job_dir
-        Of the job.
-    order
-        What was ordered.
-    """
+    """An order that was given; what becomes of it is seen in the job directory."""
 
     def __init__(self, job_dir: JobDir, order: RewindOrder, clock: Clock) -> None:
         self._job_dir, self.order, self._clock = job_dir, order, clock
 
     @property
     def status(self) -> RewindStatus:
-        """How far it has come; see :func:`what_became_of`."""
         return what_became_of(self._job_dir, self.order)
 
     def wait(self, timeout_ms: Duration) -> RewindStatus:

@@ -33,32 +33,23 @@ class Flow:
 
     Spark runs the vertices of a micro-batch as one query, so shares are the micro-batch's: a vertex in front
     of the sinks has the same as any other.
-
-    Parameters
-    ----------
-    span_ms
-        From one decision to the next.
-    ended_at_ms
-        Wall clock time of the newer one.
-    busy, back_pressured
-        Share of the time in which micro-batches were worked on, and in which they were held back since too
-        much was undecided; None where nobody has measured it.
-    rows_by_sink, read_by_source
-        Records; of a source as far as offsets of topics say it.
-    sink_busy
-        By sink, the share of the time in which it staged.
     """
 
+    #: From one decision to the next.
     span_ms: int
+    #: Wall clock time of the newer one.
     ended_at_ms: int
+    #: Share of the time in which micro-batches were worked on, and in which they were held back since too
+    #: much was undecided; None where nobody has measured it.
     busy: float | None
     back_pressured: float | None
+    #: Records; of a source as far as offsets of topics say it.
     rows_by_sink: Mapping[str, int]
     read_by_source: Mapping[str, int]
+    #: By sink, the share of the time in which it staged.
     sink_busy: Mapping[str, float]
 
     def per_second(self, count: int) -> float:
-        """Return a count as a rate."""
         return round(count * 1_000 / self.span_ms, 1)
 
 
@@ -79,18 +70,15 @@ class JobSnapshot:
 
     @cached_property
     def owner(self) -> Mapping[str, Any]:
-        """What the newest owner has said about itself."""
         return self.job.job_dir.owner(self.owner_epoch) or {}
 
     @cached_property
     def life(self) -> OwnerLife:
-        """Whether the newest owner's process lives."""
         if self.owner_epoch.value == 0:
             return OwnerLife.ENDED
         return life_of_owner(self.job.job_dir, self.owner_epoch)
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Return what differs when the job has written something; for who asks every second."""
         return self.owner_epoch, self.life, self.job.job_dir.written_mark()
 
     @cached_property
@@ -121,7 +109,6 @@ class JobSnapshot:
 
     @property
     def seems_gone(self) -> bool:
-        """Whether its process is gone, or may be and nothing was heard of it for long."""
         return self.life is OwnerLife.ENDED or (self.life is OwnerLife.UNKNOWN and self.is_silent)
 
     @cached_property
@@ -149,7 +136,6 @@ class JobSnapshot:
 
     @property
     def was_cut_off(self) -> bool:
-        """Whether its process has ended before it had come to an end."""
         report = self.report
         is_over = report is not None and report.status.is_terminal and report.owner_epoch == self.owner_epoch
         return self.owner_epoch.value > 0 and self.seems_gone and not is_over
@@ -182,12 +168,10 @@ class JobSnapshot:
 
     @cached_property
     def lineage(self) -> int:
-        """The live lineage."""
         return self.job.job_dir.lineage().value
 
     @cached_property
     def graph(self) -> JobGraph:
-        """What its newest start has run; without vertices before the first."""
         return self.job.job_dir.job_graph() or JobGraph(self.job.name, ())
 
     @cached_property
@@ -205,7 +189,6 @@ class JobSnapshot:
         return known_ids(self.job, self.history)
 
     def newest_checkpoints(self, at_most: int, before: int | None = None) -> tuple[CheckpointView, ...]:
-        """Return the newest checkpoints in front of an id, newest first; costs some reads for each."""
         ids = self.checkpoint_ids if before is None else [c for c in self.checkpoint_ids if c.value < before]
         wanted = frozenset(ids[max(0, len(ids) - at_most) :])
         return tuple(reversed(checkpoint_views(self.job, self.history, wanted)))
@@ -293,24 +276,20 @@ class JobSnapshot:
         }
 
     def watermark_of(self, vertex: JobVertex) -> int | None:
-        """Return the least watermark of a vertex's operators; None where there is none."""
         found = [self.watermarks_ms.get(one.uid) for one in vertex.operators if one.uid in self.watermarks_ms]
         known = [watermark_ms for watermark_ms in found if watermark_ms is not None]
         return min(known) if known and len(known) == len(found) else None
 
     def lag_ms(self, watermark_ms: int | None) -> int | None:
-        """Return how far a watermark was behind the wall clock when it was written down."""
         if watermark_ms is None or watermark_ms == MAX_WATERMARK_MS or not self.newest_commits:
             return None
         return max(0, self.newest_commits[0].decided_at_ms - watermark_ms)
 
     # -- vertices -------------------------------------------------------------------------------
     def sinks_of(self, vertex: JobVertex) -> list[str]:
-        """Return the uids of the sinks in a vertex."""
         return [one.uid for one in vertex.operators if one.kind is OperatorKind.SINK]
 
     def sources_of(self, vertex: JobVertex) -> list[str]:
-        """Return the uids of the sources in a vertex."""
         return [one.uid for one in vertex.operators if one.kind is OperatorKind.SOURCE]
 
     def shares_of(self, vertex: JobVertex) -> tuple[float | None, float | None]:

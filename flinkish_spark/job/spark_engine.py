@@ -123,22 +123,7 @@ def start_query(
     shuffle_partitions: int,
     job_dir: StoreSpec,
 ) -> StreamingQuery:
-    """Start the query, under the settings that it needs.
-
-    Parameters
-    ----------
-    name
-        Of the query, unless another query of the session has it: then with the location behind it.
-    trigger
-        What DataStreamWriter.trigger takes.
-    job_dir
-        In which the location is.
-
-    Raises
-    ------
-    SettingsChanged
-        Somebody changed a setting of the session in this moment; nothing runs.
-    """
+    """Start the query, under the settings that it needs."""
     with query_conf(spark, shuffle_partitions, job_dir) as wanted:
         stream = job.frame.writeStream.outputMode("append").foreachBatch(asking_kafka_first(spark, writer))
         stream = stream.option("checkpointLocation", checkpoint_location)
@@ -184,21 +169,15 @@ class StagedParts:
 
 @dataclass(frozen=True)
 class SinkPass:
-    """Sinks that go over a micro-batch together.
+    """Sinks that go over a micro-batch together."""
 
-    Parameters
-    ----------
-    sinks
-        In one go if they are joined, else of the same rows and one behind the other.
-    """
-
+    #: In one go if they are joined, else of the same rows and one behind the other.
     sinks: tuple[PlannedSink, ...]
     writers: Mapping[str, SinkWriter]
     joined: JoinedRows | None = None
 
     @property
     def readings(self) -> int:
-        """How often they read the rows."""
         if self.joined is not None:
             return 1
         return sum(self.writers[sink.uid].passes * sink.readings for sink in self.sinks)
@@ -232,27 +211,7 @@ def _staged_by(writers: Sequence[SinkWriter], requests: Sequence[StageRequest]) 
 
 
 class SinkStaging:
-    """A :class:`~flinkish_spark.checkpoint.staging.Staging` over Spark DataFrames.
-
-    Parameters
-    ----------
-    sinks
-        Of the plan, in the order in which they stage.
-    writers
-        By sink uid; they live as long as one start of the query.
-    tallies
-        What tasks say beside their rows.
-    bases
-        Where operators keep the bases of big key groups; None: they keep none.
-    cached_files
-        Where tasks find registered files below Spark's own, by name.
-    run_all
-        Has sinks stage beside each other once the rows are evaluated.
-    sources
-        Of the job.
-    measures
-        Told behind each micro-batch what functions have measured in it.
-    """
+    """A :class:`~flinkish_spark.checkpoint.staging.Staging` over Spark DataFrames."""
 
     def __init__(
         self,
@@ -430,13 +389,11 @@ class AsyncCosts(AccumulatorParam[Mapping[str, AsyncStatistics]]):
     """Adds what tasks report, by operator."""
 
     def zero(self, value: Mapping[str, AsyncStatistics]) -> Mapping[str, AsyncStatistics]:
-        """Return nothing."""
         return {}
 
     def addInPlace(
         self, value1: Mapping[str, AsyncStatistics], value2: Mapping[str, AsyncStatistics]
     ) -> Mapping[str, AsyncStatistics]:
-        """Return what both hold."""
         nothing = AsyncStatistics()
         both = value1.keys() | value2.keys()
         return {uid: value1.get(uid, nothing).merged(value2.get(uid, nothing)) for uid in sorted(both)}
@@ -476,17 +433,14 @@ class SparkEngine:
 
     @property
     def sources(self) -> Sequence[SourceNode]:
-        """Return the sources of the job."""
         return self._graph.sources
 
     @property
     def uids(self) -> tuple[str, ...]:
-        """Return the uids of sources, operators and sinks."""
         return self._graph.uids()
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Return the uids of the keyed operators."""
         return tuple(node.uid for node in self._graph.operators)
 
     @property
@@ -590,7 +544,6 @@ class SparkEngine:
         return SparkPlan(self._spark, planned, settings, dropped, partitions, self._costs, self.sources)
 
     def why_no_savepoint_at(self, target: str) -> str:
-        """Return why no savepoint can be written to `target`; empty if one can."""
         return why_no_savepoint_at(target, self._settings.job_dir)
 
     def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
@@ -598,11 +551,9 @@ class SparkEngine:
         self._savepoints.write(decision, target, log)
 
     def reseeding(self, log: SparkLog) -> Reseeding:
-        """Return what knows whether the number of shuffle partitions has changed."""
         return self._savepoints.reseeding(log)
 
     def restored_from(self) -> RestoredFrom | None:
-        """Return the savepoint that the live lineage began with."""
         seed = self._savepoints.beginning().seed
         return None if seed is None else RestoredFrom(seed.checkpoint, seed.hooks, seed.path, seed.times)
 
@@ -620,12 +571,10 @@ class SparkEngine:
                 LOG.warning("answers that are not needed any more are deleted later: %s", error)
 
     def place_of(self, error: FlinkishError, inputs: Inputs) -> FlinkishError:
-        """Return the error with the place of an unreadable record, if it is found."""
         return inputs.named(self._spark, error)
 
     @property
     def planned(self) -> PlannedJob | None:
-        """What is run, as it was checked; None before that."""
         return self._checked
 
     @property
@@ -653,12 +602,10 @@ class SparkPlan:
 
     @property
     def channels(self) -> Mapping[str, ExpectedChannels]:
-        """Return the channels by sink uid."""
         return {sink.uid: sink.channels for sink in self._planned.sinks}
 
     @property
     def time(self) -> TimePlan:
-        """Return who reports about time."""
         return self._planned.time
 
     def staging(self, context: StagingContext) -> Staging:
@@ -680,12 +627,10 @@ class SparkPlan:
         return TrackedStaging(staging, tracker, uids, context.clock)
 
     def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
-        """Start the query."""
         trigger = {"processingTime": f"{self._settings.trigger_ms} milliseconds"}
         return self._start(log, write, trigger)
 
     def start_once(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
-        """Start the query for its newest logged micro-batch."""
         return self._start(log, write, {"once": True})
 
     def _start(
@@ -728,21 +673,13 @@ class SparkQuery:
 
     @property
     def is_active(self) -> bool:
-        """Whether Spark runs it."""
         return self._query.isActive
 
     def exception(self) -> BaseException | None:
-        """Return why it ended."""
         return self._query.exception()
 
     def stop(self) -> None:
-        """Stop it; it has ended when this returns, or the JVM is gone.
-
-        Raises
-        ------
-        CancellationTimedOut
-            Its micro-batch did not end.
-        """
+        """Stop it; it has ended when this returns, or the JVM is gone."""
         try:
             self._cancellation.run()
             self._read_dropped()
@@ -761,11 +698,9 @@ class SparkQuery:
         return self._dropped.total
 
     def pending_records(self) -> Mapping[str, int]:
-        """Return how many records wait in front of each source, by uid; of topics that Spark reads."""
         return pending_records(self._sources, self._query)
 
     def async_calls(self) -> Mapping[str, AsyncStatistics]:
-        """Return what async calls have cost in this process, by operator."""
         return self._costs.value
 
     def _read_dropped(self) -> None:

@@ -28,11 +28,6 @@ def wait_for_lock(lock: OwnerLock, settings: JobSettings, end_wanted: threading.
 
     A standby that is told to end, with a last checkpoint or without, must not take the job over
     later: it gives up, and the job of the owner is not touched.
-
-    Raises
-    ------
-    OwnedElsewhereError
-        Somebody else has it, and the job is not to stand by.
     """
     waits = settings.standby is Standby.WAIT
     while True:

@@ -40,15 +40,7 @@ WRONG_SHAPE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticErr
 
 @contextmanager
 def as_damage(what: str) -> Iterator[None]:
-    """Raise CorruptObjectError where reading `what` fails because of its shape.
-
-    Examples
-    --------
-    >>> with as_damage("job.json"):
-    ...     {}["uuid"]
-    Traceback (most recent call last):
-    flinkish_spark.core.errors.CorruptObjectError: job.json is damaged. KeyError: 'uuid'. ...
-    """
+    """Raise CorruptObjectError where reading `what` fails because of its shape."""
     try:
         yield
     except WRONG_SHAPE as error:
@@ -69,19 +61,7 @@ def _in_words(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """The job in a directory.
-
-    Parameters
-    ----------
-    place
-        Where the directory is.
-    job_dir
-        Typed access to it.
-    name, uuid
-        Of the job.
-    clock
-        Of whoever looks.
-    """
+    """The job in a directory."""
 
     place: StoreSpec
     job_dir: JobDir
@@ -91,13 +71,7 @@ class StoredJob:
 
     @classmethod
     def read(cls, place: StoreSpec) -> StoredJob:
-        """Return the job whose directory is at a place.
-
-        Raises
-        ------
-        CorruptObjectError
-            There is none, or it cannot be read.
-        """
+        """Return the job whose directory is at a place."""
         job_dir = open_job_dir(place)
         with as_damage(f"{JOB_KEY} in the job directory"):
             settings = job_dir.known_settings() or {}
@@ -114,7 +88,6 @@ class StoredJob:
         return pins_of(log, self.place, self.clock)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `--json` says about it."""
         return {"job_dir": self.place.url, "job": self.name, "job_uuid": str(self.uuid)}
 
 
@@ -137,47 +110,35 @@ class StoredCheckpoint:
 
     @property
     def commit(self) -> Decision | None:
-        """Return the decision if it is COMMIT."""
         is_commit = self.decision is not None and self.decision.verdict is Verdict.COMMIT
         return self.decision if is_commit else None
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """One checkpoint, from both.
-
-    Parameters
-    ----------
-    stored
-        None if nothing of it is in the job directory any more.
-    statistics
-        None if they do not know it.
-    superseded_by
-        The lineage whose rewind left it behind; None for a live one.
-    why_not_rewindable
-        Why the job cannot go back to it; empty if it can, as far as can be seen without looking at
-        every state file.
-    """
+    """One checkpoint, from both."""
 
     checkpoint: CheckpointId
+    #: None if nothing of it is in the job directory any more.
     stored: StoredCheckpoint | None
+    #: None if they do not know it.
     statistics: CheckpointStatistics | None
+    #: The lineage whose rewind left it behind; None for a live one.
     superseded_by: Lineage | None
+    #: Why the job cannot go back to it; empty if it can, as far as can be seen without looking at
+    #: every state file.
     why_not_rewindable: str
 
     @property
     def decision(self) -> Decision | None:
-        """Return what was decided, if that is still there."""
         return None if self.stored is None else self.stored.decision
 
     @property
     def commit(self) -> Decision | None:
-        """Return the decision if it is still there and COMMIT."""
         return None if self.stored is None else self.stored.commit
 
     @property
     def receipt(self) -> Receipt | None:
-        """Return the receipt, if it is still there."""
         return None if self.stored is None else self.stored.receipt
 
     @property
@@ -219,7 +180,6 @@ class CheckpointView:
 
     @property
     def durations(self) -> CheckpointDurations:
-        """How long its phases took, as far as it was measured."""
         return CheckpointDurations() if self.statistics is None else self.statistics.durations
 
     @property
@@ -263,13 +223,7 @@ class CheckpointView:
 
 
 def stored_checkpoints(job: StoredJob, ids: Iterable[CheckpointId]) -> dict[CheckpointId, StoredCheckpoint]:
-    """Return what the job directory holds of some ids.
-
-    Raises
-    ------
-    CorruptObjectError
-        An object cannot be trusted.
-    """
+    """Return what the job directory holds of some ids."""
     objects = SealedObjects(job.job_dir.store, "the job directory")
     found = {}
     for checkpoint in ids:
@@ -287,20 +241,13 @@ def stored_checkpoints(job: StoredJob, ids: Iterable[CheckpointId]) -> dict[Chec
 
 
 def known_ids(job: StoredJob, history: StatisticsHistory | None) -> tuple[CheckpointId, ...]:
-    """Return every checkpoint that is known, by rising id; costs a listing."""
     return tuple(sorted({*job.job_dir.decided_ids(), *(one.checkpoint for one in _all_of(history))}))
 
 
 def checkpoint_views(
     job: StoredJob, history: StatisticsHistory | None, wanted: Collection[CheckpointId] | None = None
 ) -> tuple[CheckpointView, ...]:
-    """Return the checkpoints that are wanted and known, by rising id; all that are known for None.
-
-    Raises
-    ------
-    CorruptObjectError
-        An object cannot be trusted.
-    """
+    """Return the checkpoints that are wanted and known, by rising id; all that are known for None."""
     listed = job.job_dir.decided_ids()
     looked_at = listed if wanted is None else tuple(one for one in listed if one in wanted)
     stored = stored_checkpoints(job, looked_at)

@@ -86,17 +86,7 @@ LOG = logging.getLogger(__name__)
 
 
 class RestartPolicy:
-    """The failures of one job in one process; used by the supervisor's thread.
-
-    Parameters
-    ----------
-    strategy
-        Says how long to wait.
-    random
-        Returns a number in [0, 1), for the jitter.
-    tries_without_progress
-        How often a micro-batch may fail from the same cause.
-    """
+    """The failures of one job in one process; used by the supervisor's thread."""
 
     def __init__(
         self,
@@ -132,20 +122,7 @@ class RestartPolicy:
         return False
 
     def delay_ms_after(self, error: FlinkishError, now_ms: int, batch: BatchId | None = None) -> int:
-        """Return how long to wait before the next start; raise an error if there will be none.
-
-        Parameters
-        ----------
-        batch
-            The first micro-batch that was not through; None if the query did not come so far.
-
-        Raises
-        ------
-        NoProgressError
-            The same came back at this micro-batch, as often as it may.
-        FlinkishError
-            `error`: a restart cannot mend it, or the strategy gives up.
-        """
+        """Return how long to wait before the next start; raise an error if there will be none."""
         if isinstance(error, StopFailed):
             # The savepoint failed and not the job: it goes on, whatever its strategy says.
             return 0
@@ -212,11 +189,6 @@ class JobControl:
 
     One for the life of a supervisor. Every method may be called by any thread, at any time, and none
     blocks for longer than a look at a directory.
-
-    Parameters
-    ----------
-    why_no_savepoint_at
-        Returns why no savepoint can be written to a directory; empty if one can.
     """
 
     def __init__(self, why_no_savepoint_at: Callable[[str], str]) -> None:
@@ -238,13 +210,11 @@ class JobControl:
 
     # -- wishes ---------------------------------------------------------------------------------
     def stop_with_checkpoint(self) -> None:
-        """Let the job take a last checkpoint, finish it and end."""
         # This order matters: whoever sees the second must be able to tell which of the two it is.
         self.stop_wanted.set()
         self.end_wanted.set()
 
     def cancel(self) -> None:
-        """Let the job end at once; the next start goes on from the last checkpoint."""
         self.cancel_wanted.set()
         self.end_wanted.set()
 
@@ -284,18 +254,15 @@ class JobControl:
         return frozenset() if coordinator is None else coordinator.exporting
 
     def held(self) -> Iterable[Wait]:
-        """Return the open checkpoints and what each waits for."""
         coordinator = self._coordinator
         return () if coordinator is None else coordinator.held()
 
     @property
     def is_tearing_down(self) -> bool:
-        """Whether the query is being ended, so that what waits for a system has to give up."""
         coordinator = self._coordinator
         return self.cancel_wanted.is_set() or (coordinator is not None and coordinator.is_stopping)
 
     def must_give_up(self) -> bool:
-        """Whether what waits for an outside system has to give up; asked in every such wait."""
         return self.end_wanted.is_set() if self.is_starting else self.is_tearing_down
 
     def prepare(self, coordinator: CheckpointCoordinator) -> None:
@@ -338,15 +305,6 @@ class LastCheckpoint:
     """Asks for the last checkpoint of a start as soon as it may be taken.
 
     Touched by the supervisor's thread and the epoch writer's.
-
-    Parameters
-    ----------
-    control
-        Knows whether a user wants the job to stop.
-    time
-        Knows whether all input is over.
-    coordinator
-        Of this start. It asks again by itself where the checkpoint is aborted.
     """
 
     def __init__(self, control: JobControl, time: Timekeeping, coordinator: CheckpointCoordinator) -> None:
@@ -365,11 +323,9 @@ class LastCheckpoint:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether everything in front of it is committed."""
         return self._coordinator.ended_with is not None
 
     def end(self) -> QueryEnd:
-        """Return how the query has ended; called when it was torn down."""
         # One that nobody wished for was asked for because all input was over.
         is_of_input = self._coordinator.ended_with is CheckpointPurpose.FINAL
         is_wish = self._control.end_wanted.is_set()
@@ -424,17 +380,7 @@ class _Start:
 
 
 class Supervisor:
-    """Runs a job until it is stopped or fails for good.
-
-    Parameters
-    ----------
-    engine
-        Runs the queries.
-    settings
-        Of this `execute`.
-    job_dir
-        The job's directory.
-    """
+    """Runs a job until it is stopped or fails for good."""
 
     def __init__(self, engine: QueryEngine, settings: JobSettings, job_dir: JobDir) -> None:
         self._engine, self._settings, self._job_dir = engine, settings, job_dir
@@ -477,12 +423,10 @@ class Supervisor:
 
     @property
     def statistics(self) -> StatisticsHistory:
-        """Return the history of checkpoints; empty before the takeover."""
         return StatisticsHistory() if self._tracker is None else self._tracker.history
 
     @property
     def job_id(self) -> str:
-        """Return the job's uuid; empty before its first start has given it one."""
         known = self._job_dir.known_uuid()
         return "" if known is None else str(known)
 
@@ -495,19 +439,7 @@ class Supervisor:
 
     # -- life -----------------------------------------------------------------------------------
     def run(self, on_left: Callable[[CancellationTimedOut], None] = lambda error: None) -> None:
-        """Run the job; return when it was stopped.
-
-        Parameters
-        ----------
-        on_left
-            Told, by another thread, that the job was cancelled and its threads did not end: whoever waits for
-            it need not wait for this call. They have lost the job, and do nothing for it if they ever go on.
-
-        Raises
-        ------
-        FlinkishError
-            The job cannot start, or failed in a way that a restart does not mend.
-        """
+        """Run the job; return when it was stopped."""
         self._on_left = on_left
         with logged_as(job=self._settings.name):
             self._live()
@@ -698,7 +630,6 @@ class Supervisor:
         return _Owned(context, Inputs(engine.sources, self._job_dir, log), completed)
 
     def _goes_on(self, why: str) -> None:
-        """Say that the query starts again although nothing has failed."""
         LOG.warning("%s", why)
         self.states.on(JobEvent.FAILURE, why)
         self.states.on(JobEvent.RESTART, why)

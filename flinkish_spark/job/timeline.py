@@ -34,13 +34,6 @@ def settle_timeline(job: JobContext) -> bool:
     """Compare what is outside with the directory; return whether the job has to be taken over once more.
 
     Called once behind each takeover, before anything is recovered. Systems that do not answer are waited for.
-
-    Raises
-    ------
-    Interrupted
-        The job was told to end while a system did not answer.
-    AnotherTimelineError
-        Something is ahead of the directory, and nobody has ordered to accept it.
     """
     job_dir = job.ownership.job_dir
     marks = _all_marks(job)

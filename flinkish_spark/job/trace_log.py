@@ -25,13 +25,7 @@ _IN_URL = re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+@")
 
 
 def without_secrets(text: str) -> str:
-    """Return text with what looks like a secret hidden.
-
-    Examples
-    --------
-    >>> without_secrets("sasl.password=hunter2, at postgresql://ann:hunter2@db/orders")
-    'sasl.password=***, at postgresql://***@db/orders'
-    """
+    """Return text with what looks like a secret hidden."""
     text = _SECRET.sub(rf"\g<1>{_HIDDEN}", text)
     return _IN_URL.sub(f"{_HIDDEN}@", _BEARER.sub(rf"\g<1> {_HIDDEN}", text))
 

@@ -204,7 +204,6 @@ def element_ddl(name: str, value: Any) -> None:
 
 
 def _unfit(kind: T.DataType) -> str | None:
-    """Return why elements cannot be of a type."""
     if (name := first_required(kind)) is not None:
         return f"{name!r} is NOT NULL, which counts in what a function emits: leave it away"
     return unfit_for_rows(kind)

@@ -37,18 +37,7 @@ class _WithoutTimers(KeyedStreamOperator):
 
 
 class ReduceOperator(_WithoutTimers):
-    """Emits, for each element, what all elements of its key so far are reduced to.
-
-    Parameters
-    ----------
-    reduce
-        From two elements to one of the same type: an object with `reduce`, or a callable. The first one of a
-        key comes out as it is.
-    input_type
-        DDL of the elements.
-    ttl
-        How long a key's value lives since it was touched; None: for ever.
-    """
+    """Emits, for each element, what all elements of its key so far are reduced to."""
 
     def __init__(
         self, reduce: ReduceFunction | Callable[[Any, Any], Any], input_type: str, ttl: StateTtl | None = None
@@ -65,7 +54,6 @@ class ReduceOperator(_WithoutTimers):
         self._named = self._element.naming()
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return what handles an element."""
         return (self._process,)
 
     def _process(self, value: Any, _: FunctionContext) -> Iterable[Any]:
@@ -79,22 +67,11 @@ class ReduceOperator(_WithoutTimers):
         return (reduced,)
 
     def close(self) -> None:
-        """Close the function."""
         close_part(self._given)
 
 
 class AggregateOperator(_WithoutTimers):
-    """Emits, for each element, the result of its key's accumulator; not if that is None.
-
-    Parameters
-    ----------
-    aggregate
-        The function.
-    accumulator_type
-        As of a state: one type, or fields for a tuple.
-    ttl
-        How long an accumulator lives since it was touched; None: for ever.
-    """
+    """Emits, for each element, the result of its key's accumulator; not if that is None."""
 
     def __init__(
         self, aggregate: AggregateFunction, accumulator_type: StateType, ttl: StateTtl | None = None
@@ -107,7 +84,6 @@ class AggregateOperator(_WithoutTimers):
         self._state = states.get_aggregating_state(self._descriptor)
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return what handles an element."""
         return (self._process,)
 
     def _process(self, value: Any, _: FunctionContext) -> Iterable[Any] | None:
@@ -116,7 +92,6 @@ class AggregateOperator(_WithoutTimers):
         return None if result is None else (result,)
 
     def close(self) -> None:
-        """Close the function."""
         close_part(self._descriptor.aggregate)
 
 
@@ -133,20 +108,7 @@ _EXACT = decimal.Context(prec=80)
 
 
 def element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
-    """Return the reduction of two elements of a running aggregate.
-
-    Raises
-    ------
-    ConfigError
-        Elements have no fields, or none of that name, or its type has no such fold.
-
-    Examples
-    --------
-    >>> from flinkish_spark.functions.aggregates import FieldAggregate
-    >>> total = element_reduce(FieldAggregate(Fold.SUM, "amount"), "user STRING, amount LONG")
-    >>> total(("ann", 1), ("ann", 2))
-    Record(user='ann', amount=3)
-    """
+    """Return the reduction of two elements of a running aggregate."""
     element_aggregation(aggregate, input_type)
     element = ElementType(input_type)
     at = [field.name for field in element.fields].index(aggregate.field)
@@ -163,15 +125,7 @@ def element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
 
 
 def value_fold(fold: Fold, name: str, kind: T.DataType) -> Reduce:
-    """Return the sum, least or greatest of two values of a field; null is nothing.
-
-    Parameters
-    ----------
-    fold
-        SUM, MIN or MAX.
-    name, kind
-        Of the field; a sum that leaves its type raises AggregateOverflow.
-    """
+    """Return the sum, least or greatest of two values of a field; null is nothing."""
     return _adding(name, kind) if fold is Fold.SUM else _choosing_value(fold)
 
 

@@ -44,55 +44,37 @@ Rows = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class AsyncSpec:
-    """What a program says of an async function; see :class:`~flinkish_spark.datastream.AsyncDataStream`.
-
-    Parameters
-    ----------
-    batch_size
-        How many elements a call has at most; 1 for an :class:`.AsyncFunction`.
-    is_recorded
-        Whether answers are durable before anybody uses them.
-    """
+    """What a program says of an async function; see :class:`~flinkish_spark.datastream.AsyncDataStream`."""
 
     function: AsyncFunction | AsyncBatchFunction
     timeout_ms: int
     capacity: int
     retry: AsyncRetryStrategy = NO_RETRY_STRATEGY
     limits: CallLimits = NO_LIMITS
+    #: How many elements a call has at most; 1 for an :class:`.AsyncFunction`.
     batch_size: int = 1
+    #: Whether answers are durable before anybody uses them.
     is_recorded: bool = False
 
 
 @dataclass(frozen=True)
 class AsyncStatistics:
-    """What async calls of an operator cost; names as in PyFlink's metrics where it has them.
+    """What async calls of an operator cost; names as in PyFlink's metrics where it has them."""
 
-    Parameters
-    ----------
-    elements
-        That had a result, counted by calls: those whose answer was recorded before are not among them.
-    calls, retries
-        That were begun, and how many of them were made again.
-    failures, timeouts
-        Calls that raised, and elements whose calls together took too long.
-    inflight
-        The most calls that ran at once in a worker.
-    batch_size
-        Of each call.
-    batch_latency_ms
-        From the begin of an element's first call to its result, with all retries and waits.
-    async_call_duration_ms
-        Of each call by itself.
-    """
-
+    #: That had a result, counted by calls: those whose answer was recorded before are not among them.
     elements: int = 0
+    #: That were begun, and how many of them were made again.
     calls: int = 0
     retries: int = 0
+    #: Calls that raised, and elements whose calls together took too long.
     failures: int = 0
     timeouts: int = 0
+    #: The most calls that ran at once in a worker.
     inflight: int = 0
     batch_size: LatencyHistogram = field(default_factory=LatencyHistogram)
+    #: From the begin of an element's first call to its result, with all retries and waits.
     batch_latency_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
+    #: Of each call by itself.
     async_call_duration_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
 
     def merged(self, other: AsyncStatistics) -> AsyncStatistics:
@@ -167,7 +149,6 @@ class _Breaker:
                 await self._nobody_tries.wait()
 
     def succeeded(self) -> None:
-        """Note a call that was answered."""
         self._failures, self._opens_at_s = 0, None
         self._nobody_tries.set()
 
@@ -210,16 +191,9 @@ class _Gate:
 
 @dataclass(frozen=True)
 class Asked:
-    """An element that is asked about.
+    """An element that is asked about."""
 
-    Parameters
-    ----------
-    at
-        Its place in the batch.
-    key
-        Its idempotency key.
-    """
-
+    #: Its place in the batch.
     at: int
     value: Any
     key: str
@@ -230,15 +204,7 @@ Answered = Callable[[Sequence[tuple[int, Rows]]], Awaitable[None]]
 
 
 class AsyncWait:
-    """An opened async function and the event loop that all of its calls share.
-
-    Parameters
-    ----------
-    workers
-        Among how many workers the limits of a job are shared.
-    loop
-        A new one of its own if left out.
-    """
+    """An opened async function and the event loop that all of its calls share."""
 
     def __init__(
         self, spec: AsyncSpec, workers: int = 1, loop: asyncio.AbstractEventLoop | None = None
@@ -274,19 +240,7 @@ class AsyncWait:
             return thread.submit(copy_context().run, self._loop.run_until_complete, work).result()
 
     async def answer(self, elements: Iterable[Asked], answered: Answered) -> None:
-        """Call the function for elements; at most `capacity` of them are on their way.
-
-        Parameters
-        ----------
-        answered
-            Told of each result as soon as it is there; a call's place is free when this has returned.
-
-        Raises
-        ------
-        ElementFailed
-            The function has raised at an element, and said nothing that should come of it. Calls that were
-            on their way are cancelled.
-        """
+        """Call the function for elements; at most `capacity` of them are on their way."""
         size = self._spec.batch_size
         calls = _batches(elements, size)
 
@@ -461,16 +415,6 @@ class DurableAnswers(Generic[_T]):
     """Hands answers on when they are durable, many at a time, while other calls run.
 
     What a crash costs is bounded: there are never more than `most` answers that are not durable.
-
-    Parameters
-    ----------
-    append
-        Makes answers durable; returns those that count, which another attempt of the same task may have
-        brought. Called in a thread, one call at a time.
-    on_durable
-        Told of those that count.
-    most
-        See above.
     """
 
     def __init__(

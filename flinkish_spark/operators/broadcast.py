@@ -96,15 +96,12 @@ class ContextFacts:
         self.watermark_ms, self.processing_time_ms = MIN_WATERMARK_MS, 0
 
     def timestamp(self) -> int | None:
-        """Return the element's event time."""
         return self.timestamp_ms
 
     def current_watermark(self) -> int:
-        """Return the watermark."""
         return self.watermark_ms
 
     def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time."""
         return self.processing_time_ms
 
     def output(self, tag: OutputTag, value: Any) -> None:
@@ -121,11 +118,6 @@ class ContextFacts:
         """Give elements on both sides of the watermark to a function; return what it emits.
 
         What it makes of an element before the watermark is before it, too: it is not late for who reads it.
-
-        Raises
-        ------
-        ElementFailed
-            The function raised.
         """
         self.emitted = emitted = Emitted()
         self.processing_time_ms = progress.processing_time_ms
@@ -140,13 +132,7 @@ class ContextFacts:
     def process(
         self, process: Callable[[Any, Any], Iterable[Any] | None], elements: Elements, *, is_before: bool
     ) -> None:
-        """Give elements to a function, with these facts as the context.
-
-        Raises
-        ------
-        ElementFailed
-            The function raised.
-        """
+        """Give elements to a function, with these facts as the context."""
         if self.check is not None:
             process = checked(process, lambda: self.emitted, self.check)
         rows, times = self.emitted.rows, self.emitted.times_ms
@@ -174,7 +160,6 @@ class BroadcastSideContext(ContextFacts):
         self.count: Callable[..., None] = _no_count
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
-        """Return a state, to read and to write."""
         return self.tables.writable(descriptor)
 
     def apply_to_keyed_state(self, descriptor: StateDescriptor, function: KeyedStateFunction) -> None:
@@ -195,17 +180,6 @@ class BroadcastSide:
     """The broadcast elements of one operator in one partition.
 
     Per micro-batch: :meth:`begin`, :meth:`process`, :meth:`dump`, then the partition's elements.
-
-    Parameters
-    ----------
-    uid
-        Of the operator.
-    descriptors
-        Of the broadcast states.
-    process
-        What handles a broadcast element.
-    is_declared
-        Whether there is such a keyed state.
     """
 
     def __init__(
@@ -222,11 +196,9 @@ class BroadcastSide:
 
     @property
     def tables(self) -> BroadcastTables:
-        """The states, as they are now."""
         return self._context.tables
 
     def counts_with(self, count: Callable[..., None]) -> None:
-        """Say what counts for the operator."""
         self._context.count = count
 
     @property
@@ -235,13 +207,7 @@ class BroadcastSide:
         return self._context.applications
 
     def begin(self, value: bytes | memoryview | None) -> None:
-        """Begin a micro-batch with what was stored for the partition; None where nothing was.
-
-        Raises
-        ------
-        FrameError, OperatorValueMismatch
-            It cannot be read.
-        """
+        """Begin a micro-batch with what was stored for the partition; None where nothing was."""
         self._context.applications = []
         if value != self._value or self.tables.is_changed:
             self._context.tables = BroadcastTables(self._uid, self._descriptors, value)
@@ -251,11 +217,6 @@ class BroadcastSide:
         """Return what is to be stored for the partition; None if nothing has changed.
 
         Whoever begins with just that again finds the states as they are, without reading them anew.
-
-        Raises
-        ------
-        StateValueError
-            A key or value does not fit its declared type.
         """
         if not self.tables.is_changed:
             return None
@@ -270,20 +231,7 @@ class BroadcastSide:
         check: Check | None = None,
         before: Elements = NO_ELEMENTS,
     ) -> Emitted:
-        """Process the micro-batch's broadcast elements; their keys are not looked at.
-
-        Parameters
-        ----------
-        behind, before
-            Those behind the watermark, as all of a source are, and those before it.
-        check
-            Looks at what each call emits; None: nobody does.
-
-        Raises
-        ------
-        BroadcastElementFailed
-            The function raised; nothing of the micro-batch counts.
-        """
+        """Process the micro-batch's broadcast elements; their keys are not looked at."""
         self._context.check = check
         try:
             return self._context.process_sides(self._process_one, before, behind, progress)
@@ -296,7 +244,6 @@ class BroadcastSide:
         return rows
 
     def readable(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
-        """Return a state for the element side."""
         return self._context.tables.readable(descriptor)
 
 
@@ -323,11 +270,6 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
 
     It has one keyed input. The broadcast one is :attr:`side`, which the runtime drives once per partition
     and micro-batch, before the key groups of that partition.
-
-    Parameters
-    ----------
-    descriptors
-        Of the broadcast states.
     """
 
     def __init__(
@@ -345,25 +287,20 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
         self._function.open(states)
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return what handles an element of the keyed input."""
         return (self._process,)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
-        """Call the function's `on_timer`."""
         return self._function.on_timer(timer.time_ms, self._context)
 
     def close(self) -> None:
-        """Close the function."""
         self._function.close()
 
     def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
-        """Return what a function of ours says."""
         level_in = getattr(self._function, "level_in", None)
         return None if level_in is None else level_in(state, rows)
 
     # -- keyed state, from the broadcast side ---------------------------------------------------------
     def hashes_to_load(self, group: GroupState) -> Array:
-        """Return the hashes of the keys to which something is to be applied, for `GroupState.load`."""
         names = {one.descriptor.name for one in self.side.applications}
         found = [group.hashes_of(name) for name in sorted(names)]
         return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
@@ -373,11 +310,6 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
 
         Called behind `GroupState.load` and before `GroupRun.run`, for every key group of the partition: also
         for those that have no elements and no timers in this micro-batch.
-
-        Raises
-        ------
-        ApplicationFailed
-            A function raised; nothing of the micro-batch counts.
         """
         scope = run.states.scope
         scope.now_ms = progress.processing_time_ms
@@ -411,17 +343,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
 
 
 class BroadcastRun:
-    """Runs a :class:`~flinkish_spark.functions.keyed.BroadcastProcessFunction` in one partition.
-
-    Parameters
-    ----------
-    function
-        The function; opened here.
-    descriptors
-        Of the broadcast states.
-    uid, max_parallelism
-        Of the operator.
-    """
+    """Runs a :class:`~flinkish_spark.functions.keyed.BroadcastProcessFunction` in one partition."""
 
     def __init__(
         self,
@@ -446,29 +368,7 @@ class BroadcastRun:
         broadcast_before: Elements = NO_ELEMENTS,
         elements_before: Elements = NO_ELEMENTS,
     ) -> tuple[Emitted, bytes | None]:
-        """Work through a micro-batch of the partition.
-
-        Parameters
-        ----------
-        value
-            What was stored for the partition; None at the beginning.
-        broadcast, elements
-            Those behind the watermark; their keys are not looked at.
-        check
-            Looks at what each call emits; None: nobody does.
-        broadcast_before, elements_before
-            Those before the watermark.
-
-        Returns
-        -------
-        emitted, bytes or None
-            What to store; None if nothing has changed.
-
-        Raises
-        ------
-        ElementFailed
-            The function raised: `BroadcastElementFailed` where it was at a broadcast element.
-        """
+        """Work through a micro-batch of the partition."""
         self.side.begin(value)
         emitted = self.side.process(broadcast, progress, check, broadcast_before)
         stored = self.side.dump()
@@ -478,7 +378,6 @@ class BroadcastRun:
         return emitted.then(later), stored
 
     def close(self) -> None:
-        """Close the function."""
         self._function.close()
 
 

@@ -36,18 +36,7 @@ _KINDS: Mapping[str, RowKind] = {kind.value: kind for kind in RowKind}
 
 
 def kind_of(value: Any) -> RowKind:
-    """Return the kind that an element says.
-
-    Raises
-    ------
-    ValueError
-        It is none; the job ends with the place of the element.
-
-    Examples
-    --------
-    >>> kind_of("-D")
-    <RowKind.DELETE: '-D'>
-    """
+    """Return the kind that an element says."""
     kind = _KINDS.get(value)
     if kind is None:
         raise ValueError(f"{value!r} is no row kind: {', '.join(_KINDS)}")
@@ -64,7 +53,6 @@ class _OverChangelog(KeyedStreamOperator, ABC):
         """Do nothing: nobody registers one."""
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return what handles an element."""
         return (self._process,)
 
     def close(self) -> None:
@@ -101,13 +89,7 @@ def _with_kind(row: Any, kind: RowKind) -> Any:
 
 
 class RetractingFold(ABC):
-    """One column of an aggregate over the rows that a key has now.
-
-    Parameters
-    ----------
-    number
-        Of the column; its states have it in their names.
-    """
+    """One column of an aggregate over the rows that a key has now."""
 
     #: Fields of what is kept beside the other columns', as DDL types.
     kept: tuple[str, ...] = ()
@@ -143,7 +125,6 @@ class RetractingCount(RetractingFold):
         return (kept[0] + (0 if value is None else count),)
 
     def result(self, kept: Sequence[Any]) -> Any:
-        """Return the number."""
         return kept[0]
 
 
@@ -214,7 +195,6 @@ class RetractingExtreme(RetractingFold):
 
     @property
     def nothing(self) -> tuple[Any, ...]:
-        """Return none, of no values."""
         return (None, 0)
 
     def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
@@ -245,24 +225,16 @@ class RetractingExtreme(RetractingFold):
         return repr(float(value) + 0.0)
 
     def result(self, kept: Sequence[Any]) -> Any:
-        """Return the value."""
         return kept[0]
 
     def clear(self) -> None:
-        """Forget the values."""
         self._values.clear()
 
 
 def retracting_fold(
     column: AggregateColumn, fields: T.StructType, number: int, ttl: StateTtl | None
 ) -> tuple[RetractingFold, T.DataType]:
-    """Return what computes a column, and its type.
-
-    Raises
-    ------
-    ConfigError
-        The field is not there, or cannot be folded so.
-    """
+    """Return what computes a column, and its type."""
     if column.field is None and column.fold is Fold.COUNT:
         return RetractingCount(), T.LongType()
     if column.field not in fields.names:
@@ -286,15 +258,7 @@ def retracting_fold(
 
 
 class ChangelogFoldOperator(_OverChangelog):
-    """Folds of fields over the rows that a key has now, as a changelog.
-
-    Parameters
-    ----------
-    kind_at, key_at
-        Places of the kinds and of the keys among an element's fields.
-    folds
-        A fold each, with the place of its field; None for all rows.
-    """
+    """Folds of fields over the rows that a key has now, as a changelog."""
 
     def __init__(
         self,
@@ -352,15 +316,7 @@ class ChangelogFoldOperator(_OverChangelog):
 
 
 class ChangelogAggregateOperator(_OverChangelog):
-    """An aggregate of the user's over the rows that a key has now, as a changelog.
-
-    Parameters
-    ----------
-    aggregate
-        Has `retract` beside the methods of an AggregateFunction.
-    accumulator_type, ttl
-        As of :class:`~flinkish_spark.operators.aggregates.AggregateOperator`.
-    """
+    """An aggregate of the user's over the rows that a key has now, as a changelog."""
 
     def __init__(
         self, kind_at: int, aggregate: AggregateFunction, accumulator_type: StateType, ttl: StateTtl | None
@@ -400,7 +356,6 @@ class ChangelogAggregateOperator(_OverChangelog):
         return _change(before, after)
 
     def close(self) -> None:
-        """Close the function."""
         close_part(self._aggregate)
 
 
@@ -409,11 +364,6 @@ class NormalizeOperator(_OverChangelog):
 
     Of a row that takes another's place, that one comes out as -U; of one that was there already, nothing; a
     deletion has the fields of what is deleted, and none comes out for a key without a row.
-
-    Parameters
-    ----------
-    fields
-        Of an element, that with the kinds among them.
     """
 
     def __init__(self, kind_at: int, fields: T.StructType, ttl: StateTtl | None) -> None:

@@ -57,22 +57,7 @@ class AggregateOverflow(OverflowError):
 
 
 def fold_groups(fold: Fold, name: str, values: pa.Array, groups: Array, first: Array) -> pa.Array:
-    """Return one value per group.
-
-    Parameters
-    ----------
-    name
-        Of the field, for errors.
-    groups
-        Number of each row's group; shape (rows,).
-    first
-        First row of each group; shape (groups,).
-
-    Raises
-    ------
-    AggregateOverflow
-        A sum does not fit the type of the values.
-    """
+    """Return one value per group."""
     if fold is Fold.FIRST:
         return values.take(pa.array(first))
     if fold is Fold.COUNT:
@@ -98,11 +83,6 @@ def fold_pairs(fold: Fold, name: str, before: pa.Array, now: pa.Array) -> pa.Arr
     """Return the fold of two columns, of which the first is what was there before; null is nothing.
 
     For FIRST use :func:`pyarrow.compute.if_else` with what is known of existence: there null is a value.
-
-    Raises
-    ------
-    AggregateOverflow
-        A sum does not fit the type of the columns.
     """
     if fold in (Fold.SUM, Fold.COUNT):
         return pc.coalesce(_narrowed(name, _sum_of_two(name, before, now), now.type), before, now)
@@ -147,7 +127,6 @@ def _small_sums(numbers: Array, groups: Array, count: int) -> pa.Array | None:
 
 
 def _best_of(fold: Fold, numbers: Array, kind: pa.DataType, groups: Array, first: Array) -> pa.Array:
-    """Return the least or greatest of each group."""
     best = numbers[first]
     (np.minimum if fold is Fold.MIN else np.maximum).at(best, groups, numbers)
     return pa.array(best, kind)
@@ -249,20 +228,13 @@ AGGREGATE = "aggregate"
 
 @dataclass(frozen=True)
 class Combined:
-    """What is left of a batch.
+    """What is left of a batch."""
 
-    Parameters
-    ----------
-    groups
-        Number of each row's key; shape (rows,).
-    first
-        The first row of each key in the batch: take the key columns from there. Shape (keys,).
-    partials
-        A row per key, in the same order.
-    """
-
+    #: Number of each row's key; shape (rows,).
     groups: Array
+    #: The first row of each key in the batch: take the key columns from there. Shape (keys,).
     first: Array
+    #: A row per key, in the same order.
     partials: pa.RecordBatch
 
 
@@ -301,35 +273,13 @@ class ColumnAggregation(ABC):
 
 
 def combine(aggregation: ColumnAggregation, batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> Combined:
-    """Make one row per key of a batch; for each batch of records, before the shuffle.
-
-    Parameters
-    ----------
-    batch
-        Elements, with at least the columns that the aggregation folds.
-    keys
-        Key columns, as long as the batch; at least one.
-
-    Raises
-    ------
-    AggregateOverflow
-        A sum leaves the type of its field.
-
-    Examples
-    --------
-    >>> totals = Columns([AggregateColumn("total", Fold.SUM, "amount")], "user STRING, amount LONG")
-    >>> batch = pa.RecordBatch.from_pydict({"user": ["a", "b", "a"], "amount": [1, 2, 4]})
-    >>> combined = combine(totals, batch, [batch.column("user")])
-    >>> combined.first.tolist(), combined.partials.to_pydict()
-    ([0, 1], {'total': [5, 2]})
-    """
+    """Make one row per key of a batch; for each batch of records, before the shuffle."""
     groups, first = group_numbers(keys)
     columns = aggregation.fold(batch, groups, first)
     return Combined(groups, first, pa.RecordBatch.from_arrays(columns, names=aggregation.names))
 
 
 def each_alone(aggregation: ColumnAggregation, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a partial row for each row of a batch, as :func:`combine` makes where no two have one key."""
     rows = np.arange(batch.num_rows)
     return pa.RecordBatch.from_arrays(aggregation.fold(batch, rows, rows), names=aggregation.names)
 
@@ -337,27 +287,7 @@ def each_alone(aggregation: ColumnAggregation, batch: pa.RecordBatch) -> pa.Reco
 def merge(
     aggregation: ColumnAggregation, partials: pa.RecordBatch, index: KeyIndex, state: ColumnarState
 ) -> pa.RecordBatch:
-    """Add the partial rows of a key group's keys to their state; return what that is now.
-
-    Parameters
-    ----------
-    partials
-        Rows that :func:`combine` made, of any number of batches.
-    index
-        Their keys.
-    state
-        The value state of those keys, of the aggregation's type.
-
-    Returns
-    -------
-    pyarrow.RecordBatch
-        A row per key, by its number.
-
-    Raises
-    ------
-    AggregateOverflow
-        A sum leaves the type of its field; the state is as it was.
-    """
+    """Add the partial rows of a key group's keys to their state; return what that is now."""
     now = aggregation.fold_partials(partials, index.of_row, index.first)
     before = [state.column(at).cast(column.type) for at, column in enumerate(now)]
     columns = aggregation.add(state.exists, before, now)
@@ -366,20 +296,7 @@ def merge(
 
 
 class Columns(ColumnAggregation):
-    """A table of aggregates: each column is a fold of one field.
-
-    Parameters
-    ----------
-    columns
-        At least one.
-    input_type
-        DDL of the elements.
-
-    Raises
-    ------
-    ConfigError
-        There is no such field, or its type has no such fold.
-    """
+    """A table of aggregates: each column is a fold of one field."""
 
     def __init__(self, columns: Sequence[AggregateColumn], input_type: str) -> None:
         self._columns = tuple(columns)
@@ -392,7 +309,6 @@ class Columns(ColumnAggregation):
         return [column.name for column in self._columns]
 
     def state_type(self) -> str:
-        """Return the type of what is kept per key."""
         return _state_type(self.names, self._types)
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
@@ -420,20 +336,7 @@ class Columns(ColumnAggregation):
 
 
 class Chosen(ColumnAggregation):
-    """The element whose field is the least, or the greatest.
-
-    Parameters
-    ----------
-    choice
-        Which.
-    input_type
-        DDL of the elements: fields.
-
-    Raises
-    ------
-    ConfigError
-        There is no such field, or its type has no order.
-    """
+    """The element whose field is the least, or the greatest."""
 
     def __init__(self, choice: ElementChoice, input_type: str) -> None:
         self._choice, self._fields = choice, ElementType(input_type).fields
@@ -447,7 +350,6 @@ class Chosen(ColumnAggregation):
         return [field.name for field in self._fields]
 
     def state_type(self) -> str:
-        """Return the type of the elements."""
         return _state_type(self.names, [type_text(field.dataType) for field in self._fields])
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
@@ -466,7 +368,6 @@ class Chosen(ColumnAggregation):
         return [batch.column(name).take(taken) for name in self.names]
 
     def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
-        """Return the columns of one element per group: partial rows are elements."""
         return self.fold(partials, groups, first)
 
     def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
@@ -482,13 +383,7 @@ class Chosen(ColumnAggregation):
 
 
 def element_aggregation(aggregate: ElementAggregate, input_type: str) -> ColumnAggregation:
-    """Return what computes a running aggregate whose results are elements.
-
-    Raises
-    ------
-    ConfigError
-        Elements have no fields, or none of that name, or its type has no such fold.
-    """
+    """Return what computes a running aggregate whose results are elements."""
     element = ElementType(input_type)
     if not element.has_fields:
         raise ConfigError(
@@ -506,15 +401,7 @@ def element_aggregation(aggregate: ElementAggregate, input_type: str) -> ColumnA
 
 
 class MergePartials(VectorizedProcessFunction):
-    """The second step, as a function of a key group's partial rows.
-
-    Parameters
-    ----------
-    aggregation
-        The aggregate.
-    ttl
-        How long a key's aggregate lives since its last element; None: for ever.
-    """
+    """The second step, as a function of a key group's partial rows."""
 
     def __init__(self, aggregation: ColumnAggregation, ttl: StateTtl | None = None) -> None:
         self._aggregation, self._ttl = aggregation, ttl
@@ -528,11 +415,9 @@ class MergePartials(VectorizedProcessFunction):
         self._aggregation.open(context.uid, context.max_parallelism)
 
     def close(self) -> None:
-        """Close the aggregation's function."""
         self._aggregation.close()
 
     def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch]:
-        """Return the aggregates of the batch's keys, one row each."""
         return (self.timed(merge(self._aggregation, batch, ctx.index, ctx.state(AGGREGATE)), ctx),)
 
     @staticmethod
@@ -616,17 +501,14 @@ class _RowAggregation(ColumnAggregation):
         return [field.name for field in self._kept.fields]
 
     def state_type(self) -> str:
-        """Return the type of what is kept per key."""
         fields = self._kept.fields
         return type_text(fields[0].dataType) if len(fields) == 1 else self._kept.stored_fields
 
     def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
-        """Return the columns of one partial row per group."""
         rows = self._rows([partials.column(name) for name in self.names])
         return self._columns(_folded(rows, groups, len(first), self._same, self._merge))
 
     def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
-        """Return the columns of both together."""
         pairs = zip(exists.tolist(), self._rows(before), self._rows(now), strict=True)
         return self._columns([self._merge(old, new) if is_there else new for is_there, old, new in pairs])
 
@@ -635,7 +517,6 @@ class _RowAggregation(ColumnAggregation):
         open_part(self._function, uid, max_parallelism)
 
     def close(self) -> None:
-        """Close it."""
         close_part(self._function)
 
     @abstractmethod
@@ -667,21 +548,12 @@ class _RowAggregation(ColumnAggregation):
 
 
 class ReducedRows(_RowAggregation):
-    """What a reduction makes of the elements of each key.
-
-    Parameters
-    ----------
-    reduce
-        From two elements to one of the same type: an object with `reduce`, or a callable. Associative.
-    input_type
-        DDL of the elements.
-    """
+    """What a reduction makes of the elements of each key."""
 
     def __init__(self, reduce: ReduceFunction | Callable[[Any, Any], Any], input_type: str) -> None:
         super().__init__(reduce, input_type)
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
-        """Return the columns of the partial rows: partial rows are elements."""
         return self.fold_partials(batch, groups, first)
 
     def _merge(self, first: Any, second: Any) -> Any:
@@ -691,24 +563,13 @@ class ReducedRows(_RowAggregation):
 
 
 class AggregatedRows(_RowAggregation):
-    """The accumulator of each key; :meth:`results` makes results of them.
-
-    Parameters
-    ----------
-    aggregate
-        The function; it needs `merge`.
-    input_type
-        DDL of the elements.
-    accumulator_type
-        Of the accumulator: one type, fields for a tuple, or a class.
-    """
+    """The accumulator of each key; :meth:`results` makes results of them."""
 
     def __init__(self, aggregate: AggregateFunction, input_type: str, accumulator_type: StateType) -> None:
         super().__init__(aggregate, accumulator_type)
         self._input = ElementType(input_type)
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
-        """Return the columns of the accumulators of a batch."""
         rows = _rows(self._input, [batch.column(field.name) for field in self._input.fields])
         return self._columns(_folded(rows, groups, len(first), self._begin, self._add))
 
@@ -730,15 +591,7 @@ class AggregatedRows(_RowAggregation):
 
 
 class MergeResults(MergePartials):
-    """Adds accumulators to the state and emits what the function makes of them.
-
-    Parameters
-    ----------
-    aggregation, ttl
-        As of :class:`~flinkish_spark.operators.columnar_aggregates.MergePartials`.
-    output
-        Fields of the results.
-    """
+    """Adds accumulators to the state and emits what the function makes of them."""
 
     def __init__(
         self, aggregation: AggregatedRows, output: T.StructType, ttl: StateTtl | None = None

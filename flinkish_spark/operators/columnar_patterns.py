@@ -51,14 +51,9 @@ def can_be_in_columns(automaton: Automaton, skip: AfterMatchSkip) -> bool:
 
 @dataclass
 class Chains:
-    """What partial matches have taken: each link an event under a name, behind another link.
+    """What partial matches have taken: each link an event under a name, behind another link."""
 
-    Parameters
-    ----------
-    stages, events, before, keys
-        By link: number of the name, number of the event, the link before, number of the key.
-    """
-
+    #: By link: number of the name, number of the event, the link before, number of the key.
     stages: Array
     events: Array
     before: Array
@@ -66,7 +61,6 @@ class Chains:
 
     @staticmethod
     def none() -> Chains:
-        """Return no link."""
         return Chains(*(np.empty(0, dtype=np.int64) for _ in range(4)))
 
     def firsts(self) -> Array:
@@ -96,13 +90,11 @@ class _GrowingChains:
         self.count = len(chains.stages)
 
     def add(self, stages: Array, events: Array, before: Array, keys: Array) -> Array:
-        """Add links, and return their numbers."""
         self._parts.append((stages, events, before, keys))
         begin, self.count = self.count, self.count + len(stages)
         return np.arange(begin, self.count)
 
     def whole(self) -> Chains:
-        """Return all of them."""
         if len(self._parts) > 1:
             self._parts = [tuple(np.concatenate(one) for one in zip(*self._parts, strict=True))]
         return Chains(*self._parts[0])
@@ -110,44 +102,29 @@ class _GrowingChains:
 
 @dataclass
 class Partial:
-    """Partial matches that have begun, those of a key together and in their order.
+    """Partial matches that have begun, those of a key together and in their order."""
 
-    Parameters
-    ----------
-    keys, states, chains
-        By partial match: number of the key, its state, and where its chain ends.
-    """
-
+    #: By partial match: number of the key, its state, and where its chain ends.
     keys: Array
     states: Array
     chains: Array
 
     @staticmethod
     def none() -> Partial:
-        """Return no partial match."""
         return Partial(*(np.empty(0, dtype=np.int64) for _ in range(3)))
 
 
 @dataclass
 class Events:
-    """The events of a micro-batch: those that partial matches have taken before, then those that come.
+    """The events of a micro-batch: those that partial matches have taken before, then those that come."""
 
-    Parameters
-    ----------
-    taken
-        How many of them come first.
-    begins, counts
-        By key, where the events that come begin, counted from the first that comes, and how many there are.
-    times_ms
-        Of all of them.
-    answers
-        Of each event that comes, the answers to conditions of one event: bit by bit, in their order.
-    """
-
+    #: How many of them come first.
     taken: int
+    #: By key, where the events that come begin, counted from the first that comes, and how many there are.
     begins: Array
     counts: Array
     times_ms: Array
+    #: Of each event that comes, the answers to conditions of one event: bit by bit, in their order.
     answers: Array
 
 
@@ -162,78 +139,49 @@ class Compare(Protocol):
 
 @dataclass(frozen=True)
 class LooksBack:
-    """A condition that compares an event with earlier ones of the partial match.
+    """A condition that compares an event with earlier ones of the partial match."""
 
-    Parameters
-    ----------
-    bit
-        Its place among the conditions of the automaton.
-    named
-        What it looks at: the number of a name, and whether its last event is meant, or its first.
-    compare
-        Answers it.
-    """
-
+    #: Its place among the conditions of the automaton.
     bit: int
+    #: What it looks at: the number of a name, and whether its last event is meant, or its first.
     named: tuple[tuple[int, bool], ...]
     compare: Compare
 
 
 @dataclass
 class Found:
-    """Matches, and partial ones that are timed out, key by key and in the order in which they go out.
-
-    Parameters
-    ----------
-    keys, times_ms
-        By match.
-    steps
-        When each was found: twice the number of the key's event, one more behind it.
-    is_lost
-        Whether it is a partial one whose window is over.
-    chains
-        Where the chain ends; what is taken last may stand behind it:
-    stages, events
-        Number of the name and the event that is taken behind the chain; less than 0: nothing.
-    """
+    """Matches, and partial ones that are timed out, key by key and in the order in which they go out."""
 
     keys: Array
+    #: When each was found: twice the number of the key's event, one more behind it.
     steps: Array
     times_ms: Array
+    #: Whether it is a partial one whose window is over.
     is_lost: Array
+    #: Where the chain ends; what is taken last may stand behind it:
     chains: Array
+    #: Number of the name and the event that is taken behind the chain; less than 0: nothing.
     stages: Array
     events: Array
 
     def chosen(self, which: Array) -> Found:
-        """Return some of them."""
         parts = self.keys, self.steps, self.times_ms, self.is_lost, self.chains, self.stages, self.events
         return Found(*(part[which] for part in parts))
 
 
 @dataclass
 class Outcome:
-    """What becomes of partial matches.
+    """What becomes of partial matches."""
 
-    Parameters
-    ----------
-    partial, chains
-        What is open behind all events.
-    found
-        What goes out.
-    is_changed
-        By key, whether other partial matches are open than before.
-    is_left
-        By key, whether nothing of this counts, and it has to be done event by event.
-    due_ms
-        By key, when the first partial match is timed out; :data:`NEVER_MS` where none is.
-    """
-
+    #: What is open behind all events.
     partial: Partial
     chains: Chains
     found: Found
+    #: By key, whether other partial matches are open than before.
     is_changed: Array
+    #: By key, whether nothing of this counts, and it has to be done event by event.
     is_left: Array
+    #: By key, when the first partial match is timed out; :data:`NEVER_MS` where none is.
     due_ms: Array
 
 
@@ -241,13 +189,7 @@ NEVER_MS = (1 << 63) - 1
 
 
 def too_long(counts: Array) -> Array:
-    """Return which keys have so many events more than others that they are better taken alone.
-
-    Parameters
-    ----------
-    counts
-        Of events, by key.
-    """
+    """Return which keys have so many events more than others that they are better taken alone."""
     order = np.argsort(-counts, kind="stable")
     descending = counts[order]
     alone = np.concatenate([[0], np.cumsum(descending)]) * _EVENT_COSTS
@@ -258,17 +200,7 @@ def too_long(counts: Array) -> Array:
 
 
 class ColumnarMatcher:
-    """Runs one automaton over many keys; holds nothing of them.
-
-    Parameters
-    ----------
-    matcher
-        What says how.
-    skip
-        What a match puts an end to.
-    looks_back
-        Conditions that look back.
-    """
+    """Runs one automaton over many keys; holds nothing of them."""
 
     def __init__(self, matcher: Matcher, skip: AfterMatchSkip, looks_back: Sequence[LooksBack] = ()) -> None:
         automaton = matcher.automaton
@@ -287,33 +219,19 @@ class ColumnarMatcher:
         self.has_between = any(one.from_previous_ms is not None for one in automaton.states)
 
     def run(self, events: Events, partial: Partial, chains: Chains, is_left: Array, now_ms: int) -> Outcome:
-        """Take all events, and then time goes on to `now_ms`.
-
-        Parameters
-        ----------
-        is_left
-            By key, whether it is not to be looked at.
-        """
+        """Take all events, and then time goes on to `now_ms`."""
         run = _Run(self, events, partial, chains, is_left)
         return run.outcome(now_ms)
 
 
 @dataclass(frozen=True)
 class ColumnarSearch:
-    """A pattern, and where what it needs is found.
-
-    Parameters
-    ----------
-    matcher
-        What runs it.
-    states
-        Names of its three states.
-    answers
-        By condition of the automaton, which column of answers is its own; None for one that looks back.
-    """
+    """A pattern, and where what it needs is found."""
 
     matcher: ColumnarMatcher
+    #: Names of its three states.
     states: tuple[str, ...]
+    #: By condition of the automaton, which column of answers is its own; None for one that looks back.
     answers: tuple[int | None, ...]
 
 
@@ -680,7 +598,6 @@ class _Run:
 
 
 def _repeated(counts: Array, begins: Array) -> tuple[Array, Array]:
-    """Return each number as often as is said, and beside it places from where its own begin on."""
     which = np.repeat(np.arange(len(counts)), counts)
     before = np.cumsum(counts) - counts
     return which, np.arange(len(which)) + (begins - before)[which]
@@ -714,32 +631,19 @@ def _order_of(ranks: tuple[int, ...]) -> list[int]:
 
 @dataclass
 class StoredMatches:
-    """What is open of many keys, read.
+    """What is open of many keys, read."""
 
-    Parameters
-    ----------
-    partial, chains
-        As they are worked on; events by their numbers among all that are stored.
-    events
-        The stored events: fields and time.
-    is_odd
-        By key, whether what is stored is nothing that can be worked on as columns.
-    """
-
+    #: As they are worked on; events by their numbers among all that are stored.
     partial: Partial
     chains: Chains
+    #: The stored events: fields and time.
     events: pa.StructArray
+    #: By key, whether what is stored is nothing that can be worked on as columns.
     is_odd: Array
 
     @staticmethod
     def read(events: pa.ListArray, chains: pa.ListArray, matches: pa.ListArray, start: int) -> StoredMatches:
-        """Return what the lists of each key say.
-
-        Parameters
-        ----------
-        start
-            Number of the automaton's start state.
-        """
+        """Return what the lists of each key say."""
         count = len(matches)
         _, event_begins, event_rows = _flat(events)
         chain_key, chain_begins, chain_rows = _flat(chains)
@@ -773,15 +677,7 @@ class StoredMatches:
 def stored_lists(
     partial: Partial, chains: Chains, chosen: Array, start: int, events: Callable[[Array], pa.StructArray]
 ) -> tuple[pa.ListArray, pa.ListArray, pa.ListArray]:
-    """Return the three lists of some keys, each of which has partial matches.
-
-    Parameters
-    ----------
-    chosen
-        By key, whether it is wanted.
-    events
-        Returns events by their numbers, as they are stored.
-    """
+    """Return the three lists of some keys, each of which has partial matches."""
     own = chosen[partial.keys]
     keys, states, ends = partial.keys[own], partial.states[own], partial.chains[own]
     is_live = np.zeros(len(chains.stages), dtype=bool)
@@ -828,20 +724,17 @@ def stored_lists(
 
 
 def _flat(lists: pa.ListArray) -> tuple[Array, Array, pa.StructArray]:
-    """Return of each element of lists the list, where each list begins, and the elements."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     begins = np.cumsum(lengths) - lengths
     return np.repeat(np.arange(len(lists)), lengths), begins, lists.flatten()
 
 
 def _numbers(column: pa.Array) -> Array:
-    """Return whole numbers; :data:`NONE` for null."""
     found: Array = pc.fill_null(column, NONE).to_numpy().astype(np.int64)
     return found
 
 
 def _bounds(numbers: Array, count: int) -> tuple[Array, Array]:
-    """Return of ascending numbers where each begins, and the offsets of lists of them."""
     offsets = np.searchsorted(numbers, np.arange(count + 1))
     return offsets[:-1], offsets
 

@@ -51,20 +51,13 @@ from flinkish_spark.windows.time_window import NoEventTime
 
 
 class Parts(NamedTuple):
-    """Elements divided into parts.
+    """Elements divided into parts."""
 
-    Parameters
-    ----------
-    of_row
-        Number of each element's part; shape (elements,).
-    first
-        The first element of each part; shape (parts,).
-    first_ms, last_ms
-        Least and greatest time of its elements, of a session; else any time in the slice, twice.
-    """
-
+    #: Number of each element's part; shape (elements,).
     of_row: Array
+    #: The first element of each part; shape (parts,).
     first: Array
+    #: Least and greatest time of its elements, of a session; else any time in the slice, twice.
     first_ms: Array
     last_ms: Array
 
@@ -78,20 +71,13 @@ class Assigned(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Which windows are one.
+    """Which windows are one."""
 
-    Parameters
-    ----------
-    order
-        Places of all windows, those that are one behind each other, in the order of keys and starts.
-    begins
-        Where each group begins there; shape (groups,).
-    start_ms, end_ms
-        Of the window that a group is; shape (groups,).
-    """
-
+    #: Places of all windows, those that are one behind each other, in the order of keys and starts.
     order: Array
+    #: Where each group begins there; shape (groups,).
     begins: Array
+    #: Of the window that a group is; shape (groups,).
     start_ms: Array
     end_ms: Array
 
@@ -106,15 +92,7 @@ class ColumnWindows(ABC):
 
     @abstractmethod
     def parts(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts:
-        """Divide elements.
-
-        Parameters
-        ----------
-        keys
-            Columns that tell apart what must not be combined; at least one.
-        times_ms
-            By which the elements are assigned.
-        """
+        """Divide elements."""
 
     @abstractmethod
     def assign(self, first_ms: Array, last_ms: Array) -> Assigned:
@@ -127,17 +105,7 @@ class ColumnWindows(ABC):
 
 @dataclass(frozen=True)
 class AlignedWindows(ColumnWindows):
-    """Tumbling and sliding windows.
-
-    Examples
-    --------
-    >>> windows = AlignedWindows(TimeDomain.EVENT_TIME, 12, 5, 0)
-    >>> windows.slices(np.array([10, 11, 12, 14])).tolist()
-    [10, 10, 12, 12]
-    >>> assigned = windows.assign(np.array([11, 14]), np.array([11, 14]))
-    >>> assigned.of_part.tolist(), assigned.start_ms.tolist()
-    ([0, 0, 0, 1, 1], [10, 5, 0, 10, 5])
-    """
+    """Tumbling and sliding windows."""
 
     clock: TimeDomain
     size_ms: int
@@ -197,15 +165,7 @@ class AlignedWindows(ColumnWindows):
 
 @dataclass(frozen=True)
 class SessionWindows(ColumnWindows):
-    """Sessions with one gap for all.
-
-    Examples
-    --------
-    >>> windows = SessionWindows(TimeDomain.EVENT_TIME, 5)
-    >>> parts = windows.parts([pa.array(["a", "a", "b", "a"])], np.array([8, 1, 2, 3]))
-    >>> parts.of_row.tolist(), parts.first_ms.tolist(), parts.last_ms.tolist()
-    ([0, 0, 1, 0], [1, 2], [8, 2])
-    """
+    """Sessions with one gap for all."""
 
     clock: TimeDomain
     gap_ms: int
@@ -229,7 +189,6 @@ class SessionWindows(ColumnWindows):
         return Parts(of_row, first[by_coming], ordered_ms[begins[by_coming]], ordered_ms[lasts[by_coming]])
 
     def assign(self, first_ms: Array, last_ms: Array) -> Assigned:
-        """Return the windows that parts begin with."""
         return Assigned(np.arange(len(first_ms)), first_ms, later_ms(last_ms, self.gap_ms))
 
     def together(self, key: Array, start_ms: Array, end_ms: Array) -> Together:
@@ -254,13 +213,7 @@ class NotOverColumns:
 
 
 def column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
-    """Return the windows of a specification.
-
-    Raises
-    ------
-    ConfigError
-        They cannot be computed over columns.
-    """
+    """Return the windows of a specification."""
     found = column_windows_or_why_not(spec)
     if isinstance(found, NotOverColumns):
         raise ConfigError(
@@ -309,13 +262,11 @@ _ALIGNED = (
 
 
 def later_ms(times_ms: Array, by_ms: int) -> Array:
-    """Return times a while later, cut where 64 bits end."""
     later: Array = np.where(times_ms > MAX_WATERMARK_MS - by_ms, MAX_WATERMARK_MS, times_ms + by_ms)
     return later
 
 
 def _begins(breaks: Array, count: int) -> Array:
-    """Return where runs begin, from whether each place but the first begins one."""
     begins: Array = np.flatnonzero(np.concatenate([[True], breaks])) if count else np.empty(0, dtype=np.int64)
     return begins
 
@@ -340,26 +291,15 @@ CHANGED = -1
 
 @dataclass(frozen=True)
 class Pool:
-    """Open windows, at most one with the same key and bounds.
+    """Open windows, at most one with the same key and bounds."""
 
-    Parameters
-    ----------
-    key
-        Number of each window's key.
-    start_ms, end_ms
-        Its bounds.
-    due_ms
-        When something has to be done: it fires, or, if it has fired, it is over.
-    origin
-        Its place among the stored rows; CHANGED if it is not as it is there.
-    values
-        Columns of its aggregate.
-    """
-
+    #: Number of each window's key.
     key: Array
     start_ms: Array
     end_ms: Array
+    #: When something has to be done: it fires, or, if it has fired, it is over.
     due_ms: Array
+    #: Its place among the stored rows; CHANGED if it is not as it is there.
     origin: Array
     values: tuple[pa.Array, ...]
 
@@ -382,21 +322,13 @@ class Pool:
 
 
 class Arrivals(NamedTuple):
-    """Parts of windows that come in, in their order.
+    """Parts of windows that come in, in their order."""
 
-    Parameters
-    ----------
-    key
-        Number of each part's key.
-    first_ms, last_ms
-        See :class:`~flinkish_spark.operators.columnar_windows.Parts`.
-    values
-        Columns of the partial aggregates.
-    """
-
+    #: Number of each part's key.
     key: Array
     first_ms: Array
     last_ms: Array
+    #: Columns of the partial aggregates.
     values: Sequence[pa.Array]
 
 
@@ -416,49 +348,34 @@ class Fired(NamedTuple):
 
 
 class _Together(NamedTuple):
-    """Windows that are open or of parts, as they are one.
+    """Windows that are open or of parts, as they are one."""
 
-    Parameters
-    ----------
-    is_in
-        Whether each of them is in one that is not over.
-    of_row
-        For those that are, in which.
-    first
-        Least place in each; shape (windows,), as the rest.
-    is_touched
-        Whether a part has come to it.
-    """
-
+    #: Whether each of them is in one that is not over.
     is_in: Array
+    #: For those that are, in which.
     of_row: Array
+    #: Least place in each; shape (windows,), as the rest.
     first: Array
     start_ms: Array
     end_ms: Array
+    #: Whether a part has come to it.
     is_touched: Array
 
 
 @dataclass(frozen=True)
 class WindowRules:
-    """Windows, how long they wait for late elements, and what is computed; travels in the plan.
-
-    Parameters
-    ----------
-    lateness_ms
-        Nothing changes for processing time.
-    """
+    """Windows, how long they wait for late elements, and what is computed; travels in the plan."""
 
     windows: ColumnWindows
+    #: Nothing changes for processing time.
     lateness_ms: int
     aggregation: ColumnAggregation
 
     @property
     def is_by_event_time(self) -> bool:
-        """Whether windows go by event time."""
         return self.windows.clock is TimeDomain.EVENT_TIME
 
     def over_ms(self, end_ms: Array) -> Array:
-        """Return when nothing is kept of windows any more."""
         last_ms, lateness_ms = last_of(end_ms), self.lateness_ms if self.is_by_event_time else 0
         return later_ms(last_ms, lateness_ms)
 
@@ -466,11 +383,6 @@ class WindowRules:
         """Add parts to their windows; those that are late, but in time, fire their windows again.
 
         Of sessions all parts and windows are put together first; then it is asked whether that is over.
-
-        Raises
-        ------
-        AggregateOverflow
-            A sum leaves the type of its field.
         """
         # Processing time is looked at before anything comes: nothing is late, and nothing fires here.
         now_ms = watermark_ms if self.is_by_event_time else MIN_WATERMARK_MS
@@ -547,7 +459,6 @@ def is_all(places: Array, count: int) -> bool:
 
 
 def last_of(end_ms: Array) -> Array:
-    """Return the last instants of windows; a window without end has no less."""
     last: Array = np.where(end_ms == MAX_WATERMARK_MS, MAX_WATERMARK_MS, end_ms - 1)
     return last
 
@@ -570,31 +481,17 @@ _EPOCH_YEARS_MS = (-62_135_596_800_000, 253_402_300_799_999)
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that came in together: on one side of the watermark, in their order.
-
-    Parameters
-    ----------
-    hashes, keys
-        Of each row's key.
-    times_ms
-        Event times; None if the stream has none.
-    fields
-        The columns that an operator reads, by their names.
-    """
+    """Rows that came in together: on one side of the watermark, in their order."""
 
     hashes: Array
     keys: tuple[pa.Array, ...]
+    #: Event times; None if the stream has none.
     times_ms: pa.Array | None
+    #: The columns that an operator reads, by their names.
     fields: pa.RecordBatch
 
     def times_by(self, clock: TimeDomain, processing_time_ms: int) -> Array:
-        """Return the time by which each row is assigned to windows.
-
-        Raises
-        ------
-        NoEventTime
-            One has none.
-        """
+        """Return the time by which each row is assigned to windows."""
         if clock is TimeDomain.PROCESSING_TIME:
             return np.full(len(self.hashes), processing_time_ms)
         if self.times_ms is None or self.times_ms.null_count:
@@ -605,22 +502,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class Came:
-    """Parts that came, and what is lost of them if they are late.
-
-    Parameters
-    ----------
-    elements
-        How many elements each part has.
-    of_row
-        Part of each row that came; None where rows are parts.
-    """
+    """Parts that came, and what is lost of them if they are late."""
 
     hashes: Array
     keys: tuple[pa.Array, ...]
     first_ms: Array
     last_ms: Array
     values: Sequence[pa.Array]
+    #: How many elements each part has.
     elements: Array
+    #: Part of each row that came; None where rows are parts.
     of_row: Array | None = None
 
 
@@ -668,55 +559,35 @@ class WholeElements(Reader):
 def folded_parts(
     rules: WindowRules, batch: pa.RecordBatch, keys: Sequence[pa.Array], times_ms: Array
 ) -> tuple[Parts, list[pa.Array]]:
-    """Divide elements into parts and fold each; before the shuffle, or behind it.
-
-    Raises
-    ------
-    AggregateOverflow
-        A sum leaves the type of its field.
-    """
+    """Divide elements into parts and fold each; before the shuffle, or behind it."""
     parts = rules.windows.parts(keys, times_ms)
     return parts, rules.aggregation.fold(batch, parts.of_row, parts.first)
 
 
 @dataclass
 class Outcome:
-    """What a key group emits in a micro-batch.
+    """What a key group emits in a micro-batch."""
 
-    Parameters
-    ----------
-    before, behind
-        Rows on both sides of the watermark; each a batch with times, and the output's columns.
-    late_before, late_behind
-        Elements that came too late, if there is a side output for them.
-    counts
-        What was counted, by name.
-    """
-
+    #: Rows on both sides of the watermark; each a batch with times, and the output's columns.
     before: list[pa.RecordBatch] = field(default_factory=list)
     behind: list[pa.RecordBatch] = field(default_factory=list)
+    #: Elements that came too late, if there is a side output for them.
     late_before: pa.RecordBatch | None = None
     late_behind: pa.RecordBatch | None = None
+    #: What was counted, by name.
     counts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WindowFold:
-    """Folds of windows, as a keyed operator over columns; travels in the plan.
-
-    Parameters
-    ----------
-    key_places
-        Which parts of the key come out, in front of the folds.
-    reader
-        What makes parts of the rows that come in.
-    late_output
-        Where late elements go; None: they are dropped and counted. Needs :class:`WholeElements`.
-    """
+    """Folds of windows, as a keyed operator over columns; travels in the plan."""
 
     rules: WindowRules
+    #: Which parts of the key come out, in front of the folds.
     key_places: tuple[int, ...]
+    #: What makes parts of the rows that come in.
     reader: Reader
+    #: Where late elements go; None: they are dropped and counted. Needs :class:`WholeElements`.
     late_output: OutputTag | None = None
 
     def open(self, states: KeyedStates) -> None:
@@ -725,15 +596,7 @@ class WindowFold:
         states.get_state(ValueStateDescriptor(FOLDED, _state_type(self.rules)))
 
     def run(self, before: Rows | None, behind: Rows | None, group: GroupState, progress: Progress) -> Outcome:
-        """Work through the rows of a key group; its state is changed behind it.
-
-        Raises
-        ------
-        NoEventTime
-            An element has none, and windows go by it.
-        AggregateOverflow
-            A sum leaves the type of its field.
-        """
+        """Work through the rows of a key group; its state is changed behind it."""
         clock, now_ms = self.rules.windows.clock, progress.processing_time_ms
         table, limit_ms = group.due_table(FOLDED), progress.limits_ms[clock]
         came = [
@@ -885,36 +748,19 @@ def timestamps(times_ms: Array) -> pa.Array:
 
 
 class KeysAndWindow(ProcessWindowFunction):
-    """Puts those parts of the key that are fields before what was computed, and the window's bounds behind.
-
-    Parameters
-    ----------
-    places
-        Which parts of the key.
-    key_count
-        How many parts it has; a key of one part is no tuple.
-    """
+    """Puts the key's fields before the computed columns, and the window's bounds after them."""
 
     def __init__(self, places: tuple[int, ...], key_count: int) -> None:
         self._places, self._key_count = places, key_count
 
     def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:
-        """Return the row."""
         parts = (key,) if self._key_count == 1 else key
         own, window = [parts[at] for at in self._places], context.window
         return [(*own, *element, window.start, window.end) for element in elements]
 
 
 class FoldedField(AggregateFunction):
-    """The sum, least or greatest of a field; null of nulls alone, which is a result as any other.
-
-    Parameters
-    ----------
-    column
-        SUM, MIN or MAX of a field that the elements have.
-    input_type
-        DDL of the elements: fields.
-    """
+    """The sum, least or greatest of a field; null of nulls alone, which is a result as any other."""
 
     def __init__(self, column: AggregateColumn, input_type: str) -> None:
         fields = ElementType(input_type).fields
@@ -925,28 +771,22 @@ class FoldedField(AggregateFunction):
         self._fold = value_fold(column.fold, column.field or "", kind)
 
     def create_accumulator(self) -> Any:
-        """Return that of no element."""
         return (None,)
 
     def add(self, value: Any, accumulator: Any) -> Any:
-        """Return the accumulator with an element; raise AggregateOverflow if its sum leaves the type."""
         return (self._fold(accumulator[0], value[self._at]),)
 
     def get_result(self, accumulator: Any) -> Any:
-        """Return a row of the value."""
         return accumulator
 
     def merge(self, first: Any, second: Any) -> Any:
-        """Return what two have together."""
         return (self._fold(first[0], second[0]),)
 
 
 def folded_field(column: AggregateColumn, input_type: str, keys: KeysAndWindow) -> WindowComputation:
-    """Return what emits the key, a fold of a field and the window; a window keeps one value."""
     fold = FoldedField(column, input_type)
     return AggregateWindow(fold, fold.kept, keys)
 
 
 def chosen_element(choice: ElementChoice, input_type: str) -> WindowComputation:
-    """Return what emits the best element and the window; a window keeps one element."""
     return ReduceWindow(element_reduce(choice, input_type), WithWindow())

@@ -55,19 +55,15 @@ class FunctionContext:
         self.domain = TimeDomain.EVENT_TIME
 
     def get_current_key(self) -> Any:
-        """Return the current key."""
         return self._scope.key
 
     def timestamp(self) -> int | None:
-        """Return the time of the element or timer."""
         return self.timestamp_ms
 
     def timer_service(self) -> Timers:
-        """Return times and timers."""
         return self._timers
 
     def time_domain(self) -> TimeDomain:
-        """Return which clock fired; for timers."""
         return self.domain
 
     def output(self, tag: OutputTag, value: Any) -> None:
@@ -103,13 +99,7 @@ class KeyedStateWithoutKey(TypeError):
 
 
 class NoKeyedState(SubtaskFacts):
-    """Given to `open` of a function whose stream has no key.
-
-    Parameters
-    ----------
-    uid, max_parallelism
-        Of the operator.
-    """
+    """Given to `open` of a function whose stream has no key."""
 
     def __init__(self, uid: str, max_parallelism: int) -> None:
         self.uid, self.max_parallelism = uid, max_parallelism
@@ -150,7 +140,6 @@ def open_part(function: object, uid: str, max_parallelism: int) -> None:
 
 
 def close_part(function: object) -> None:
-    """Close it."""
     if isinstance(function, RichFunction):
         function.close()
 
@@ -173,7 +162,6 @@ class Closes(Protocol):
 
 
 def close_with(holder: object, operator: object, uid: str) -> None:
-    """Close an opened operator as soon as `holder` is gone, or the interpreter ends."""
     # What a function opened is its process's, not that of a child which the function forks.
     weakref.finalize(holder, in_this_process(close_operator), operator, uid)
 

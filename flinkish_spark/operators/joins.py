@@ -62,27 +62,11 @@ class TaggedElement(tuple[Any, ...]):
 
     @property
     def value(self) -> Any:
-        """The element itself."""
         return type(self)._value_of(self)
 
 
 class TaggedUnion(ElementType):
-    """The type of elements of two inputs.
-
-    Parameters
-    ----------
-    left, right
-        The types of the inputs.
-
-    Examples
-    --------
-    >>> union = TaggedUnion(ElementType("user STRING, n LONG"), ElementType("STRING"))
-    >>> union.ddl
-    'side int, left_user string, left_n bigint, right_value string'
-    >>> tag_left, tag_right = union.tagging()
-    >>> tag_right("x"), tag_right("x").value, tag_left(("ann", 1)).value
-    ((1, None, None, 'x'), 'x', Record(user='ann', n=1))
-    """
+    """The type of elements of two inputs."""
 
     def __init__(self, left: ElementType, right: ElementType) -> None:
         fields = [
@@ -100,7 +84,6 @@ class TaggedUnion(ElementType):
     _right: ElementType
 
     def naming(self) -> Named:
-        """Return what makes a tagged element of a plain tuple."""
         tagged = self._class()
         return lambda value: tagged(value) if type(value) is tuple else value
 
@@ -163,15 +146,12 @@ class WindowCoGroupOperator(KeyedStreamOperator):
         self._contexts = tuple(_LateContext(context, tag) for tag in self._late)
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return what handles an element of the left and of the right input."""
         return self._processor(0), self._processor(1)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
-        """Let the window operator handle it."""
         self._windows.on_timer(timer, domain)
 
     def close(self) -> None:
-        """Close the function."""
         self._windows.close()
 
     def _processor(self, at: int) -> Processor:
@@ -283,19 +263,7 @@ time_of: Callable[[Entry], int] = itemgetter(-1)
 
 
 class TimedBuffer:
-    """Waiting elements of one input, by key. At one time they stay in the order of their coming.
-
-    Parameters
-    ----------
-    name
-        Of the state.
-    element
-        Type of the elements.
-    facts
-        DDL of what is known of an element besides, as fields; empty for nothing.
-    ttl
-        How long the elements of a key live since one came, by processing time.
-    """
+    """Waiting elements of one input, by key. At one time they stay in the order of their coming."""
 
     def __init__(self, name: str, element: ElementType, facts: str = "", ttl: StateTtl | None = None) -> None:
         self._width = len(element.fields)
@@ -319,7 +287,6 @@ class TimedBuffer:
         return found or []
 
     def element(self, entry: Entry) -> Any:
-        """Return the element of an entry, for one call of a function."""
         return self.own(self._gather(entry[: self._width]))
 
     def add(self, value: Any, time_ms: int, facts: Sequence[Any] = ()) -> None:
@@ -375,15 +342,12 @@ class PairContext:
         self.result_ms: int | None = None
 
     def left_timestamp(self) -> int | None:
-        """Return the left element's event time."""
         return self.left_ms
 
     def right_timestamp(self) -> int | None:
-        """Return the right element's event time."""
         return self.right_ms
 
     def timestamp(self) -> int | None:
-        """Return the time of what is emitted."""
         return self.result_ms
 
     def output(self, tag: OutputTag, value: Any) -> None:
@@ -418,7 +382,6 @@ class _Half:
         )
 
     def over_ms(self, time_ms: int) -> int:
-        """Return the first watermark at which no partner of an element can come any more."""
         return min(time_ms + self._waits_ms, MAX_WATERMARK_MS)
 
     def cut(self, watermark_ms: int) -> list[Entry]:
@@ -454,7 +417,6 @@ class IntervalJoinOperator(KeyedStreamOperator):
         self._function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return what handles an element of the left and of the right input."""
         return self._processor(self._left, self._right), self._processor(self._right, self._left)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
@@ -477,7 +439,6 @@ class IntervalJoinOperator(KeyedStreamOperator):
             self._timers.register_event_time_timer(due_ms)
 
     def close(self) -> None:
-        """Close the function."""
         self._function.close()
 
     # -- elements -------------------------------------------------------------------------------------
@@ -585,7 +546,6 @@ class TemporalJoinOperator(KeyedStreamOperator):
         self._function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return what handles a left element, and a version."""
         return self._process_left, self._process_version
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
@@ -605,7 +565,6 @@ class TemporalJoinOperator(KeyedStreamOperator):
         self._register(None)
 
     def close(self) -> None:
-        """Close the function."""
         self._function.close()
 
     # -- elements -------------------------------------------------------------------------------------
@@ -683,7 +642,6 @@ def _same(element: Any) -> Any:
 
 
 def _valid_at(versions: list[Entry], time_ms: int) -> Entry | None:
-    """Return the newest version of that time or before it."""
     at = bisect_right(versions, time_ms, key=time_of)
     return versions[at - 1] if at else None
 

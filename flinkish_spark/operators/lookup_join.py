@@ -31,13 +31,7 @@ _MOST_JOINS = 64
 
 
 def kept_answers(join: str) -> KeptAnswers:
-    """Return what this process keeps for a join.
-
-    Parameters
-    ----------
-    join
-        A name that no other join has, in no job.
-    """
+    """Return what this process keeps for a join."""
     kept = _OF_JOINS.setdefault(join, OrderedDict())
     _OF_JOINS.move_to_end(join)
     while len(_OF_JOINS) > _MOST_JOINS:
@@ -46,7 +40,6 @@ def kept_answers(join: str) -> KeptAnswers:
 
 
 def forget_answers() -> None:
-    """Forget what is kept for all joins, as a worker that ends does."""
     _OF_JOINS.clear()
 
 
@@ -73,19 +66,7 @@ class _LookupRuntime(NoKeyedState):
 
 
 class LookupJoinRun:
-    """Runs a :class:`~flinkish_spark.joins.LookupJoin` in a worker.
-
-    Parameters
-    ----------
-    join
-        What to do.
-    uid, max_parallelism
-        Of the operator.
-    kept
-        What was kept of answers, if the join has a cache.
-    counts_as
-        Tells what its function adds to accumulators from what others add; empty where that does not count.
-    """
+    """Runs a :class:`~flinkish_spark.joins.LookupJoin` in a worker."""
 
     def __init__(
         self,
@@ -116,15 +97,7 @@ class LookupJoinRun:
     def run(
         self, values: Sequence[Any], times_ms: Sequence[int | None] | None, processing_time_ms: int
     ) -> Emitted:
-        """Join the elements of a batch; rows come in the order of the elements, and have their times.
-
-        Raises
-        ------
-        ElementFailed
-            `key_of` or the function raised at an element.
-        LookupAnswerWrong
-            The table's answer cannot be used; what the table raises comes through as it is.
-        """
+        """Join the elements of a batch; rows come in the order of the elements, and have their times."""
         self._context.emitted = emitted = Emitted()
         keys = self._keys(values)
         rows_of = self._answers.of(keys, processing_time_ms)
@@ -240,13 +213,7 @@ class _RowForm:
         self._tuple_of = RowForm(self._names).tuple_of if row.has_fields else None
 
     def __call__(self, row: Any) -> Any:
-        """Return a row as it was declared.
-
-        Raises
-        ------
-        RowError
-            It is none, or has other fields.
-        """
+        """Return a row as it was declared."""
         if self._tuple_of is None or row is None:
             return row
         try:

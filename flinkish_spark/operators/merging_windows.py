@@ -34,23 +34,14 @@ StoredWindow = tuple[int, int, int, int]
 
 
 class Merge(NamedTuple):
-    """Windows that became one.
-
-    Parameters
-    ----------
-    window
-        What they became.
-    merged
-        The windows that are gone; not the one whose coming caused the merge, which never had anything.
-    state_window
-        Where the content is to be.
-    merged_state_windows
-        Where the rest of it is.
-    """
+    """Windows that became one."""
 
     window: TimeWindow
+    #: The windows that are gone; not the one whose coming caused the merge, which never had anything.
     merged: list[TimeWindow]
+    #: Where the content is to be.
     state_window: TimeWindow
+    #: Where the rest of it is.
     merged_state_windows: list[TimeWindow]
 
 
@@ -59,13 +50,6 @@ class MergingWindowSet:
 
     Made anew for each element and timer: so it works on entries as they are stored, of which only those
     that overlap a new window are looked at twice.
-
-    Parameters
-    ----------
-    assigner
-        Says which windows become one.
-    stored
-        What was stored.
     """
 
     __slots__ = ("_assigner", "_entries", "_is_changed")
@@ -85,7 +69,6 @@ class MergingWindowSet:
         return None
 
     def retire(self, window: TimeWindow) -> None:
-        """Remove a window."""
         self._entries = [entry for entry in self._entries if entry[:2] != window]
         self._is_changed = True
 
@@ -141,7 +124,6 @@ class MergingWindowSet:
         return actual, merges
 
     def persist(self, state: ListState[StoredWindow]) -> None:
-        """Store the set if it has changed."""
         if self._is_changed:
             state.update(self._entries)
             self._is_changed = False

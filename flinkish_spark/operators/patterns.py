@@ -56,19 +56,13 @@ from flinkish_spark.types.rows import ElementType
 
 @dataclass(frozen=True)
 class LookedFor:
-    """One of the patterns of an operator, compiled.
+    """One of the patterns of an operator, compiled."""
 
-    Parameters
-    ----------
-    name
-        What the program calls it; empty where it is the only one.
-    stages
-        What the automaton was made of.
-    """
-
+    #: What the program calls it; empty where it is the only one.
     name: str
     automaton: Automaton
     skip: AfterMatchSkip
+    #: What the automaton was made of.
     stages: tuple[Stage, ...] = ()
 
     @property
@@ -82,38 +76,25 @@ class LookedFor:
 
 @dataclass(frozen=True)
 class PatternSearch:
-    """What a pattern operator does.
+    """What a pattern operator does."""
 
-    Parameters
-    ----------
-    patterns
-        Tried with each event in this order.
-    function
-        What is made of matches.
-    clock
-        Which time events have: their own, or that of their micro-batch.
-    time_field
-        Which field says the time of an event; None: it has one beside its fields.
-    compare
-        Orders events of one time, as functions for `sorted` once did; None: as they came.
-    late_output
-        Where events behind the watermark go; None: they are dropped and counted.
-    limit
-        How many partial matches of a key and pattern may be open; None: any number.
-    column_conditions
-        Texts of conditions whose answers come behind the fields of each event, in this order.
-    comparisons
-        What conditions that look back as SQL text say, by their texts.
-    """
-
+    #: Tried with each event in this order.
     patterns: tuple[LookedFor, ...]
+    #: What is made of matches.
     function: PatternProcessFunction
+    #: Which time events have: their own, or that of their micro-batch.
     clock: TimeDomain = TimeDomain.EVENT_TIME
+    #: Which field says the time of an event; None: it has one beside its fields.
     time_field: str | None = None
+    #: Orders events of one time, as functions for `sorted` once did; None: as they came.
     compare: Callable[[Any, Any], int] | None = None
+    #: Where events behind the watermark go; None: they are dropped and counted.
     late_output: OutputTag | None = None
+    #: How many partial matches of a key and pattern may be open; None: any number.
     limit: OpenMatches | None = None
+    #: Texts of conditions whose answers come behind the fields of each event, in this order.
     column_conditions: tuple[str, ...] = ()
+    #: What conditions that look back as SQL text say, by their texts.
     comparisons: Mapping[str, Expression] = field(default_factory=dict)
 
 
@@ -140,23 +121,18 @@ class MatchContext:
         self.time_ms = MIN_WATERMARK_MS
 
     def get_current_key(self) -> Any:
-        """Return the key."""
         return self._context.get_current_key()
 
     def pattern_name(self) -> str:
-        """Return the name of the pattern."""
         return self.name
 
     def pattern_version(self) -> int:
-        """Return 0: the program has no other one."""
         return 0
 
     def timestamp(self) -> int:
-        """Return the time of what is emitted."""
         return self.time_ms
 
     def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time."""
         return self._timers.processing_time_ms
 
     def output(self, tag: OutputTag, value: Any) -> None:
@@ -174,14 +150,6 @@ class MatchStates:
     Events are taken under names of the pattern, one behind the other; a partial match is a state of the
     automaton and where its chain ends. All three refer to each other by their places, so a key's are written
     together. Of a key with nothing open there is nothing.
-
-    Parameters
-    ----------
-    wanted
-        The pattern; its fingerprint is part of the states' names, so what is stored of another automaton is
-        refused by name.
-    element
-        Type of the events.
     """
 
     def __init__(self, wanted: LookedFor, element: ElementType) -> None:
@@ -246,20 +214,17 @@ class _Search:
         self._before = self._open()
 
     def enter(self) -> int | None:
-        """Make the current key's partial matches those at hand; return when the first is timed out."""
         self.state = self.states.read() or self.matcher.initial()
         self._before = self._open()
         return self.matcher.next_deadline_ms(self.state)
 
     def leave(self) -> int | None:
-        """Store what they have become; return when the first is timed out."""
         if self._open() != self._before:
             self.states.write(self.state)
         return self.matcher.next_deadline_ms(self.state)
 
     @property
     def more_open(self) -> int:
-        """How many more partial matches of the key are open than there were; less than none if fewer."""
         return len(self.state.partial) - len(self._before[0])
 
     def _open(self) -> tuple[list[PartialMatch], ...]:
@@ -267,13 +232,7 @@ class _Search:
 
 
 class FoundMatch(NamedTuple):
-    """A match, or a partial one that is timed out, which is to be told of.
-
-    Parameters
-    ----------
-    number
-        Of the pattern.
-    """
+    """A match, or a partial one that is timed out, which is to be told of."""
 
     number: int
     is_lost: bool
@@ -282,14 +241,9 @@ class FoundMatch(NamedTuple):
 
 
 class FoundMatches(Protocol):
-    """What was found of a key, in its order.
+    """What was found of a key, in its order."""
 
-    Parameters
-    ----------
-    first_ms, last_ms
-        The least and the greatest of the times.
-    """
-
+    #: The least and the greatest of the times.
     first_ms: int
     last_ms: int
 
@@ -303,15 +257,6 @@ class PatternOperator(TimedRowsOperator):
     By event time, events wait until the watermark has reached them, and are then taken in the order of their
     times. By processing time they are taken as they come; where a comparison orders those of one time, they
     wait for the next. A key has a timer for what it has to do first.
-
-    Parameters
-    ----------
-    search
-        What it does.
-    element
-        Type of the events, without the answers of conditions behind their fields.
-    time_field
-        Place of the field that says the time of an event; None: it has one beside its fields.
     """
 
     def __init__(self, search: PatternSearch, element: ElementType, time_field: int | None = None) -> None:
@@ -356,7 +301,6 @@ class PatternOperator(TimedRowsOperator):
         search.function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return what handles an event: by event time a late one."""
         if self.timed is not None:
             return (self.timed.late,)
         return (self._at_once if self._buffer is None else self._keep,)
@@ -381,7 +325,6 @@ class PatternOperator(TimedRowsOperator):
         self._take_entries(entries, now_ms)
 
     def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
-        """Return how many partial matches are open; of another pattern's state, too, which is given up."""
         if not state.startswith(_MATCHES_OF):
             return None
         return open_matches(rows.column("value_0"))
@@ -539,7 +482,6 @@ class PatternOperator(TimedRowsOperator):
 
     @property
     def tells_of_lost(self) -> bool:
-        """Whether anything is made of matches that are timed out."""
         return tells_of_lost(self._search.function)
 
     def columnar(self) -> list[ColumnarSearch]:

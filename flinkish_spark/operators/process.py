@@ -51,7 +51,6 @@ class KeyedStreamOperator(ABC):
         """Handle a timer that is due."""
 
     def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
-        """Return how much is in entries of a state of what is counted as it comes and goes; None: no such."""
         return None
 
     def close(self) -> None:
@@ -70,15 +69,12 @@ class KeyedProcessOperator(KeyedStreamOperator):
         self._function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return the function's `process_element`."""
         return (self._function.process_element,)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
-        """Call the function's `on_timer`."""
         return self._function.on_timer(timer.time_ms, self._context)
 
     def close(self) -> None:
-        """Close the function."""
         self._function.close()
 
 
@@ -99,20 +95,11 @@ class KeyedProcessOperator(KeyedStreamOperator):
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Elements of one input in their order, column by column.
-
-    Parameters
-    ----------
-    keys, values
-        Of each element.
-    times_ms
-        Event times; None if the stream has none.
-    source
-        Number of the input.
-    """
+    """Elements of one input in their order, column by column."""
 
     keys: Sequence[Any]
     values: Iterable[Any]
+    #: Event times; None if the stream has none.
     times_ms: Sequence[int | None] | None = None
     source: int = 0
 
@@ -121,31 +108,22 @@ NO_ELEMENTS = Elements((), ())
 
 
 def _joined(first: list[Any], before: int, second: list[Any], then: int) -> list[Any]:
-    """Return two lists as one, of which so many are in front of all others."""
     return [*first[:before], *second[:then], *first[before:], *second[then:]]
 
 
 @dataclass
 class Emitted:
-    """What a key group emitted, in order.
+    """What a key group emitted, in order."""
 
-    Parameters
-    ----------
-    rows, times_ms
-        As long as each other; a row has the time of its element or timer, or what the operator said.
-    before
-        How many of the rows are before the watermark.
-    side
-        Rows and times by name of the side output, and how many of them are before the watermark.
-    counts
-        What the operator has counted, by name.
-    """
-
+    #: As long as each other; a row has the time of its element or timer, or what the operator said.
     rows: list[Any] = field(default_factory=list)
     times_ms: list[int | None] = field(default_factory=list)
+    #: How many of the rows are before the watermark.
     before: int = 0
+    #: Rows and times by name of the side output, and how many of them are before the watermark.
     side: dict[str, list[tuple[Any, int | None]]] = field(default_factory=dict)
     side_before: dict[str, int] = field(default_factory=dict)
+    #: What the operator has counted, by name.
     counts: dict[str, int] = field(default_factory=dict)
 
     def then(self, later: Emitted) -> Emitted:
@@ -169,13 +147,7 @@ Check = Callable[[Emitted], object]
 def checked(
     function: Callable[..., Iterable[Any] | None], emitted_now: Callable[[], Emitted], check: Check
 ) -> Callable[..., list[Any]]:
-    """Return a function that has what it emits checked, behind each call.
-
-    Parameters
-    ----------
-    emitted_now
-        Returns what was emitted so far; what the function returns is not yet among it.
-    """
+    """Return a function that has what it emits checked, behind each call."""
 
     def call(*given: Any) -> list[Any]:
         emitted = emitted_now()
@@ -210,11 +182,6 @@ class GroupRun:
 
     Whoever calls :meth:`run` has loaded the entries of all keys that will have their turn into
     `states.tables`: those of the elements, and those whose timers are due.
-
-    Parameters
-    ----------
-    take
-        Makes a row that does not change behind the call that has emitted it.
     """
 
     def __init__(
@@ -233,13 +200,7 @@ class GroupRun:
         self._settle = self.states.puts.settle if self.states.puts.is_used else None
 
     def run(self, before: Sequence[Elements], progress: Progress, behind: Sequence[Elements]) -> Emitted:
-        """Work through a micro-batch of the current key group.
-
-        Raises
-        ------
-        ElementFailed, TimerFailed
-            The function raised; nothing of the micro-batch counts.
-        """
+        """Work through a micro-batch of the current key group."""
         # What was counted in front of this counts as well: functions are applied to keyed state there.
         self._emitted = emitted = Emitted(counts=self._emitted.counts)
         self.states.scope.now_ms = self.timers.processing_time_ms = progress.processing_time_ms
@@ -269,11 +230,6 @@ class GroupRun:
 
         For finding out which call has emitted what cannot be written: nothing is noted of that while all is
         well. Whoever calls it has loaded the entries once more.
-
-        Raises
-        ------
-        ElementFailed, TimerFailed
-            The function raised, or the check did; `error` says what.
         """
         processors, on_timer = self._processors, self._on_timer
         self._processors = tuple(checked(process, lambda: self._emitted, check) for process in processors)
@@ -353,15 +309,12 @@ class KeyedCoProcessOperator(KeyedStreamOperator):
         self._function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return the function's `process_element1` and `process_element2`."""
         return self._function.process_element1, self._function.process_element2
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
-        """Call the function's `on_timer`."""
         return self._function.on_timer(timer.time_ms, self._context)
 
     def close(self) -> None:
-        """Close the function."""
         self._function.close()
 
 
@@ -370,15 +323,7 @@ class KeyedCoProcessOperator(KeyedStreamOperator):
 
 
 class RecordFunction(KeyedProcessFunction):
-    """Calls a function of one record; it has no timers, since nothing that it is given registers any.
-
-    Parameters
-    ----------
-    call
-        From a record to what comes of it.
-    rich
-        Whose method that is, opened with the states of the operator; None for a plain function.
-    """
+    """Calls a function of one record; it has no timers, since nothing that it is given registers any."""
 
     def __init__(self, call: Callable[[Any], Any], rich: RichFunction | None) -> None:
         self._call, self._rich = call, rich
@@ -389,7 +334,6 @@ class RecordFunction(KeyedProcessFunction):
             self._rich.open(context)
 
     def close(self) -> None:
-        """Close it."""
         if self._rich is not None:
             self._rich.close()
 
@@ -428,15 +372,7 @@ class FilterRecords(RecordFunction):
 
 
 class CoFlatMapRecords(KeyedCoProcessFunction):
-    """Calls a function of one record for each of two inputs: any number of rows of each record.
-
-    Parameters
-    ----------
-    calls
-        From a record of each input to what comes of it.
-    rich
-        What they are methods of, opened with the states of the operator: one or two objects, or none.
-    """
+    """Calls a function of one record for each of two inputs: any number of rows of each record."""
 
     def __init__(
         self, calls: tuple[Callable[[Any], Any], Callable[[Any], Any]], rich: tuple[RichFunction, ...]
@@ -458,7 +394,6 @@ class CoFlatMapRecords(KeyedCoProcessFunction):
         return self._rows(self._second(value))
 
     def close(self) -> None:
-        """Close them."""
         for one in self._rich:
             one.close()
 

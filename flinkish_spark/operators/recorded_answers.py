@@ -40,24 +40,17 @@ _PLACE_COLUMNS = ("channel", "sequence", "number", "digest")
 
 
 class AskedAbout(NamedTuple):
-    """Which element an answer is about: where it stands in its stream, and what it was.
-
-    Parameters
-    ----------
-    number
-        Among elements with the same place and content, which are the same to everybody.
-    digest
-        Of its content. A program that asks about something else, at the same place, finds no answer.
-    """
+    """Which element an answer is about: where it stands in its stream, and what it was."""
 
     channel: int
     sequence: int
+    #: Among elements with the same place and content, which are the same to everybody.
     number: int
+    #: Of its content. A program that asks about something else, at the same place, finds no answer.
     digest: bytes
 
 
 def digest_of(element: Sequence[Any]) -> bytes:
-    """Return what stands for the content of an element, the same in every process."""
     return hashlib.blake2b(repr(tuple(element)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -130,15 +123,7 @@ def objects_in(store: Store, folder: str) -> list[_Object]:
 
 
 class RecordedAnswers:
-    """Answers that elements of one task have, and the log where it puts new ones.
-
-    Parameters
-    ----------
-    folder
-        Of the operator, in the job directory.
-    lineage, batch, task
-        Whose the elements are.
-    """
+    """Answers that elements of one task have, and the log where it puts new ones."""
 
     def __init__(
         self,
@@ -160,7 +145,6 @@ class RecordedAnswers:
         self._load()
 
     def find(self, asked: AskedAbout) -> Answer | None:
-        """Return the answer about an element that counts in this micro-batch; None if there is none yet."""
         return self._known.get(asked)
 
     def find_earlier(self, asked: AskedAbout) -> Answer | None:
@@ -175,20 +159,7 @@ class RecordedAnswers:
         return left.pop(0) if left else None
 
     def append(self, answers: Sequence[tuple[AskedAbout, Answer, int]]) -> list[Answer]:
-        """Make answers durable; return those that count, in the same order.
-
-        Parameters
-        ----------
-        answers
-            With the place of each element in its batch, for errors.
-
-        Raises
-        ------
-        ElementFailed
-            A row does not fit its output.
-        StoreError
-            The store refuses.
-        """
+        """Make answers durable; return those that count, in the same order."""
         by_log: dict[str, list[tuple[AskedAbout, Answer, int]]] = defaultdict(list)
         for one in answers:
             by_log[self._log_of(one[0])].append(one)
@@ -314,13 +285,7 @@ def encode(outputs: Outputs, answers: Sequence[tuple[AskedAbout, Answer, int]]) 
 
 
 def decode(outputs: Outputs, data: bytes) -> list[tuple[AskedAbout, Answer]]:
-    """Return the answers of an object; none if they are those of a program with other outputs.
-
-    Raises
-    ------
-    FrameError
-        It is torn, altered, or no such object.
-    """
+    """Return the answers of an object; none if they are those of a program with other outputs."""
     sections = unpack_frame(data)
     if _PLACES not in sections:
         raise FrameError("it has no places")
@@ -361,14 +326,9 @@ def _in_groups(rows: list[Any], counts: Sequence[int]) -> Iterator[tuple[Any, ..
 
 @dataclass(frozen=True)
 class Recording:
-    """How the answers of an operator on a way are recorded.
+    """How the answers of an operator on a way are recorded."""
 
-    Parameters
-    ----------
-    folder
-        Where they are, in the job directory.
-    """
-
+    #: Where they are, in the job directory.
     folder: str
     stream: Stream
     readers: Readers
@@ -384,18 +344,7 @@ class AnswerRetention:
         self._checkpoints = 0
 
     def unneeded(self, lineage: int, batches: Collection[int]) -> list[str]:
-        """Return the keys that go with a confirmed checkpoint.
-
-        Parameters
-        ----------
-        lineage, batches
-            Of the checkpoint: those of its epoch.
-
-        Notes
-        -----
-        Of lineages that were left, an object stays until the live one has come past all of its elements. On
-        several ways an element may come once more in the epoch that follows.
-        """
+        """Return the keys that go with a confirmed checkpoint."""
         first, last = min(batches), max(batches)
         upto = first - 1 if self._recording.readers is Readers.SEVERAL_WAYS else last
         objects = objects_in(self._store, self._recording.folder)

@@ -39,15 +39,7 @@ class _NotInColumns(Exception):
 
 
 def answered(search: RowSearch, columns: Sequence[pa.Array], begins: Array) -> dict[str, Answers]:
-    """Return by variable which rows are it, as far as their own fields and those of rows before say so.
-
-    Parameters
-    ----------
-    columns
-        Fields of rows: those of a key together, in their order.
-    begins
-        Where the rows of each key begin. What was before them is not known here.
-    """
+    """Return by variable which rows are it, as far as their own fields and those of rows before say so."""
     found: dict[str, Answers] = {}
     if not len(begins):
         return found
@@ -132,15 +124,7 @@ def earlier_events(made: E.Expression) -> tuple[tuple[str, bool], ...] | None:
 
 
 class ComparedWithEarlier:
-    """A condition of events beside earlier ones of their partial matches, over columns.
-
-    Parameters
-    ----------
-    made
-        The condition.
-    named
-        What it looks at, as :func:`earlier_events` says it.
-    """
+    """A condition of events beside earlier ones of their partial matches, over columns."""
 
     def __init__(self, made: E.Expression, named: Sequence[tuple[str, bool]]) -> None:
         self._made, self._named = made, tuple(named)
@@ -149,13 +133,7 @@ class ComparedWithEarlier:
         self.columns: Sequence[pa.Array] = ()
 
     def __call__(self, events: Array, before: Sequence[Array]) -> Array | None:
-        """Return of which pairs it holds; None where it is not known how to say that.
-
-        Parameters
-        ----------
-        events, before
-            Places of the events, and of the earlier ones in the order of `named`; less than 0: there is none.
-        """
+        """Return of which pairs it holds; None where it is not known how to say that."""
         if not self._is_known:
             return None
         own = {name: pa.array(one, mask=one < 0) for name, one in zip(self._named, before, strict=True)}
@@ -176,17 +154,7 @@ class ComparedWithEarlier:
 def measured(
     made: E.Expression, columns: Sequence[Any], named: Mapping[tuple[str, bool], Array], count: int
 ) -> pa.Array | None:
-    """Return an expression over the events of matches as a column; None where it is not known how.
-
-    Parameters
-    ----------
-    columns
-        Fields of events; each has `take`, as an array.
-    named
-        The place of the event that a name means, by match; less than 0: there is none.
-    count
-        Of the matches.
-    """
+    """Return an expression over the events of matches as a column; None where it is not known how."""
     own = {name: pa.array(one, mask=one < 0) for name, one in named.items()}
     try:
         found = _Beside(columns, pa.nulls(count, pa.int64()), own).value(made)

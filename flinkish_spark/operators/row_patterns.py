@@ -23,19 +23,6 @@ class RowPatternOperator(TimedRowsOperator):
 
     Rows wait until the watermark has reached them. What is kept of a key behind that is rows alone: those
     with which a match may still begin or go on. So another row pattern may take over the same state.
-
-    Parameters
-    ----------
-    search
-        What is looked for and told.
-    element
-        Type of the rows.
-    time_field
-        Place of the field that says the time of a row; None: it has one beside its fields.
-    key_fields
-        Places of the fields that come out in front where one row is told per match.
-    late_output
-        Where rows behind the watermark go; None: they are dropped and counted.
     """
 
     def __init__(
@@ -64,7 +51,6 @@ class RowPatternOperator(TimedRowsOperator):
         )
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return what handles a late row."""
         return (self.timed.late,)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:

@@ -27,21 +27,14 @@ from flinkish_spark.types.to_python import to_values
 
 @dataclass
 class DueRows:
-    """Rows whose time comes in a micro-batch: those of a key together, by time, then as they came.
+    """Rows whose time comes in a micro-batch: those of a key together, by time, then as they came."""
 
-    Parameters
-    ----------
-    rows, times_ms
-        The fields of elements, as tuples, and their times.
-    facts
-        What is known of them besides, column by column.
-    columns
-        Their fields as columns; none where rows come one by one.
-    """
-
+    #: The fields of elements, as tuples, and their times.
     rows: Sequence[Any] = ()
     times_ms: Sequence[int] = ()
+    #: What is known of them besides, column by column.
     facts: Sequence[Sequence[Any]] = ()
+    #: Their fields as columns; none where rows come one by one.
     columns: Sequence[pa.Array] = ()
     _of_key: dict[Any, tuple[int, int]] = field(default_factory=dict)
     #: When the first of those comes that go on waiting.
@@ -61,7 +54,6 @@ class DueRows:
         return np.array([begin for begin, _ in self._of_key.values()], dtype=np.int64)
 
     def next_ms(self, key: Any) -> int | None:
-        """Return when the first of a key's rows comes that wait; None if none does."""
         if key in self._of_key:
             return self.times_ms[self._of_key[key][0]]
         return self._later_ms.get(key)
@@ -69,45 +61,23 @@ class DueRows:
 
 @dataclass
 class DueColumns:
-    """Rows whose time comes in a micro-batch, in the order of :class:`DueRows`, as columns.
+    """Rows whose time comes in a micro-batch, in the order of :class:`DueRows`, as columns."""
 
-    Parameters
-    ----------
-    fields, rows
-        Fields of all rows, as columns, and where in them the rows are: what nobody looks at is not moved.
-    facts, times_ms
-        What is known of the rows besides, and their times.
-    begins, counts
-        By key, where its rows begin, and how many it has.
-    later_ms
-        By key, when the first row comes that goes on waiting; the end of time where none does.
-    """
-
+    #: Fields of all rows, as columns, and where in them the rows are: what nobody looks at is not moved.
     fields: list[pa.Array]
     rows: Array
+    #: What is known of the rows besides, and their times.
     facts: list[pa.Array]
     times_ms: Array
+    #: By key, where its rows begin, and how many it has.
     begins: Array
     counts: Array
+    #: By key, when the first row comes that goes on waiting; the end of time where none does.
     later_ms: Array
 
 
 class TimedRows:
-    """The rows of an operator that wait: a list per key, by time, as it is stored.
-
-    Parameters
-    ----------
-    name
-        Of the state.
-    element
-        Type of the elements.
-    facts
-        DDL of what is known of an element besides, as fields; empty for nothing.
-    time_field
-        Place of the field that says the time of a row; None: it has one beside its fields.
-    late_output
-        Where rows behind the watermark go, without the facts; None: they are dropped and counted.
-    """
+    """The rows of an operator that wait: a list per key, by time, as it is stored."""
 
     def __init__(
         self,
@@ -129,13 +99,7 @@ class TimedRows:
         states.get_list_state(self.state)
 
     def late(self, value: Any, context: FunctionContext) -> None:
-        """Take note of a row that the watermark has passed, or that has no time; a :data:`Processor`.
-
-        Raises
-        ------
-        PatternNeedsTime
-            It has none.
-        """
+        """Take note of a row that the watermark has passed, or that has no time; a :data:`Processor`."""
         if not has_time(context.timestamp_ms):
             raise PatternNeedsTime
         if self._late_output is None:
@@ -155,7 +119,6 @@ class PatternNeedsTime(ValueError):
 
 
 def has_time(time_ms: int | None) -> bool:
-    """Return whether that is a time."""
     return time_ms is not None and time_ms != MIN_WATERMARK_MS
 
 
@@ -171,21 +134,7 @@ class TimedRowsOperator(KeyedStreamOperator, ABC):
 
 
 class WaitingRows:
-    """The rows of some keys of a key group: those that were stored, and those that come in.
-
-    Parameters
-    ----------
-    timed
-        What the operator says of them.
-    index
-        The keys: of the rows that come, then of stored ones.
-    state
-        Its stored rows.
-    columns
-        Fields and facts of the rows that come, as columns.
-    times_ms
-        Of these.
-    """
+    """The rows of some keys of a key group: those that were stored, and those that come in."""
 
     def __init__(
         self,
@@ -226,7 +175,6 @@ class WaitingRows:
         return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
 
     def first_new(self, where: Array | None = None) -> Iterable[tuple[Any, int]]:
-        """Return key and time of rows that come now and are the first of their key; maybe of some keys."""
         first = self._first_new if where is None else self._first_new[where[self._key[self._first_new]]]
         return zip((self.keys[at] for at in self._key[first]), self._times_ms[first].tolist(), strict=True)
 
@@ -285,13 +233,7 @@ class WaitingRows:
 
 
 def _in_order(keys: Array, times_ms: Array) -> Array:
-    """Return the order of rows by key and time; rows of one time stay in theirs.
-
-    Examples
-    --------
-    >>> _in_order(np.array([1, 0, 1, 1]), np.array([5, 9, 5, -3])).tolist()
-    [1, 3, 0, 2]
-    """
+    """Return the order of rows by key and time; rows of one time stay in theirs."""
     count = len(keys)
     if not count:
         return np.empty(0, dtype=np.int64)

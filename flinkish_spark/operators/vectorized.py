@@ -156,18 +156,11 @@ class VectorizedProcessFunction(RichFunction, ABC):
 
 
 def has_timers(function: VectorizedProcessFunction) -> bool:
-    """Return whether a function is called for timers."""
     return type(function).on_timers is not VectorizedProcessFunction.on_timers
 
 
 def sum_by_key(index: KeyIndex, values: Array) -> Array:
-    """Return the sum of each key's values; shape (keys,), exact for integers.
-
-    Raises
-    ------
-    OverflowError
-        A sum of integers leaves 64 bits.
-    """
+    """Return the sum of each key's values; shape (keys,), exact for integers."""
     if values.dtype.kind == "f":
         summed: Array = np.bincount(index.of_row, weights=values, minlength=len(index))
         return summed
@@ -185,21 +178,18 @@ def sum_by_key(index: KeyIndex, values: Array) -> Array:
 
 
 def least_by_key(index: KeyIndex, values: Array) -> Array:
-    """Return the least of each key's values; shape (keys,)."""
     ordered, begins = _runs(index)
     least: Array = np.minimum.reduceat(values[ordered], begins)
     return least
 
 
 def greatest_by_key(index: KeyIndex, values: Array) -> Array:
-    """Return the greatest of each key's values; shape (keys,)."""
     ordered, begins = _runs(index)
     greatest: Array = np.maximum.reduceat(values[ordered], begins)
     return greatest
 
 
 def count_by_key(index: KeyIndex) -> Array:
-    """Return how many rows each key has; shape (keys,)."""
     counted: Array = np.bincount(index.of_row, minlength=len(index))
     return counted
 

@@ -16,21 +16,7 @@ def window_operator(
     input_type: str | ElementType,
     result_type: str | None = None,
 ) -> WindowOperator:
-    """Return the operator for windows of that kind.
-
-    Parameters
-    ----------
-    input_type
-        Type of the elements; as DDL: fields, or one type.
-    result_type
-        Fields of the results, without that of retractions, for which it is needed; those of the elements
-        where a reduction is all that is computed.
-
-    Raises
-    ------
-    ConfigError
-        There are to be retractions, and it is not known of what.
-    """
+    """Return the operator for windows of that kind."""
     if isinstance(input_type, str):
         input_type = ElementType(input_type)
     results = _results(spec, computation, input_type, result_type)

@@ -74,17 +74,7 @@ from flinkish_spark.windows.time_window import TimeWindow
 
 
 class OpenWindow:
-    """A window of a key, and what its elements were folded to.
-
-    Parameters
-    ----------
-    key
-        Number of its key.
-    order
-        Its place among all windows of the key group, by when it got its present bounds.
-    row
-        Which of the stored rows says the same; None if there is none, since something has changed.
-    """
+    """A window of a key, and what its elements were folded to."""
 
     __slots__ = ("accumulator", "end_ms", "key", "order", "row", "start_ms")
 
@@ -97,50 +87,34 @@ class OpenWindow:
 
 @dataclass(frozen=True)
 class Folding:
-    """What folds the elements of a window.
+    """What folds the elements of a window."""
 
-    Parameters
-    ----------
-    begin
-        From the first element to the accumulator.
-    add
-        From an element and the accumulator to the next one; never called with None for that.
-    merge
-        From the accumulators of two windows, the earlier one first, to that of both.
-    result
-        From the accumulator to the result; None for none.
-    elements
-        From the result to what a window function is given.
-    take
-        Copies an element for each further window that it is in; None: nothing in elements can change.
-    """
-
+    #: From the first element to the accumulator.
     begin: Callable[[Any], Any]
+    #: From an element and the accumulator to the next one; never called with None for that.
     add: Callable[[Any, Any], Any]
+    #: From the accumulators of two windows, the earlier one first, to that of both.
     merge: Callable[[Any, Any], Any]
+    #: From the accumulator to the result; None for none.
     result: Callable[[Any], Any]
+    #: From the result to what a window function is given.
     elements: Callable[[Any], Sequence[Any]]
+    #: Copies an element for each further window that it is in; None: nothing in elements can change.
     take: Take | None = None
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """Elements on one side of the watermark, in their order.
+    """Elements on one side of the watermark, in their order."""
 
-    Parameters
-    ----------
-    keys, times_ms, values
-        Number of each one's key, its time by the windows' clock, and the element. If there are fewer times
-        than elements, the others are not looked at.
-    """
-
+    #: Number of each one's key, its time by the windows' clock, and the element. If there are fewer times
+    #: than elements, the others are not looked at.
     keys: Sequence[int]
     times_ms: Array
     values: Iterable[Any]
     is_before: bool
 
     def place(self, left: Iterator[int]) -> int:
-        """Return which element it is, of whose keys these are left: nobody has to count in the loop."""
         return len(self.keys) - length_hint(left) - 1
 
 
@@ -153,15 +127,7 @@ Late = tuple[int, Any, int]
 
 
 class OpenWindows(ABC):
-    """All open windows of the keys at hand.
-
-    Parameters
-    ----------
-    keys
-        How many keys there are.
-    registered
-        How many places in the order of windows were given out.
-    """
+    """All open windows of the keys at hand."""
 
     def __init__(self, folding: Folding, keys: int, registered: int) -> None:
         self._folding = folding
@@ -169,7 +135,6 @@ class OpenWindows(ABC):
 
     @property
     def registered(self) -> int:
-        """How many places were given out; asked once, behind all that has happened."""
         return next(self._orders)
 
     @abstractmethod
@@ -177,13 +142,7 @@ class OpenWindows(ABC):
         """Take over stored windows."""
 
     def add(self, arrived: Arrived, watermark_ms: int) -> list[Late]:
-        """Add elements; return those that came too late.
-
-        Raises
-        ------
-        ElementFailed
-            The function raised at one.
-        """
+        """Add elements; return those that came too late."""
         late: list[Late] = []
         keys = iter(arrived.keys)
         try:
@@ -223,12 +182,10 @@ class OpenSessions(OpenWindows):
         self._of_key: list[list[OpenWindow]] = [[] for _ in range(keys)]
 
     def put(self, windows: Iterable[OpenWindow]) -> None:
-        """Take over stored windows."""
         for window in sorted(windows, key=_START):
             self._of_key[window.key].append(window)
 
     def living(self) -> Iterator[OpenWindow]:
-        """Yield the windows that are still open."""
         return itertools.chain.from_iterable(self._of_key)
 
     def _add(self, keys: Iterator[int], arrived: Arrived, watermark_ms: int, late: list[Late]) -> None:
@@ -319,7 +276,6 @@ class OpenAligned(OpenWindows):
             self._of_key[window.key][start_ms if is_own else bounds] = window
 
     def living(self) -> Iterator[OpenWindow]:
-        """Yield the windows that are still open."""
         for windows in self._of_key:
             yield from windows.values()
 
@@ -376,13 +332,7 @@ def open_windows(windows: ColumnWindows, folding: Folding, keys: int, registered
 
 
 def over_by(now_ms: int) -> int:
-    """Return the greatest end of windows whose last instant has come; the end of all time is one itself.
-
-    Examples
-    --------
-    >>> over_by(9), over_by(MAX_WATERMARK_MS) == MAX_WATERMARK_MS
-    (10, True)
-    """
+    """Return the greatest end of windows whose last instant has come; the end of all time is one itself."""
     return now_ms if now_ms == MAX_WATERMARK_MS else min(now_ms + 1, MAX_WATERMARK_MS - 1)
 
 
@@ -415,22 +365,16 @@ ORDER_FIELD = "_fs_order"
 
 @dataclass(frozen=True)
 class LoopedWindows:
-    """Windows and what folds their elements, as a keyed operator; travels in the plan.
-
-    Parameters
-    ----------
-    late_output
-        Where late elements go; None: they are dropped and counted.
-    """
+    """Windows and what folds their elements, as a keyed operator; travels in the plan."""
 
     windows: ColumnWindows
     computation: WindowComputation
     element_type: ElementType
+    #: Where late elements go; None: they are dropped and counted.
     late_output: OutputTag | None = None
 
     @property
     def clock(self) -> TimeDomain:
-        """What the windows go by."""
         return self.windows.clock
 
     @property
@@ -454,7 +398,6 @@ class LoopedWindows:
 
     @property
     def function(self) -> ProcessWindowFunction | None:
-        """What is called for each window, if that is to be done."""
         return None if self.bounds is not None else function_of(self.computation)
 
     def open(self, states: KeyedStates) -> Folding:
@@ -577,17 +520,7 @@ def _all(result: Sequence[Any]) -> Sequence[Any]:
 
 
 class StoredWindows:
-    """What is stored of the windows of some keys, in one micro-batch.
-
-    Parameters
-    ----------
-    table, stored
-        The entries, and those of them that may change.
-    contents
-        How an accumulator is stored: its columns are behind those of an entry's time and order.
-    hashes, keys
-        Of the keys of elements, column by column as in the table; one of each per element.
-    """
+    """What is stored of the windows of some keys, in one micro-batch."""
 
     def __init__(
         self,
@@ -605,7 +538,6 @@ class StoredWindows:
         self._living = stored.living(self._stored_key)
 
     def key_numbers(self) -> Array:
-        """Return the number of each element's key."""
         return self.index.of_row[len(self._stored) :]
 
     def windows(self) -> list[OpenWindow]:
@@ -628,20 +560,7 @@ class StoredWindows:
         return list(map(OpenWindow, *parts))
 
     def store(self, windows: Iterable[OpenWindow], keys: Sequence[Any]) -> bool:
-        """Put what became of them; return whether anything did.
-
-        Parameters
-        ----------
-        windows
-            Those that are open now.
-        keys
-            All keys by their numbers, for errors.
-
-        Raises
-        ------
-        StateValueError
-            An accumulator does not fit its declared type.
-        """
+        """Put what became of them; return whether anything did."""
         kept, changed = list[int](), list[OpenWindow]()
         for window in windows:
             if window.row is None:
@@ -685,34 +604,18 @@ _MERGING = MERGING_WINDOWS.name
 
 @dataclass(frozen=True)
 class WithTimers:
-    """What the operator with states and timers has stored, for the loop.
-
-    Parameters
-    ----------
-    layout
-        Of the loop's state.
-    other
-        Of what is read.
-    clock
-        What the windows go by.
-    """
+    """What the operator with states and timers has stored, for the loop."""
 
     layout: GroupLayout
     other: GroupLayout
+    #: What the windows go by.
     clock: TimeDomain
 
     def is_of(self, sections: Frame) -> bool:
-        """Return whether sections are of that form."""
         return STATE_SECTION + CONTENTS in sections or STATE_SECTION + _MERGING in sections
 
     def converted(self, value: bytes | memoryview, bases: Bases) -> dict[str, memoryview]:
-        """Return the sections that say the same in the loop's form, without a base.
-
-        Raises
-        ------
-        StateMismatch
-            What is stored does not fit the declaration.
-        """
+        """Return the sections that say the same in the loop's form, without a base."""
         stored = GroupState(self.other, value, bases)
         return _sections(
             {STATE_SECTION + OPEN: self.layout.states[OPEN]}, {STATE_SECTION + OPEN: self._rows(stored)}
@@ -741,7 +644,6 @@ class FromLoop:
     clock: TimeDomain
 
     def is_of(self, sections: Frame) -> bool:
-        """Return whether sections are of that form."""
         return STATE_SECTION + OPEN in sections
 
     def converted(self, value: bytes | memoryview, bases: Bases) -> dict[str, memoryview]:
@@ -801,6 +703,5 @@ def _windows(stored: GroupState, contents: dict[Any, Row]) -> Iterator[tuple[Any
 
 
 def _sections(layouts: dict[str, TableLayout], rows: dict[str, Iterable[Row]]) -> dict[str, memoryview]:
-    """Return the payloads of sections; none of those without rows."""
     batches = {name: encode_rows(layouts[name], list(own)) for name, own in rows.items()}
     return {name: table_bytes(batch) for name, batch in batches.items() if batch.num_rows}

@@ -79,14 +79,12 @@ class WindowContents(ABC):
 
 
 def part_of(computation: WindowComputation) -> object:
-    """Return what reduces or aggregates elements; None where all of them are kept."""
     if isinstance(computation, ReduceWindow):
         return computation.reduce
     return computation.aggregate if isinstance(computation, AggregateWindow) else None
 
 
 def function_of(computation: WindowComputation) -> ProcessWindowFunction | None:
-    """Return what is called when a window fires, if anything is."""
     return computation.process if isinstance(computation, ProcessWindow) else computation.then
 
 
@@ -238,7 +236,6 @@ class _Evicted(WindowContents):
 
 
 def _named_reduce(computation: ReduceWindow, named: Named) -> Reduce:
-    """Return the reduction of elements that have the names of their fields."""
     given: Any = computation.reduce
     reduce: Reduce = getattr(given, "reduce", given)
     return lambda first, second: reduce(named(first), named(second))
@@ -337,46 +334,32 @@ class TriggerScope:
             self._scope.enter(key, current)
 
     def merging(self, windows: Sequence[TimeWindow]) -> None:
-        """Say which windows merge, before `on_merge`."""
         self._merged = windows
 
 
 class DeclaredStates:
-    """States by name; those that `open` asked for.
-
-    Parameters
-    ----------
-    states
-        Of the operator, in the scope that these states have.
-    admit
-        Called with a descriptor before its state is returned; may refuse.
-    """
+    """States by name; those that `open` asked for."""
 
     def __init__(self, states: KeyedStates, admit: Callable[[StateDescriptor], None]) -> None:
         self._states, self.admit = states, admit
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        """Return the value state of that name."""
         self.admit(descriptor)
         return self._states.get_state(descriptor)
 
     def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
-        """Return the list state of that name."""
         self.admit(descriptor)
         return self._states.get_list_state(descriptor)
 
     def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
-        """Return the map state of that name."""
         self.admit(descriptor)
         return self._states.get_map_state(descriptor)
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
-        """Return the reducing state of that name."""
         self.admit(descriptor)
         return self._states.get_reducing_state(descriptor)
 
     def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
-        """Return the aggregating state of that name."""
         self.admit(descriptor)
         return self._states.get_aggregating_state(descriptor)
 
@@ -385,13 +368,6 @@ class FunctionStates(DeclaredStates, SubtaskFacts):
     """The states of a window function: per key (itself), and per key and window.
 
     Given to the function's `open`; after :meth:`seal` nothing new can be declared.
-
-    Parameters
-    ----------
-    of_key, of_window
-        The operator's states in the scopes of a key, and of a key's window.
-    can_have_window_state
-        Says no, by raising, where windows merge.
     """
 
     def __init__(
@@ -448,11 +424,9 @@ class FiringContext:
         self.window = TimeWindow(0, 0)
 
     def current_watermark(self) -> int:
-        """Return the watermark."""
         return self._timers.watermark_ms
 
     def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time."""
         return self._timers.processing_time_ms
 
     def output(self, tag: OutputTag, value: Any) -> None:
@@ -510,15 +484,12 @@ class PlainResults(WindowResults):
     """Results as the function made them."""
 
     def open(self, states: KeyedStates) -> None:
-        """Give up what is stored by a program that had retractions."""
         states.drop_state(FIRED)
 
     def fired(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
-        """Return the rows."""
         return rows
 
     def withdrawn(self, key: Any, window: TimeWindow) -> Sequence[Any]:
-        """Return nothing."""
         return ()
 
     def settle(self, key: Any, window: TimeWindow) -> None:
@@ -526,13 +497,7 @@ class PlainResults(WindowResults):
 
 
 class RetractedResults(WindowResults):
-    """Results with a last field that is true in one that does not stand any more.
-
-    Parameters
-    ----------
-    result_type
-        Of results, without that field. They are kept with the window's state until the window is cleaned up.
-    """
+    """Results with a last field that is true in one that does not stand any more."""
 
     def __init__(self, result_type: ElementType) -> None:
         self._type, self._names = result_type, tuple(field.name for field in result_type.fields)
@@ -546,13 +511,7 @@ class RetractedResults(WindowResults):
         self._last = own.get_list_state(ListStateDescriptor(FIRED, self._type.stored_fields))
 
     def fired(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
-        """Return the last results, retracted, and then the rows.
-
-        Raises
-        ------
-        OutputError
-            A row has other fields than were declared.
-        """
+        """Return the last results, retracted, and then the rows."""
         # A generator runs here, with the window still the current one.
         now = [taken(self._row(row)) for row in elements_of(rows)]
         retracted = self.withdrawn(key, window)
@@ -567,7 +526,6 @@ class RetractedResults(WindowResults):
         return last
 
     def settle(self, key: Any, window: TimeWindow) -> None:
-        """Keep the last results no longer."""
         self._scope.enter(key, window)
         self._last.clear()
 
@@ -635,7 +593,6 @@ class WindowOperator(KeyedStreamOperator):
         self._open_windows(of_key)
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return what handles an element."""
         return (self.process_element,)
 
     def process_element(self, value: Any, context: FunctionContext) -> None:
@@ -669,7 +626,6 @@ class WindowOperator(KeyedStreamOperator):
             self._register_cleanup(window)
 
     def close(self) -> None:
-        """Close the functions."""
         close_part(self._part)
         if self._function is not None:
             self._function.close()
@@ -711,7 +667,6 @@ class WindowOperator(KeyedStreamOperator):
         return is_taken
 
     def _own(self, value: Any) -> Any:
-        """Return an element for one more owner."""
         return value if self._take is None else self._take(value)
 
     def _slots_waiting(self) -> set[Any]:
@@ -724,7 +679,6 @@ class WindowOperator(KeyedStreamOperator):
         return self._waiting
 
     def _place_of(self, window: TimeWindow) -> TimeWindow | None:
-        """Return in which window's place the content of a window is; None if the window is gone."""
         return window
 
     def _obey(self, result: TriggerResult, window: TimeWindow, place: TimeWindow) -> None:

@@ -47,23 +47,14 @@ from flinkish_spark.worker.functions import RowFunction
 
 @dataclass(frozen=True)
 class AsyncPlace:
-    """What a plan knows of the job and its async operators.
+    """What a plan knows of the job and its async operators."""
 
-    Parameters
-    ----------
-    job_dir
-        Where answers are recorded; None for a plan that belongs to no job.
-    job
-        Begins idempotency keys.
-    workers
-        How many Python workers may run at once.
-    report
-        Takes what calls of an operator cost; called in workers.
-    """
-
+    #: Where answers are recorded; None for a plan that belongs to no job.
     job_dir: StoreSpec | None = None
     job: str = ""
+    #: How many Python workers may run at once.
     workers: int = 1
+    #: Takes what calls of an operator cost; called in workers.
     report: Callable[[str, AsyncStatistics], None] | None = None
 
 
@@ -73,23 +64,15 @@ NO_PLACE = AsyncPlace()
 
 @dataclass
 class AsyncSettings(TransformSettings):
-    """What is known of an async operator up to the start of its job; all of its outputs share it.
+    """What is known of an async operator up to the start of its job; all of its outputs share it."""
 
-    Parameters
-    ----------
-    main
-        Fields of the main output.
-    uid
-        By which its answers are found again.
-    sides
-        Fields of the side outputs that somebody reads, by name.
-    kept_as
-        By what name workers keep the opened function.
-    """
-
+    #: Fields of the main output.
     main: T.StructType = field(default_factory=T.StructType)
+    #: By which its answers are found again.
     uid: str = ""
+    #: Fields of the side outputs that somebody reads, by name.
     sides: dict[str, T.StructType] = field(default_factory=dict)
+    #: By what name workers keep the opened function.
     kept_as: str = field(default_factory=lambda: uuid4().hex)
 
     @property
@@ -100,29 +83,20 @@ class AsyncSettings(TransformSettings):
 
 @dataclass(frozen=True)
 class AsyncTransform(RowTransform):
-    """Calls an async function, for one of its outputs.
-
-    Parameters
-    ----------
-    spec
-        What the program says.
-    side
-        Name of the side output; empty for the main output.
-    place, readers, way, stream
-        What the planner knows: of the job, who reads recorded answers (None: nobody, they are not recorded),
-        from which source or operator the elements come, and what their places mean.
-    """
+    """Calls an async function, for one of its outputs."""
 
     settings: AsyncSettings
     spec: AsyncSpec = field(kw_only=True)
+    #: Name of the side output; empty for the main output.
     side: str = ""
+    #: What the planner knows: of the job, who reads recorded answers (None: nobody, they are not recorded),
+    #: from which source or operator the elements come, and what their places mean.
     place: AsyncPlace = NO_PLACE
     readers: Readers | None = None
     way: str = ""
     stream: Stream = Stream.OF_SOURCE
 
     def of_side(self, name: str, output: T.StructType) -> AsyncTransform:
-        """Return the same function, for a side output."""
         self.settings.sides[name] = output
         return replace(self, side=name, output=output)
 
@@ -162,15 +136,7 @@ class _Reporting:
 
 
 def async_calls(spec: AsyncSpec, output: OutputType | None, uid: str) -> AsyncTransform:
-    """Return the transform that calls an async function.
-
-    Raises
-    ------
-    SchemaError
-        The output is not known.
-    UserFunctionError
-        The function cannot be sent to the workers.
-    """
+    """Return the transform that calls an async function."""
     function = spec.function
     called: Any
     if isinstance(function, AsyncBatchFunction):
@@ -192,22 +158,15 @@ def async_calls(spec: AsyncSpec, output: OutputType | None, uid: str) -> AsyncTr
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """One place in a plan, or behind it, where an async operator runs over the elements of a way.
-
-    Parameters
-    ----------
-    chain
-        Of the plan: what stands in several of them reads sources several times, and may see other elements.
-    is_planned
-        Whether it is part of the streaming plan, and not done for a sink on the evaluated micro-batch.
-    reader
-        The operator or the sink that reads it.
-    """
+    """One place in a plan, or behind it, where an async operator runs over the elements of a way."""
 
     function: AsyncTransform
     way: str
+    #: Of the plan: what stands in several of them reads sources several times, and may see other elements.
     chain: Chain
+    #: Whether it is part of the streaming plan, and not done for a sink on the evaluated micro-batch.
     is_planned: bool
+    #: The operator or the sink that reads it.
     reader: str
 
 
@@ -221,13 +180,7 @@ def way_of(leg: Leg) -> str:
 
 
 class AsyncCalls:
-    """The async operators of a graph, as a plan has them.
-
-    Parameters
-    ----------
-    evaluations
-        All of them.
-    """
+    """The async operators of a graph, as a plan has them."""
 
     def __init__(self, evaluations: Iterable[_Evaluation], place: AsyncPlace) -> None:
         self._place = place
@@ -238,18 +191,7 @@ class AsyncCalls:
         self._recordings: dict[str, Recording] = {}
 
     def on_way(self, function: Any, leg: Leg, stream: Stream) -> Any:
-        """Return a function as it runs on a way; one that is not async stays as it is.
-
-        Parameters
-        ----------
-        stream
-            What the places of the elements mean there.
-
-        Raises
-        ------
-        GraphError
-            Several chains ask about elements of which nobody can tell whether they are the same.
-        """
+        """Return a function as it runs on a way; one that is not async stays as it is."""
         if not isinstance(function, AsyncTransform):
             return function
         way, settings = way_of(leg), function.settings
@@ -267,7 +209,6 @@ class AsyncCalls:
 
     @property
     def recordings(self) -> tuple[Recording, ...]:
-        """Of each operator and way that is recorded, how."""
         return tuple(self._recordings.values())
 
 
@@ -301,13 +242,7 @@ _Ends = Sequence[tuple[Chain, Sequence[Leg]]]
 
 
 def async_evaluations(graph: StreamGraph, ends_of: Callable[[StreamNode], _Ends]) -> Iterator[_Evaluation]:
-    """Go through the places where async operators run.
-
-    Parameters
-    ----------
-    ends_of
-        Returns the chains whose ends a stream is, each with the ways that are its end.
-    """
+    """Go through the places where async operators run."""
     planned: dict[Chain, set[KeyedNode]] = {}
     for sink in graph.sinks:
         for chain, ways in ends_of(sink.parent):
@@ -341,7 +276,6 @@ def _async_functions(leg: Leg) -> Iterator[AsyncTransform]:
 
 
 def is_async(function: object) -> bool:
-    """Whether a function calls a system outside."""
     return isinstance(function, AsyncTransform)
 
 
@@ -357,11 +291,6 @@ def shared_from(graph: StreamGraph, leg: Leg, ways: int) -> int | None:
     """Return the number of the step with which a way's part begins that each sink does for itself.
 
     None where the whole way is planned.
-
-    Parameters
-    ----------
-    ways
-        How many the sink's stream has: those of a union are planned.
     """
     if ways > 1 or operator_of(leg.base) is not None:
         return None

@@ -64,24 +64,16 @@ _ORIGIN = T.StructField(ORIGIN, T.LongType())
 
 @dataclass(frozen=True, eq=False)
 class SharedRows:
-    """The rows of one input among those of others, in a frame of all of them.
+    """The rows of one input among those of others, in a frame of all of them."""
 
-    Parameters
-    ----------
-    frame
-        The same object for all of them. Its columns have names of ours.
-    is_own
-        Whether a row is for this input; a control row is for none.
-    columns
-        Each with the name by which expressions of the user's, and what travels, know it.
-    place
-        Column with the place of a record in its source; null in one that was dropped, and is there for its
-        event time.
-    """
-
+    #: The same object for all of them. Its columns have names of ours.
     frame: DataFrame
+    #: Whether a row is for this input; a control row is for none.
     is_own: Column
+    #: Each with the name by which expressions of the user's, and what travels, know it.
     columns: tuple[tuple[str, str], ...]
+    #: Column with the place of a record in its source; null in one that was dropped, and is there for its
+    #: event time.
     place: str = C.SEQUENCE
 
     @property
@@ -94,12 +86,6 @@ def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunc
     """Return what an operator's records go through behind another one.
 
     What only moves records is left out: the operator distributes them anew.
-
-    Raises
-    ------
-    GraphError
-        Something is a function of a DataFrame. Where there is one way only, it was done before
-        (`planning/between.py`).
     """
     found = [function for function in functions if not is_partitioning(function)]
     known = tuple(function for function in found if isinstance(function, RecordFunction))
@@ -120,19 +106,6 @@ def check_said_between(graph: StreamGraph, tasks: int) -> None:
 
     Functions run there in the tasks of the operator in front, and its records are not moved before the one
     behind distributes them.
-
-    Parameters
-    ----------
-    tasks
-        How many keyed operators have.
-
-    Raises
-    ------
-    ConfigError
-        A function is to have another number of tasks.
-    GraphError
-        A function follows `global_` or `partition_custom`, which say what it sees in one task; or is to have
-        tasks of its own.
     """
     for node in graph.operators:
         for feed in feeds(node):
@@ -166,12 +139,6 @@ def stems(graph: StreamGraph, ways: Sequence[Leg]) -> list[tuple[int, list[list[
     Functions of DataFrames, and behind them functions of single records, can run beside those of other ways,
     in the tasks in which the records are. What gives event times comes before, and what calls a system
     outside.
-
-    Returns
-    -------
-    list
-        Of each stem how many steps it has, and the numbers of its ways, alike ones together. What has one of
-        these has no branches.
     """
     known = [tuple(map(id, leg.steps)) for leg in ways]
     needed = {own[: _branches_behind(graph, leg.steps)] for own, leg in zip(known, ways, strict=True)}
@@ -218,11 +185,6 @@ def is_set_apart(graph: StreamGraph, steps: Sequence[Step]) -> bool:
 
     Not where there is one anyway: behind `rebalance` and the like, and in front of a function with a number
     of tasks of its own.
-
-    Parameters
-    ----------
-    steps
-        Of a way up to there; not between two keyed operators.
     """
     *before, step = steps
     front = before[-1] if before else None
@@ -264,35 +226,13 @@ def _check_said(uid: str, steps: Sequence[object], tasks: int) -> None:
 
 
 def is_read_plainly(uid: str, feed: Feed) -> bool:
-    """Whether an operator reads another one on one way, with nothing on it.
-
-    Raises
-    ------
-    GraphError
-        As of :func:`functions_between`.
-    """
+    """Whether an operator reads another one on one way, with nothing on it."""
     found = [_functions(uid, leg) for inlet in feed.inlets for leg in inlet.legs]
     return len(found) == 1 and not found[0]
 
 
 def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker | None, T.StructType]:
-    """Return what makes an input's records of those of an operator in front, and the columns that come out.
-
-    Parameters
-    ----------
-    given
-        Control columns and fields that come in.
-
-    Returns
-    -------
-    tuple
-        A worker that makes one batch of each; None where records stay as they are.
-
-    Raises
-    ------
-    GraphError, SchemaError
-        As of :func:`functions_between`; or the ways bring different fields.
-    """
+    """Return the step from an operator's output to an input's records, and the columns that come out."""
     if len(inlet.legs) == 1:
         (leg,) = inlet.legs
         workers, made = in_turn(_functions(uid, leg), given)
@@ -310,15 +250,7 @@ def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker 
 def shared_inputs(
     node: KeyedNode, feed: Feed, streams: Sequence[TaggedStream], passing: Sequence[TaggedStream] = ()
 ) -> list[tuple[SharedRows, T.StructType, tuple[str | Column, ...]]]:
-    """Return, for each input that an operator has of another one, its rows, its fields and its keys.
-
-    Parameters
-    ----------
-    streams
-        The output of the other operator that each input begins with.
-    passing
-        Outputs in the same frame that pass the operator; they come last, and have no keys.
-    """
+    """Return, for each input that an operator has of another one, its rows, its fields and its keys."""
     frame_of_all = (*streams, *passing)[0]
     frame = frame_of_all.frame
     control = T.StructType([f for f in frame.schema if f.name in (*C.CONTROL, C.TIME)])
@@ -349,19 +281,12 @@ def shared_inputs(
 
 @dataclass(frozen=True, eq=False)
 class _Begun:
-    """How far the plan of a way has come: the frame of all ways, its fields there, and what remains.
-
-    Parameters
-    ----------
-    columns
-        With its fields.
-    place
-        Column that is null in rows that are not its own, if DataFrame functions were on it.
-    """
+    """How far the plan of a way has come: the frame of all ways, its fields there, and what remains."""
 
     frame: DataFrame
     schema: T.StructType
     columns: tuple[str, ...]
+    #: Column that is null in rows that are not its own, if DataFrame functions were on it.
     place: str
     inlet: Inlet
 
@@ -397,7 +322,6 @@ def _behind_frames_of(uid: str, way: _Begun, stream: TaggedStream, number: int) 
 
 
 def _is_of(stream: TaggedStream) -> Column:
-    """Whether a row of an operator's frame is a record of an output."""
     is_record = F.col(C.KIND) == int(C.Kind.RECORD)
     return is_record & (F.col(C.SIDE) == stream.side) if stream.outputs else is_record
 
@@ -465,22 +389,6 @@ def behind_frames(uid: str, feed: Feed, stream: TaggedStream) -> tuple[TaggedStr
 
     Where another operator is read on several ways both stay what they are. Its rows are for several inputs
     then, and a filter on one way would drop those of another.
-
-    Parameters
-    ----------
-    uid
-        Of the operator that reads it.
-    stream
-        The output that the way begins with.
-
-    Raises
-    ------
-    GraphError
-        A function does more than look at single rows, or Spark refuses what it does.
-    UserFunctionError
-        A function raised.
-    SchemaError
-        Fields that come out cannot be those of a stream.
     """
     ways = [leg for inlet in feed.inlets for leg in inlet.legs]
     steps = ways[0].steps
@@ -551,36 +459,24 @@ def _control(stream: TaggedStream) -> list[T.StructField]:
 
 @dataclass(frozen=True)
 class RecordStream:
-    """Records of a source: own columns plus channel and sequence; barriers are apart.
-
-    Parameters
-    ----------
-    source
-        Uid of the source.
-    barriers
-        Control columns of the barriers that belong to the records.
-    channels
-        On how many channels each barrier comes.
-    marked
-        Records and barriers in one frame, where the source made them so; a transform cannot keep
-        them together, since it would see the barriers.
-    has_channels
-        Whether the records' channels are those of the source. Behind a transform that chose its own columns
-        they are Spark's input partitions, which are others in each micro-batch.
-    is_timed
-        Whether a strategy of the user's has given the records their times.
-    has_kept_times
-        Whether there are rows among the records that are times only; see `worker/time.py`.
-    """
+    """Records of a source: own columns plus channel and sequence; barriers are apart."""
 
     source: str
     records: DataFrame
     origins: Origins
+    #: Control columns of the barriers that belong to the records.
     barriers: DataFrame
+    #: On how many channels each barrier comes.
     channels: ExpectedChannels
+    #: Records and barriers in one frame, where the source made them so; a transform cannot keep
+    #: them together, since it would see the barriers.
     marked: DataFrame | None = None
+    #: Whether the records' channels are those of the source. Behind a transform that chose its own columns
+    #: they are Spark's input partitions, which are others in each micro-batch.
     has_channels: bool = True
+    #: Whether a strategy of the user's has given the records their times.
     is_timed: bool = False
+    #: Whether there are rows among the records that are times only; see `worker/time.py`.
     has_kept_times: bool = False
 
     @property
@@ -597,15 +493,7 @@ class RecordStream:
 
 
 def transform_records(stream: RecordStream, function: Transform) -> RecordStream:
-    """Return the stream behind a transform.
-
-    Raises
-    ------
-    GraphError
-        The function returned no DataFrame, or dropped the records' times, or Spark refuses what it does.
-    UserFunctionError
-        The function raised.
-    """
+    """Return the stream behind a transform."""
     if stream.is_timed and isinstance(function, RowTransform | LookupTransform):
         kept = replace(stream, records=function.keeping_times()(stream.records), marked=None)
         return replace(kept, has_kept_times=True)
@@ -654,11 +542,6 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
 
     A column costs nothing. A function of the user's, and a generator of watermarks, take the records through
     Python.
-
-    Raises
-    ------
-    GraphError
-        The times cannot be found.
     """
     stream = replace(stream.records_only(), is_timed=True)
     records, assigner = stream.records, strategy.timestamps
@@ -688,20 +571,13 @@ _BESIDE = (C.CHANNEL, C.SEQUENCE, C.TIME, C.MARK)
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """The last part of a way from a source, where it is not that of other ways.
+    """The last part of a way from a source, where it is not that of other ways."""
 
-    Parameters
-    ----------
-    read
-        What its DataFrame functions do to each record; None if it has none.
-    functions
-        Those of single records, which come behind them.
-    readers
-        Of each operator that reads it, its uid and its keys.
-    """
-
+    #: What its DataFrame functions do to each record; None if it has none.
     read: RowByRow | None
+    #: Those of single records, which come behind them.
     functions: tuple[RecordFunction, ...]
+    #: Of each operator that reads it, its uid and its keys.
     readers: tuple[tuple[str, Sequence[Key]], ...]
 
     @classmethod
@@ -711,18 +587,7 @@ class Branch:
         functions: Sequence[Transform],
         readers: Sequence[tuple[str, Sequence[Key]]],
     ) -> Branch | Spoiler:
-        """Return a branch that begins with a stream, given its functions.
-
-        Returns
-        -------
-        Branch or Spoiler
-            The latter where one of the functions does more than look at single rows.
-
-        Raises
-        ------
-        GraphError, SchemaError, UserFunctionError
-            As of :func:`~flinkish_spark.planning.transforms.transformed`.
-        """
+        """Return a branch that begins with a stream, given its functions."""
         given: Sequence[object] = functions
         records = tuple(one for one in given if isinstance(one, RecordFunction))
         frames = functions[: len(functions) - len(records)]

@@ -84,13 +84,7 @@ def check_max_parallelism(groups: int) -> None:
 
 
 def accumulator_type(given: StateType, uid: str) -> StateType:
-    """Return the declared type of an accumulator.
-
-    Raises
-    ------
-    SchemaError
-        It is no type.
-    """
+    """Return the declared type of an accumulator."""
     try:
         declared_ddl(given)
         # A class has to be one of which instances can be made again.
@@ -167,20 +161,7 @@ def declare_operator(
     uid: str,
     max_parallelism: int | None,
 ) -> KeyedNode:
-    """Add a keyed operator to the graph and return its node.
-
-    Parameters
-    ----------
-    output
-        None stands for the fields of the input, or what the function itself says of them.
-    max_parallelism
-        None for the graph's.
-
-    Raises
-    ------
-    ConfigError, GraphError, SchemaError, UserFunctionError
-        Something cannot be used; the graph is as it was.
-    """
+    """Add a keyed operator to the graph and return its node."""
     groups = graph.max_parallelism if max_parallelism is None else max_parallelism
     check_max_parallelism(groups)
     check_can_be_sent(function, "of operator", uid)
@@ -197,18 +178,6 @@ def declared_uid(
 
     For notebooks and first tries. It is the same in every process and does not depend on names, functions
     and what is declared later; a change in front of the operator, up to what has a uid, makes it another one.
-
-    Parameters
-    ----------
-    method
-        What makes the operator; the uid begins with it.
-    fronts
-        What it reads; of a source what it is.
-
-    Warns
-    -----
-    UserWarning
-        None was said.
     """
     if uid is not None:
         return uid
@@ -249,18 +218,7 @@ def check_can_be_sent(function: object, what: str, uid: str) -> None:
 
 
 def check_strategy(strategy: object, method: str, uid: str) -> None:
-    """Refuse what is no watermark strategy, or cannot be sent to the workers.
-
-    Parameters
-    ----------
-    uid
-        Of the source that it is for.
-
-    Raises
-    ------
-    GraphError, UserFunctionError
-        With what to do.
-    """
+    """Refuse what is no watermark strategy, or cannot be sent to the workers."""
     if not isinstance(strategy, WatermarkStrategy):
         raise GraphError(
             f"{method} got a {type(strategy).__name__} as its watermark strategy",
@@ -285,30 +243,16 @@ _KINDS: dict[str, tuple[type[RichFunction], type[RichFunction] | None, tuple[str
 
 @dataclass(frozen=True)
 class RecordCall:
-    """What is called with each record of one input.
+    """What is called with each record of one input."""
 
-    Parameters
-    ----------
-    call
-        From a record to what comes of it.
-    rich
-        Whose method that is, to be opened and closed; None for a plain function.
-    """
-
+    #: From a record to what comes of it.
     call: Callable[[Any], Any]
+    #: Whose method that is, to be opened and closed; None for a plain function.
     rich: RichFunction | None
 
 
 def record_call(function: Any, method: str, uid: str | None = None) -> RecordCall:
-    """Return what `map`, `flat_map` or `filter` of a stream calls.
-
-    Raises
-    ------
-    GraphError
-        It cannot be called with a record.
-    ConfigError
-        It is async, or a generator where one result is wanted: a call would run nothing.
-    """
+    """Return what `map`, `flat_map` or `filter` of a stream calls."""
     kind = _KINDS[method][0]
     if isinstance(function, kind):
         check_methods(function, kind, _where(method, uid))
@@ -333,18 +277,7 @@ def record_call(function: Any, method: str, uid: str | None = None) -> RecordCal
 def connected_calls(
     first: Any, second: Any, method: str, uid: str | None = None
 ) -> tuple[RecordCall, RecordCall]:
-    """Return what `map` or `flat_map` of connected streams calls with the records of each.
-
-    Parameters
-    ----------
-    first, second
-        One object with a method for each input; or a function for each.
-
-    Raises
-    ------
-    GraphError, ConfigError
-        As of :func:`record_call`; or there is one function too many, or too few.
-    """
+    """Return what `map` or `flat_map` of connected streams calls with the records of each."""
     kind, methods = _KINDS[method][1:]
     assert kind is not None
     if isinstance(first, kind):
@@ -390,29 +323,7 @@ _NO_HINT = inspect.Signature.empty
 def inferred_output(
     call: Callable[..., Any], what: str, *others: Callable[..., Any], is_iterable: bool
 ) -> T.StructType:
-    """Return the fields of the rows that a function emits, by the hints for what it returns.
-
-    Parameters
-    ----------
-    what
-        Names the operator in errors.
-    others
-        What else emits such rows; the first function counts whose hint says fields.
-    is_iterable
-        Whether a call returns several rows, as a generator does.
-
-    Raises
-    ------
-    SchemaError
-        None has a hint for what it returns that says fields.
-
-    Examples
-    --------
-    >>> def rows(line: str) -> collections.abc.Iterator[tuple[str, int]]:
-    ...     yield line, len(line)
-    >>> inferred_output(rows, "'lengths'", is_iterable=True).simpleString()
-    'struct<_1:string,_2:bigint>'
-    """
+    """Return the fields of the rows that a function emits, by the hints for what it returns."""
     reasons = []
     for one in (call, *others):
         try:
@@ -432,13 +343,7 @@ def inferred_output(
 def aggregate_output(
     aggregate: AggregateFunction, then: ProcessWindowFunction | None, what: str
 ) -> T.StructType:
-    """Return the fields of the results of an aggregate, or of what a window function makes of them.
-
-    Raises
-    ------
-    SchemaError
-        As of :func:`inferred_output`.
-    """
+    """Return the fields of the results of an aggregate, or of what a window function makes of them."""
     if then is not None and not isinstance(then, WithWindow):
         return inferred_output(then.process, what, is_iterable=True)
     result = inferred_output(aggregate.get_result, what, is_iterable=False)
@@ -450,13 +355,7 @@ def aggregate_output(
 
 
 def return_hint(call: Callable[..., Any]) -> Any:
-    """Return the hint for what a function returns; the other hints are not read.
-
-    Raises
-    ------
-    NoSuchType
-        It has none, or one that cannot be evaluated.
-    """
+    """Return the hint for what a function returns; the other hints are not read."""
     while isinstance(call, functools.partial):
         call = call.func
     # An object that can be called has its hints where it says how.
@@ -518,18 +417,7 @@ _SAY_IT = 'say key="STRING", or key="user STRING, product LONG" for a tuple'
 
 
 def chosen_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, ...]:
-    """Return what a stream is keyed by, checked.
-
-    Parameters
-    ----------
-    declared
-        Type of what a function returns; None if its hint says it.
-
-    Raises
-    ------
-    GraphError, SchemaError, UserFunctionError
-        There is no key, or one that cannot be used.
-    """
+    """Return what a stream is keyed by, checked."""
     if not keys:
         raise GraphError("key_by() got no key", what_to_do='name a column: key_by("user")')
     functions = [key for key in keys if is_key_function(key)]
@@ -559,18 +447,11 @@ def chosen_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, .
 
 
 def is_key_function(key: Any) -> bool:
-    """Whether a key that a user names is a function of a record."""
     return isinstance(key, KeySelector) or (callable(key) and not isinstance(key, str | Column))
 
 
 def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichFunction | None]:
-    """Return what makes a key, and what has to be opened for it.
-
-    Raises
-    ------
-    GraphError
-        It is no function and no instance of a KeySelector.
-    """
+    """Return what makes a key, and what has to be opened for it."""
     if isinstance(function, KeySelector):
         check_methods(function, KeySelector, f"the key of {method}")
         return function.get_key, function
@@ -665,13 +546,6 @@ def with_computed_keys(
     """Return a frame with the columns that a function makes keys in, and what it is keyed by then.
 
     The key groups are those of columns with the same values, since Spark computes the hash of both.
-
-    Parameters
-    ----------
-    frame
-        Records, or records and control rows.
-    uid
-        The operator's, for errors.
     """
     functions = [key for key in keys if isinstance(key, KeyFunction)]
     if not functions:
@@ -684,13 +558,7 @@ def with_computed_keys(
 def with_keys_of_all(
     frame: DataFrame, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
 ) -> tuple[DataFrame, list[tuple[str | Column, ...]]]:
-    """As :func:`with_computed_keys`, for operators that share the rows: one pass calls all functions.
-
-    Parameters
-    ----------
-    operators
-        Of each its uid and its keys.
-    """
+    """As :func:`with_computed_keys`, for operators that share the rows: one pass calls all functions."""
     workers, schema, found = key_workers(frame.schema, operators, origins)
     return (map_in_arrow(frame, InTurn(workers), schema) if workers else frame), found
 

@@ -85,23 +85,15 @@ class OperatorFactory(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows and what is computed on them; an :class:`OperatorFactory`.
-
-    Parameters
-    ----------
-    spec, computation
-        Which, and what.
-    result
-        Fields of the results that are declared, without that of retractions; None for those of the elements.
-    """
+    """Windows and what is computed on them; an :class:`OperatorFactory`."""
 
     spec: WindowSpec
     computation: WindowComputation
+    #: Fields of the results that are declared, without that of retractions; None for those of the elements.
     result: T.StructType | None = None
 
     @property
     def needs_event_time(self) -> bool:
-        """Whether windows go by event time."""
         return self.spec.assigner.clock is TimeDomain.EVENT_TIME
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator | LoopedWindows:
@@ -114,11 +106,9 @@ class Windows:
         return window_operator(self.spec, self.computation, element_type, result)
 
     def output(self, *schemas: T.StructType) -> T.StructType:
-        """Return the fields of what is emitted."""
         return with_retraction_field(self.spec, self._result(schemas[0]))
 
     def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
-        """Return by which tag late elements go out, and their fields."""
         tag = self.spec.late_output
         return [] if tag is None else [(tag, schemas[0])]
 
@@ -139,7 +129,6 @@ class Reducing:
         check_ttl("ttl", self.ttl)
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        """Return the operator."""
         return ReduceOperator(self.reduce, ddl_of(schemas[0]), self.ttl)
 
 
@@ -156,23 +145,16 @@ class Aggregating:
         check_ttl("ttl", self.ttl)
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        """Return the operator."""
         return AggregateOperator(self.aggregate, self.accumulator_type, self.ttl)
 
 
 @dataclass(frozen=True)
 class OverChangelog:
-    """What is computed over the rows of a changelog; an :class:`OperatorFactory`.
+    """What is computed over the rows of a changelog; an :class:`OperatorFactory`."""
 
-    Parameters
-    ----------
-    row_kind
-        The field with the kinds.
-    ttl
-        How long what is known of a key lives.
-    """
-
+    #: The field with the kinds.
     row_kind: str
+    #: How long what is known of a key lives.
     ttl: StateTtl | None = None
     needs_event_time: bool = False
 
@@ -181,13 +163,7 @@ class OverChangelog:
         instance_of("row_kind", self.row_kind, str, what_to_do='give "_row_kind"')
 
     def kind_at(self, schema: T.StructType) -> int:
-        """Return the place of the kinds among the fields.
-
-        Raises
-        ------
-        SchemaError
-            There is no such field.
-        """
+        """Return the place of the kinds among the fields."""
         if self.row_kind not in schema.names or schema[self.row_kind].dataType != T.StringType():
             raise SchemaError(
                 f"a changelog has its kinds in the field '{self.row_kind}', and there is no such STRING",
@@ -204,7 +180,6 @@ class ChangelogAggregating(OverChangelog):
     accumulator_type: StateType = ""
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        """Return the operator."""
         assert self.aggregate is not None
         at = self.kind_at(schemas[0])
         return ChangelogAggregateOperator(at, self.aggregate, self.accumulator_type, self.ttl)
@@ -212,17 +187,10 @@ class ChangelogAggregating(OverChangelog):
 
 @dataclass(frozen=True)
 class ChangelogFolding(OverChangelog):
-    """A table of folds over a changelog; those keys that are fields come out in front.
-
-    Parameters
-    ----------
-    columns
-        At least one.
-    keys
-        Names of the key's fields.
-    """
+    """A table of folds over a changelog; those keys that are fields come out in front."""
 
     columns: tuple[AggregateColumn, ...] = ()
+    #: Names of the key's fields.
     keys: tuple[str, ...] = ()
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
@@ -254,7 +222,6 @@ class Normalizing(OverChangelog):
     """Whole changes out of upserts."""
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        """Return the operator."""
         return NormalizeOperator(self.kind_at(schemas[0]), schemas[0], self.ttl)
 
 
@@ -270,21 +237,15 @@ class FoldingElements:
         check_ttl("ttl", self.ttl)
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        """Return the operator."""
         ddl = ddl_of(schemas[0])
         return ReduceOperator(element_reduce(self.aggregate, ddl), ddl, self.ttl)
 
 
 @dataclass(frozen=True)
 class FoldingColumns:
-    """An aggregate over columns, most of it in front of the shuffle; once per key and micro-batch.
+    """An aggregate over columns, most of it in front of the shuffle; once per key and micro-batch."""
 
-    Parameters
-    ----------
-    columns
-        A fold of an element, or a table of them.
-    """
-
+    #: A fold of an element, or a table of them.
     columns: ElementAggregate | tuple[AggregateColumn, ...]
     ttl: StateTtl | None = None
 
@@ -292,20 +253,13 @@ class FoldingColumns:
         check_ttl("ttl", self.ttl)
 
     def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
-        """Return what is computed; a table of aggregates begins with those keys that are fields.
-
-        Raises
-        ------
-        ConfigError
-            There is no such field, or its type has no such fold.
-        """
+        """Return what is computed; a table of aggregates begins with those keys that are fields."""
         if not isinstance(self.columns, tuple):
             return element_aggregation(self.columns, ddl_of(schema))
         own = [AggregateColumn(key, Fold.FIRST, key) for key in keys if key in schema.names]
         return Columns([*own, *self.columns], ddl_of(schema))
 
     def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
-        """Return what adds partial rows to the state."""
         return MergePartials(aggregation, self.ttl)
 
 
@@ -321,11 +275,9 @@ class ReducingColumns:
         check_ttl("ttl", self.ttl)
 
     def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
-        """Return what is computed."""
         return ReducedRows(self.reduce, ddl_of(schema))
 
     def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
-        """Return what adds partial rows to the state."""
         return MergePartials(aggregation, self.ttl)
 
 
@@ -341,50 +293,33 @@ class AggregatingColumns:
         check_ttl("ttl", self.ttl)
 
     def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
-        """Return what is computed."""
         return AggregatedRows(self.aggregate, ddl_of(schema), self.accumulator_type)
 
     def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
-        """Return what adds partial rows to the state, and makes results of the accumulators."""
         assert isinstance(aggregation, AggregatedRows)
         return MergeResults(aggregation, output, self.ttl)
 
 
 @dataclass(frozen=True)
 class FoldingWindows:
-    """Folds of windows: over columns, most of it before the shuffle, or else element by element.
-
-    Parameters
-    ----------
-    spec
-        Which windows.
-    columns
-        Folds of fields; just one for windows that columns cannot have. Or a choice of elements.
-    """
+    """Folds of windows: over columns, most of it before the shuffle, or else element by element."""
 
     spec: WindowSpec
+    #: Folds of fields; just one for windows that columns cannot have. Or a choice of elements.
     columns: tuple[AggregateColumn, ...] | ElementChoice
 
     @property
     def needs_event_time(self) -> bool:
-        """Whether windows go by event time."""
         return self.spec.assigner.clock is TimeDomain.EVENT_TIME
 
     def aggregation(self, schema: T.StructType) -> ColumnAggregation:
-        """Return what is computed.
-
-        Raises
-        ------
-        ConfigError
-            There is no such field, or its type has no such fold.
-        """
+        """Return what is computed."""
         ddl = ddl_of(schema)
         if isinstance(self.columns, ElementChoice):
             return element_aggregation(self.columns, ddl)
         return Columns(self.columns, ddl)
 
     def key_places(self, schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
-        """Return which parts of the key come out in front: the fields among them; none before elements."""
         return () if isinstance(self.columns, ElementChoice) else own_keys(schema, keys)
 
     def over_columns(
@@ -399,13 +334,7 @@ class FoldingWindows:
     def by_element(
         self, schema: T.StructType, keys: Sequence[object], result: T.StructType
     ) -> WindowOperator:
-        """Return the operator that computes the same element by element.
-
-        Parameters
-        ----------
-        result
-            Fields of its results, without that of retractions.
-        """
+        """Return the operator that computes the same element by element."""
         ddl = ddl_of(schema)
         if isinstance(self.columns, ElementChoice):
             computation = chosen_element(self.columns, ddl)
@@ -416,7 +345,6 @@ class FoldingWindows:
 
 
 def with_retraction_field(spec: WindowSpec, result: T.StructType) -> T.StructType:
-    """Return what is emitted where these fields are a result: with that of retractions, if there are any."""
     if spec.retraction_field is None:
         return result
     return T.StructType([*result, T.StructField(spec.retraction_field, T.BooleanType())])
@@ -427,7 +355,6 @@ ColumnFolding = FoldingColumns | ReducingColumns | AggregatingColumns
 
 
 def own_keys(schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
-    """Return which parts of a key are fields."""
     return tuple(at for at, key in enumerate(keys) if isinstance(key, str) and key in schema.names)
 
 
@@ -448,19 +375,10 @@ class Patterns:
 
     @property
     def needs_event_time(self) -> bool:
-        """Whether events have times of their own."""
         return self.search.clock is TimeDomain.EVENT_TIME
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        """Return the operator.
-
-        Raises
-        ------
-        SchemaError
-            No field of that name says a time.
-        PatternError
-            A condition as SQL text cannot be.
-        """
+        """Return the operator."""
         events, named = self._events(schemas[0]), self.search.time_field
         at = None if named is None else _place_of_time(events, named)
         said = {
@@ -476,7 +394,6 @@ class Patterns:
         return PatternOperator(search, ElementType(ddl_of(events)), at)
 
     def output(self, *schemas: T.StructType) -> T.StructType:
-        """Return the fields of what a match is made into as SQL text."""
         function = self.search.function
         assert isinstance(function, MeasuredMatches)
         return self._measures(self._events(schemas[0]), function)[1]
@@ -488,26 +405,19 @@ class Patterns:
         return measures(function.text, events, names)
 
     def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
-        """Return by which tag late events go out, and their fields."""
         tag = self.search.late_output
         return [] if tag is None else [(tag, self._events(schemas[0]))]
 
     def _events(self, schema: T.StructType) -> T.StructType:
-        """Return the fields of events, without the answers of conditions behind them."""
         return T.StructType(schema.fields[: len(schema) - len(self.search.column_conditions)])
 
 
 @dataclass(frozen=True)
 class RowPatterns:
-    """A row pattern of SQL and what is told of its matches; an :class:`OperatorFactory`.
-
-    Parameters
-    ----------
-    keys
-        The key's columns that are fields; they come out in front where one row is told per match.
-    """
+    """A row pattern of SQL and what is told of its matches; an :class:`OperatorFactory`."""
 
     said: MatchRecognize
+    #: The key's columns that are fields; they come out in front where one row is told per match.
     keys: tuple[str, ...]
     late_output: OutputTag | None = None
     needs_event_time: bool = True
@@ -532,7 +442,6 @@ class RowPatterns:
         return T.StructType([*(T.StructField(one.name, one.dataType) for one in own), *measures])
 
     def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
-        """Return by which tag late rows go out, and their fields."""
         return [] if self.late_output is None else [(self.late_output, schemas[0])]
 
     def _key_places(self, fields: T.StructType) -> list[int]:
@@ -541,13 +450,7 @@ class RowPatterns:
 
 
 def _place_of_time(fields: T.StructType, name: str) -> int:
-    """Return the place of the field that says the time of events.
-
-    Raises
-    ------
-    SchemaError
-        No field of that name says a time.
-    """
+    """Return the place of the field that says the time of events."""
     for place, field in enumerate(fields):
         if field.name.lower() == name.lower() and isinstance(field.dataType, T.LongType | T.TimestampType):
             return place
@@ -571,19 +474,13 @@ _RIGHT = "right_"
 
 @dataclass(frozen=True)
 class Joining:
-    """A join of two keyed streams; an :class:`~flinkish_spark.planning.factories.OperatorFactory`.
+    """A join of two keyed streams; an :class:`~flinkish_spark.planning.factories.OperatorFactory`."""
 
-    Parameters
-    ----------
-    join
-        What the program says, with :data:`UNKNOWN_TYPE` for the types of the inputs.
-    """
-
+    #: What the program says, with :data:`UNKNOWN_TYPE` for the types of the inputs.
     join: KeyedJoin
 
     @property
     def needs_event_time(self) -> bool:
-        """Whether the join goes by event time: all do but those in windows of another clock."""
         if isinstance(self.join, WindowJoin | WindowCoGroup):
             return self.join.windows.assigner.clock is TimeDomain.EVENT_TIME
         return True
@@ -599,7 +496,6 @@ class Joining:
         return WindowCoGroupOperator(join)
 
     def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
-        """Return by which tags late elements of both sides go out, and their fields."""
         join = self.join
         tags = (join.late_output,) if isinstance(join, TemporalJoin) else (join.left_late, join.right_late)
         return [(tag, schema) for tag, schema in zip(tags, schemas, strict=False) if tag is not None]
@@ -615,13 +511,7 @@ class Joining:
 
 
 def joined_fields(left: T.StructType, right: T.StructType) -> T.StructType:
-    """Return the fields of both sides; all may be null, as those of a missing side are.
-
-    Raises
-    ------
-    SchemaError
-        A name is there twice even so.
-    """
+    """Return the fields of both sides; all may be null, as those of a missing side are."""
     taken = {name.lower() for name in left.names}
     fields = [T.StructField(field.name, field.dataType) for field in left]
     for field in right:
@@ -637,19 +527,12 @@ def joined_fields(left: T.StructType, right: T.StructType) -> T.StructType:
 
 @dataclass(frozen=True)
 class BroadcastFunctions:
-    """Part of the stream graph, so a value.
-
-    Parameters
-    ----------
-    descriptors
-        Of the broadcast states.
-    """
+    """Part of the stream graph, so a value."""
 
     function: KeyedBroadcastProcessFunction | BroadcastProcessFunction
     descriptors: tuple[MapStateDescriptor, ...]
 
     def create(self) -> KeyedBroadcastOperator | UnkeyedBroadcast:
-        """Return what runs in the workers; called at each planning."""
         if isinstance(self.function, KeyedBroadcastProcessFunction):
             return KeyedBroadcastOperator(self.function, self.descriptors)
         return UnkeyedBroadcast(self.function, self.descriptors)

@@ -72,19 +72,7 @@ _OF_STATE = {
 
 
 def job_graph(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | None = None) -> JobGraph:
-    """Return what Spark runs of a program; what leads to no sink is not in it.
-
-    Parameters
-    ----------
-    job
-        Its name.
-    tasks
-        How many tasks operators with state have: Spark's shuffle partitions.
-    planned
-        The plan of the same graph, which says what only Spark and the live log know: whether all that a
-        `transform()` on a branch does is done row by row, and what shares tasks and scans. Without one that
-        is believed.
-    """
+    """Return what Spark runs of a program; what leads to no sink is not in it."""
     return JobGraph(job, tuple(_Reading(graph, tasks, planned).operators()))
 
 
@@ -117,27 +105,19 @@ _NO_SINK: Any = None
 
 @dataclass(frozen=True)
 class _Way:
-    """A way from a source or an operator to the next operator with state, or to a sink.
-
-    Parameters
-    ----------
-    entry
-        Of the operator that it leads to.
-    shared_from
-        With which step of it the part begins that each sink does for itself; None where none does.
-    counts_from
-        With which step of it the part begins that is not in the plan already.
-    branch_from
-        With which step of it the part begins that runs in one pass with the rest of other ways; None where
-        none does.
-    """
+    """A way from a source or an operator to the next operator with state, or to a sink."""
 
     leg: Leg
     end: KeyedNode | SinkNode
+    #: Of the operator that it leads to.
     entry: int = 0
     distribution: Distribution | None = None
+    #: With which step of it the part begins that each sink does for itself; None where none does.
     shared_from: int | None = None
+    #: With which step of it the part begins that is not in the plan already.
     counts_from: int = 0
+    #: With which step of it the part begins that runs in one pass with the rest of other ways; None where
+    #: none does.
     branch_from: int | None = None
 
     @property
@@ -145,16 +125,13 @@ class _Way:
         return operator_of(self.leg.base) is not None
 
     def is_in_branch(self, at: int) -> bool:
-        """Whether a step, by its number from 0, runs in one pass with steps of other ways."""
         return self.branch_from is not None and at >= self.branch_from
 
     def is_evaluated(self, at: int) -> bool:
-        """Whether a step, by its number from 0, is done on the evaluated micro-batch behind a source."""
         return self.shared_from is not None and at >= self.shared_from
 
     @property
     def moves(self) -> bool:
-        """Whether rebalance() and the like are done on it: an operator behind another one spreads anew."""
         return not (self.is_behind_state and isinstance(self.end, KeyedNode))
 
 
@@ -196,7 +173,6 @@ class _Reading:
 
     @property
     def ids(self) -> Mapping[_Node, str]:
-        """The ids of the operators that were yielded."""
         return self._ids
 
     def operators_in_front_of(self, sink: SinkNode) -> Iterator[JobOperator]:
@@ -416,7 +392,6 @@ class _Reading:
         return JobOperator(own, "", name, does, kind, runs_in, (), tasks, None, runs, edges)
 
     def _first_sharing(self, node: KeyedNode) -> str:
-        """Return the id of the operator whose tasks it shares; empty if it has its own."""
         first = next((group[0] for group in self._shared if node in group[1:]), None)
         return "" if first is None else _digest(["uid", first.uid])
 
@@ -467,7 +442,6 @@ def _where_streams_meet(edge: JobEdge) -> JobEdge:
 
 
 def _settings_of(step: _Node) -> TransformSettings | None:
-    """Return what is said of a function of single records; None for what is none."""
     if not isinstance(step, TransformNode) or frame_function(step) is not None:
         return None
     return getattr(step.function, "settings", None)
@@ -478,7 +452,6 @@ def _is_of_records(node: _Node) -> bool:
 
 
 def _begins_in_python(node: _Node) -> bool:
-    """Whether the first that is done to a record there is done in a worker."""
     if isinstance(node, TimedNode):
         return _is_function(node.strategy.timestamps)
     return _is_of_records(node)

@@ -88,46 +88,30 @@ from flinkish_spark.worker.runners import InputShape, RowShape
 
 @dataclass(frozen=True)
 class KeyedInput:
-    """One way into a keyed operator.
+    """One way into a keyed operator."""
 
-    Parameters
-    ----------
-    frames
-        Either records and barriers apart (a source), or one frame of both (another operator): a
-        frame that is used twice would run the operator before it twice.
-    schema
-        The records' fields.
-    channels
-        Upstream channels, each of which shows every barrier once.
-    keys
-        Columns of the key.
-    entry
-        Which of the operator's entries it is for.
-    distribution
-        How its records are spread over the partitions; without a key all have the same hash.
-    source
-        Name of the chain's input whose records are in the first frame; None behind another operator.
-    reports_as
-        Its number, if its records have event times that the driver is told of here.
-    shared
-        Where its rows are, if other inputs read the same operator, or functions lie in between. Its frame
-        only says then what its records look like.
-    """
-
+    #: Either records and barriers apart (a source), or one frame of both (another operator): a
+    #: frame that is used twice would run the operator before it twice.
     frames: tuple[DataFrame, ...]
     schema: T.StructType
+    #: Upstream channels, each of which shows every barrier once.
     channels: ExpectedChannels
     origins: Origins
     keys: tuple[str | Column, ...]
+    #: Which of the operator's entries it is for.
     entry: int = 0
+    #: How its records are spread over the partitions; without a key all have the same hash.
     distribution: Distribution = Distribution.BY_KEY
+    #: Name of the chain's input whose records are in the first frame; None behind another operator.
     source: str | None = None
+    #: Its number, if its records have event times that the driver is told of here.
     reports_as: int | None = None
+    #: Where its rows are, if other inputs read the same operator, or functions lie in between. Its frame
+    #: only says then what its records look like.
     shared: SharedRows | None = None
 
     @property
     def has_times(self) -> bool:
-        """Whether its records have event times."""
         return C.TIME in self.frames[0].columns
 
 
@@ -144,23 +128,14 @@ class Transport:
 
 @dataclass(frozen=True)
 class Folded:
-    """An operator of folds, which is made when the fields of its input are known.
-
-    Parameters
-    ----------
-    operator
-        What runs.
-    fields
-        Columns that it gets, under their names there; the transport has others.
-    output
-        Fields of its main output.
-    combiner
-        Computes a part of it before the shuffle; None where rows travel as they are.
-    """
+    """An operator of folds, which is made when the fields of its input are known."""
 
     operator: MergePartials | WindowFold | WindowOperator
+    #: Columns that it gets, under their names there; the transport has others.
     fields: tuple[str, ...]
+    #: Fields of its main output.
     output: T.StructType
+    #: Computes a part of it before the shuffle; None where rows travel as they are.
     combiner: Combiner | WindowCombiner | None = None
 
 
@@ -174,13 +149,7 @@ class Sent:
 
 
 def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
-    """Return what travels of an input.
-
-    Raises
-    ------
-    GraphError
-        A part of the key is not there, or cannot be one.
-    """
+    """Return what travels of an input."""
     # Spark's names ignore case.
     known = {name.lower() for name in given.schema.names}
     for key in given.keys:
@@ -229,21 +198,6 @@ def folding_windows(
     """Return what travels into folds of windows: parts of them, or the rows.
 
     Rows travel where late ones go elsewhere, and where windows are computed element by element.
-
-    Parameters
-    ----------
-    schema, keys
-        Of the records; a key that is a field is its name.
-    transport
-        Of whole records.
-
-    Raises
-    ------
-    GraphError
-        The windows go by event time, and the records have none.
-    ConfigError, SchemaError
-        There is no such field, or its type has no such fold; or what comes out has a name twice; or late
-        elements do not fit their side output.
     """
     if function.needs_event_time and C.TIME not in transport.schema.names:
         raise without_event_times(uid)
@@ -280,7 +234,6 @@ def without_event_times(uid: str) -> GraphError:
 
 
 def _kept(transport: Transport) -> list[T.StructField]:
-    """Return the columns of which a first row's stand for all that are combined: control columns, the key."""
     control = [f for f in transport.schema if f.name.startswith(PREFIX)]
     own = {f.name: f for f in transport.schema}
     return [*control, *(own[name] for name in dict.fromkeys(transport.key_names))]
@@ -367,34 +320,18 @@ _Way = tuple[int, KeyedInput, Sent]
 
 @dataclass(frozen=True)
 class KeyedRoutes:
-    """Sends rows into one operator.
-
-    Parameters
-    ----------
-    operator
-        Its number among those who report to the driver.
-    has_broadcast
-        Whether one of its inputs is broadcast.
-    uid
-        Its name, for errors.
-    counts_as
-        See :class:`KeyedParts`.
-    """
+    """Sends rows into one operator."""
 
     routing: Routing
+    #: Its number among those who report to the driver.
     operator: int
+    #: Whether one of its inputs is broadcast.
     has_broadcast: bool
     uid: str
     counts_as: str = ""
 
     def of_inputs(self, inputs: Sequence[KeyedInput], sent: Sequence[Sent]) -> DataFrame:
-        """Send a record, packed, to its key group's route, and a barrier to every partition of the operator.
-
-        Parameters
-        ----------
-        inputs, sent
-            The ways into the operator, and what travels of each.
-        """
+        """Send a packed record to its key group's route, and a barrier to every partition of the operator."""
         frames: list[DataFrame] = []
         apart: list[int] = []
         together: dict[int, list[_Way]] = {}
@@ -545,17 +482,7 @@ def rows_of_shared(
     sent: Sequence[Sequence[Sent]],
     chains: Sequence[str],
 ) -> DataFrame:
-    """Send rows into operators that share tasks; what several inputs of them read is scanned once.
-
-    Parameters
-    ----------
-    routes
-        Into each operator.
-    inputs, sent
-        Of each operator the ways into it, and what travels of each. Those of one stream have the same frames.
-    chains
-        Names of the chains that they are in.
-    """
+    """Send rows into operators that share tasks; what several inputs of them read is scanned once."""
     together: dict[int, list[_Share]] = {}
     for place, ways in enumerate(zip(routes, inputs, sent, strict=True)):
         for number, (given, one) in enumerate(zip(*ways[1:], strict=True)):
@@ -654,7 +581,6 @@ class _Share:
         return frame.select("*", F.when(self.rows.is_own, by).alias(self.route))
 
     def dealt(self, marks: Sequence[str], takes: Takes) -> DealtBlocks:
-        """Return how it gets its rows."""
         packer = self.routes.packer(self.number, self.given, self.sent)
         return DealtBlocks(self.route, (*self.names.values(), *marks), (*self.names, *marks), packer, takes)
 
@@ -703,20 +629,13 @@ def _packed_branches(shares: Sequence[_Share], chains: Sequence[str]) -> DataFra
 
 
 def _scan_of(frame: DataFrame, shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
-    """Return a frame as the scan of all inputs that stand in it."""
     inputs = [(chains[one.place], one.given.source) for one in shares]
     named = tuple((chain, name) for chain, name in inputs if name is not None)
     return named_scan(frame, ScanRole.RECORDS, named[0][1], named)
 
 
 def _spread(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]) -> DataFrame:
-    """Return control rows with their routes; a barrier once for each input, which its sequence says.
-
-    Parameters
-    ----------
-    targets
-        Of each operator the routes of control rows, and its inputs.
-    """
+    """Return control rows with their routes; a barrier once for each input, which its sequence says."""
     arrays = []
     for routes, numbers in targets:
         inputs = F.array(*[F.lit(number).cast("long") for number in numbers])
@@ -753,93 +672,61 @@ BASE_POLICY = BasePolicy()
 
 @dataclass(frozen=True)
 class KeyedParts:
-    """What a keyed operator's plan is made of besides its node.
+    """What a keyed operator's plan is made of besides its node."""
 
-    Parameters
-    ----------
-    inputs
-        In their order, by entry.
-    passing
-        Outputs of operators in front, in one frame with the inputs, that those behind this one read.
-    number
-        The operator's among those who report to the driver.
-    partitions
-        Spark's shuffle partitions.
-    bundles_per_partition
-        Of key groups; see :class:`.Bundling`.
-    sides
-        The side outputs that are read.
-    seed
-        Key groups and their state, if the lineage begins with state of this operator.
-    markers
-        Of the sources that it reads itself, if latency is measured; those of others come with the rows.
-    name
-        What errors call it beside its uid; empty if nobody has said one.
-    counts_as
-        Tells what it adds to accumulators from what others add; empty in all chains but the first.
-    chain
-        Name of the chain in which it runs.
-    """
-
+    #: In their order, by entry.
     inputs: tuple[KeyedInput, ...]
+    #: The operator's among those who report to the driver.
     number: int
     partitions: int
+    #: Of key groups; see :class:`.Bundling`.
     bundles_per_partition: int | None = BUNDLES_PER_PARTITION
+    #: Outputs of operators in front, in one frame with the inputs, that those behind this one read.
     passing: tuple[KeyedInput, ...] = ()
+    #: The side outputs that are read.
     sides: Sequence[SideNode] = ()
+    #: Key groups and their state, if the lineage begins with state of this operator.
     seed: DataFrame | None = None
+    #: Of the sources that it reads itself, if latency is measured; those of others come with the rows.
     markers: SourceMarkers | None = None
+    #: What errors call it beside its uid; empty if nobody has said one.
     name: str = ""
+    #: Tells what it adds to accumulators from what others add; empty in all chains but the first.
     counts_as: str = ""
+    #: Name of the chain in which it runs.
     chain: str = ""
 
 
 @dataclass(frozen=True)
 class KeyedPlan:
-    """The plan of an operator.
+    """The plan of an operator."""
 
-    Parameters
-    ----------
-    frame
-        Control columns and fields; the fields of side outputs stand behind those of the main output, and
-        behind them those of outputs that have passed. Operators that share tasks have one frame.
-    key_types
-        Of its key, as Spark writes them.
-    outputs
-        Columns of `frame` with the fields of each output, the main one first.
-    timed
-        Of each output, whether its rows have event times.
-    schema
-        Fields of the main output.
-    first_output
-        Which of the outputs the main one is.
-    """
-
+    #: Control columns and fields; the fields of side outputs stand behind those of the main output, and
+    #: behind them those of outputs that have passed. Operators that share tasks have one frame.
     frame: DataFrame
+    #: Of its key, as Spark writes them.
     key_types: tuple[str, ...]
+    #: Columns of `frame` with the fields of each output, the main one first.
     outputs: tuple[tuple[str, ...], ...]
+    #: Of each output, whether its rows have event times.
     timed: tuple[bool, ...]
+    #: Fields of the main output.
     schema: T.StructType
+    #: Which of the outputs the main one is.
     first_output: int = 0
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What is known of an operator before its rows are brought to it.
-
-    Parameters
-    ----------
-    sent, passing
-        What travels of its inputs, and of what passes it.
-    outputs
-        Fields of the main output, of side outputs, and of what passes, as they stand in the frame.
-    """
+    """What is known of an operator before its rows are brought to it."""
 
     node: KeyedNode
     parts: KeyedParts
     routes: KeyedRoutes
+    #: What travels of its inputs, and of what passes it.
     sent: tuple[Sent, ...]
     passing: tuple[Sent, ...]
+    #: Fields of the main output, of side outputs, and of what passes, as they stand in the frame.
     outputs: tuple[T.StructType, ...]
     spec: KeyedOperatorSpec
 
@@ -850,7 +737,6 @@ class _Prepared:
 
     @property
     def timed(self) -> tuple[bool, ...]:
-        """Of each output, whether its rows have event times."""
         shape = self.spec.shape
         return (*(shape.with_times for _ in shape.outputs), *(one.has_times for one in self.parts.passing))
 
@@ -870,13 +756,7 @@ class _Prepared:
 
 
 def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
-    """Return the operator's plan.
-
-    Raises
-    ------
-    GraphError
-        Its keys have different types, or cannot be keys; its inputs do not go together, or lack event times.
-    """
+    """Return the operator's plan."""
     one = _prepared(node, parts)
     rows = one.beside(one.routes.of_inputs((*parts.inputs, *parts.passing), (*one.sent, *one.passing)))
     frame = _applied(rows, KeyedOperator(one.spec), [one])
@@ -885,18 +765,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
 
 
 def plan_shared(operators: Sequence[tuple[KeyedNode, KeyedParts]]) -> list[KeyedPlan]:
-    """Return the plans of operators that share tasks: one pass over one frame, in which each has its outputs.
-
-    Parameters
-    ----------
-    operators
-        Their inputs of one stream have the same frames. It may be one, which reads a source several times.
-
-    Raises
-    ------
-    GraphError
-        As of :func:`plan_keyed`.
-    """
+    """Plan operators that share tasks: one pass over one frame, with the outputs of each."""
     found: list[_Prepared] = []
     for place, (node, parts) in enumerate(operators):
         own = None if len(operators) == 1 else place
@@ -970,13 +839,11 @@ def _prepared(
 
 
 def _whole(node: KeyedNode, given: KeyedInput) -> Sent:
-    """Return what travels of rows that pass an operator: all of them, as they are."""
     transport = _transport(node, given, ())
     return Sent(transport, transport)
 
 
 def _passing_columns(sent: Sent) -> tuple[str, ...]:
-    """Return the columns of an output's blocks among those that travel."""
     times = (C.TIME,) if C.TIME in sent.transport.schema.names else ()
     return (*times, *sent.transport.field_names)
 
@@ -989,22 +856,7 @@ def operator_and_shape(
     *,
     has_times: bool,
 ) -> tuple[StatefulOperator, RowShape]:
-    """Return what runs in the workers, and how rows come and go there; needs no Spark.
-
-    Parameters
-    ----------
-    inputs
-        In their order, by entry; their frames are not looked at.
-    sent
-        What travels of each.
-    has_times
-        Whether the records of all inputs have event times.
-
-    Raises
-    ------
-    GraphError, SchemaError
-        As of :func:`plan_keyed`.
-    """
+    """Return what runs in the workers, and how rows come and go there; needs no Spark."""
     schemas = _schemas(node, inputs)
     main = _main_output(node, schemas, sent[0].folded)
     shape = RowShape(
@@ -1059,7 +911,6 @@ def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[Sen
 
 
 def _renamed(fields: T.StructType, number: int) -> T.StructType:
-    """Return the fields of a side output under names that no other output has."""
     return T.StructType(
         [T.StructField(f"{C.SIDE}{number}_{at}", field.dataType) for at, field in enumerate(fields)]
     )
@@ -1077,13 +928,7 @@ def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folde
 
 
 def _with_times(node: KeyedNode, sent: Sequence[Sent]) -> bool:
-    """Return whether rows that go out have event times.
-
-    Raises
-    ------
-    GraphError
-        A function gives them some, and there is no watermark by which they could count.
-    """
+    """Return whether rows that go out have event times."""
     has_times, function = any(C.TIME in one.transport.schema.names for one in sent), node.function
     if not isinstance(function, VectorizedProcessFunction):
         return has_times

@@ -159,7 +159,6 @@ def _facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _name_of(name: str, value: Any, number: int) -> str:
-    """Return what one of several values is called: by the name that it has itself, where it has one."""
     if isinstance(value, LookedFor):
         return f"{name} {value.fingerprint}"
     return f"{name} {value.name}" if isinstance(value, Stage) else f"{name} {number}"

@@ -67,14 +67,9 @@ _TARGET_FIELDS = T.StructType([T.StructField("partition", T.IntegerType())])
 
 @dataclass(frozen=True)
 class Spread:
-    """Distributes rows evenly, by a hash of their place.
+    """Distributes rows evenly, by a hash of their place."""
 
-    Parameters
-    ----------
-    parallelism
-        Over how many tasks; None for as many as there are shuffle partitions.
-    """
-
+    #: Over how many tasks; None for as many as there are shuffle partitions.
     parallelism: int | None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
@@ -87,45 +82,27 @@ class Spread:
 
 @dataclass(frozen=True)
 class Narrow:
-    """Has fewer tasks read what several read; nothing is moved.
+    """Has fewer tasks read what several read; nothing is moved."""
 
-    Parameters
-    ----------
-    parallelism
-        At most how many tasks; None for as many as there are shuffle partitions.
-    """
-
+    #: At most how many tasks; None for as many as there are shuffle partitions.
     parallelism: int | None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        """Return the rows in fewer tasks."""
         return frame.coalesce(_tasks(frame, self.parallelism))
 
 
 @dataclass(frozen=True)
 class ByPartitioner(LocatedTransform):
-    """Sends each row to the task that a function chooses.
-
-    Parameters
-    ----------
-    name
-        What errors call it.
-    partition
-        From a key and a number of tasks to a task.
-    key
-        From a record to its key; or the name of a field.
-    rich
-        Opened in each task, if it wants to be.
-    parallelism
-        How many tasks; None for as many as there are shuffle partitions.
-    counts_as
-        As of :class:`~flinkish_spark.worker.functions.RowFunction`.
-    """
+    """Sends each row to the task that a function chooses."""
 
     name: str
+    #: From a key and a number of tasks to a task.
     partition: Callable[[Any, int], int]
+    #: From a record to its key; or the name of a field.
     key: Callable[[Any], Any] | str
+    #: Opened in each task, if it wants to be.
     rich: RichFunction | None
+    #: How many tasks; None for as many as there are shuffle partitions.
     parallelism: int | None
     origins: Origins = field(default_factory=Origins)
     counts_as: str = ""
@@ -164,7 +141,6 @@ class FieldAt:
     position: int
 
     def __call__(self, record: Any) -> Any:
-        """Return it."""
         return record[self.position]
 
 
@@ -183,13 +159,7 @@ def _tasks(frame: DataFrame, parallelism: int | None) -> int:
 
 
 def by_partitioner(partitioner: Any, key: Any, parallelism: int | None) -> ByPartitioner:
-    """Return the distribution by a partitioner of the user's.
-
-    Raises
-    ------
-    GraphError, UserFunctionError
-        It or the key is no function, or cannot be sent to the workers.
-    """
+    """Return the distribution by a partitioner of the user's."""
     partition = partitioner.partition if isinstance(partitioner, Partitioner) else partitioner
     if not callable(partition) or isinstance(partition, type):
         raise GraphError(
@@ -206,18 +176,11 @@ def by_partitioner(partitioner: Any, key: Any, parallelism: int | None) -> ByPar
 
 
 def said_parallelism(method: str, parallelism: Any) -> int | None:
-    """Return a number of tasks, or None where nobody has said one; see :func:`checked_parallelism`."""
     return None if parallelism is None else checked_parallelism(method, parallelism)
 
 
 def checked_parallelism(method: str, parallelism: Any) -> int:
-    """Return a number of tasks.
-
-    Raises
-    ------
-    ConfigError
-        It is none.
-    """
+    """Return a number of tasks."""
     is_number = isinstance(parallelism, int) and not isinstance(parallelism, bool)
     if not is_number or not 1 <= parallelism <= MAX_PARALLELISM_LIMIT:
         raise ConfigError(
@@ -232,12 +195,10 @@ def checked_parallelism(method: str, parallelism: Any) -> int:
 
 
 def shuffle_partitions(spark: SparkSession) -> int:
-    """Return how many tasks a keyed operator has: as the session's owner set it, or Spark's default."""
     return chosen_partitions(spark) or _SPARKS_OWN
 
 
 def chosen_partitions(spark: SparkSession) -> int | None:
-    """Return how many shuffle partitions somebody has set, also in spark-defaults; None if nobody has."""
     chosen = SETTINGS.get(spark, SHUFFLE_PARTITIONS)
     return None if chosen is None else int(chosen)
 

@@ -120,25 +120,18 @@ class Beginning:
 
     Spark logs offsets by the order of sources, so for the life of the lineage the plan has the same
     seeds in it, long after their state was read.
-
-    Parameters
-    ----------
-    seed
-        None for a lineage that began with nothing.
-    folder
-        Where the seed lies; means nothing without one.
     """
 
+    #: None for a lineage that began with nothing.
     seed: Seed | None = None
+    #: Where the seed lies; means nothing without one.
     folder: StoreSpec = _NOWHERE
 
     def label(self, chain: Chain) -> str:
-        """Return what tells the beginning of a chain from others; empty where it begins with nothing."""
         begins = self._of(chain)
         return "" if begins is None else _digest([dict(begins.positions), dict(begins.states)])
 
     def label_of_input(self, chain: Chain, name: str) -> str:
-        """Return what tells the beginning of one input of a chain from others."""
         begins = self._of(chain)
         return "" if begins is None or name not in begins.positions else _digest(begins.positions[name])
 
@@ -163,7 +156,6 @@ class Beginning:
 
 
 def _digest(value: object) -> str:
-    """Return a short name for a value, the same in every process."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -201,68 +193,33 @@ class _Base:
 
 @dataclass(frozen=True)
 class _Sharer:
-    """An operator that shares tasks with others.
-
-    Parameters
-    ----------
-    ways
-        Its inputs in their order, and the names of their scans.
-    place
-        Among them, in the live log; if that begins now, the order of the program counts.
-    """
+    """An operator that shares tasks with others."""
 
     node: KeyedNode
     chain: Chain
+    #: Its inputs in their order, and the names of their scans.
     ways: tuple[tuple[Feed, str], ...]
+    #: Among them, in the live log; if that begins now, the order of the program counts.
     place: int
 
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
-    """One input of an operator that shares tasks.
+    """One input of an operator that shares tasks."""
 
-    Parameters
-    ----------
-    place, number
-        The operator's among those, and the input's.
-    uid
-        Of the operator.
-    leg, chain, name
-        The way to it, and as which input of which chain.
-    """
-
+    #: The operator's among those, and the input's.
     place: int
     number: int
     uid: str
     entry: KeyedEntry
+    #: The way to it, and as which input of which chain.
     leg: Leg
     chain: Chain
     name: str
 
 
 class Planner:
-    """Plans each node once, however many sinks read it.
-
-    Parameters
-    ----------
-    place
-        Of the job and of this start of its query.
-    partitions
-        Spark's shuffle partitions, which are fixed for the life of the job's state.
-    beginning
-        What the live lineage began with.
-    graph
-        For whoever plans single nodes.
-    marking
-        Makes latency markers, if the job wants them.
-    calls
-        What async operators have to know of the job.
-    bundles_per_partition
-        Of key groups, as the live lineage has them; see :class:`.Bundling`.
-    recorded
-        The layout with which the live log began; None if it begins now. Operators share tasks as they did
-        there, since their state lies so.
-    """
+    """Plans each node once, however many sinks read it."""
 
     def __init__(
         self,
@@ -354,13 +311,7 @@ class Planner:
         return PlannedJob(union, tuple(sinks), chains, self._operators, time, recordings, shared, branches)
 
     def stream(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
-        """Return the plan of a way into a stream as a part of `chain`; chains that begin alike share it.
-
-        Parameters
-        ----------
-        names
-            The inputs of the chain that it scans.
-        """
+        """Return the plan of a way into a stream as a part of `chain`; chains that begin alike share it."""
         steps = tuple(map(id, leg.steps))
         if isinstance(leg.base, SourceNode) and self._may_share:
             label = self._beginning.label_of_input(chain, *names)
@@ -389,13 +340,7 @@ class Planner:
     def _function(
         self, step: TransformNode, leg: Leg, chain: Chain, names: tuple[str, ...], parent: PlannedStream
     ) -> Any:
-        """Return the function of the last step of a way, as it runs there.
-
-        Parameters
-        ----------
-        parent
-            What it, or what is in front of it without a scan of its own, begins with.
-        """
+        """Return the function of the last step of a way, as it runs there."""
         self._check_resources(step)
         counted = self._counted(step, chain, (*names, *self._way(leg))).function
         function = self._calls.on_way(counted, leg, _stream_of(parent))
@@ -419,7 +364,6 @@ class Planner:
             )
 
     def _counts(self, known_as: object, node: object, chain: Chain) -> bool:
-        """Whether a node counts in a chain: in its first one, and of several with one function the first."""
         first, where = self._counting.setdefault(known_as, (node, chain))
         return first is node and where == chain
 
@@ -447,13 +391,7 @@ class Planner:
         return TransformNode(step.parent, replace(function, counts_as=counts_as))
 
     def _with_counted_keys(self, node: KeyedNode, chain: Chain, of: str) -> KeyedNode:
-        """Return an operator whose key functions know as what they count, if they do.
-
-        Parameters
-        ----------
-        of
-            Tells tasks apart that make keys for one entry: what they read.
-        """
+        """Return an operator whose key functions know as what they count, if they do."""
         if not self._counts(node.uid, node, chain):
             return node
         entries = []
@@ -467,7 +405,6 @@ class Planner:
         return replace(node, entries=tuple(entries))
 
     def _way(self, leg: Leg) -> tuple[str, ...]:
-        """Return what tells a way from others with the same last step, the same in every process."""
         steps = [str(self._steps.setdefault(id(step), len(self._steps))) for step in leg.steps]
         return _named(leg.base), ".".join(steps)
 
@@ -563,7 +500,6 @@ class Planner:
 
     @property
     def _may_share(self) -> bool:
-        """Whether the live log is one in which a scan may bring several inputs."""
         recorded = self._recorded
         return recorded is None or bool(recorded.shared) or bool(recorded.together)
 
@@ -707,11 +643,6 @@ class Planner:
 
         Each stands in the plan once. What one behind it reads of an operator in front passes it, as a further
         output; so does what a sink reads.
-
-        Returns
-        -------
-        Mapping
-            What sinks read, by what it is of.
         """
         scans = zip(operator_scans(*ends), chain.inputs, strict=True)
         named = {(id(scan.operator), scan.feed): name for scan, name in scans}
@@ -972,7 +903,6 @@ def _has_one_source(graph: StreamGraph) -> bool:
 
 
 def _stream_of(stream: PlannedStream) -> Stream:
-    """Return what the places of a stream's elements mean."""
     is_counted = isinstance(stream, RecordStream) and stream.has_channels
     return Stream.OF_SOURCE if is_counted else Stream.OF_MICRO_BATCH
 

@@ -41,26 +41,16 @@ class _FilePartition(InputPartition):
 
 
 class SeedReader(DataSourceStreamReader):
-    """Reads the state files of one operator.
-
-    Parameters
-    ----------
-    folder
-        Where the seed is, as text.
-    operator, chain
-        Uid, and name of the chain in which it runs.
-    """
+    """Reads the state files of one operator."""
 
     def __init__(self, folder: str, operator: str, chain: str) -> None:
         self._place = StoreSpec.from_text(folder)
         self._operator, self._chain = operator, chain
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the place before the state."""
         return dict(UNSEEDED)
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
-        """Return the place behind the state, always: it is read whole, at once."""
         return dict(SEEDED)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -95,15 +85,12 @@ class SeedSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the format name."""
         return FORMAT_NAME
 
     def schema(self) -> str:
-        """Return the columns."""
         return _SCHEMA
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        """Return the reader of the seed named by the options."""
         own = SeedReader(self.options["path"], self.options["operator"], self.options["chain"])
         return for_running_spark(own)
 

@@ -63,22 +63,11 @@ class _Kind(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class OnePass:
-    """Functions in front of a sink, which control rows pass by.
-
-    Parameters
-    ----------
-    steps
-        At least one.
-
-    Notes
-    -----
-    Belongs to one JVM, as :class:`~flinkish_spark.planning.transforms.RowByRow` does.
-    """
+    """Functions in front of a sink, which control rows pass by."""
 
     steps: tuple[RowByRow | InWorkers, ...]
 
     def over(self, frame: DataFrame) -> DataFrame:
-        """Return the rows that are kept, control columns and :attr:`fields`."""
         for step in self.steps:
             frame = step.over(frame)
         return frame
@@ -90,35 +79,13 @@ class OnePass:
 
     @property
     def named_fields(self) -> list[Column]:
-        """The fields that come out under their names."""
         return [named_field(column, field) for column, field in self.fields]
 
 
 def functions_before_sink(
     spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, columns: Sequence[str]
 ) -> tuple[T.StructType, OnePass | None]:
-    """Return the fields of records behind functions, and how these are done in one pass.
-
-    Parameters
-    ----------
-    functions
-        At least one.
-    schema, columns
-        Fields in front of them, and the column with each.
-
-    Returns
-    -------
-    tuple
-        None in place of the second where a function does more than look at single rows, or moves them:
-        they are done to the records alone then, and control rows are read once more.
-
-    Raises
-    ------
-    GraphError, UserFunctionError
-        As of :func:`~flinkish_spark.planning.transforms.transformed`.
-    SchemaError
-        Fields that come out of a function cannot be those of a stream, or of records in Python.
-    """
+    """Return the fields of records behind functions, and how these are done in one pass."""
     steps: list[RowByRow | InWorkers] = []
     control = _PLACED if any(map(is_async, functions)) else _CONTROL
     made, runs = schema, [(kind, tuple(run)) for kind, run in itertools.groupby(functions, _kind_of)]
@@ -134,13 +101,7 @@ def functions_before_sink(
 
 
 def _check_places(functions: Sequence[Transform]) -> None:
-    """Refuse an async function behind a DataFrame function, where that gets records and not their places.
-
-    Raises
-    ------
-    GraphError
-        With what to do.
-    """
+    """Refuse an async function behind a DataFrame function, where that gets records and not their places."""
     for at, function in enumerate(functions):
         if is_async(function) and any(_kind_of(one) is _Kind.OF_FRAMES for one in functions[:at]):
             settings: Any = function
@@ -199,40 +160,28 @@ _PART_BITS = 48
 
 @dataclass(frozen=True)
 class SinkPart:
-    """The end of a chain that a sink reads.
+    """The end of a chain that a sink reads."""
 
-    Parameters
-    ----------
-    stream
-        Value of the stream column in the tagged union.
-    columns
-        Column of the union for each field, in order.
-    channels
-        Channels whose barriers the sink must see here.
-    transforms
-        Between the chain's end and the sink; they run on the evaluated micro-batch.
-    side
-        Which output of the operator at the chain's end it is; None where that has only one.
-    one_pass
-        What the transforms do, if they look at each row by itself; the functions are not called again then.
-    """
-
+    #: Value of the stream column in the tagged union.
     stream: int
+    #: Column of the union for each field, in order.
     columns: tuple[str, ...]
     fields: tuple[str, ...]
+    #: Channels whose barriers the sink must see here.
     channels: ExpectedChannels
+    #: Between the chain's end and the sink; they run on the evaluated micro-batch.
     transforms: tuple[Transform, ...] = ()
+    #: Which output of the operator at the chain's end it is; None where that has only one.
     side: int | None = None
+    #: What the transforms do, if they look at each row by itself; the functions are not called again then.
     one_pass: OnePass | None = None
 
     @property
     def is_apart(self) -> bool:
-        """Whether its records are read without its control rows, and these once more."""
         return bool(self.transforms) and self.one_pass is None
 
     @property
     def place(self) -> tuple[int, int | None]:
-        """What tells its rows in the union from others."""
         return self.stream, self.side
 
     @cached_property
@@ -258,12 +207,10 @@ class SinkPart:
 
     @property
     def has_async(self) -> bool:
-        """Whether one of the transforms calls a system outside."""
         return any(map(is_async, self.transforms))
 
     @cached_property
     def records_only(self) -> Selection:
-        """The fields, and the places of records where these are asked about."""
         return Selection([*map(F.col, _PLACE if self.has_async else ()), *self._own_fields()])
 
     def _own_fields(self) -> list[Column]:
@@ -272,22 +219,15 @@ class SinkPart:
 
 @dataclass(frozen=True)
 class PlannedSink:
-    """A sink and the parts of the tagged union that belong to it.
-
-    Parameters
-    ----------
-    schema
-        Fields of the sink's records, behind the transforms of each part.
-    parts
-        One, or for a union several.
-    reporters
-        How many reporters the plan has: what reports of the next part count from.
-    """
+    """A sink and the parts of the tagged union that belong to it."""
 
     uid: str
     sink: Sink
+    #: Fields of the sink's records, behind the transforms of each part.
     schema: T.StructType
+    #: One, or for a union several.
     parts: tuple[SinkPart, ...]
+    #: How many reporters the plan has: what reports of the next part count from.
     reporters: int = 0
 
     @property
@@ -309,12 +249,10 @@ class PlannedSink:
 
     @property
     def readings(self) -> int:
-        """How often its rows read the micro-batch: each part on its own."""
         return sum(2 if part.is_apart else 1 for part in self.parts)
 
     @property
     def rows(self) -> tuple[tuple[int, int | None], ...] | None:
-        """What tells its rows in the union from those of other sinks; None where it changes them first."""
         if any(part.transforms for part in self.parts):
             return None
         return tuple(part.place for part in self.parts)
@@ -325,7 +263,6 @@ def _moved(channel: int, number: int) -> int:
 
 
 def hashable(column: Column, kind: T.DataType) -> Column:
-    """Return what stands for a column in a record's hash."""
     # Spark refuses to hash maps, since equal maps may differ in order, and VARIANT.
     has_no_hash = any(isinstance(part, T.MapType | T.VariantType) for part in parts_of(kind))
     return F.to_json(F.struct(column)) if has_no_hash else column
@@ -357,13 +294,7 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
 
 
 class JoinedRows:
-    """Rows of several sinks in one frame, to be staged in one pass.
-
-    Parameters
-    ----------
-    sinks
-        Each with what its writer makes of a record; see :func:`over_the_union`.
-    """
+    """Rows of several sinks in one frame, to be staged in one pass."""
 
     def __init__(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, Column]]]) -> None:
         parts = [part for planned, _ in sinks for part in planned.parts]
@@ -385,7 +316,6 @@ class JoinedRows:
         self._made = Selection([*map(F.col, C.SINK_CONTROL), *made, F.col(C.SINK)])
 
     def of(self, frame: DataFrame) -> DataFrame:
-        """Return the rows of a micro-batch: control columns, what writers make, whose row it is."""
         return self._made.of(self._owned.of(frame).where(F.col(C.SINK).isNotNull()))
 
 
@@ -449,33 +379,22 @@ NO_TIME_PLAN = TimePlan()
 
 @dataclass(frozen=True)
 class TaggedStream:
-    """Output of a keyed operator: records and barriers in one DataFrame, told apart by kind.
-
-    Parameters
-    ----------
-    schema
-        Fields of the records.
-    transforms
-        Wait for the evaluated micro-batch.
-    outputs
-        Columns of the frame with the fields of each output, if the operator has side outputs.
-    timed
-        Of each of them, whether its rows have event times.
-    side
-        Which of them this stream is.
-    """
+    """Output of a keyed operator: records and barriers in one DataFrame, told apart by kind."""
 
     frame: DataFrame
     schema: T.StructType
     channels: ExpectedChannels
+    #: Wait for the evaluated micro-batch.
     transforms: tuple[Transform, ...] = ()
+    #: Columns of the frame with the fields of each output, if the operator has side outputs.
     outputs: tuple[tuple[str, ...], ...] = ()
+    #: Of each of them, whether its rows have event times.
     timed: tuple[bool, ...] = ()
+    #: Which of them this stream is.
     side: int = 0
 
     @property
     def times(self) -> list[str]:
-        """The column with the event times of this output, if it has some."""
         has_times = C.TIME in self.frame.columns and (not self.outputs or self.timed[self.side])
         return [C.TIME] if has_times else []
 
@@ -493,45 +412,32 @@ class TaggedStream:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """What the supervisor starts: one DataFrame and who takes which rows of it.
-
-    Parameters
-    ----------
-    chains
-        What it runs, in the order of the streams.
-    operators
-        The keyed operators in it by uid.
-    time
-        Who in it reports about time.
-    recordings
-        Of which async operators answers are recorded, and how.
-    shared
-        Uids of keyed operators that share tasks.
-    branches
-        Ways that are branches of one scan: each by the operator's uid and the name of its input.
-    """
+    """What the supervisor starts: one DataFrame and who takes which rows of it."""
 
     frame: DataFrame
     sinks: tuple[PlannedSink, ...]
+    #: What it runs, in the order of the streams.
     chains: tuple[Chain, ...] = ()
+    #: The keyed operators in it by uid.
     operators: Mapping[str, OperatorShape] = field(default_factory=dict)
+    #: Who in it reports about time.
     time: TimePlan = NO_TIME_PLAN
+    #: Of which async operators answers are recorded, and how.
     recordings: tuple[Recording, ...] = ()
+    #: Uids of keyed operators that share tasks.
     shared: tuple[tuple[str, ...], ...] = ()
+    #: Ways that are branches of one scan: each by the operator's uid and the name of its input.
     branches: tuple[tuple[tuple[str, str], ...], ...] = ()
 
     @property
     def chain_names(self) -> frozenset[str]:
-        """What its chains are called."""
         return frozenset(chain.name for chain in self.chains)
 
     def layout(self) -> PlanLayout:
-        """Return names for Spark's lists of sources and operators; asks the JVM for every node."""
         return layout_of(self.frame)
 
 
 def fields_in(stream: TaggedStream) -> list[str]:
-    """Return the columns of a stream's frame that hold fields, of all of its outputs."""
     control = {*C.CONTROL, C.SIDE, C.TIME}
     return [name for name in stream.frame.columns if name not in control]
 
@@ -539,17 +445,7 @@ def fields_in(stream: TaggedStream) -> list[str]:
 def tag(
     stream: TaggedStream, index: int, beside: Sequence[str] = (), by_side: Sequence[int] = ()
 ) -> DataFrame:
-    """Give a stream's columns names of their own in the union, and each record its hash.
-
-    Parameters
-    ----------
-    index
-        Of the stream; its columns are named by it.
-    beside
-        Further control columns.
-    by_side
-        Index of the stream that each output belongs to, where operators that share tasks are several streams.
-    """
+    """Give a stream's columns names of their own in the union, and each record its hash."""
     names = fields_in(stream)
     columns = [F.col(quoted(name)) for name in names]
     types = stream.frame.schema

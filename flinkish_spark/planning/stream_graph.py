@@ -73,19 +73,13 @@ class KeyedEntry:
 
 @dataclass(frozen=True, eq=False)
 class KeyedNode:
-    """A keyed function over one stream, or over two with the same type of key.
-
-    Parameters
-    ----------
-    function
-        What runs, or what makes it once the fields of its input are known.
-    output
-        Fields of what is emitted; None where these are the fields of the input.
-    """
+    """A keyed function over one stream, or over two with the same type of key."""
 
     uid: str
     entries: tuple[KeyedEntry, ...]
+    #: What runs, or what makes it once the fields of its input are known.
     function: KeyedFunction
+    #: Fields of what is emitted; None where these are the fields of the input.
     output: T.StructType | None
     max_parallelism: int
 
@@ -127,22 +121,15 @@ class Leg:
 
 @dataclass(frozen=True, eq=False)
 class Inlet:
-    """An input of an operator: ways with the same beginning that lead to one of its entries.
+    """An input of an operator: ways with the same beginning that lead to one of its entries."""
 
-    Parameters
-    ----------
-    entry
-        Number of the operator's entry.
-    legs
-        From a source one; from an operator all ways that begin with one of its outputs, in their order.
-    """
-
+    #: Number of the operator's entry.
     entry: int
+    #: From a source one; from an operator all ways that begin with one of its outputs, in their order.
     legs: tuple[Leg, ...]
 
     @property
     def base(self) -> Base:
-        """What its ways begin with."""
         return self.legs[0].base
 
 
@@ -158,7 +145,6 @@ class Feed:
 
     @property
     def base(self) -> Base:
-        """What its first way begins with; the operator of all of them is the same."""
         return self.inlets[0].base
 
 
@@ -205,13 +191,7 @@ class StreamGraph:
         return self.chained.get(id(settings), Chained.ALWAYS)
 
     def check_uid(self, uid: str) -> str:
-        """Return `uid` if it is usable and new.
-
-        Raises
-        ------
-        GraphError
-            It is no name, or another node has it.
-        """
+        """Return `uid` if it is usable and new."""
         try:
             checked_name(uid, "uid")
         except ValueError as error:
@@ -226,13 +206,7 @@ class StreamGraph:
         return uid
 
     def async_uid(self, uid: str | None, parent: StreamNode) -> str:
-        """Return the uid of an async operator, checked and new; it follows from its place if nobody says one.
-
-        Raises
-        ------
-        GraphError
-            As of :meth:`check_uid`.
-        """
+        """Return the checked, unused uid of an async operator; without a name it follows from its place."""
         given = self.derived_uid("async", [parent]) if uid is None else uid
         self.async_uids.append(self.check_uid(given))
         return given
@@ -259,7 +233,6 @@ class StreamGraph:
         return tuple(node.uid for node in nodes)
 
     def needs_own_time(self, source: SourceNode) -> bool:
-        """Whether a watermark strategy goes by the time that a source gave its records, or asks for it."""
         return any(node.strategy.uses_own_time and source in sources_of(node) for node in self.timed)
 
     def sides_of(self, node: KeyedNode) -> tuple[SideNode, ...]:
@@ -267,13 +240,7 @@ class StreamGraph:
         return tuple(side for side in self.sides if side.parent is node)
 
     def side(self, node: KeyedNode, tag: OutputTag, output: T.StructType) -> SideNode:
-        """Return the node of a side output, made when it is asked for first.
-
-        Raises
-        ------
-        GraphError
-            The name was asked for with other fields.
-        """
+        """Return the node of a side output, made when it is asked for first."""
         for known in self.sides_of(node):
             if known.tag.name == tag.name:
                 if known.output != output:
@@ -283,13 +250,7 @@ class StreamGraph:
         return self.sides[-1]
 
     def check_row_side(self, node: TransformNode, name: str, tag: OutputTag, output: T.StructType) -> None:
-        """Check the side output of a function without a key, whose every output is a node of its own.
-
-        Raises
-        ------
-        GraphError
-            The name was asked for with other fields.
-        """
+        """Check the side output of a function without a key, whose every output is a node of its own."""
         known, fields = self.row_sides.setdefault((node, tag.name), (tag, output))
         if fields != output:
             raise _two_declarations(f"'{name}'", known, tag)
@@ -352,7 +313,6 @@ def feeds(node: KeyedNode) -> tuple[Feed, ...]:
 
 
 def operator_of(base: Base) -> KeyedNode | None:
-    """Return the operator whose output a part of a plan begins with; None for a source."""
     if isinstance(base, SideNode):
         return base.parent
     return base if isinstance(base, KeyedNode) else None
@@ -374,15 +334,10 @@ def scans_of(base: Base) -> tuple[SourceNode, ...]:
 
 @dataclass(frozen=True, eq=False)
 class OperatorScan:
-    """A scan of a source that an operator reads.
-
-    Parameters
-    ----------
-    feed
-        The number of the operator's feed that it is.
-    """
+    """A scan of a source that an operator reads."""
 
     operator: KeyedNode
+    #: The number of the operator's feed that it is.
     feed: int
     source: SourceNode
 
@@ -428,46 +383,33 @@ def _collect(node: KeyedNode, found: dict[int, KeyedNode]) -> None:
 
 
 def has_ways_that_meet(node: KeyedNode) -> bool:
-    """Whether an operator below is read on several ways that meet again, with another operator on one."""
     operators = operators_upto(node)
     read = sum(operator_of(feed.base) is not None for one in operators for feed in feeds(one))
     return read >= len(operators)
 
 
 def is_behind_keys(node: StreamNode) -> bool:
-    """Whether records of a stream come from a keyed operator."""
     return any(operator_of(leg.base) is not None for leg in legs(node))
 
 
 def uid_of(leg: Leg) -> str:
-    """Return the uid of the source or operator that a way begins with."""
     return leg.base.parent.uid if isinstance(leg.base, SideNode) else leg.base.uid
 
 
 def base_of(node: StreamNode) -> str:
-    """Return the uids of the operators and sources that a stream's plan begins with, as one word."""
     return "+".join(dict.fromkeys(map(uid_of, legs(node))))
 
 
 @dataclass(frozen=True)
 class KeyFunction:
-    """Makes the key of a record in Python.
+    """Makes the key of a record in Python."""
 
-    Parameters
-    ----------
-    call
-        From a record to a row with the parts of its key.
-    rich
-        Opened in each task, if it wants to be.
-    parts
-        The key's, in order.
-    counts_as
-        Tells what it adds to accumulators from what others add; empty where that does not count.
-    """
-
+    #: From a record to a row with the parts of its key.
     call: Callable[[Any], Any]
+    #: Opened in each task, if it wants to be.
     rich: RichFunction | None
     parts: T.StructType
+    #: Tells what it adds to accumulators from what others add; empty where that does not count.
     counts_as: str = ""
 
 

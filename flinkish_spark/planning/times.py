@@ -91,7 +91,6 @@ def sharing_tasks(graph: StreamGraph) -> tuple[tuple[KeyedNode, ...], ...]:
 
 
 def _scans_again(operator: KeyedNode) -> bool:
-    """Whether an operator reads a source several times."""
     sources = [scan.source for scan in operator_scans(operator)]
     return any(sources.count(source) > 1 for source in sources)
 
@@ -113,7 +112,6 @@ def inputs_of(graph: StreamGraph) -> tuple[str, ...]:
 
 
 def chain_of(graph: StreamGraph, operator: KeyedNode) -> Chain:
-    """Return the chain in which sinks read an operator."""
     return _chain(ends_with(graph, operator))
 
 
@@ -175,18 +173,7 @@ _UNTIMED = AssignerRules(Untimed())
 
 
 def time_column(records: DataFrame, timestamps: Any) -> Column:
-    """Return the event time of each record, in milliseconds; a null one fails the job.
-
-    Parameters
-    ----------
-    timestamps
-        The name of a column, a column, or None for the time that the source gave.
-
-    Raises
-    ------
-    GraphError
-        There is no such column, or it holds no times.
-    """
+    """Return the event time of each record, in milliseconds; a null one fails the job."""
     if timestamps is None:
         return _checked(_own_time(records))
     column = F.col(quoted(timestamps)) if isinstance(timestamps, str) else timestamps
@@ -238,16 +225,6 @@ def plan_times(graph: StreamGraph, planned: Callable[[Leg, Chain, str], Any]) ->
 
     A source without a strategy counts for the end of its input only, and so does one whose records reach no
     keyed operator on their way to a sink: nobody there asks for a watermark.
-
-    Parameters
-    ----------
-    planned
-        Returns the plan of a way from a source, in a chain, as the input of that name.
-
-    Raises
-    ------
-    GraphError
-        Uids are such that two inputs, or two operators, would be known by one name.
     """
     chains, operators, assigners = {}, {}, {}
     names = _Names()
@@ -308,7 +285,6 @@ class _Names:
 
 
 def reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
-    """Return the reporters of a program, by number."""
     return reporters_of([node.uid for node in graph.operators], inputs_of(graph))
 
 
@@ -353,25 +329,14 @@ def _paths(
 
 @dataclass(frozen=True)
 class SourceMarkers:
-    """Makes the markers of the sources that meet at one place.
-
-    Parameters
-    ----------
-    sources
-        Their numbers among those who report to the driver; at least one.
-    """
+    """Makes the markers of the sources that meet at one place."""
 
     spark: SparkSession
+    #: Their numbers among those who report to the driver; at least one.
     sources: tuple[int, ...]
 
     def routed(self, routes: Sequence[int]) -> DataFrame:
-        """Return a marker per source and subtask of a keyed operator, as they go through the shuffle to it.
-
-        Parameters
-        ----------
-        routes
-            Of barriers, by partition: what takes them comes behind all records of its partition.
-        """
+        """Return the markers that the shuffle sends to a keyed operator: one per source and subtask."""
         subtask = F.col("id") % len(routes)
         route = F.get(_array(routes), subtask.cast("int"))
         no_block = F.lit("").cast("binary").alias(C.BLOCK)
@@ -379,7 +344,6 @@ class SourceMarkers:
         return rows.select(route.alias(C.ROUTE), *self._control(len(routes), subtask), no_block)
 
     def alone(self) -> DataFrame:
-        """Return one marker per source for streams without a keyed operator: control columns and no more."""
         return self._rows(1).select(*self._control(1, F.lit(0)))
 
     def _rows(self, subtasks: int) -> DataFrame:
@@ -403,7 +367,6 @@ class LatencyMarking:
         self._spark = spark
 
     def of(self, graph: StreamGraph, inputs: Iterable[str]) -> SourceMarkers | None:
-        """Return the markers of inputs, by name, that a keyed operator reads; None if there are none."""
         numbers = [one.uid for one in reporters(graph)]
         found = tuple(numbers.index(name) for name in inputs)
         return SourceMarkers(self._spark, found) if found else None
@@ -423,11 +386,9 @@ class NoMarking:
     """Leaves the plan as it is."""
 
     def of(self, graph: StreamGraph, inputs: Iterable[str]) -> SourceMarkers | None:
-        """Return None."""
         return None
 
     def beside(self, stream: TaggedStream, graph: StreamGraph, inputs: Iterable[str]) -> TaggedStream:
-        """Return the stream."""
         return stream
 
 
@@ -435,7 +396,6 @@ NO_MARKING = NoMarking()
 
 
 def subtask_in(place: Column) -> Column:
-    """Return the subtask of a marker's channel."""
     return place.bitwiseAND(F.lit(SUBTASK_MASK)).cast("int")
 
 

@@ -48,23 +48,14 @@ from flinkish_spark.worker.time import KeepsTimes
 
 @dataclass
 class TransformSettings:
-    """What a user says of a function behind the call that made it; up to the start of the job.
-
-    Parameters
-    ----------
-    name
-        What errors call it.
-    parallelism
-        In how many tasks it runs; None for those in which its records are.
-    resources
-        Of its tasks, which nothing else shares; None for those of all others.
-    operator
-        Its id in the job graph, by which a failure finds its vertex; empty before it is planned.
-    """
+    """What a user says of a function behind the call that made it; up to the start of the job."""
 
     name: str
+    #: In how many tasks it runs; None for those in which its records are.
     parallelism: int | None = None
+    #: Of its tasks, which nothing else shares; None for those of all others.
     resources: ResourceProfile | None = None
+    #: Its id in the job graph, by which a failure finds its vertex; empty before it is planned.
     operator: str = ""
 
 
@@ -75,30 +66,21 @@ class ConnectedSettings(TransformSettings):
 
 @dataclass(frozen=True)
 class RowTransform(LocatedTransform):
-    """A DataFrame function that runs a function over rows in Python workers.
-
-    Parameters
-    ----------
-    output
-        Fields of the result; None where they stay as they are.
-    settings
-        Shared with all that is made of this.
-    wraps
-        What is put around the worker: with a :class:`~flinkish_spark.worker.time.KeepsTimes` the times
-        of records that the function drops go on.
-    """
+    """A DataFrame function that runs a function over rows in Python workers."""
 
     function: RowFunction
+    #: Fields of the result; None where they stay as they are.
     output: T.StructType | None
+    #: Shared with all that is made of this.
     settings: TransformSettings
+    #: What is put around the worker: with a :class:`~flinkish_spark.worker.time.KeepsTimes` the times
+    #: of records that the function drops go on.
     wraps: type[KeepsTimes] | None = None
 
     def located(self, origins: Origins) -> RowTransform:
-        """Return the same for records of which it is known where they come from."""
         return replace(self, function=replace(self.function, origins=origins))
 
     def keeping_times(self) -> RowTransform:
-        """Return the same for records whose times are reported behind it."""
         return replace(self, wraps=KeepsTimes)
 
     def __call__(self, frame: DataFrame) -> DataFrame:
@@ -133,18 +115,12 @@ class RowTransform(LocatedTransform):
 
 @dataclass(frozen=True)
 class ProcessTransform(RowTransform):
-    """Runs a process function, for one of its outputs.
+    """Runs a process function, for one of its outputs."""
 
-    Parameters
-    ----------
-    side
-        Name of the side output; None for the main output.
-    """
-
+    #: Name of the side output; None for the main output.
     side: str | None = None
 
     def of_side(self, name: str, output: T.StructType) -> ProcessTransform:
-        """Return the same function, for a side output."""
         return replace(self, side=name, output=output)
 
     def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
@@ -154,7 +130,6 @@ class ProcessTransform(RowTransform):
 
 
 def carried(given: T.StructType) -> tuple[T.StructField, ...]:
-    """Return the columns that go along with what is made of a row."""
     return tuple(field for field in given if field.name.startswith(PREFIX))
 
 
@@ -162,21 +137,18 @@ MadeT = TypeVar("MadeT", bound=RowTransform)
 
 
 def map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
-    """Return the transform that makes one row of each."""
     made, name = record_call(function, "map"), name or _name_of(function, "map")
     fields = _fields(output, made.call, name, is_iterable=False)
     return _of_call("map", made, fields, TransformSettings(name))
 
 
 def flat_map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
-    """Return the transform that makes any number of rows of each."""
     made, name = record_call(function, "flat_map"), name or _name_of(function, "flat_map")
     fields = _fields(output, made.call, name, is_iterable=True)
     return _of_call("flat_map", made, fields, TransformSettings(name))
 
 
 def filter_rows(function: Any, name: str | None) -> RowTransform:
-    """Return the transform that keeps some rows."""
     made, name = record_call(function, "filter"), name or _name_of(function, "filter")
     return _of_call("filter", made, None, TransformSettings(name))
 
@@ -287,51 +259,30 @@ def _checked(transform: MadeT) -> MadeT:
 
 @dataclass(frozen=True)
 class LookupTransform(LocatedTransform):
-    """A DataFrame function that asks a table in Python workers.
+    """A DataFrame function that asks a table in Python workers."""
 
-    Parameters
-    ----------
-    join
-        What the program says; the type of the records is known when a frame comes.
-    output
-        Fields of what its function makes; None for those of both sides.
-    settings
-        Shared with all that is made of this.
-    side
-        Name of the side output that is read; None for the main output.
-    wraps
-        As of :class:`~flinkish_spark.planning.transforms.RowTransform`.
-    kept_as
-        By what name workers keep answers; those of side outputs are the same.
-    counts_as
-        As of :class:`~flinkish_spark.worker.functions.RowFunction`.
-    """
-
+    #: What the program says; the type of the records is known when a frame comes.
     join: LookupJoin
+    #: Fields of what its function makes; None for those of both sides.
     output: T.StructType | None
+    #: Shared with all that is made of this.
     settings: TransformSettings
     origins: Origins
     wraps: type[KeepsTimes] | None = None
+    #: Name of the side output that is read; None for the main output.
     side: str | None = None
+    #: By what name workers keep answers; those of side outputs are the same.
     kept_as: str = field(default_factory=lambda: uuid4().hex)
     counts_as: str = ""
 
     def located(self, origins: Origins) -> LookupTransform:
-        """Return the same for records of which it is known where they come from."""
         return replace(self, origins=origins)
 
     def keeping_times(self) -> LookupTransform:
-        """Return the same for records whose times are reported behind it."""
         return replace(self, wraps=KeepsTimes)
 
     def of_side(self, name: str, output: T.StructType) -> LookupTransform:
-        """Return the same join, for a side output of its function.
-
-        Raises
-        ------
-        GraphError
-            It has no function.
-        """
+        """Return the same join, for a side output of its function."""
         if self.join.function is None:
             raise GraphError(
                 f"'{self.settings.name}' has no side output '{name}'",
@@ -371,17 +322,7 @@ class LookupTransform(LocatedTransform):
 
 
 def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:
-    """Return the transform of a lookup join.
-
-    Raises
-    ------
-    ConfigError
-        The table or the function is async.
-    SchemaError
-        The output is not known, or there is one without a function.
-    UserFunctionError
-        The table or a function cannot be sent to the workers.
-    """
+    """Return the transform of a lookup join."""
     if join.function is None and output is not None:
         raise SchemaError(
             f"'{name}' has an output and no function",
@@ -411,15 +352,7 @@ Transform = Callable[[DataFrame], DataFrame]
 
 
 def transformed(records: DataFrame, function: Transform) -> DataFrame:
-    """Return what a function makes of records.
-
-    Raises
-    ------
-    GraphError
-        It returned no DataFrame, or Spark refuses what it asks for.
-    UserFunctionError
-        It raised.
-    """
+    """Return what a function makes of records."""
     try:
         found = function(records)
     except FlinkishError:
@@ -444,7 +377,6 @@ def transformed(records: DataFrame, function: Transform) -> DataFrame:
 
 
 def named(function: object) -> str:
-    """Return what errors call a function."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"'{name}'"
 
@@ -475,26 +407,13 @@ class Spoiler:
 
 @dataclass(frozen=True, eq=False)
 class RowByRow:
-    """What functions do to each record.
+    """What functions do to each record."""
 
-    Parameters
-    ----------
-    plan
-        Over the columns of a frame with records and control rows.
-    schema
-        Fields that come out.
-
-    Notes
-    -----
-    Belongs to one JVM. Users' expressions stand in a CASE that control rows do not enter: these have no
-    fields, on which an expression may raise an error.
-    """
-
+    #: Over the columns of a frame with records and control rows.
     plan: RowPlan
     schema: T.StructType
 
     def over(self, frame: DataFrame) -> DataFrame:
-        """Return the rows of `frame` that are kept, with more columns: those of :attr:`fields`."""
         for step in self._steps:
             frame = step.of(frame) if isinstance(step, Selection) else frame.where(step)
         return frame
@@ -521,15 +440,7 @@ class RowByRow:
         return noted.select(*control, *own)
 
     def beside(self, records: DataFrame, place: str, names: Sequence[str]) -> DataFrame:
-        """Return records with what comes out of each in more columns.
-
-        Parameters
-        ----------
-        place
-            Column that is null, or becomes so, in records of which nothing comes out.
-        names
-            Of the columns, by field.
-        """
+        """Return records with what comes out of each in more columns."""
         noted, has_place = self._noted(records, place), F.col(place).isNotNull()
         own = (F.when(has_place, column).alias(n) for n, (column, _) in zip(names, self.fields, strict=True))
         return noted.select(*records.columns, *own)
@@ -547,7 +458,6 @@ class RowByRow:
 
     @property
     def drops(self) -> bool:
-        """Whether there are records of which nothing comes out."""
         return any(isinstance(step, Keeping) for step in self.plan.steps)
 
     @property
@@ -564,7 +474,6 @@ class RowByRow:
 
     @cached_property
     def named_fields(self) -> list[Column]:
-        """The fields that come out under their names."""
         return [named_field(column, field) for column, field in self.fields]
 
     @cached_property
@@ -575,22 +484,7 @@ class RowByRow:
 def read_functions(
     spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, names: Sequence[str]
 ) -> tuple[T.StructType, RowByRow | Spoiler]:
-    """Return the fields of records behind functions, and what these do to each.
-
-    Parameters
-    ----------
-    functions
-        At least one.
-    schema
-        Fields in front of them.
-    names
-        Column with each of these in the frame that they are for.
-
-    Raises
-    ------
-    GraphError, UserFunctionError
-        As of :func:`~flinkish_spark.planning.transforms.transformed`.
-    """
+    """Return the fields of records behind functions, and what these do to each."""
     return read_functions_over(spark.createDataFrame([], schema), functions, names)
 
 
@@ -620,7 +514,6 @@ def _passing(step: Computing | Keeping) -> Selection | Column:
 
 
 def named_field(column: Column, field: T.StructField) -> Column:
-    """Return a column under a field's name."""
     # What a field is told with, such as a comment, would be lost behind CASE.
     return column.alias(field.name, metadata=field.metadata) if field.metadata else column.alias(field.name)
 
@@ -634,20 +527,12 @@ RecordFunction = RowTransform | LookupTransform
 
 @dataclass(frozen=True, eq=False)
 class InWorkers:
-    """What functions of single records do to a frame with records and control rows.
+    """What functions of single records do to a frame with records and control rows."""
 
-    Parameters
-    ----------
-    deal
-        Runs them, in one worker per task.
-    schema
-        Fields that come out.
-    columns
-        With the fields that go in; one may stand for several.
-    """
-
+    #: Runs them, in one worker per task.
     deal: DealRows
     schema: T.StructType
+    #: With the fields that go in; one may stand for several.
     columns: tuple[str, ...]
 
     @classmethod
@@ -658,22 +543,7 @@ class InWorkers:
         columns: Sequence[str],
         control: T.StructType,
     ) -> InWorkers:
-        """Return it for a frame of one output.
-
-        Parameters
-        ----------
-        functions
-            At least one.
-        schema, columns
-            Fields in front of them, and the column with each.
-        control
-            Columns of control rows; those of a record go on beside what is made of it.
-
-        Raises
-        ------
-        SchemaError
-            A field has a type that no record in Python has.
-        """
+        """Return it for a frame of one output."""
         _check_types(functions[0].settings.name, schema)
         beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
         given = T.StructType([*beside, *schema])
@@ -721,7 +591,6 @@ def in_turn(
 
 
 def fields_of(columns: T.StructType) -> T.StructType:
-    """Return the fields of records among columns."""
     return T.StructType([field for field in columns if not field.name.startswith(PREFIX)])
 
 

@@ -38,25 +38,7 @@ _WHOLE = {
 
 
 def added(kind: AccumulatorKind, held: Any, given: Any) -> Any:
-    """Return what is held behind one more value.
-
-    Parameters
-    ----------
-    held
-        None for nothing yet.
-
-    Raises
-    ------
-    TypeError
-        It is no value of that kind.
-
-    Examples
-    --------
-    >>> added(AccumulatorKind.AVERAGE, [3.0, 1], 5)
-    [8.0, 2]
-    >>> added(AccumulatorKind.HISTOGRAM, {7: 1}, 7)
-    {7: 2}
-    """
+    """Return what is held behind one more value."""
     wanted = int if kind in _WHOLE else (int, float)
     if isinstance(given, bool) or not isinstance(given, wanted):
         number = "whole number" if kind in _WHOLE else "number"
@@ -89,13 +71,7 @@ def merged(kind: AccumulatorKind, held: Any, other: Any) -> Any:
 
 
 def result(kind: AccumulatorKind, held: Any) -> Any:
-    """Return the value that an accumulator shows.
-
-    Examples
-    --------
-    >>> result(AccumulatorKind.AVERAGE, [8.0, 2]), result(AccumulatorKind.LONG_COUNTER, None)
-    (4.0, 0)
-    """
+    """Return the value that an accumulator shows."""
     match kind:
         case AccumulatorKind.AVERAGE:
             return None if held is None or not held[1] else held[0] / held[1]
@@ -110,24 +86,11 @@ def result(kind: AccumulatorKind, held: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorValue(Stored):
-    """What one accumulator holds, over all tasks.
-
-    Parameters
-    ----------
-    kind
-        See :class:`AccumulatorKind`.
-    numbers
-        As text: whole ones in decimal, floats exactly, as `float.hex` writes them. An average is a sum and a
-        count, a histogram its numbers and how often each came, in turn.
-
-    Examples
-    --------
-    >>> one = AccumulatorValue.of(AccumulatorKind.HISTOGRAM, {2: 1, 1: 4})
-    >>> one.numbers, one.value, AccumulatorValue.from_json(one.to_json()) == one
-    (('1', '4', '2', '1'), {1: 4, 2: 1}, True)
-    """
+    """What one accumulator holds, over all tasks."""
 
     kind: AccumulatorKind
+    #: As text: whole ones in decimal, floats exactly, as `float.hex` writes them. An average is a sum and a
+    #: count, a histogram its numbers and how often each came, in turn.
     numbers: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -161,11 +124,9 @@ class AccumulatorValue(Stored):
 
     @property
     def value(self) -> Any:
-        """The value that it shows."""
         return result(self.kind, self.held)
 
     def merged(self, other: AccumulatorValue) -> AccumulatorValue:
-        """Return what both hold; raise ValueError if they are of different kinds."""
         if self.kind is not other.kind:
             raise ValueError(f"it is a {self.kind.value} and a {other.kind.value}")
         return AccumulatorValue.of(self.kind, merged(self.kind, self.held, other.held))
@@ -176,19 +137,7 @@ Accumulated = Mapping[str, AccumulatorValue]
 
 
 def together(parts: Iterable[Accumulated]) -> dict[str, AccumulatorValue]:
-    """Return what several parts of a job have counted, by name.
-
-    Raises
-    ------
-    ValueError
-        Two accumulators of the same name are of different kinds.
-
-    Examples
-    --------
-    >>> one = {"orders": AccumulatorValue(AccumulatorKind.LONG_COUNTER, ("3",))}
-    >>> together([one, one])["orders"].value
-    6
-    """
+    """Return what several parts of a job have counted, by name."""
     found: dict[str, AccumulatorValue] = {}
     for part in parts:
         for name, value in part.items():

@@ -26,13 +26,7 @@ BASE_NAME = re.compile(r"\d{1,9}-\d{1,18}-[0-9a-f]{16}")
 
 
 def checked_base(value: str) -> str:
-    """Return `value` if it is a base of an operator in a chain, below their folder, else raise ValueError.
-
-    Examples
-    --------
-    >>> checked_base("sums/sums/3-17-00112233445566ff")
-    'sums/sums/3-17-00112233445566ff'
-    """
+    """Return `value` if it is a base of an operator in a chain, below their folder, else raise ValueError."""
     parts = value.split("/") if isinstance(value, str) else []
     if len(parts) != 3 or not BASE_NAME.fullmatch(parts[2]):
         raise ValueError(f"{value!r:.200} is not the name of a base")
@@ -50,18 +44,6 @@ def bases_behind(before: Iterable[str], written: Collection[str]) -> tuple[str, 
 
     A key group has one. Where a task ran twice and both wrote one, both count until the key group has its
     next: which of the two the state names is known to Spark alone.
-
-    Parameters
-    ----------
-    before
-        Those that counted.
-    written
-        Those that tasks of the micro-batch have written.
-
-    Examples
-    --------
-    >>> bases_behind(["a/a/1-4-00", "a/a/2-4-00"], ["a/a/1-9-00"])
-    ('a/a/1-9-00', 'a/a/2-4-00')
     """
     anew = {_owner(name) for name in written}
     return tuple(sorted({*written, *(name for name in before if _owner(name) not in anew)}))
@@ -69,15 +51,7 @@ def bases_behind(before: Iterable[str], written: Collection[str]) -> tuple[str, 
 
 @dataclass(frozen=True)
 class CountingBases:
-    """The bases that count at a checkpoint.
-
-    Parameters
-    ----------
-    batch
-        Its micro-batch.
-    names
-        Of the bases.
-    """
+    """The bases that count at a checkpoint."""
 
     batch: BatchId
     names: Collection[str]
@@ -94,7 +68,6 @@ class CountingBases:
         return name not in self.names and self._latest.get(_owner(name), -1) > _batch(name)
 
     def is_behind(self, name: str) -> bool:
-        """Whether the micro-batch that wrote a base is behind it, if that was of its lineage."""
         return _batch(name) <= self.batch.value
 
 
@@ -105,22 +78,6 @@ def superseded(
 
     Only where each checkpoint that might need it has a later one of the same key group: a task's word that
     was lost, or has not arrived yet, then costs a file and no state.
-
-    Parameters
-    ----------
-    found
-        Bases that were there before the newest checkpoint was decided, in the same run of the query.
-    newest
-        That checkpoint.
-    checkpoints
-        All that can be gone back to.
-
-    Examples
-    --------
-    >>> newest = CountingBases(BatchId(7), {"a/a/1-4-01"})
-    >>> found = ["a/a/1-3-00", "a/a/1-4-01", "a/a/1-4-02", "a/a/1-8-00", "a/a/2-3-00"]
-    >>> sorted(superseded(found, newest, [newest]))
-    ['a/a/1-3-00']
     """
     return frozenset(
         name
@@ -135,7 +92,6 @@ def superseded(
 
 
 def _owner(name: str) -> tuple[str, str]:
-    """Return the operator in its chain, and the key group."""
     folder, _, file = name.rpartition("/")
     return folder, file.partition("-")[0]
 

@@ -30,45 +30,24 @@ class Urgency(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
-    """One request.
+    """One request."""
 
-    Parameters
-    ----------
-    number
-        Rises with every request of a process; tells requests apart and orders them within a rank.
-    purpose
-        See :class:`~flinkish_spark.protocol.ids.CheckpointPurpose`.
-    asked_at_ms
-        Monotonic time.
-    urgency
-        See :class:`Urgency`.
-    target
-        Where a savepoint is to be written; empty for checkpoints.
-    """
-
+    #: Rises with every request of a process; tells requests apart and orders them within a rank.
     number: int
     purpose: CheckpointPurpose
     asked_at_ms: int
     urgency: Urgency = Urgency.NORMAL
+    #: Where a savepoint is to be written; empty for checkpoints.
     target: str = ""
 
     @property
     def order(self) -> tuple[int, bool, int]:
-        """Return what requests are sorted by: rank, then forced ones, then age."""
         return self.purpose.rank, self.urgency is not Urgency.FORCED, self.number
 
 
 @dataclass(frozen=True, slots=True)
 class RequestQueue:
-    """Requests that wait, most important first.
-
-    Examples
-    --------
-    >>> queue, rejected = RequestQueue(limit=1).offer(CheckpointRequest(1, CheckpointPurpose.PERIODIC, 0))
-    >>> queue, rejected = queue.offer(CheckpointRequest(2, CheckpointPurpose.SAVEPOINT, 5))
-    >>> rejected.purpose, queue.head.purpose
-    (<CheckpointPurpose.PERIODIC: 'PERIODIC'>, <CheckpointPurpose.SAVEPOINT: 'SAVEPOINT'>)
-    """
+    """Requests that wait, most important first."""
 
     limit: int = 1_000
     waiting: tuple[CheckpointRequest, ...] = ()
@@ -79,11 +58,9 @@ class RequestQueue:
 
     @property
     def head(self) -> CheckpointRequest | None:
-        """Return the request that goes next."""
         return self.waiting[0] if self.waiting else None
 
     def holds(self, purpose: CheckpointPurpose) -> bool:
-        """Whether a request of that purpose waits."""
         return any(request.purpose is purpose for request in self.waiting)
 
     def offer(self, request: CheckpointRequest) -> tuple[RequestQueue, CheckpointRequest | None]:
@@ -98,7 +75,6 @@ class RequestQueue:
     def without(
         self, unwanted: Callable[[CheckpointRequest], bool]
     ) -> tuple[RequestQueue, tuple[CheckpointRequest, ...]]:
-        """Return the queue without some requests, and these."""
         gone = tuple(one for one in self.waiting if unwanted(one))
         return RequestQueue(self.limit, tuple(one for one in self.waiting if one not in gone)), gone
 
@@ -214,21 +190,7 @@ class AckResult(enum.Enum):
 
 
 class PendingCheckpoint:
-    """A checkpoint from its id to its end. Owned by one thread.
-
-    Parameters
-    ----------
-    checkpoint
-        Its id.
-    request
-        What it is for.
-    participants
-        Who must acknowledge before it can be decided.
-    started_at_ms
-        Monotonic time at which it got its id; expiry is counted from here.
-    finished
-        Uids that had finished before; recorded, not asked.
-    """
+    """A checkpoint from its id to its end. Owned by one thread."""
 
     __slots__ = ("_missing", "_participants", "batch", "checkpoint", "finished", "hook_states", "request",
                  "started_at_ms", "state")  # fmt: skip
@@ -258,12 +220,10 @@ class PendingCheckpoint:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has neither been confirmed nor aborted."""
         return bool(TRANSITIONS[self.state])
 
     @property
     def can_end(self) -> bool:
-        """Whether it can still be aborted from outside: undecided, and nobody is deciding it."""
         return CheckpointEvent.EXPIRED in TRANSITIONS[self.state]
 
     @property
@@ -361,23 +321,15 @@ class FinishedParticipants(Choice):
 
 @dataclass(frozen=True, slots=True)
 class TriggerFacts:
-    """All that the answers depend on. Times are monotonic milliseconds.
-
-    Parameters
-    ----------
-    in_flight
-        Checkpoints triggered and neither confirmed nor aborted.
-    barrier_on_its_way
-        Whether one of them is being prepared or has not come through the job yet: barriers are
-        offered one after the other, each to a micro-batch of its own.
-    participants
-        By uid.
-    """
+    """All that the answers depend on. Times are monotonic milliseconds."""
 
     now_ms: int
     phase: JobPhase
     schedule: Schedule
+    #: Checkpoints triggered and neither confirmed nor aborted.
     in_flight: int
+    #: Whether one of them is being prepared or has not come through the job yet: barriers are
+    #: offered one after the other, each to a micro-batch of its own.
     barrier_on_its_way: bool
     last_trigger_ms: int
     last_end_ms: int

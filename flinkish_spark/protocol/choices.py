@@ -11,20 +11,6 @@ def closest(word: str, known: Iterable[str]) -> str:
     """Return "Did you mean 'X'?" with the known word that is spelt most like `word`, or an empty text.
 
     It is a sentence of its own: give it as the `why` of an error, before `what_to_do`.
-
-    Parameters
-    ----------
-    word
-        What was given. Upper and lower case count as the same.
-    known
-        The words that would have been right.
-
-    Examples
-    --------
-    >>> closest("KafkaSorce", ["KafkaSource", "FileSource"])
-    "Did you mean 'KafkaSource'?"
-    >>> closest("banana", ["KafkaSource", "FileSource"])
-    ''
     """
     # Imported here: every process imports this module, and few misspell a word.
     import difflib

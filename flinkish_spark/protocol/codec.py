@@ -50,16 +50,7 @@ _MEMBER = "flinkish_spark.stored"
 
 
 class StoredFormError(ValueError):
-    """What is stored is not of the form that is expected; says where.
-
-    Examples
-    --------
-    >>> try:
-    ...     read(Mapping[str, tuple[int, ...]], {"orders": [3, "x"]})
-    ... except ValueError as error:
-    ...     print(error)
-    ['orders'][1] must be a whole number, got 'x'
-    """
+    """What is stored is not of the form that is expected; says where."""
 
     def __init__(self, says: str, joint: str = ": ") -> None:
         super().__init__(says, joint)
@@ -69,7 +60,6 @@ class StoredFormError(ValueError):
         return f"{self._place}{self._joint}{self._says}" if self._place else self._says
 
     def stands_in(self, outer: str) -> None:
-        """Put a member or an index in front of the place."""
         joint = "." if outer and self._place and not self._place.startswith("[") else ""
         self._place = f"{outer}{joint}{self._place}"
 
@@ -94,17 +84,7 @@ class _Member:
 
 
 def stored(key: str = "", presence: Presence = Presence.ALWAYS, at: int | None = None) -> dict[str, Any]:
-    """Return the metadata of a field.
-
-    Parameters
-    ----------
-    key
-        Name of its member, if it is not that of the field.
-    presence
-        See :class:`Presence`.
-    at
-        Its place among the members, if that is not the field's.
-    """
+    """Return the metadata of a field."""
     return {_MEMBER: _Member(key, presence, at)}
 
 
@@ -165,7 +145,6 @@ class Record:
 
     @classmethod
     def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return an object as it is written today; given one that an earlier version may have written."""
         return value
 
     def _check_read(self) -> None:
@@ -200,7 +179,6 @@ class StoredRow(Record):
     __slots__ = ()
 
     def to_json(self) -> list[Any]:
-        """Return the stored form."""
         cls: Any = type(self)
         found: list[Any] = _form(cls).write(self)
         return found
@@ -218,19 +196,12 @@ class StoredAlone(Record):
 
 
 def write(hint: Any, value: Any) -> Any:
-    """Return the stored form of a value, given its hint.
-
-    Examples
-    --------
-    >>> write(frozenset[int], frozenset({3, 1}))
-    [1, 3]
-    """
+    """Return the stored form of a value, given its hint."""
     convert = _form(hint).write
     return value if convert is None else convert(value)
 
 
 def read(hint: Any, value: Any) -> Any:
-    """Return the value of which a stored form was made; raise StoredFormError if it is none."""
     return _form(hint).read(value)
 
 
@@ -418,7 +389,6 @@ def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
 
 
 def _kind(hint: Any) -> Any:
-    """Return the type of the values that are taken as they are; there may be others."""
     args = typing.get_args(hint)
     return args[0] if typing.get_origin(hint) in _UNIONS and args[1:] == (type(None),) else hint
 
@@ -625,13 +595,7 @@ def measured(name: str, value: Any) -> int | None:
 
 
 def member(stored: Mapping[str, Any], name: str) -> Any:
-    """Return a member of an object; raise ValueError if it is missing.
-
-    Examples
-    --------
-    >>> member(object_of({"rows": 3}, "statistics"), "rows")
-    3
-    """
+    """Return a member of an object; raise ValueError if it is missing."""
     if name not in stored:
         raise ValueError(f"{name!r} is missing")
     return stored[name]

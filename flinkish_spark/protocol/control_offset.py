@@ -65,22 +65,11 @@ _GROUPS = Form(lambda groups: write(_PAIRS, sorted(groups.items())), lambda pair
 
 @dataclass(frozen=True, slots=True)
 class Wake(StoredRow):
-    """Key groups that a micro-batch calls although they may have no records: their timers are due.
+    """Key groups that a micro-batch calls although they may have no records: their timers are due."""
 
-    Parameters
-    ----------
-    batch
-        The micro-batch that it was made for; one that is made for a later one replaces it.
-    groups
-        By the operator's reporter number. There may be none: then only the micro-batch itself is wanted.
-
-    Examples
-    --------
-    >>> Wake(7, {0: frozenset({0, 3})}).to_json()
-    [7, [[0, '9']]]
-    """
-
+    #: The micro-batch that it was made for; one that is made for a later one replaces it.
     batch: _Count
+    #: By the operator's reporter number. There may be none: then only the micro-batch itself is wanted.
     groups: Annotated[Mapping[int, frozenset[int]], _GROUPS] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[int, int]]:
@@ -103,31 +92,17 @@ StoredWatermarks = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class TimeOffer(Stored):
-    """Where time stands for a micro-batch.
+    """Where time stands for a micro-batch."""
 
-    Parameters
-    ----------
-    watermark_ms
-        Of all operators that are not further.
-    has_ended
-        Whether all input is over.
-    wake
-        None if no micro-batch was ever wanted because of time.
-    above
-        Watermarks of operators that are further, by uid.
-    seen
-        Watermarks that operators had seen before the first micro-batch of the log, which no entry of it says.
-
-    Examples
-    --------
-    >>> TimeOffer.of(Watermarks.of({"sums": 60_000, "tops": 90_000})).to_json()
-    {'flinkish:watermark': 60000, 'flinkish:watermarks': {'tops': 90000}}
-    """
-
+    #: Of all operators that are not further.
     watermark_ms: WatermarkMs = field(default=MIN_WATERMARK_MS, metadata=_member(WATERMARK_KEY))
+    #: Whether all input is over.
     has_ended: bool = field(default=False, metadata=_member(END_KEY, at=2))
+    #: None if no micro-batch was ever wanted because of time.
     wake: Wake | None = field(default=None, metadata=_member(WAKE_KEY))
+    #: Watermarks of operators that are further, by uid.
     above: Annotated[_Above, _SORTED] = field(default_factory=dict, metadata=_member(ABOVE_KEY, at=1))
+    #: Watermarks that operators had seen before the first micro-batch of the log, which no entry of it says.
     seen: StoredWatermarks = field(default=_NOTHING_SEEN, metadata=_member(SEEN_KEY))
 
     def __post_init__(self) -> None:
@@ -141,12 +116,10 @@ class TimeOffer(Stored):
         wake: Wake | None = None,
         seen: Watermarks = _NOTHING_SEEN,
     ) -> TimeOffer:
-        """Return an offer of these watermarks."""
         return cls(watermarks.least_ms, has_ended, wake, watermarks.above, seen)
 
     @property
     def watermarks(self) -> Watermarks:
-        """Of each operator."""
         return Watermarks(self.watermark_ms, self.above)
 
     def raised_to(self, other: TimeOffer) -> TimeOffer:
@@ -161,7 +134,6 @@ class TimeOffer(Stored):
         )
 
     def wakes_since(self, before: TimeOffer) -> list[tuple[int, int]]:
-        """Return reporter numbers and key groups that a micro-batch between `before` and this one calls."""
         return [] if self.wake is None or self.wake == before.wake else self.wake.rows()
 
 
@@ -171,30 +143,15 @@ NO_TIME_YET = TimeOffer()
 
 @dataclass(frozen=True, slots=True)
 class ControlOffset(Stored):
-    """Everything that the driver has said.
+    """Everything that the driver has said."""
 
-    Parameters
-    ----------
-    checkpoint
-        The newest whose barrier went out; 0 before the first.
-    time
-        See :class:`TimeOffer`.
-    pinned_batch
-        The micro-batch of the newest checkpoint whose state is pinned; None before the first. Tasks delete
-        files that only older states name.
-    drained
-        The newest checkpoint whose micro-batch fires all event-time timers behind its records; 0 for none.
-
-    Examples
-    --------
-    >>> logged = ControlOffset.from_json({"flinkish:checkpoint": 3})
-    >>> logged.raised_to(ControlOffset(0, TimeOffer(60_000))).to_json()
-    {'flinkish:checkpoint': 3, 'flinkish:watermark': 60000}
-    """
-
+    #: The newest whose barrier went out; 0 before the first.
     checkpoint: int = field(default=0, metadata=stored(CHECKPOINT_KEY, Presence.ADDED))
     time: TimeOffer = field(default=NO_TIME_YET, metadata=INLINE)
+    #: The micro-batch of the newest checkpoint whose state is pinned; None before the first. Tasks delete
+    #: files that only older states name.
     pinned_batch: _Count | None = field(default=None, metadata=_member(PINNED_KEY))
+    #: The newest checkpoint whose micro-batch fires all event-time timers behind its records; 0 for none.
     drained: _Count = field(default=0, metadata=_member(DRAIN_KEY))
 
     def raised_to(self, other: ControlOffset) -> ControlOffset:

@@ -113,19 +113,7 @@ Effect = Initialise | Offer | Decide | Abort | Refuse | Completed
 
 
 class Coordination:
-    """See the module's head. Owned by one thread.
-
-    Parameters
-    ----------
-    rules
-        Limits and times.
-    participants
-        Who must acknowledge, hooks included.
-    next_id
-        The lowest id that nobody has used.
-    last_ms
-        Monotonic time of the newest checkpoint, or of the start: the first interval counts from there.
-    """
+    """See the module's head. Owned by one thread."""
 
     def __init__(
         self,
@@ -148,12 +136,10 @@ class Coordination:
     # -- looking --------------------------------------------------------------------------------
     @property
     def open(self) -> tuple[PendingCheckpoint, ...]:
-        """Return the checkpoints in flight, oldest first."""
         return tuple(self._open.values())
 
     @property
     def queue(self) -> RequestQueue:
-        """Return the requests that wait."""
         return self._queue
 
     @property
@@ -174,13 +160,11 @@ class Coordination:
         return tuple(one for one in self._open.values() if one.state is CheckpointState.ACKNOWLEDGED)
 
     def awaits(self, checkpoint: CheckpointId) -> bool:
-        """Whether barriers of `checkpoint` are still counted."""
         pending = self._open.get(checkpoint)
         return pending is not None and pending.state is CheckpointState.TRIGGERED
 
     # -- the job --------------------------------------------------------------------------------
     def on_phase(self, phase: JobPhase, statuses: Mapping[str, ParticipantStatus]) -> None:
-        """Note what the job and its participants do."""
         self._phase, self._statuses = phase, dict(statuses)
 
     def on_schedule(self, schedule: Schedule) -> tuple[Effect, ...]:
@@ -210,7 +194,6 @@ class Coordination:
     def new_request(
         self, purpose: CheckpointPurpose, now_ms: int, urgency: Urgency = Urgency.NORMAL, target: str = ""
     ) -> CheckpointRequest:
-        """Return a request with the next number."""
         self._numbers += 1
         return CheckpointRequest(self._numbers, purpose, now_ms, urgency, target)
 
@@ -257,13 +240,7 @@ class Coordination:
     def on_initialised(
         self, checkpoint: CheckpointId, hooks: Mapping[Participant, Any]
     ) -> tuple[Effect, ...]:
-        """Storage is there and every hook has answered: the barrier may go out.
-
-        Parameters
-        ----------
-        hooks
-            What each hook gave; its answer is its acknowledgement.
-        """
+        """Storage is there and every hook has answered: the barrier may go out."""
         pending = self._open.get(checkpoint)
         if pending is None:
             return ()

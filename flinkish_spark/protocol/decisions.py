@@ -35,23 +35,6 @@ class Decision(Stored):
 
     A COMMIT carries all that is needed to finish it in any process: the batches with their
     committables, and byte copies of Spark's offsets/N and commits/N. An ABORT carries a reason.
-
-    Parameters
-    ----------
-    uids
-        Sources, operators and sinks of the job.
-    purpose, triggered_at_ms
-        What it was for, and the wall-clock time of its trigger.
-    finished
-        Uids that had finished before its trigger: a restore does not run them again.
-    hook_states
-        What the master hooks gave, by name.
-    times
-        Where time stood behind its last micro-batch; None in a job without event time and timers.
-    accumulators
-        What they held behind it, since the job began.
-    bases
-        Files of big key groups in a bucket that its state may name.
     """
 
     checkpoint: CheckpointId
@@ -63,13 +46,20 @@ class Decision(Stored):
     batches: tuple[StagedBatch, ...] = ()
     offsets_text: str = ""
     commits_text: str = ""
+    #: Sources, operators and sinks of the job.
     uids: tuple[str, ...] = ()
+    #: What it was for, and the wall-clock time of its trigger.
     purpose: CheckpointPurpose = field(default=CheckpointPurpose.PERIODIC, metadata=ADDED)
     triggered_at_ms: int = field(default=0, metadata=ADDED)
+    #: Uids that had finished before its trigger: a restore does not run them again.
     finished: tuple[str, ...] = field(default=(), metadata=ADDED)
+    #: What the master hooks gave, by name.
     hook_states: Mapping[str, Any] = field(default_factory=dict, metadata=ADDED)
+    #: Where time stood behind its last micro-batch; None in a job without event time and timers.
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
+    #: What they held behind it, since the job began.
     accumulators: Mapping[str, AccumulatorValue] = field(default_factory=dict, metadata=LEFT_OUT)
+    #: Files of big key groups in a bucket that its state may name.
     bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
 
     def _check_read(self) -> None:
@@ -96,23 +86,16 @@ class Decision(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Receipt(Stored):
-    """Written after every sink and the group offsets are committed: the checkpoint is confirmed.
-
-    Parameters
-    ----------
-    answers
-        Outcomes by sink uid, one per committable.
-    group_offsets
-        Committed offsets by group, topic and partition.
-    facts
-        What sinks said about what they committed, by sink uid, such as the version of a table.
-    """
+    """Written after every sink and the group offsets are committed: the checkpoint is confirmed."""
 
     checkpoint: CheckpointId
     owner_epoch: OwnerEpoch
     confirmed_at_ms: int
+    #: Outcomes by sink uid, one per committable.
     answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Committed offsets by group, topic and partition.
     group_offsets: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    #: What sinks said about what they committed, by sink uid, such as the version of a table.
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=ADDED)
 
 
@@ -121,39 +104,26 @@ class RewindIntent(Stored):
     """An unfinished rewind: written before the first delete, so that recovery can finish it.
 
     Written by the recovery; moved into the history when everything that it names is done.
-
-    Parameters
-    ----------
-    first_removed
-        The lowest micro-batch that leaves Spark's log.
-    lineage
-        The lineage that the rewind starts.
-    reason
-        For people.
-    removed
-        The log entries byte for byte by their key below Spark's checkpoint, for example
-        ``"commits/17"``.
-    kind
-        What has to be done; see `protocol/lineage.py`.
-    target
-        The checkpoint that the job goes back to; None for the very beginning.
-    tables
-        What becomes of rows that later checkpoints committed to tables.
-    order_id
-        The order that is carried out; empty if there was none.
     """
 
+    #: The lowest micro-batch that leaves Spark's log.
     first_removed: BatchId
+    #: The lineage that the rewind starts.
     lineage: Lineage
     reason: str
+    #: The log entries byte for byte by their key below Spark's checkpoint, for example
+    #: ``"commits/17"``.
     removed: Mapping[str, str]
+    #: What has to be done; see `protocol/lineage.py`.
     kind: RewindKind = field(default=RewindKind.PLAIN, metadata=ADDED)
+    #: The checkpoint that the job goes back to; None for the very beginning.
     target: CheckpointId | None = field(default=None, metadata=ADDED)
+    #: What becomes of rows that later checkpoints committed to tables.
     tables: Tables = field(default=Tables.KEEP, metadata=ADDED)
+    #: The order that is carried out; empty if there was none.
     order_id: str = field(default="", metadata=ADDED)
 
     def past(self) -> PastRewind:
-        """Return what the history says about it once it is finished."""
         return PastRewind(self.lineage, self.kind, self.target, self.first_removed)
 
 
@@ -181,21 +151,14 @@ Positions = Mapping[str, Mapping[Annotated[int, Form(str, int)], int]]
 
 @dataclass(frozen=True, slots=True)
 class SinkShare(Stored):
-    """What one sink shows with a checkpoint.
+    """What one sink shows with a checkpoint."""
 
-    Parameters
-    ----------
-    rows
-        Records that it got, those included that its policy kept out.
-    dropped, dead_lettered
-        Those that its policy kept out, or sent elsewhere.
-    facts
-        What it said about its commit, such as the version of a table.
-    """
-
+    #: Records that it got, those included that its policy kept out.
     rows: int
+    #: Those that its policy kept out, or sent elsewhere.
     dropped: int
     dead_lettered: int
+    #: What it said about its commit, such as the version of a table.
     facts: Mapping[str, Any]
 
 
@@ -206,30 +169,22 @@ class ManifestRecord(Stored):
     Readers who must see whole checkpoints only read up to what the newest record names. A record of a
     higher lineage supersedes those of lower ones from its first micro-batch on, among those with the same
     `log_began_in`: the job went back.
-
-    Parameters
-    ----------
-    lineage, first_batch, last_batch
-        The micro-batches that it consists of.
-    decided_at_ms
-        Wall-clock time of its decision.
-    sinks
-        By sink uid; sinks that got nothing have a share of no rows.
-    offsets
-        How far the sources have been read.
-    log_began_in
-        The lineage from which micro-batches are counted. A job that is given another number of shuffle
-        partitions counts from 0 again, and supersedes nothing by that.
     """
 
     checkpoint: CheckpointId
+    #: The micro-batches that it consists of.
     lineage: Lineage
     first_batch: BatchId
     last_batch: BatchId
+    #: Wall-clock time of its decision.
     decided_at_ms: int
     purpose: CheckpointPurpose
+    #: By sink uid; sinks that got nothing have a share of no rows.
     sinks: Mapping[str, SinkShare]
+    #: How far the sources have been read.
     offsets: Positions
+    #: The lineage from which micro-batches are counted. A job that is given another number of shuffle
+    #: partitions counts from 0 again, and supersedes nothing by that.
     log_began_in: Lineage = field(default=FIRST_LINEAGE, metadata=stored(at=2))
 
     @classmethod
@@ -240,13 +195,7 @@ class ManifestRecord(Stored):
         offsets: Positions,
         log_began_in: Lineage = FIRST_LINEAGE,
     ) -> ManifestRecord:
-        """Return the record of a decided checkpoint.
-
-        Parameters
-        ----------
-        facts
-            By sink uid.
-        """
+        """Return the record of a decided checkpoint."""
         acks = [ack for batch in decision.batches for ack in batch.acks]
         uids = dict.fromkeys(ack.sink for ack in acks)
         return cls(

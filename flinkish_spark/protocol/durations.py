@@ -34,18 +34,7 @@ _WANTED = 'a whole number of milliseconds, a timedelta, or a text like "10 secon
 
 
 def milliseconds(name: str, value: Any) -> Any:
-    """Return a timedelta or a text as whole milliseconds, and anything else as it is.
-
-    Raises
-    ------
-    UnusableValueError
-        The text is no length of time, or it is none of whole milliseconds.
-
-    Examples
-    --------
-    >>> milliseconds("timeout_ms", "1h 30 min"), milliseconds("timeout_ms", timedelta(seconds=2.5))
-    (5400000, 2500)
-    """
+    """Return a timedelta or a text as whole milliseconds, and anything else as it is."""
     if isinstance(value, timedelta):
         exact = Fraction(value // timedelta(microseconds=1), 1_000)
     elif isinstance(value, str):

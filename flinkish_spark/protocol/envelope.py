@@ -29,20 +29,7 @@ def _canonical(body: Mapping[str, Any]) -> str:
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return the bytes to store for `body`.
-
-    Parameters
-    ----------
-    kind
-        What the object is, for example ``"decision"``; checked again by :func:`unseal`.
-    body
-        JSON values only; NaN and infinities are refused.
-
-    Examples
-    --------
-    >>> unseal("receipt", seal("receipt", {"checkpoint": 3}))
-    {'checkpoint': 3}
-    """
+    """Return the bytes to store for `body`."""
     text = _canonical(body)
     digest = hashlib.sha256(f"{kind}\n{FORMAT}\n{text}".encode()).hexdigest()
     head = json.dumps({"kind": kind, "format": FORMAT, "sha256": digest})
@@ -50,15 +37,7 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def unseal(kind: str, data: bytes) -> dict[str, Any]:
-    """Return the body of an object written by :func:`seal`.
-
-    Raises
-    ------
-    NewerFormatError
-        The object's format is above :data:`FORMAT`.
-    EnvelopeError
-        Anything else that does not fit: torn, altered, another kind.
-    """
+    """Return the body of an object written by :func:`seal`."""
     try:
         head_line, text, rest = data.decode("utf-8").split("\n", 2)
         head = json.loads(head_line)

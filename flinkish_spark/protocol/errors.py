@@ -64,26 +64,17 @@ _WRAPPERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One exception of a chain.
+    """One exception of a chain."""
 
-    Parameters
-    ----------
-    kind
-        Its class as the text has it, with its package; empty where a message stands alone.
-    message
-        What it says, on one line, without condition and SQLSTATE, cut to :data:`MOST_MESSAGE`.
-    condition
-        Spark's or Delta's name of the error, like ``DIVIDE_BY_ZERO``; empty without one.
-    sqlstate
-        Five characters; empty without one.
-    frames
-        Of the user's program, innermost last; empty for Java.
-    """
-
+    #: Its class as the text has it, with its package; empty where a message stands alone.
     kind: str
+    #: What it says, on one line, without condition and SQLSTATE, cut to :data:`MOST_MESSAGE`.
     message: str
+    #: Spark's or Delta's name of the error, like ``DIVIDE_BY_ZERO``; empty without one.
     condition: str = ""
+    #: Five characters; empty without one.
     sqlstate: str = ""
+    #: Of the user's program, innermost last; empty for Java.
     frames: tuple[str, ...] = ()
 
     @classmethod
@@ -104,7 +95,6 @@ class Cause:
 
     @property
     def name(self) -> str:
-        """The class without its package."""
         return self.kind.rsplit(".", 1)[-1].rsplit("$", 1)[-1]
 
     @property
@@ -126,13 +116,7 @@ class Chain:
 
     @classmethod
     def of(cls, text: str) -> Chain:
-        r"""Take a text apart.
-
-        Examples
-        --------
-        >>> str(Chain.of("a.B: failed\n\tat a.b.c(D.java:1)\nCaused by: java.io.IOException: full").root)
-        'IOException: full'
-        """
+        r"""Take a text apart."""
         found = list(_causes(text))
         if not found:
             found = [Cause.of("", text)]
@@ -140,7 +124,6 @@ class Chain:
 
     @property
     def root(self) -> Cause:
-        """The innermost cause."""
         return next((one for one in self.from_inside if not one.is_wrapper), self.causes[-1])
 
     @property
@@ -153,12 +136,10 @@ class Chain:
 
     @property
     def identity(self) -> str:
-        """What is the same when it comes back: numbers, and names made of them, differ each time."""
         return _NUMBERS.sub("#", self.headline)[:MOST_IDENTITY]
 
     @property
     def from_inside(self) -> Iterator[Cause]:
-        """The causes, the innermost first."""
         return reversed(self.causes)
 
     @property
@@ -282,7 +263,6 @@ class _Reader:
             self.found.append(cause)
 
     def end(self) -> list[Cause]:
-        """Return what was found."""
         self._close()
         inner = (cause for group in reversed(self._raised_from) for cause in group)
         return [*self.found, *inner]
@@ -339,33 +319,22 @@ class Sort(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row.
+    """One row."""
 
-    Parameters
-    ----------
-    sort
-        What it means for the job.
-    why, what_to_do
-        For people; sentences without their full stop.
-    conditions
-        Names, with or without their part behind the dot.
-    beginnings
-        Of names; the longest that fits wins.
-    sqlstates
-        Of five characters, or the first two; used where no name fits.
-    classes
-        Names of exceptions without their package.
-    words
-        A pattern that a message has in it, of an error that has no condition of its own.
-    """
-
+    #: What it means for the job.
     sort: Sort
+    #: For people; sentences without their full stop.
     why: str
     what_to_do: str
+    #: Names, with or without their part behind the dot.
     conditions: tuple[str, ...] = ()
+    #: Of names; the longest that fits wins.
     beginnings: tuple[str, ...] = ()
+    #: Of five characters, or the first two; used where no name fits.
     sqlstates: tuple[str, ...] = ()
+    #: Names of exceptions without their package.
     classes: tuple[str, ...] = ()
+    #: A pattern that a message has in it, of an error that has no condition of its own.
     words: str = ""
 
 
@@ -857,17 +826,7 @@ _BY_WORDS = tuple((re.compile(rule.words), rule) for rule in RULES if rule.words
 
 
 def rule_of_condition(condition: str, sqlstate: str = "") -> Rule | None:
-    """Return the row of a condition, or else of its SQLSTATE; None if neither is sorted.
-
-    Examples
-    --------
-    >>> rule_of_condition("FAILED_READ_FILE.FILE_NOT_EXIST").sort.value
-    'INPUT_LOST'
-    >>> rule_of_condition("CAST_OVERFLOW_IN_TABLE_INSERT").sort.value
-    'RECORD'
-    >>> rule_of_condition("SOME_NEW_NAME", "22999").sort.value
-    'RECORD'
-    """
+    """Return the row of a condition, or else of its SQLSTATE; None if neither is sorted."""
     for name in (condition, condition.split(".", 1)[0]):
         if name in _BY_CONDITION:
             return _BY_CONDITION[name]

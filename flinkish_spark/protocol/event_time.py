@@ -41,20 +41,13 @@ class ChannelStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ValveChannel:
-    """What the valve knows of a channel.
+    """What the valve knows of a channel."""
 
-    Parameters
-    ----------
-    watermark_ms
-        The greatest that came while it was active.
-    status
-        An idle channel never counts.
-    counts
-        Whether it has caught up.
-    """
-
+    #: The greatest that came while it was active.
     watermark_ms: int = MIN_WATERMARK_MS
+    #: An idle channel never counts.
     status: ChannelStatus = ChannelStatus.ACTIVE
+    #: Whether it has caught up.
     counts: bool = True
 
     def __post_init__(self) -> None:
@@ -65,23 +58,11 @@ class ValveChannel:
 # Without slots: Python 3.11 cannot make a `Valve[str]()` that is frozen and has them.
 @dataclass(frozen=True)
 class Valve(Generic[_K]):
-    """Channels, and the watermark that came of them. A value: every method returns another valve.
+    """Channels, and the watermark that came of them. A value: every method returns another valve."""
 
-    Parameters
-    ----------
-    channels
-        By name; each begins as active, and counts.
-    watermark_ms
-        What was put out last.
-
-    Examples
-    --------
-    >>> valve = Valve[str]().with_channels(["a", "b"]).advanced({"a": 20, "b": 10})
-    >>> valve.watermark_ms, valve.silenced(["b"]).watermark_ms
-    (10, 20)
-    """
-
+    #: By name; each begins as active, and counts.
     channels: Mapping[_K, ValveChannel] = field(default_factory=dict)
+    #: What was put out last.
     watermark_ms: int = MIN_WATERMARK_MS
 
     @property
@@ -128,7 +109,6 @@ class Valve(Generic[_K]):
         return self._left_by({**self.channels, **idle})
 
     def without(self, keys: Iterable[_K]) -> Valve[_K]:
-        """Take channels away, for good. The others go on as if they had become idle."""
         gone = set(keys)
         return self._left_by({key: one for key, one in self.channels.items() if key not in gone})
 
@@ -162,25 +142,11 @@ class Valve(Generic[_K]):
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Of each operator. A value: equal ones mean the same for every operator.
+    """Of each operator. A value: equal ones mean the same for every operator."""
 
-    Parameters
-    ----------
-    least_ms
-        Of all operators that are not named.
-    above
-        By uid, of those that are further; each is greater than `least_ms`.
-
-    Examples
-    --------
-    >>> found = Watermarks.of({"sums": 60_000, "tops": 90_000})
-    >>> found.least_ms, found.above, found.at("sums")
-    (60000, {'tops': 90000}, 60000)
-    >>> found.raised_to(Watermarks(70_000)).at("sums")
-    70000
-    """
-
+    #: Of all operators that are not named.
     least_ms: int = MIN_WATERMARK_MS
+    #: By uid, of those that are further; each is greater than `least_ms`.
     above: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -194,20 +160,16 @@ class Watermarks:
 
     @classmethod
     def of(cls, by_operator: Mapping[str, int]) -> Watermarks:
-        """Return the watermarks of a job's operators, all of which are given."""
         return cls(min(by_operator.values(), default=MIN_WATERMARK_MS))._with(by_operator)
 
     def at(self, uid: str) -> int:
-        """Return the watermark of an operator."""
         return self.above.get(uid, self.least_ms)
 
     def raised_to(self, other: Watermarks) -> Watermarks:
-        """Return what is further, operator by operator."""
         least = Watermarks(max(self.least_ms, other.least_ms))
         return least._with({uid: max(self.at(uid), other.at(uid)) for uid in self.above.keys() | other.above})
 
     def _with(self, by_operator: Mapping[str, int]) -> Watermarks:
-        """Return these with those that are greater."""
         above = {uid: ms for uid, ms in sorted(by_operator.items()) if ms > self.least_ms}
         return Watermarks(self.least_ms, above)
 
@@ -242,7 +204,6 @@ class BoundedOutOfOrderness:
         checked_whole("max_out_of_orderness_ms", self.max_out_of_orderness_ms, least=0, most=MOST_MS)
 
     def watermark_ms(self, time_ms: int) -> int:
-        """Return the watermark after an event time."""
         return max(MIN_WATERMARK_MS, time_ms - self.max_out_of_orderness_ms - 1)
 
 
@@ -251,7 +212,6 @@ class AsReported:
     """Workers report watermarks, which a generator of the user's has emitted."""
 
     def watermark_ms(self, time_ms: int) -> int:
-        """Return the reported watermark."""
         return time_ms
 
 
@@ -260,7 +220,6 @@ class NoWatermarks:
     """There are never any, so event time of the job stands still while records come."""
 
     def watermark_ms(self, time_ms: int) -> int:
-        """Return the watermark before any."""
         return MIN_WATERMARK_MS
 
 
@@ -274,17 +233,11 @@ Generation = BoundedOutOfOrderness | AsReported | NoWatermarks
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Keeps the channels of all assigners of a group close to each other.
+    """Keeps the channels of all assigners of a group close to each other."""
 
-    Parameters
-    ----------
-    group
-        Name that the assigners share.
-    max_drift_ms
-        How far a channel of this one may be ahead of the group's slowest.
-    """
-
+    #: Name that the assigners share.
     group: str
+    #: How far a channel of this one may be ahead of the group's slowest.
     max_drift_ms: int
 
     def __post_init__(self) -> None:
@@ -294,19 +247,10 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class AssignerRules:
-    """What a user has said about one assigner.
-
-    Parameters
-    ----------
-    generation
-        How reports become watermarks.
-    idleness_ms
-        After how much processing time without records a channel is idle; None for never.
-    alignment
-        None for none.
-    """
+    """What a user has said about one assigner."""
 
     generation: Generation
+    #: After how much processing time without records a channel is idle; None for never.
     idleness_ms: int | None = None
     alignment: Alignment | None = None
 
@@ -320,19 +264,12 @@ class AssignerRules:
 
 @dataclass(frozen=True, slots=True)
 class ChannelReport(StoredRow):
-    """A channel had records in the micro-batch.
-
-    Parameters
-    ----------
-    assigner, channel
-        Which.
-    time_ms
-        The greatest event time, or the greatest watermark that its generator has emitted; None if its
-        generator emitted none.
-    """
+    """A channel had records in the micro-batch."""
 
     assigner: str
     channel: int
+    #: The greatest event time, or the greatest watermark that its generator has emitted; None if its
+    #: generator emitted none.
     time_ms: int | None
 
     def __post_init__(self) -> None:
@@ -342,21 +279,13 @@ class ChannelReport(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class AssignerInput(StoredRow):
-    """What the driver knows of an assigner's source behind the micro-batch.
-
-    Parameters
-    ----------
-    assigner
-        Its uid.
-    channels
-        Those that may still bring records; channels that have ended or are gone are not among them. None:
-        as they were before, and those that report join them.
-    has_ended
-        Whether it is bounded and the micro-batch was its last.
-    """
+    """What the driver knows of an assigner's source behind the micro-batch."""
 
     assigner: str
+    #: Those that may still bring records; channels that have ended or are gone are not among them. None:
+    #: as they were before, and those that report join them.
     channels: frozenset[int] | None = None
+    #: Whether it is bounded and the micro-batch was its last.
     has_ended: bool = False
 
     def __post_init__(self) -> None:
@@ -368,18 +297,11 @@ class AssignerInput(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class TimerReport(StoredRow):
-    """When the next timers of a key group are due; a group that was not called reports nothing.
-
-    Parameters
-    ----------
-    operator, group
-        Which.
-    event_time_ms, processing_time_ms
-        The earliest by each clock; None where the group has none, which is a report, too.
-    """
+    """When the next timers of a key group are due; a group that was not called reports nothing."""
 
     operator: str
     group: int
+    #: The earliest by each clock; None where the group has none, which is a report, too.
     event_time_ms: int | None
     processing_time_ms: int | None
 
@@ -391,34 +313,23 @@ class TimerReport(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes(Stored):
-    """Everything that a micro-batch says about time; all that the driver needs of it.
-
-    Parameters
-    ----------
-    processing_time_ms
-        Of the control offset that it carried; wall clock.
-    reports
-        Of its workers. A channel may be in several, one per task and sink: the greatest counts.
-    inputs
-        What the driver knows of sources; one that is left out is as it was.
-    timers
-        Of the key groups that were called. The same group may report to several sinks, the same each time.
-    carried_ms
-        The watermark of the control offset that it carried: what operators have seen.
-    carried_above
-        Of operators that saw a greater one than that, by uid.
-    drained
-        The checkpoint for which event time was brought to its end behind the records; 0 for none.
-    """
+    """Everything that a micro-batch says about time; all that the driver needs of it."""
 
     DEFAULTS: ClassVar = Presence.LEFT_OUT
 
+    #: Of the control offset that it carried; wall clock.
     processing_time_ms: int
+    #: Of its workers. A channel may be in several, one per task and sink: the greatest counts.
     reports: tuple[ChannelReport, ...] = ()
+    #: What the driver knows of sources; one that is left out is as it was.
     inputs: tuple[AssignerInput, ...] = ()
+    #: Of the key groups that were called. The same group may report to several sinks, the same each time.
     timers: tuple[TimerReport, ...] = ()
+    #: The watermark of the control offset that it carried: what operators have seen.
     carried_ms: int = MIN_WATERMARK_MS
+    #: Of operators that saw a greater one than that, by uid.
     carried_above: Mapping[str, int] = field(default_factory=dict)
+    #: The checkpoint for which event time was brought to its end behind the records; 0 for none.
     drained: int = 0
 
     def __post_init__(self) -> None:
@@ -430,7 +341,6 @@ class BatchTimes(Stored):
 
     @property
     def carried(self) -> Watermarks:
-        """What each operator has seen."""
         return Watermarks(self.carried_ms, self.carried_above)
 
     def by_assigner(self) -> dict[str, dict[int, int | None]]:

@@ -188,38 +188,16 @@ class FailureManager:
     """Counts failed checkpoints in a row; a value that the coordinator replaces with each call.
 
     Keep it over restarts of the query, or failures that end the query every time never add up.
-
-    Parameters
-    ----------
-    tolerable_failures
-        How many in a row the job takes: 0 fails it with the first that counts, UNLIMITED never.
-    consecutive
-        Failures that counted since the last completed checkpoint.
-    counted
-        Their ids, for those that had one; at most :data:`REMEMBERED_IDS`, the newest.
-    settled_up_to
-        Failures of ids up to this one no longer count: a newer checkpoint completed, the job
-        failed since, or the id was counted so long ago that it is forgotten.
-
-    Raises
-    ------
-    ValueError
-        `tolerable_failures` is neither UNLIMITED nor a whole number of at least 0.
-
-    Examples
-    --------
-    >>> manager = FailureManager(tolerable_failures=1)
-    >>> manager, verdict = manager.failed(CheckpointId(7), CheckpointFailureReason.EXPIRED)
-    >>> verdict.value
-    'TOLERATED'
-    >>> manager, verdict = manager.failed(CheckpointId(8), CheckpointFailureReason.DECLINED)
-    >>> verdict.value
-    'JOB_FAILS'
     """
 
+    #: How many in a row the job takes: 0 fails it with the first that counts, UNLIMITED never.
     tolerable_failures: Limit
+    #: Failures that counted since the last completed checkpoint.
     consecutive: int = 0
+    #: Their ids, for those that had one; at most :data:`REMEMBERED_IDS`, the newest.
     counted: frozenset[CheckpointId] = frozenset()
+    #: Failures of ids up to this one no longer count: a newer checkpoint completed, the job
+    #: failed since, or the id was counted so long ago that it is forgotten.
     settled_up_to: CheckpointId = field(default_factory=lambda: CheckpointId(0))
 
     def __post_init__(self) -> None:
@@ -235,15 +213,6 @@ class FailureManager:
 
         Called by the coordinator after the pending checkpoint is gone, so that nothing stays
         pending whatever the verdict is.
-
-        Parameters
-        ----------
-        checkpoint
-            Its id; None if it had none yet.
-        reason
-            Why it ended.
-        purpose
-            What it was taken for; a savepoint that the job goes on after does not count.
         """
         goes_on_anyway = purpose.is_savepoint and not purpose.is_final
         if goes_on_anyway or not reason.counts or self._is_settled(checkpoint):

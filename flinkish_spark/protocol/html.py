@@ -10,20 +10,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def html_table(rows: Iterable[Sequence[object]], *, columns: Sequence[str] = (), caption: str = "") -> str:
-    """Return a table; None is shown as a dash.
-
-    Parameters
-    ----------
-    columns
-        Headings. Without any the first cell of each row is the name of what is behind it.
-    caption
-        What stands above it.
-
-    Examples
-    --------
-    >>> html_table([["a<b", None]], columns=["id", "rows"])
-    '<table><thead><tr><th>id</th><th>rows</th></tr></thead><tbody><tr><td>a&lt;b</td><td>-</td></tr></tbody></table>'
-    """
+    """Return a table; None is shown as a dash."""
     above = f"<caption>{escape(caption)}</caption>" if caption else ""
     heads = "".join(_cell("th", column) for column in columns)
     head = f"<thead><tr>{heads}</tr></thead>" if columns else ""
@@ -41,13 +28,7 @@ def _cell(kind: str, value: object) -> str:
 
 
 def utc_text(wall_ms: int | None) -> str | None:
-    """Return a wall clock time as text in UTC; a number that is no time of this calendar as it is.
-
-    Examples
-    --------
-    >>> utc_text(1_700_000_000_000), utc_text(10**20), utc_text(None)
-    ('2023-11-14 22:13:20Z', '100000000000000000000 ms', None)
-    """
+    """Return a wall clock time as text in UTC; a number that is no time of this calendar as it is."""
     if wall_ms is None:
         return None
     try:

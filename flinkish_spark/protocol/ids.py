@@ -41,11 +41,6 @@ def checked_instance(value: str, what: str) -> str:
     """Return `value` if it names an input or an operator as it runs in a chain, else raise ValueError.
 
     It stands within stored objects, and in no path.
-
-    Examples
-    --------
-    >>> checked_instance("orders#2.totals", "assigner")
-    'orders#2.totals'
     """
     if not isinstance(value, str) or not _INSTANCE.fullmatch(value):
         raise ValueError(f"{what} {value!r} is no uid, and no scan or operator of a chain")
@@ -89,7 +84,6 @@ class BatchId(_Counter):
     __slots__ = ()
 
     def next(self) -> BatchId:
-        """Return the batch that follows."""
         return BatchId(self.value + 1)
 
 
@@ -142,7 +136,6 @@ class TransactionalId:
 
     @staticmethod
     def prefix(job: JobUuid, owner_epoch: OwnerEpoch, block: int) -> str:
-        """Return what a sink's tasks extend by `-<task>-<attempt>`."""
         return f"flinkish-{job}-{owner_epoch}-{block}"
 
     @classmethod

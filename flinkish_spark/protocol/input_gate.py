@@ -57,32 +57,12 @@ class BarrierKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AlignmentSettings:
-    """How a gate aligns. Configuration, not state: it is not in the gate's JSON and may change at a restart.
-
-    Parameters
-    ----------
-    mode
-        See :class:`AlignmentMode`.
-    ended
-        See :class:`EndedChannels`.
-    alignment_timeout_ms
-        Given with ALIGNED_WITH_TIMEOUT and only there: milliseconds from the first barrier on, from 0 to
-        365 days.
-
-    Raises
-    ------
-    ValueError
-        A value is none of these.
-
-    Examples
-    --------
-    >>> AlignmentSettings(AlignmentMode.ALIGNED_WITH_TIMEOUT, alignment_timeout_ms=500).unaligned_after_ms(
-    ...     BarrierKind.CHECKPOINT)
-    500
-    """
+    """A gate's alignment mode. Configuration, not state: a restart may change it."""
 
     mode: AlignmentMode
     ended: EndedChannels = EndedChannels.COUNT_AS_BARRIER
+    #: Given with ALIGNED_WITH_TIMEOUT and only there: milliseconds from the first barrier on, from 0 to
+    #: 365 days.
     alignment_timeout_ms: int | None = None
 
     def __post_init__(self) -> None:
@@ -106,19 +86,11 @@ class AlignmentSettings:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """A barrier as the upstream job wrote it.
+    """A barrier as the upstream job wrote it."""
 
-    Parameters
-    ----------
-    checkpoint
-        The upstream checkpoint. Ids rise along a channel and may skip.
-    triggered_at_ms
-        When that checkpoint was triggered, wall clock; the start delay is counted from here.
-    kind
-        See :class:`BarrierKind`.
-    """
-
+    #: The upstream checkpoint. Ids rise along a channel and may skip.
     checkpoint: CheckpointId
+    #: When that checkpoint was triggered, wall clock; the start delay is counted from here.
     triggered_at_ms: int
     kind: BarrierKind = BarrierKind.CHECKPOINT
 
@@ -136,7 +108,6 @@ class PositionRange:
 
     @property
     def size(self) -> int:
-        """How many positions."""
         return self.end - self.start
 
 
@@ -159,57 +130,39 @@ class AbortReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AlignmentStats:
-    """What one alignment cost. Sizes are those that the caller reported; 0 if it does not know them.
+    """What one alignment cost. Sizes are those that the caller reported; 0 if it does not know them."""
 
-    Parameters
-    ----------
-    start_delay_ms
-        From the upstream trigger to the first barrier.
-    alignment_duration_ms
-        From the first barrier to the last; 0 with a single channel.
-    processed_elements, processed_bytes
-        Delivered on all channels in that time.
-    persisted_elements, persisted_bytes
-        Of these, channel state. Announced elements are counted before they are delivered, their bytes never.
-    """
-
+    #: From the upstream trigger to the first barrier.
     start_delay_ms: int
+    #: From the first barrier to the last; 0 with a single channel.
     alignment_duration_ms: int
+    #: Delivered on all channels in that time.
     processed_elements: int = 0
     processed_bytes: int = 0
+    #: Of these, channel state. Announced elements are counted before they are delivered, their bytes never.
     persisted_elements: int = 0
     persisted_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TakeCheckpoint:
-    """Effect: draw the checkpoint now, between the elements delivered so far and the next ones.
-
-    Parameters
-    ----------
-    in_flight
-        By channel the position at which its channel state begins; empty if the checkpoint is aligned.
-        Where it ends is in the :class:`AlignmentComplete` that follows, unless an :class:`Aborted` does.
-    """
+    """Effect: draw the checkpoint now, between the elements delivered so far and the next ones."""
 
     checkpoint: CheckpointId
     kind: BarrierKind
+    #: By channel the position at which its channel state begins; empty if the checkpoint is aligned.
+    #: Where it ends is in the :class:`AlignmentComplete` that follows, unless an :class:`Aborted` does.
     in_flight: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class AlignmentComplete:
-    """Effect: every channel has shown its barrier; nothing about this checkpoint follows.
-
-    Parameters
-    ----------
-    channel_state
-        What a restore replays before anything else, by channel: exactly the elements in front of the
-        barrier that the checkpoint itself does not hold. Empty ranges are left out.
-    """
+    """Effect: every channel has shown its barrier; nothing about this checkpoint follows."""
 
     checkpoint: CheckpointId
     kind: BarrierKind
+    #: What a restore replays before anything else, by channel: exactly the elements in front of the
+    #: barrier that the checkpoint itself does not hold. Empty ranges are left out.
     channel_state: Mapping[str, PositionRange]
     stats: AlignmentStats
 
@@ -256,30 +209,17 @@ class AlignmentPhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PendingAlignment:
-    """A checkpoint whose last barrier has not come yet.
-
-    Parameters
-    ----------
-    checkpoint, kind, triggered_at_ms
-        As on its barriers.
-    phase
-        See :class:`AlignmentPhase`.
-    first_barrier_ms
-        When its first barrier came; timeout and duration are counted from here.
-    awaited
-        Channels that have not shown the barrier.
-    channel_state
-        COLLECTING only: the recorded range of every channel that was awaited when the checkpoint was taken.
-    processed_elements, processed_bytes, persisted_bytes
-        See :class:`~flinkish_spark.protocol.input_gate.AlignmentStats`.
-    """
+    """A checkpoint whose last barrier has not come yet."""
 
     checkpoint: CheckpointId
     kind: BarrierKind
     triggered_at_ms: int
     phase: AlignmentPhase
+    #: When its first barrier came; timeout and duration are counted from here.
     first_barrier_ms: int
+    #: Channels that have not shown the barrier.
     awaited: frozenset[str]
+    #: COLLECTING only: the recorded range of every channel that was awaited when the checkpoint was taken.
     channel_state: Mapping[str, PositionRange] = field(default_factory=dict)
     processed_elements: int = 0
     processed_bytes: int = 0
@@ -289,7 +229,6 @@ class PendingAlignment:
     def at_first_barrier(
         cls, barrier: CheckpointBarrier, phase: AlignmentPhase, awaited: frozenset[str], now_ms: int
     ) -> PendingAlignment:
-        """Return the alignment that `barrier` begins."""
         return cls(barrier.checkpoint, barrier.kind, barrier.triggered_at_ms, phase, now_ms, awaited)
 
     def blocks(self, channel: str) -> bool:
@@ -297,7 +236,6 @@ class PendingAlignment:
         return self.phase is AlignmentPhase.BLOCKING and channel not in self.awaited
 
     def collects(self, channel: str) -> bool:
-        """Whether what `channel` delivers now is channel state of this checkpoint."""
         return self.phase is AlignmentPhase.COLLECTING and channel in self.awaited
 
     def delivered(self, channel: str, elements: PositionRange, size_bytes: int) -> PendingAlignment:
@@ -314,12 +252,10 @@ class PendingAlignment:
         )
 
     def recorded_to(self, channel: str, end: int) -> PendingAlignment:
-        """Return the alignment with the channel state of `channel` ending at `end`."""
         extended = PositionRange(self.channel_state[channel].start, end)
         return replace(self, channel_state={**self.channel_state, channel: extended})
 
     def reached_by(self, channel: str) -> PendingAlignment:
-        """Return the alignment that awaits `channel` no more."""
         return replace(self, awaited=self.awaited - {channel})
 
     def joined_by(self, channel: str, position: int) -> PendingAlignment:
@@ -331,7 +267,6 @@ class PendingAlignment:
         return replace(awaiting, channel_state={**self.channel_state, channel: empty})
 
     def turned_unaligned(self, positions: Mapping[str, int]) -> PendingAlignment:
-        """Return the alignment taken at `positions`: awaited channels record from there on."""
         empty = {c: PositionRange(positions[c], positions[c]) for c in sorted(self.awaited)}
         return replace(self, phase=AlignmentPhase.COLLECTING, channel_state=empty)
 
@@ -415,33 +350,14 @@ class InputGate:
 
     Made by :meth:`of` or :meth:`from_json`. One caller, which delivers elements in the order of its
     events; for a Kafka source a channel is a partition, and `latestOffset` is the caller.
-
-    Parameters
-    ----------
-    settings
-        See :class:`~flinkish_spark.protocol.input_gate.AlignmentSettings`.
-    channels
-        Open channels, and the position of the next element of each.
-    newest
-        The highest id met so far; 0 before the first.
-    pending
-        Checkpoints between their first and last barrier, by rising id. More than one only if they count.
-
-    Examples
-    --------
-    >>> gate = InputGate.of({"a": 0, "b": 0}, AlignmentSettings(AlignmentMode.ALIGNED))
-    >>> barrier = CheckpointBarrier(CheckpointId(1), triggered_at_ms=0)
-    >>> gate, effects = gate.on_barrier("a", barrier, position=5, now_ms=10)
-    >>> effects, gate.is_blocked("a"), gate.is_blocked("b")
-    ((Blocked(channel='a'),), True, False)
-    >>> gate, effects = gate.on_barrier("b", barrier, position=3, now_ms=12)
-    >>> [type(effect).__name__ for effect in effects], dict(gate.channels)
-    (['TakeCheckpoint', 'AlignmentComplete', 'Opened'], {'a': 6, 'b': 4})
     """
 
     settings: AlignmentSettings
+    #: Open channels, and the position of the next element of each.
     channels: Mapping[str, int]
+    #: The highest id met so far; 0 before the first.
     newest: CheckpointId = _NONE_MET
+    #: Checkpoints between their first and last barrier, by rising id. More than one only if they count.
     pending: tuple[PendingAlignment, ...] = ()
 
     def __post_init__(self) -> None:
@@ -453,7 +369,6 @@ class InputGate:
 
     @classmethod
     def of(cls, channels: Mapping[str, int], settings: AlignmentSettings) -> InputGate:
-        """Return a gate that has met no barrier; `channels` says where each one begins."""
         return cls(settings, dict(channels))
 
     # -- what it knows --------------------------------------------------------------------------

@@ -41,7 +41,6 @@ class ShipStrategy(enum.Enum):
 
     @property
     def is_shuffle(self) -> bool:
-        """Whether Spark shuffles for it."""
         return self not in (ShipStrategy.FORWARD, ShipStrategy.RESCALE)
 
 
@@ -71,7 +70,6 @@ class Why(enum.Enum):
 
     @property
     def is_chained(self) -> bool:
-        """Whether the two are in one vertex."""
         return self in (Why.SAME_PASS, Why.BRANCHES, Why.SAME_TASKS)
 
 
@@ -99,78 +97,51 @@ class RunsIn(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobEdge(Stored):
-    """A way on which records come into an operator.
+    """A way on which records come into an operator."""
 
-    Parameters
-    ----------
-    source
-        Id of the operator that they come from.
-    ship
-        How they come.
-    why
-        Why the two share a vertex or do not.
-    entry
-        Which input of the operator it is: 0, or 1 for the second one of two connected streams.
-    output
-        Name of the side output that is read; empty for the main output.
-    moved
-        What moves the records before that, as far as Spark really does it.
-    runs
-        How often it stands in Spark's plan.
-    """
-
+    #: Id of the operator that they come from.
     source: str
     ship: ShipStrategy
+    #: Why the two share a vertex or do not.
     why: Why
+    #: Which input of the operator it is: 0, or 1 for the second one of two connected streams.
     entry: int = 0
+    #: Name of the side output that is read; empty for the main output.
     output: str = ""
+    #: What moves the records before that, as far as Spark really does it.
     moved: tuple[ShipStrategy, ...] = ()
+    #: How often it stands in Spark's plan.
     runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class JobOperator(Stored):
-    """One operator of a program.
+    """One operator of a program."""
 
-    Parameters
-    ----------
-    id
-        32 hexadecimal digits. Of the uid; where there is none, of the place in the program. The same in every
-        process.
-    uid
-        Empty for what has none: functions without state, timestamps.
-    name
-        What people call it.
-    does
-        What it is, in a word or two: ``process``, ``tumbling window``, ``KafkaSource``.
-    keys
-        By what its state is kept; empty where that is no key.
-    parallelism
-        In how many tasks it runs; None where that follows from what is read.
-    max_parallelism
-        Number of key groups; None without state.
-    runs
-        How often it stands in Spark's plan. More than once, it runs so often in each micro-batch.
-    shares
-        Id of the operator whose tasks, and whose shuffle, it shares; empty for the first of those that do.
-    """
-
+    #: 32 hexadecimal digits. Of the uid; where there is none, of the place in the program. The same in every
+    #: process.
     id: str
+    #: Empty for what has none: functions without state, timestamps.
     uid: str
     name: str
+    #: What it is, in a word or two: ``process``, ``tumbling window``, ``KafkaSource``.
     does: str
     kind: OperatorKind
     runs_in: RunsIn
+    #: By what its state is kept; empty where that is no key.
     keys: tuple[str, ...] = ()
+    #: In how many tasks it runs; None where that follows from what is read.
     parallelism: int | None = None
+    #: Number of key groups; None without state.
     max_parallelism: int | None = None
+    #: How often it stands in Spark's plan. More than once, it runs so often in each micro-batch.
     runs: int = 1
     inputs: tuple[JobEdge, ...] = ()
+    #: Id of the operator whose tasks, and whose shuffle, it shares; empty for the first of those that do.
     shares: str = field(default="", metadata=LEFT_OUT)
 
     @property
     def has_state(self) -> bool:
-        """Whether it keeps state, which a savepoint has."""
         return self.kind is OperatorKind.STATEFUL
 
     @property
@@ -185,7 +156,6 @@ class JobOperator(Stored):
 
     @property
     def title(self) -> str:
-        """What Flink's pages would show: ``Source: orders``."""
         if self.kind in (OperatorKind.SOURCE, OperatorKind.SINK):
             return f"{self.kind.value.capitalize()}: {self.name}"
         return self.name
@@ -201,19 +171,11 @@ class VertexInput:
 
 @dataclass(frozen=True, slots=True)
 class JobVertex:
-    """Operators that run in the same tasks.
+    """Operators that run in the same tasks."""
 
-    Parameters
-    ----------
-    id
-        That of its first operator.
-    operators
-        In the order of the program.
-    inputs
-        From other vertices.
-    """
-
+    #: That of its first operator.
     id: str
+    #: In the order of the program.
     operators: tuple[JobOperator, ...]
     inputs: tuple[VertexInput, ...]
 
@@ -235,32 +197,14 @@ class JobVertex:
 
 @dataclass(frozen=True)
 class JobGraph(Stored):
-    """What Spark runs of a program.
-
-    Parameters
-    ----------
-    job
-        Name of the job.
-    operators
-        Each behind those that it reads.
-
-    Examples
-    --------
-    >>> orders = JobOperator("a" * 32, "orders", "orders", "source", OperatorKind.SOURCE, RunsIn.JVM)
-    >>> by_key = JobEdge(orders.id, ShipStrategy.HASH, Why.BY_KEY)
-    >>> totals = JobOperator("b" * 32, "totals", "totals", "sum", OperatorKind.STATEFUL, RunsIn.PYTHON,
-    ...     ("user",), 4, 128, inputs=(by_key,))
-    >>> graph = JobGraph("shop", (orders, totals))
-    >>> [vertex.name for vertex in graph.vertices], graph.shuffles
-    (['Source: orders', 'totals'], 1)
-    """
+    """What Spark runs of a program."""
 
     job: str
+    #: Each behind those that it reads.
     operators: tuple[JobOperator, ...]
 
     @cached_property
     def by_id(self) -> Mapping[str, JobOperator]:
-        """The operators by id."""
         return {one.id: one for one in self.operators}
 
     @cached_property
@@ -289,12 +233,10 @@ class JobGraph(Stored):
 
     @property
     def shuffles(self) -> int:
-        """How often records are shuffled in a micro-batch, in all places of Spark's plan."""
         return sum(one.shuffles for one in self.operators)
 
     @property
     def scans(self) -> Mapping[str, int]:
-        """How often each source is read in a micro-batch, by its uid."""
         return {one.uid: one.runs for one in self.operators if one.kind is OperatorKind.SOURCE}
 
     # -- Flink's formats --------------------------------------------------------------------------
@@ -309,13 +251,7 @@ class JobGraph(Stored):
         return {"nodes": [_plan_node(one, numbers) for one in ordered]}
 
     def job_plan(self, job_id: str) -> dict[str, Any]:
-        """Return the plan as `/jobs/:id/plan` of Flink's REST server says it: one node per vertex.
-
-        Parameters
-        ----------
-        job_id
-            The job's, 32 hexadecimal digits.
-        """
+        """Return the plan as `/jobs/:id/plan` of Flink's REST server says it: one node per vertex."""
         nodes = [
             {
                 "id": vertex.id,

@@ -25,23 +25,14 @@ _TimeMs = Annotated[int, whole(0)]
 
 @dataclass(frozen=True, slots=True)
 class ReportedFailure(Stored):
-    """Why a job was started again, or has ended.
-
-    Parameters
-    ----------
-    at_ms
-        Wall clock time.
-    cause
-        What happened, why, and what to do; at most :data:`.MOST_TEXT` characters.
-    vertex
-        Id of the vertex in which it happened; empty where that is not known.
-    attempt
-        Of the job; 1 for its first start in a process.
-    """
+    """Why a job was started again, or has ended."""
 
     at_ms: _TimeMs
+    #: What happened, why, and what to do; at most :data:`.MOST_TEXT` characters.
     cause: str
+    #: Id of the vertex in which it happened; empty where that is not known.
     vertex: str = ""
+    #: Of the job; 1 for its first start in a process.
     attempt: int = 1
 
 
@@ -67,48 +58,23 @@ class ReportedWait(Stored):
 
 @dataclass(frozen=True)
 class JobReport(Stored):
-    """See the module's head.
-
-    Parameters
-    ----------
-    owner_epoch
-        Who reports.
-    status
-        What the job does.
-    began_at_ms
-        Wall clock time of the takeover.
-    since_ms
-        Wall clock time at which each status was reached last, by its name.
-    vertices
-        In the order of the job graph.
-    restarts
-        How often the query was started again, over all owners that have reported.
-    failures
-        The newest ones of all owners, oldest first.
-    settings
-        What was said of checkpoints and restarts, as JSON values by name.
-    waits
-        What holds it back, the longest first.
-
-    Examples
-    --------
-    >>> from flinkish_spark.protocol.job_status import JobEvent
-    >>> report = JobReport.begun(OwnerEpoch(1), 1_000, (), {}, None)
-    >>> started = JobStatusChange(JobStatus.CREATED, JobStatus.RUNNING, JobEvent.STARTED, "", 2_000)
-    >>> failed = JobStatusChange(JobStatus.RUNNING, JobStatus.FAILING, JobEvent.FAILURE, "no broker", 9_000)
-    >>> report = report.after(started).after(failed)
-    >>> report.status.value, report.since_ms["RUNNING"], [one.cause for one in report.failures]
-    ('FAILING', 2000, ['no broker'])
-    """
+    """See the module's head."""
 
     owner_epoch: OwnerEpoch
     status: JobStatus
+    #: Wall clock time of the takeover.
     began_at_ms: _TimeMs
+    #: Wall clock time at which each status was reached last, by its name.
     since_ms: Mapping[str, _TimeMs]
+    #: In the order of the job graph.
     vertices: tuple[ReportedVertex, ...] = ()
+    #: How often the query was started again, over all owners that have reported.
     restarts: int = 0
+    #: The newest ones of all owners, oldest first.
     failures: tuple[ReportedFailure, ...] = ()
+    #: What was said of checkpoints and restarts, as JSON values by name.
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: What holds it back, the longest first.
     waits: tuple[ReportedWait, ...] = ()
 
     @classmethod
@@ -120,13 +86,7 @@ class JobReport(Stored):
         settings: Mapping[str, Any],
         earlier: JobReport | None,
     ) -> JobReport:
-        """Return the report of an owner that has just taken the job over.
-
-        Parameters
-        ----------
-        earlier
-            The newest one of another owner, whose failures and restarts are carried on.
-        """
+        """Return the report of an owner that has just taken the job over."""
         return cls(
             epoch,
             JobStatus.CREATED,
@@ -158,7 +118,6 @@ class JobReport(Stored):
 
     @property
     def is_settled(self) -> bool:
-        """Whether its vertices are all in the same state, or at their end: worth to be stored."""
         states = {one.state for one in self.vertices}
         return len(states) == 1 or all(state.is_terminal for state in states)
 

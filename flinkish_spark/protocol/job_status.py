@@ -290,27 +290,12 @@ Change = JobStatusChange | TaskStateChange
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job's status and the states of its tasks; a value that the supervisor replaces.
-
-    Parameters
-    ----------
-    status
-        See :class:`JobStatus`.
-    tasks
-        Where each vertex stands, by its id.
-    attempt
-        1 for the first start, one more with each restart. All tasks start anew together.
-
-    Examples
-    --------
-    >>> job = JobState(JobStatus.CREATED, {"1f": VertexStatus("1f", "totals", ("totals",))})
-    >>> job, changes = job.on(JobEvent.STARTED)
-    >>> job.status.value, [(c.name, c.after.value) for c in changes[1:]]
-    ('RUNNING', [('totals', 'SCHEDULED')])
-    """
+    """A job's status and the states of its tasks; a value that the supervisor replaces."""
 
     status: JobStatus
+    #: Where each vertex stands, by its id.
     tasks: Mapping[str, VertexStatus]
+    #: 1 for the first start, one more with each restart. All tasks start anew together.
     attempt: int = 1
 
     @classmethod
@@ -319,15 +304,7 @@ class JobState:
         return cls(JobStatus.CREATED, {one.id: VertexStatus.of(one) for one in vertices})
 
     def vertex_of(self, operator: str, name: str) -> str | None:
-        """Return the id of the vertex that has an operator.
-
-        Parameters
-        ----------
-        operator
-            Its id in the job graph; empty where that is not known.
-        name
-            Its uid, or what errors call it. None is returned where several vertices have one of that name.
-        """
+        """Return the id of the vertex that has an operator."""
         of_id = [one.vertex for one in self.tasks.values() if operator in one.ids]
         found = of_id or [one.vertex for one in self.tasks.values() if one.has(name)]
         return found[0] if len(found) == 1 else None
@@ -336,11 +313,6 @@ class JobState:
         """Return the job after `event`, and what changed: the job first, then its tasks.
 
         Called by the supervisor, in one thread. `cause` is text for people.
-
-        Raises
-        ------
-        IllegalTransitionError
-            :data:`JOB_TRANSITIONS` has no such step; nothing is changed.
         """
         following = JOB_TRANSITIONS[self.status].get(event)
         if following is None:
@@ -366,14 +338,6 @@ class JobState:
 
         A task that fails makes the job fail. A report from an earlier attempt changes nothing:
         its query may still speak while the next one starts.
-
-        Raises
-        ------
-        KeyError
-            The job has no such task.
-        IllegalTransitionError
-            :data:`TASK_TRANSITIONS` has no such step, or the event is not one of
-            :data:`REPORTED`; nothing is changed.
         """
         before = self.tasks[vertex]
         if attempt != self.attempt:
@@ -403,12 +367,10 @@ _EventT = TypeVar("_EventT", JobEvent, TaskEvent)
 
 
 def job_status_table() -> str:
-    """Return :data:`JOB_TRANSITIONS` as a Markdown table; a dash is an error that changes nothing."""
     return _markdown("status", JOB_TRANSITIONS, list(JobEvent))
 
 
 def task_state_table() -> str:
-    """Return :data:`TASK_TRANSITIONS` as a Markdown table; a dash is an error that changes nothing."""
     return _markdown("state", TASK_TRANSITIONS, list(TaskEvent))
 
 

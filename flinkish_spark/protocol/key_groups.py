@@ -18,40 +18,22 @@ class Bundling:
 
     A bundle is known by its lowest key group. Where there are at least as many bundles as key groups, each is
     its own bundle.
-
-    Parameters
-    ----------
-    key_groups
-        The operator's max parallelism.
-    partitions
-        Tasks that its key groups are spread over.
-    per_partition
-        Bundles of a partition; None in a log that began when there were none.
-
-    Examples
-    --------
-    >>> bundling = Bundling(key_groups=10, partitions=2, per_partition=2)
-    >>> bundling.bundles, [bundling.bundle_of(group) for group in range(10)]
-    (4, [0, 1, 2, 3, 0, 1, 2, 3, 0, 1])
-    >>> bundling.groups_of(1)
-    range(1, 10, 4)
     """
 
     key_groups: int
+    #: Tasks that its key groups are spread over.
     partitions: int
+    #: Bundles of a partition; None in a log that began when there were none.
     per_partition: int | None = BUNDLES_PER_PARTITION
 
     @property
     def bundles(self) -> int:
-        """How many bundles there are."""
         if self.per_partition is None:
             return self.key_groups
         return min(self.key_groups, self.partitions * self.per_partition)
 
     def bundle_of(self, group: int) -> int:
-        """Return the bundle of a key group; it is in the same partition as its key groups."""
         return group % self.bundles
 
     def groups_of(self, bundle: int) -> range:
-        """Return the key groups of a bundle."""
         return range(bundle, self.key_groups, self.bundles)

@@ -168,7 +168,6 @@ class LatencyHistogram:
 
 
 def _bucket(latency_ms: int) -> int:
-    """Return the bucket of a latency; buckets rise with latencies and leave no gap."""
     shift = max(0, latency_ms.bit_length() - _BITS - 1)
     return (shift << _BITS) + (latency_ms >> shift)
 
@@ -237,23 +236,16 @@ class MeasuredAt:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One marker at one place.
-
-    Parameters
-    ----------
-    marked_ms
-        When the micro-batch was planned, by the wall clock of the driver.
-    reached_ms
-        When the marker was there, by the wall clock of the executor.
-    """
+    """One marker at one place."""
 
     at: MeasuredAt
+    #: When the micro-batch was planned, by the wall clock of the driver.
     marked_ms: int
+    #: When the marker was there, by the wall clock of the executor.
     reached_ms: int
 
     @property
     def latency_ms(self) -> int:
-        """How long it took; negative where two machines' clocks differ by more than that."""
         return self.reached_ms - self.marked_ms
 
 
@@ -285,11 +277,9 @@ class Latencies:
         return iter(sorted(self.histograms))
 
     def __len__(self) -> int:
-        """Return how many histograms there are."""
         return len(self.histograms)
 
     def __getitem__(self, at: MeasuredAt) -> LatencyHistogram:
-        """Return a histogram; raise KeyError if there is none."""
         return self.histograms[at]
 
     def items(self) -> list[tuple[MeasuredAt, LatencyHistogram]]:
@@ -343,18 +333,11 @@ class Latencies:
 
 
 def place_of(source: int, subtask: int) -> int:
-    """Return source and subtask as the one number by which rows carry them.
-
-    Examples
-    --------
-    >>> moved_to(place_of(2, 5), 7) == place_of(2, 7)
-    True
-    """
+    """Return source and subtask as the one number by which rows carry them."""
     return source << _SUBTASK_BITS | subtask
 
 
 def moved_to(place: int, subtask: int) -> int:
-    """Return the place of a marker that has come to another subtask."""
     return place_of(place >> _SUBTASK_BITS, subtask)
 
 
@@ -362,27 +345,6 @@ def measured_in(acks: Iterable[SinkAck], uids: Sequence[str]) -> list[Measuremen
     """Return what the markers of a micro-batch have measured.
 
     Every sink behind an operator shows the operator's reports, so each counts once.
-
-    Parameters
-    ----------
-    uids
-        Of operators and sources, by number.
-
-    Raises
-    ------
-    ValueError
-        A report comes from none of them.
-
-    Examples
-    --------
-    >>> from flinkish_spark.protocol.records import TaskAck
-    >>> reports = (
-    ...     TimeReport(FIRST_OPERATOR_REPORTER, place_of(1, 3), 1_000, 1_250),
-    ...     TimeReport(SINK_REPORTER, place_of(1, 3), 1_000, 1_400),
-    ... )
-    >>> found = measured_in([SinkAck("out", (TaskAck(0, 5, 0, reports=reports),))], ["sums", "orders"])
-    >>> [(one.at.operator, one.at.source, one.at.subtask, one.latency_ms) for one in found]
-    [('out', 'orders', 3, 400), ('sums', 'orders', 3, 250)]
     """
     found = {
         _measurement(report, ack.sink, uids)
@@ -395,13 +357,11 @@ def measured_in(acks: Iterable[SinkAck], uids: Sequence[str]) -> list[Measuremen
 
 
 def marked_in(acks: Iterable[SinkAck]) -> int | None:
-    """Return when the markers of a micro-batch were put into it, all at once; None without markers."""
     reports = (one for ack in acks for task in ack.tasks for one in task.reports)
     return next((one.first for one in reports if is_latency(one)), None)
 
 
 def is_latency(report: TimeReport) -> bool:
-    """Whether a report is about latency."""
     return SINK_REPORTER <= report.reporter < FIRST_LATE_REPORTER
 
 

@@ -28,19 +28,7 @@ MOST_MS = 365 * 24 * 3_600_000
 
 
 class UnusableValueError(ValueError):
-    """A setting has a value that it cannot have.
-
-    Parameters
-    ----------
-    name
-        The setting.
-    value
-        What it was given.
-    wanted
-        What it must be, as the end of "it must be".
-    choices
-        The members of the enum of which it must be one.
-    """
+    """A setting has a value that it cannot have."""
 
     def __init__(self, name: str, value: object, wanted: str, choices: tuple[str, ...] = ()) -> None:
         super().__init__(name, value, wanted, choices)
@@ -51,24 +39,12 @@ class UnusableValueError(ValueError):
 
 
 def exceeds(count: int, limit: Limit) -> bool:
-    """Whether `count` is above `limit`; never, if there is none.
-
-    Examples
-    --------
-    >>> exceeds(3, 3), exceeds(4, 3), exceeds(4, UNLIMITED)
-    (False, True, False)
-    """
+    """Whether `count` is above `limit`; never, if there is none."""
     return isinstance(limit, int) and count > limit
 
 
 def checked_whole(name: str, value: Any, least: int, most: Limit = UNLIMITED) -> int:
-    """Return `value` if it is a whole number from `least` to `most`, else raise UnusableValueError.
-
-    Examples
-    --------
-    >>> checked_whole("delay_ms", 5, least=0)
-    5
-    """
+    """Return `value` if it is a whole number from `least` to `most`, else raise UnusableValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least or exceeds(value, most):
         raise UnusableValueError(name, value, _whole(least, most))
     return value
@@ -94,13 +70,7 @@ def checked_factor(name: str, value: Any, least: float, most: float) -> float:
 
 
 def checked_choice(name: str, value: Any, choices: type[_EnumT]) -> _EnumT:
-    """Return `value` if it is a member of an enum, else raise UnusableValueError.
-
-    Examples
-    --------
-    >>> checked_choice("limit", UNLIMITED, Unlimited)
-    <Unlimited.UNLIMITED: 'UNLIMITED'>
-    """
+    """Return `value` if it is a member of an enum, else raise UnusableValueError."""
     if not isinstance(value, choices):
         names = tuple(f"{choices.__name__}.{one.name}" for one in choices)
         raise UnusableValueError(name, value, f"one of {', '.join(names)}", names)

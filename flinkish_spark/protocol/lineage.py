@@ -53,23 +53,13 @@ class RewindOrder(Stored):
 
     Written once, by the command line or the job's client; carried out by the next start of the
     query, which moves it into the history of rewinds. Proof of nothing but the wish.
-
-    Parameters
-    ----------
-    order_id
-        Tells this order from later ones.
-    target
-        The checkpoint to go back to.
-    tables
-        What becomes of table rows committed after it.
-    reason
-        For people.
-    ordered_at_ms
-        Wall-clock time, for people.
     """
 
+    #: Tells this order from later ones.
     order_id: Annotated[str, Check(partial(checked_name, what="order id"))]
+    #: The checkpoint to go back to.
     target: CheckpointId
+    #: What becomes of table rows committed after it.
     tables: Tables
     reason: str
     ordered_at_ms: int
@@ -77,28 +67,18 @@ class RewindOrder(Stored):
 
 @dataclass(frozen=True, slots=True)
 class PastRewind:
-    """A finished rewind.
+    """A finished rewind."""
 
-    Parameters
-    ----------
-    lineage
-        The lineage that it started.
-    kind
-        See :class:`RewindKind`.
-    target
-        The checkpoint it went back to; None for the very beginning, or where an older version did
-        not write it down. Without a target nothing was superseded.
-    first_removed
-        The lowest micro-batch that it took out of Spark's log.
-    """
-
+    #: The lineage that it started.
     lineage: Lineage
     kind: RewindKind
+    #: The checkpoint it went back to; None for the very beginning, or where an older version did
+    #: not write it down. Without a target nothing was superseded.
     target: CheckpointId | None
+    #: The lowest micro-batch that it took out of Spark's log.
     first_removed: BatchId
 
     def supersedes(self, checkpoint: CheckpointId, decided_in: Lineage) -> bool:
-        """Whether this rewind made a checkpoint dead."""
         return self.target is not None and checkpoint > self.target and decided_in < self.lineage
 
 
@@ -115,33 +95,14 @@ class LineageHistory:
 
     @property
     def live(self) -> Lineage:
-        """The lineage in which the job runs."""
         return self.rewinds[-1].lineage if self.rewinds else FIRST_LINEAGE
 
     @property
     def log_began_in(self) -> Lineage:
-        """The lineage in which Spark's checkpoint began at micro-batch 0."""
         return max((r.lineage for r in self.rewinds if r.kind is RewindKind.RESEED), default=FIRST_LINEAGE)
 
     def superseded_by(self, checkpoint: CheckpointId, decided_in: Lineage) -> PastRewind | None:
-        """Return the rewind that made a checkpoint dead; None for a live one.
-
-        Parameters
-        ----------
-        checkpoint
-            Its id.
-        decided_in
-            The lineage that its decision names.
-
-        Examples
-        --------
-        >>> back_to_2 = PastRewind(Lineage(1), RewindKind.TO_CHECKPOINT, CheckpointId(2), BatchId(8))
-        >>> history = LineageHistory.of([back_to_2])
-        >>> history.superseded_by(CheckpointId(3), Lineage(0)) == back_to_2
-        True
-        >>> history.superseded_by(CheckpointId(4), Lineage(1)) is None
-        True
-        """
+        """Return the rewind that made a checkpoint dead; None for a live one."""
         return next((r for r in self.rewinds if r.supersedes(checkpoint, decided_in)), None)
 
     def is_superseded(self, lineage: Lineage, batch: BatchId) -> bool:
@@ -163,21 +124,12 @@ class LineageHistory:
 
 @dataclass(frozen=True, slots=True)
 class RetainedCheckpoint:
-    """What the job directory says about one checkpoint id that was decided COMMIT.
-
-    Parameters
-    ----------
-    checkpoint, lineage
-        From its decision.
-    has_receipt
-        Whether it is confirmed.
-    is_pinned
-        Whether Spark's state and log entries at it are kept.
-    """
+    """What the job directory says about one checkpoint id that was decided COMMIT."""
 
     checkpoint: CheckpointId
     lineage: Lineage
     has_receipt: bool
+    #: Whether Spark's state and log entries at it are kept.
     is_pinned: bool
 
 
@@ -190,15 +142,6 @@ def why_not_rewindable(
     """Return why a job cannot go back to `target`; empty if it can.
 
     Asked when an order is given and again when it is carried out, before anything is touched.
-
-    Parameters
-    ----------
-    known
-        All ids that the job directory still knows, whatever became of them.
-    commits
-        Those that were decided COMMIT.
-    history
-        The rewinds so far.
     """
     found = {one.checkpoint: one for one in commits}
     one = found.get(target)

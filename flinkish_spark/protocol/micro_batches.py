@@ -49,27 +49,18 @@ class AttemptNumber(StoredAlone):
 
 @dataclass(frozen=True, slots=True)
 class Attempt(Stored):
-    """A planned attempt and the block of transactional ids that its tasks use.
+    """A planned attempt and the block of transactional ids that its tasks use."""
 
-    Parameters
-    ----------
-    number
-        Its place in the order of all attempts.
-    block
-        Part of the transactional ids of its tasks.
-    highest_block
-        Highest block that any attempt had so far.
-    planner
-        Which driver planned it; text to be compared, never parsed.
-    token
-        Tells it from the attempt with the same number that a copy of the checkpoint plans; empty in attempts
-        of before there were tokens.
-    """
-
+    #: Its place in the order of all attempts.
     number: AttemptNumber
+    #: Part of the transactional ids of its tasks.
     block: int
+    #: Highest block that any attempt had so far.
     highest_block: int
+    #: Which driver planned it; text to be compared, never parsed.
     planner: str
+    #: Tells it from the attempt with the same number that a copy of the checkpoint plans; empty in attempts
+    #: of before there were tokens.
     token: str = field(default="", metadata=ADDED)
 
     def __post_init__(self) -> None:
@@ -96,50 +87,32 @@ def next_attempt(
 
 @dataclass(frozen=True, slots=True)
 class StagedPart(Stored):
-    """What one task staged.
+    """What one task staged."""
 
-    Parameters
-    ----------
-    partition
-        Spark partition index of the task.
-    rows, digest
-        How many rows, and their order-independent 64-bit digest.
-    payload
-        The committable as the sink stores it; None for a task without rows.
-    """
-
+    #: Spark partition index of the task.
     partition: int
+    #: How many rows, and their order-independent 64-bit digest.
     rows: int
     digest: Digest
+    #: The committable as the sink stores it; None for a task without rows.
     payload: Json | None
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptDecision(Stored):
-    """The one create-if-absent object per attempt.
+    """The one create-if-absent object per attempt."""
 
-    Parameters
-    ----------
-    attempt, verdict
-        ABORT seals the attempt; COMMIT makes its parts the content of the batch.
-    batch
-        Spark's id of the micro-batch; None for an ABORT by a later attempt, which does not know it.
-    parts
-        What is to be committed.
-    offsets_sha256
-        Digest of Spark's offset log entry of the batch: the same id with other offsets is another
-        batch, which must not be taken for a repetition.
-    mends
-        Whether the parts replace lost parts of the batch's first COMMIT.
-    reason
-        For people.
-    """
-
+    #: ABORT seals the attempt; COMMIT makes its parts the content of the batch.
     attempt: AttemptNumber
     verdict: Verdict
+    #: Spark's id of the micro-batch; None for an ABORT by a later attempt, which does not know it.
     batch: BatchId | None = None
+    #: What is to be committed.
     parts: tuple[StagedPart, ...] = ()
+    #: Digest of Spark's offset log entry of the batch: the same id with other offsets is another
+    #: batch, which must not be taken for a repetition.
     offsets_sha256: str = ""
+    #: Whether the parts replace lost parts of the batch's first COMMIT.
     mends: bool = False
     reason: str = ""
 
@@ -162,19 +135,12 @@ class DecidedBatch:
         return self.first.batch
 
     def candidates(self, part: StagedPart) -> tuple[StagedPart, ...]:
-        """Return what may be committed for `part`, oldest first; the first that commits is it."""
         later = [p for mend in self.mends for p in mend.parts if p.partition == part.partition]
         return (part, *later)
 
 
 def decided_batches(decisions: Iterable[AttemptDecision]) -> tuple[DecidedBatch, ...]:
-    """Return the batches with a COMMIT, in order of batch.
-
-    Raises
-    ------
-    ValueError
-        Two attempts decided the same batch: the rules were broken.
-    """
+    """Return the batches with a COMMIT, in order of batch."""
     commits = sorted((d for d in decisions if d.verdict is Verdict.COMMIT), key=lambda d: d.attempt)
     found: dict[BatchId, list[AttemptDecision]] = {}
     for decision in commits:
@@ -193,17 +159,7 @@ def decided_batches(decisions: Iterable[AttemptDecision]) -> tuple[DecidedBatch,
 def why_not_replaceable(
     lost: Sequence[StagedPart], proven_aborted: frozenset[int], offered: Mapping[int, StagedPart]
 ) -> str:
-    """Return why the lost parts cannot be replaced by an attempt's parts; empty if they can.
-
-    Parameters
-    ----------
-    lost
-        Parts of the decided batch that can no longer be committed.
-    proven_aborted
-        Partitions of those of which the log says that they were rolled back.
-    offered
-        The attempt's own parts, by partition.
-    """
+    """Return why the lost parts cannot be replaced by an attempt's parts; empty if they can."""
     for part in lost:
         mine = offered.get(part.partition)
         if part.partition not in proven_aborted:

@@ -38,11 +38,6 @@ def input_names(sources: Sequence[str]) -> tuple[str, ...]:
     """Return names for the scans of a chain, given the uids of their sources.
 
     A source that is scanned several times stands at a place of its own in each scan.
-
-    Examples
-    --------
-    >>> input_names(["orders", "rates", "orders"])
-    ('orders', 'rates', 'orders#2')
     """
     counts = {uid: 0 for uid in sources}
     names = []
@@ -53,42 +48,23 @@ def input_names(sources: Sequence[str]) -> tuple[str, ...]:
 
 
 def source_of(name: str) -> str:
-    """Return the uid of the source that an input scans.
-
-    Examples
-    --------
-    >>> source_of("orders#2")
-    'orders'
-    """
+    """Return the uid of the source that an input scans."""
     return name.split(_AGAIN)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Chain(Stored):
-    """From its sources to the end of a stream.
+    """From its sources to the end of a stream."""
 
-    Parameters
-    ----------
-    inputs
-        Its scans of sources in the order of the plan, by the names that :func:`input_names` gives.
-    operators
-        Uids, each behind those that it reads.
-    consumers
-        Uid of the last operator; without operators, of the sinks that read the stream.
-
-    Examples
-    --------
-    >>> Chain(("orders",), ("totals",), ("totals",)).name
-    'totals'
-    """
-
+    #: Its scans of sources in the order of the plan, by the names that :func:`input_names` gives.
     inputs: tuple[str, ...]
+    #: Uids, each behind those that it reads.
     operators: tuple[str, ...]
+    #: Uid of the last operator; without operators, of the sinks that read the stream.
     consumers: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """Return what tells it from the other chains of the job."""
         return ",".join(self.consumers)
 
     @property
@@ -122,20 +98,12 @@ class ScanRole(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Scan(StoredRow):
-    """One source of the plan.
-
-    Parameters
-    ----------
-    role
-        What it brings.
-    uid
-        The name of the chain's input, or for a seed the operator's uid; empty for barriers.
-    chain
-        Name of the chain that it is in; of several whose operators share tasks, with commas between them.
-    """
+    """One source of the plan."""
 
     role: ScanRole
+    #: The name of the chain's input, or for a seed the operator's uid; empty for barriers.
     uid: str
+    #: Name of the chain that it is in; of several whose operators share tasks, with commas between them.
     chain: str
 
 
@@ -158,62 +126,31 @@ class OperatorInstance(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class StateInstance:
-    """Where Spark has the state of one operator of the plan.
-
-    Parameters
-    ----------
-    number
-        Spark's, of what has the state. Operators that share tasks have the same.
-    place
-        Among those that share tasks with it.
-    """
+    """Where Spark has the state of one operator of the plan."""
 
     uid: str
     chain: str
+    #: Spark's, of what has the state. Operators that share tasks have the same.
     number: int
+    #: Among those that share tasks with it.
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLayout(Stored):
-    """Names for Spark's lists.
+    """Names for Spark's lists."""
 
-    Parameters
-    ----------
-    scans
-        In the order of an entry of Spark's offset log.
-    operators
-        In the order in which Spark numbers them; those that share tasks have one number.
-    shared
-        Chains whose operators share tasks, of one operator each and in its order.
-    together
-        Inputs that scans bring which are more than the input of their name in each of their chains.
-
-    Examples
-    --------
-    >>> operators = (OperatorInstance("sums", "sums"), OperatorInstance("hours", "hours"))
-    >>> orders = Scan(ScanRole.RECORDS, "orders", "sums,hours")
-    >>> layout = PlanLayout((orders,), operators, shared=(("sums", "hours"),))
-    >>> layout.chains_of(orders), [(one.uid, one.number, one.place) for one in layout.states]
-    (('sums', 'hours'), [('sums', 0, 0), ('hours', 0, 1)])
-    """
-
+    #: In the order of an entry of Spark's offset log.
     scans: tuple[Scan, ...]
+    #: In the order in which Spark numbers them; those that share tasks have one number.
     operators: tuple[OperatorInstance, ...]
+    #: Chains whose operators share tasks, of one operator each and in its order.
     shared: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT)
+    #: Inputs that scans bring which are more than the input of their name in each of their chains.
     together: tuple[ScannedInput, ...] = field(default=(), metadata=LEFT_OUT)
 
     def inputs_of(self, number: int) -> tuple[tuple[str, str], ...]:
-        """Return the inputs that a scan brings, by its number: of each the chain and the name.
-
-        Examples
-        --------
-        >>> scans = (Scan(ScanRole.RECORDS, "orders", "pairs"), Scan(ScanRole.RECORDS, "rates", "pairs"))
-        >>> both = ScannedInput(0, "pairs", "orders"), ScannedInput(0, "pairs", "orders#2")
-        >>> layout = PlanLayout(scans, (), together=both)
-        >>> layout.inputs_of(0), layout.inputs_of(1)
-        ((('pairs', 'orders'), ('pairs', 'orders#2')), (('pairs', 'rates'),))
-        """
+        """Return the inputs that a scan brings, by its number: of each the chain and the name."""
         scan = self.scans[number]
         several = tuple((one.chain, one.name) for one in self.together if one.scan == number)
         return several or tuple((chain, scan.uid) for chain in self.chains_of(scan))
@@ -237,18 +174,7 @@ class PlanLayout(Stored):
         return tuple(found)
 
     def positions(self, logged: Sequence[Position]) -> dict[str, dict[str, Position]]:
-        """Return where each chain's inputs stood: by the chain's name, then by the input's.
-
-        Parameters
-        ----------
-        logged
-            One entry of Spark's offset log; None where Spark had not asked the source yet.
-
-        Raises
-        ------
-        ValueError
-            The entry does not have one value per scan: it belongs to another plan.
-        """
+        """Return where each chain's inputs stood: by the chain's name, then by the input's."""
         parts: dict[str, dict[str, list[Position]]] = {}
         for number, (scan, position) in enumerate(self._pairs(logged)):
             if scan.role is ScanRole.RECORDS and position is not None:
@@ -281,13 +207,7 @@ class PlanLayout(Stored):
 
 
 def lowest(positions: Sequence[Position]) -> Position:
-    """Return the minimum of Kafka positions by partition; the position itself if all are equal.
-
-    Examples
-    --------
-    >>> lowest([{"t": {"0": 5, "1": 7}}, {"t": {"0": 6, "1": 4}}])
-    {'t': {'0': 5, '1': 4}}
-    """
+    """Return the minimum of Kafka positions by partition; the position itself if all are equal."""
     if all(position == positions[0] for position in positions):
         return positions[0]
     if all(SPLITS in position for position in positions):
@@ -320,11 +240,5 @@ def _lowest_splits(positions: Sequence[Position]) -> Position:
 
 
 def offsets_in(position: Position) -> dict[str, Mapping[str, int]]:
-    """Return topic -> partition -> next offset of a Kafka position, without keys of ours.
-
-    Examples
-    --------
-    >>> offsets_in({"orders": {"0": 7}, "flinkish:checkpoint": 3})
-    {'orders': {'0': 7}}
-    """
+    """Return topic -> partition -> next offset of a Kafka position, without keys of ours."""
     return {topic: offsets for topic, offsets in position.items() if not topic.startswith(OWN_KEYS)}

@@ -41,20 +41,12 @@ _IN_A_TASK = re.compile(r"Lost task \S+ in stage|Job aborted due to stage failur
 
 @dataclass(frozen=True, slots=True)
 class ProcessLoss:
-    """What is known of a process that is gone, or has no memory left.
-
-    Parameters
-    ----------
-    process
-        Which one.
-    is_of_memory
-        Whether memory is sure to be the reason. Of one that was killed it is the likely one.
-    exit_code
-        With which it has ended; None where nobody knows, or it goes on. A signal is 128 and its number.
-    """
+    """What is known of a process that is gone, or has no memory left."""
 
     process: JobProcess
+    #: Whether memory is sure to be the reason. Of one that was killed it is the likely one.
     is_of_memory: bool
+    #: With which it has ended; None where nobody knows, or it goes on. A signal is 128 and its number.
     exit_code: int | None = None
 
     @property
@@ -64,40 +56,13 @@ class ProcessLoss:
 
     @classmethod
     def of_driver(cls, exit_code: int | None) -> ProcessLoss:
-        """Return what is known of a driver's JVM that has ended.
-
-        Parameters
-        ----------
-        exit_code
-            As Python says it, a signal below zero; None where nobody knows.
-
-        Examples
-        --------
-        >>> ProcessLoss.of_driver(-9).was_killed, ProcessLoss.of_driver(52).is_of_memory
-        (True, True)
-        """
+        """Return what is known of a driver's JVM that has ended."""
         code = 128 - exit_code if exit_code is not None and exit_code < 0 else exit_code
         return cls(JobProcess.DRIVER, code in _OWN_STATUSES, code)
 
 
 def process_loss(text: str, chain: Chain) -> ProcessLoss | None:
-    """Return which process a failure has ended or left without memory; None if it is another failure.
-
-    Parameters
-    ----------
-    text
-        All that Spark says.
-    chain
-        The same, taken apart.
-
-    Examples
-    --------
-    >>> text = ("Lost task 0.3 in stage 5.0 (TID 9) (10.0.0.1 executor 1): ExecutorLostFailure (executor 1 "
-    ...     "exited caused by one of the running tasks) Reason: Command exited with code 137")
-    >>> loss = process_loss(text, Chain.of(text))
-    >>> loss.process.value, loss.exit_code, loss.is_of_memory
-    ('EXECUTOR', 137, False)
-    """
+    """Return which process a failure has ended or left without memory; None if it is another failure."""
     for cause in chain.from_inside:
         # Classes of Java have a package; a library's in Python may have one, too.
         if not _OUT_OF_MEMORY.search(cause.name):
@@ -118,14 +83,7 @@ def process_loss(text: str, chain: Chain) -> ProcessLoss | None:
 
 
 def headline_of_loss(chain: Chain) -> str:
-    r"""Return what tells a loss best: that a worker has crashed, and not how its connection ended.
-
-    Examples
-    --------
-    >>> text = "SparkException: Python worker exited unexpectedly (crashed)\nCaused by: java.net.{}"
-    >>> headline_of_loss(Chain.of(text.format("SocketException: Connection reset")))
-    'SparkException: Python worker exited unexpectedly (crashed) (SocketException)'
-    """
+    r"""Return what tells a loss best: that a worker has crashed, and not how its connection ended."""
     crash = _crash_in(chain)
     return chain.headline if crash is None or crash is chain.root else f"{crash} ({chain.root.name})"
 
@@ -135,13 +93,7 @@ def _crash_in(chain: Chain) -> Cause | None:
 
 
 def is_out_of_memory(name: str) -> bool:
-    """Whether an exception of this class, without its package, says that memory has run out.
-
-    Examples
-    --------
-    >>> [is_out_of_memory(name) for name in ("MemoryError", "ArrowMemoryError", "ValueError")]
-    [True, True, False]
-    """
+    """Whether an exception of this class, without its package, says that memory has run out."""
     return _OUT_OF_MEMORY.search(name) is not None
 
 

@@ -43,68 +43,44 @@ class Barrier(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class TimeReport(StoredRow):
-    """What a source's scan or a keyed operator said about time in one task; travels like a barrier.
+    """What a source's scan or a keyed operator said about time in one task; travels like a barrier."""
 
-    Parameters
-    ----------
-    reporter
-        Its number in the plan; see `protocol/time_plan.py`, also for the two numbers.
-    place
-        Channel or key group.
-    first, second
-        Two numbers of 64 bits.
-    """
-
+    #: Its number in the plan; see `protocol/time_plan.py`, also for the two numbers.
     reporter: int
     place: int
+    #: Two numbers of 64 bits.
     first: int
     second: int
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAck(Stored):
-    """What one task of a sink writer saw, reported after its flush.
+    """What one task of a sink writer saw, reported after its flush."""
 
-    Parameters
-    ----------
-    partition
-        Spark partition index of the task.
-    rows, digest
-        Records seen, and the wrapping 64-bit sum of their hashes; equal for all sinks of a stream.
-    barriers
-        Every barrier row that passed through this task.
-    dropped, dead_lettered
-        Records the sink's policy kept out of the topic.
-    reports
-        Every report about time that passed through this task.
-    """
-
+    #: Spark partition index of the task.
     partition: int
+    #: Records seen, and the wrapping 64-bit sum of their hashes; equal for all sinks of a stream.
     rows: int
     digest: Digest
+    #: Every barrier row that passed through this task.
     barriers: tuple[Barrier, ...] = ()
+    #: Records the sink's policy kept out of the topic.
     dropped: int = field(default=0, metadata=ADDED)
     dead_lettered: int = field(default=0, metadata=ADDED)
+    #: Every report about time that passed through this task.
     reports: tuple[TimeReport, ...] = field(default=(), metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
 class SinkAck(Stored):
-    """The acknowledgement of one sink for one micro-batch.
+    """The acknowledgement of one sink for one micro-batch."""
 
-    Parameters
-    ----------
-    sink, tasks
-        Its uid, and what each of its tasks saw.
-    sync_ms
-        How long it took to stage, in milliseconds; None where it was not measured.
-    bytes
-        Size of what it staged; None where the system does not tell.
-    """
-
+    #: Its uid, and what each of its tasks saw.
     sink: SinkUid
     tasks: tuple[TaskAck, ...]
+    #: How long it took to stage, in milliseconds; None where it was not measured.
     sync_ms: int | None = field(default=None, metadata=LEFT_OUT)
+    #: Size of what it staged; None where the system does not tell.
     bytes: int | None = field(default=None, metadata=LEFT_OUT)
 
     @property

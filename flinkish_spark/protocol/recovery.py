@@ -28,13 +28,6 @@ def without_leftovers(decided: Iterable[DecidedFact]) -> tuple[DecidedFact, ...]
     n+1 is never decided before n's receipt is durable. So a COMMIT without receipt below another one
     was written by a zombie, after the seal that was to keep it from that had been deleted as old.
     Its data was aborted when the job was taken over; nobody waits for it.
-
-    Examples
-    --------
-    >>> zombie = DecidedFact(CheckpointId(3), BatchId(7), has_receipt=False)
-    >>> newest = DecidedFact(CheckpointId(5), BatchId(9), has_receipt=False)
-    >>> without_leftovers([zombie, newest]) == (newest,)
-    True
     """
     facts = sorted(decided, key=lambda fact: fact.checkpoint)
     return tuple(fact for fact in facts if fact.has_receipt or fact is facts[-1])
@@ -66,63 +59,44 @@ class OrderFact:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryFacts:
-    """What is on disk and at the brokers, with Spark not running.
+    """What is on disk and at the brokers, with Spark not running."""
 
-    Parameters
-    ----------
-    rewind_is_open
-        Whether a rewind was begun and is not finished.
-    lineage
-        The live lineage.
-    offsets, commits
-        Micro-batches that have an entry in Spark's logs.
-    decided
-        Live checkpoints only: what a rewind left behind is no fact any more.
-    staged
-        Files of the live lineage, above the last decided micro-batch or not.
-    leftovers_are_swept
-        Whether this recovery has swept.
-    log_began_in
-        The lineage in which Spark's checkpoint began at micro-batch 0. Decisions of earlier
-        lineages count micro-batches of another log.
-    pinned
-        Checkpoints whose state is kept from Spark's cleaning.
-    order
-        A user's order to go back.
-    reseed_is_wanted
-        Whether Spark's checkpoint has to begin anew, from the state of the last decided one.
-    lost
-        Decided checkpoints of which this recovery has learned that something of them is lost.
-    """
-
+    #: Whether a rewind was begun and is not finished.
     rewind_is_open: bool
     lineage: Lineage
+    #: Micro-batches that have an entry in Spark's logs.
     offsets: frozenset[BatchId]
     commits: frozenset[BatchId]
+    #: Live checkpoints only: what a rewind left behind is no fact any more.
     decided: tuple[DecidedFact, ...]
+    #: Files of the live lineage, above the last decided micro-batch or not.
     staged: tuple[StagedFact, ...]
+    #: Whether this recovery has swept.
     leftovers_are_swept: bool
+    #: The lineage in which Spark's checkpoint began at micro-batch 0. Decisions of earlier
+    #: lineages count micro-batches of another log.
     log_began_in: Lineage = FIRST_LINEAGE
+    #: Checkpoints whose state is kept from Spark's cleaning.
     pinned: frozenset[CheckpointId] = frozenset()
+    #: A user's order to go back.
     order: OrderFact | None = None
+    #: Whether Spark's checkpoint has to begin anew, from the state of the last decided one.
     reseed_is_wanted: bool = False
+    #: Decided checkpoints of which this recovery has learned that something of them is lost.
     lost: frozenset[CheckpointId] = frozenset()
 
     @property
     def in_log(self) -> tuple[DecidedFact, ...]:
-        """Return the decided checkpoints whose micro-batches Spark's log counts, oldest first."""
         return tuple(
             sorted((d for d in self.decided if d.lineage >= self.log_began_in), key=lambda d: d.checkpoint)
         )
 
     @property
     def newest(self) -> DecidedFact | None:
-        """Return the last decided checkpoint of Spark's log."""
         return self.in_log[-1] if self.in_log else None
 
     @property
     def first_open(self) -> BatchId:
-        """Return the first micro-batch that no decision covers."""
         return BatchId(0) if self.newest is None else self.newest.batch.next()
 
     @property
@@ -132,12 +106,10 @@ class RecoveryFacts:
 
     @property
     def next_batch(self) -> BatchId:
-        """Return the micro-batch that Spark runs next."""
         return self.kept[-1].next() if self.kept else self.first_open
 
     @property
     def undecided(self) -> tuple[StagedFact, ...]:
-        """Return the staged files that no decision covers."""
         return tuple(s for s in self.staged if s.batch >= self.first_open)
 
     @property
@@ -246,18 +218,12 @@ class SweepLeftovers:
 
 @dataclass(frozen=True, slots=True)
 class StartSpark:
-    """Recovery is done.
+    """Recovery is done."""
 
-    Parameters
-    ----------
-    next_batch
-        The micro-batch that Spark must run first; anything else is an error.
-    kept
-        Micro-batches staged and committed but not decided, in order; if there are any, a
-        checkpoint is triggered at once, since their transactions' clocks kept running.
-    """
-
+    #: The micro-batch that Spark must run first; anything else is an error.
     next_batch: BatchId
+    #: Micro-batches staged and committed but not decided, in order; if there are any, a
+    #: checkpoint is triggered at once, since their transactions' clocks kept running.
     kept: tuple[BatchId, ...]
 
 
@@ -302,12 +268,10 @@ class Rule:
 
 
 def next_step(facts: RecoveryFacts) -> Step:
-    """Return what to do next: the step of the first rule that applies."""
     return next(step for rule in RULES if (step := rule.applies(facts)) is not None)
 
 
 def recovery_table() -> str:
-    """Return :data:`RULES` as a Markdown table; `docs/protocol.md` quotes it."""
     rows = ["| order | fact | step | why here |", "|---|---|---|---|"]
     rows += [f"| {n} | {rule.condition} | {rule.step} | {rule.why} |" for n, rule in enumerate(RULES, 1)]
     return "\n".join(rows)

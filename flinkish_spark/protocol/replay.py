@@ -33,24 +33,17 @@ class CannotReplay:
 
 @dataclass(frozen=True, slots=True)
 class BatchReplay:
-    """What a replay does in one micro-batch.
+    """What a replay does in one micro-batch."""
 
-    Parameters
-    ----------
-    original
-        As it is in the decision.
-    committed, lost
-        The committables of the sink that are done and that have to be staged again. Without lost ones the
-        micro-batch only runs, for the state behind it.
-    """
-
+    #: As it is in the decision.
     original: StagedBatch
+    #: The committables of the sink that are done and that have to be staged again. Without lost ones the
+    #: micro-batch only runs, for the state behind it.
     committed: tuple[Committable, ...]
     lost: tuple[Committable, ...]
 
     @property
     def batch(self) -> BatchId:
-        """Return which micro-batch it is."""
         return self.original.batch
 
 
@@ -69,20 +62,7 @@ class ReplayPlan:
 
 
 def plan_replay(decision: Decision, sink: str, position: int, task_of: TaskOf) -> ReplayPlan | CannotReplay:
-    """Plan what to stage again.
-
-    Parameters
-    ----------
-    decision
-        The checkpoint; a COMMIT without receipt.
-    sink
-        Whose committables are lost.
-    position
-        The first lost one, counted over the sink's committables in batch order. All before it are
-        committed.
-    task_of
-        See :data:`TaskOf`; asked about the sink's committables.
-    """
+    """Plan what to stage again."""
     planned: list[BatchReplay] = []
     seen = 0
     for batch in decision.batches:
@@ -107,30 +87,18 @@ def _is_of_a_task(committable: Committable, task_of: TaskOf) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Restaged:
-    """What a replay staged again, and what of it is not needed.
+    """What a replay staged again, and what of it is not needed."""
 
-    Parameters
-    ----------
-    batches
-        All micro-batches of the decision, with what was staged again in the place of what was lost.
-    surplus
-        Staged again although it is committed: the tasks of a micro-batch stage together. To be aborted.
-    """
-
+    #: All micro-batches of the decision, with what was staged again in the place of what was lost.
     batches: tuple[StagedBatch, ...]
+    #: Staged again although it is committed: the tasks of a micro-batch stage together. To be aborted.
     surplus: tuple[Committable, ...]
 
 
 def restage(
     decision: Decision, plan: ReplayPlan, staged: Mapping[BatchId, StagedBatch], task_of: TaskOf
 ) -> Restaged | CannotReplay:
-    """Put what was staged again into the place of what was lost, if it is the same.
-
-    Parameters
-    ----------
-    staged
-        What the replay staged of the plan's sink, by micro-batch; those with lost committables.
-    """
+    """Put what was staged again into the place of what was lost, if it is the same."""
     kept: list[StagedBatch] = list(decision.batches)
     surplus: list[Committable] = []
     for position, part in enumerate(plan.batches):
@@ -188,23 +156,17 @@ class RestagedEpoch(Stored):
 
     Written once per replay, by whoever carried it out, when everything it names is staged; what it replaces
     has been aborted by then. The newest one counts.
-
-    Parameters
-    ----------
-    number
-        1 for the first replay of the checkpoint.
-    sink, reason
-        For people: whose data was lost, and how.
-    batches
-        All micro-batches of the decision.
     """
 
     checkpoint: CheckpointId
+    #: 1 for the first replay of the checkpoint.
     number: int
     owner_epoch: OwnerEpoch
     restaged_at_ms: int
+    #: For people: whose data was lost, and how.
     sink: SinkUid
     reason: str
+    #: All micro-batches of the decision.
     batches: tuple[StagedBatch, ...]
 
     def _check_read(self) -> None:
@@ -212,5 +174,4 @@ class RestagedEpoch(Stored):
             raise ValueError(f"a replay of checkpoint {self.checkpoint} without a micro-batch")
 
     def apply(self, decision: Decision) -> Decision:
-        """Return the decision with what has been staged again."""
         return replace(decision, batches=self.batches)

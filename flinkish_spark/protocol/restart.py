@@ -48,27 +48,19 @@ REMEMBERED_CAUSES = 20
 
 @dataclass(frozen=True, slots=True)
 class RestartHistory:
-    """What went wrong so far.
+    """What went wrong so far."""
 
-    Parameters
-    ----------
-    failures_ms
-        Monotonic times of the newest :data:`REMEMBERED_FAILURES` failures, oldest first; kept when
-        the job runs well again.
-    attempts
-        Failures in a row since the job last ran well.
-    """
-
+    #: Monotonic times of the newest :data:`REMEMBERED_FAILURES` failures, oldest first; kept when
+    #: the job runs well again.
     failures_ms: tuple[int, ...] = ()
+    #: Failures in a row since the job last ran well.
     attempts: int = 0
 
     def failed(self, now_ms: int) -> RestartHistory:
-        """Return the history with one more failure."""
         kept = self.failures_ms[1 - REMEMBERED_FAILURES :]
         return replace(self, failures_ms=(*kept, now_ms), attempts=self.attempts + 1)
 
     def ran_well(self) -> RestartHistory:
-        """Return the history after enough progress to count attempts anew: a confirmed checkpoint."""
         return replace(self, attempts=0)
 
 
@@ -90,15 +82,7 @@ class RestartStrategy(Protocol):
     """Decides after each failure that a restart may mend; called by the supervisor."""
 
     def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
-        """Return the delay or the reason to give up.
-
-        Parameters
-        ----------
-        history
-            All failures; the newest is the one to decide about.
-        random
-            A random number from 0 up to, not including, 1, drawn anew for each call.
-        """
+        """Return the delay or the reason to give up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +237,6 @@ class FailureRate:
 
 
 def _refuse_uncountable(name: str, limit: Limit) -> None:
-    """Raise UnusableValueError for a limit that the history is too short to ever exceed."""
     if isinstance(limit, int) and limit >= REMEMBERED_FAILURES:
         raise UnusableValueError(name, limit, f"below {REMEMBERED_FAILURES}")
 
@@ -272,53 +255,22 @@ class RepeatedFailures:
 
     Given only causes that may be the job's or its data's: a broker that does not answer is none of them,
     and a job waits for it as long as its strategy says.
-
-    Parameters
-    ----------
-    tries
-        How often a cause may come before the job ends; UNLIMITED for no end.
-    batch
-        The latest micro-batch that failed; None before the first failure.
-    counted
-        Causes and how often each came, the oldest first.
-    kinds
-        The same of their kinds.
-
-    Raises
-    ------
-    ValueError
-        `tries` is neither UNLIMITED nor a whole number of at least 1.
-
-    Examples
-    --------
-    >>> repeated = RepeatedFailures(tries=2).failed(7, "IOException: full", "IOException")
-    >>> again = repeated.failed(7, "IOException: full", "IOException")
-    >>> repeated.is_stuck("IOException: full"), again.is_stuck("IOException: full")
-    (False, True)
-    >>> repeated.failed(8, "IOException: full", "IOException").is_stuck("IOException: full")
-    False
     """
 
+    #: How often a cause may come before the job ends; UNLIMITED for no end.
     tries: Limit = TRIES_WITHOUT_PROGRESS
+    #: The latest micro-batch that failed; None before the first failure.
     batch: int | None = None
+    #: Causes and how often each came, the oldest first.
     counted: tuple[tuple[str, int], ...] = ()
+    #: The same of their kinds.
     kinds: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         checked_limit("tries_without_progress", self.tries, least=1)
 
     def failed(self, batch: int | None, cause: str, kind: str) -> RepeatedFailures:
-        """Return the count with one more failure.
-
-        Parameters
-        ----------
-        batch
-            The first micro-batch that was not through; None if the query did not come so far.
-        cause
-            The innermost cause, the same text when it comes back.
-        kind
-            Its class or condition, without any text.
-        """
+        """Return the count with one more failure."""
         before = self
         if batch is not None and (self.batch is None or batch > self.batch):
             before = replace(self if self.batch is None else self.progressed(), batch=batch)
@@ -326,23 +278,18 @@ class RepeatedFailures:
         return replace(before, counted=counted, kinds=kinds)
 
     def progressed(self) -> RepeatedFailures:
-        """Return the count after a checkpoint was confirmed: nothing is counted."""
         return replace(self, batch=None, counted=(), kinds=())
 
     def times(self, cause: str) -> int:
-        """Return how often a cause came without progress."""
         return dict(self.counted).get(cause, 0)
 
     def times_of_kind(self, kind: str) -> int:
-        """Return how often causes of a kind came without progress."""
         return dict(self.kinds).get(kind, 0)
 
     def is_stuck(self, cause: str) -> bool:
-        """Whether a cause came as often as it may."""
         return exceeds(self.times(cause) + 1, self.tries)
 
     def is_stuck_in(self, kind: str) -> bool:
-        """Whether causes of a kind came as often as they may."""
         tries = self.tries * TEXTS_OF_A_KIND if isinstance(self.tries, int) else self.tries
         return exceeds(self.times_of_kind(kind) + 1, tries)
 

@@ -53,54 +53,33 @@ class Part(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFact:
-    """What the job directory says about one id.
+    """What the job directory says about one id."""
 
-    Parameters
-    ----------
-    checkpoint
-        The id; it has a folder.
-    verdict
-        None while there is no decision, or where it is not known whether one was written.
-    lineage
-        Of the decision; of no meaning without one.
-    has_receipt
-        Whether it is confirmed.
-    is_savepoint
-        Whether it was taken for a savepoint.
-    """
-
+    #: The id; it has a folder.
     checkpoint: CheckpointId
+    #: None while there is no decision, or where it is not known whether one was written.
     verdict: Verdict | None
+    #: Of the decision; of no meaning without one.
     lineage: Lineage = FIRST_LINEAGE
     has_receipt: bool = False
+    #: Whether it was taken for a savepoint.
     is_savepoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionFacts:
-    """What decides which checkpoints may go.
+    """What decides which checkpoints may go."""
 
-    Parameters
-    ----------
-    checkpoints
-        All ids with a folder, in any order.
-    history
-        The rewinds so far.
-    retained
-        How many completed checkpoints keep their place; at least 1.
-    pinned
-        Ids that have a pin.
-    in_use
-        Ids that somebody reads now, such as the export of a savepoint.
-    referenced
-        Ids that an open rewind, an order or a restore names.
-    """
-
+    #: All ids with a folder, in any order.
     checkpoints: tuple[CheckpointFact, ...]
     history: LineageHistory
+    #: How many completed checkpoints keep their place; at least 1.
     retained: int
+    #: Ids that have a pin.
     pinned: frozenset[CheckpointId] = frozenset()
+    #: Ids that somebody reads now, such as the export of a savepoint.
     in_use: frozenset[CheckpointId] = frozenset()
+    #: Ids that an open rewind, an order or a restore names.
     referenced: frozenset[CheckpointId] = frozenset()
 
 
@@ -116,11 +95,6 @@ def to_delete(facts: RetentionFacts) -> tuple[Deletion, ...]:
     """Return what may be deleted now, oldest first. Deleting may stop anywhere and start over.
 
     Called after each receipt.
-
-    Raises
-    ------
-    ValueError
-        `retained` is below 1.
     """
     if facts.retained < 1:
         raise ValueError(f"at least one checkpoint is retained, got {facts.retained}")
@@ -138,11 +112,6 @@ def to_delete_on_cancel(facts: RetentionFacts, retention: CheckpointRetention) -
     The caller seals one more id with ABORT before: ids must go on from there, since sinks tell
     repeated commits by them. Only for the state CANCELED: a job that is suspended, has failed or
     has finished keeps everything, so that it can be started again.
-
-    Raises
-    ------
-    ValueError
-        The highest id is not sealed.
     """
     if retention is CheckpointRetention.RETAIN_ON_CANCELLATION or not facts.checkpoints:
         return ()

@@ -36,26 +36,15 @@ _FACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, slots=True)
 class StateFile(Stored):
-    """Keyed state of one operator: rows of key group and state value.
-
-    Parameters
-    ----------
-    operator
-        Uid.
-    chain
-        Name of the chain in which the operator has this state.
-    name
-        Name of the file in the operator's folder, without ending.
-    rows
-        Key groups in it.
-    size_bytes, sha256
-        Of the file as it stands.
-    """
+    """Keyed state of one operator: rows of key group and state value."""
 
     operator: str
+    #: Name of the chain in which the operator has this state.
     chain: str
+    #: Name of the file in the operator's folder, without ending.
     name: str
     rows: int
+    #: Of the file as it stands.
     size_bytes: int = field(metadata=stored("bytes"))
     sha256: str
 
@@ -66,51 +55,34 @@ class StateFile(Stored):
 
     @property
     def path(self) -> str:
-        """Return its place relative to the savepoint's directory."""
         return state_path(self.operator, self.name)
 
 
 def state_path(operator: str, name: str) -> str:
-    """Return where a state file lies below a savepoint's directory or a seed's."""
     return f"{STATE_FOLDER}/{operator}/{name}{STATE_ENDING}"
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorState(Stored):
-    """What is known of an operator's state without reading it.
+    """What is known of an operator's state without reading it."""
 
-    Parameters
-    ----------
-    max_parallelism
-        Number of its key groups.
-    key_types
-        Spark types of its key, in order.
-    states
-        Stored types by the name of each declared state; empty if it has stored none yet.
-    meaning
-        What the states mean, by the name of each fact; empty if nobody has said it, as of what a
-        `SavepointWriter` makes.
-    """
-
+    #: Number of its key groups.
     max_parallelism: int
+    #: Spark types of its key, in order.
     key_types: tuple[str, ...]
+    #: Stored types by the name of each declared state; empty if it has stored none yet.
     states: Mapping[str, str] = field(default_factory=dict)
+    #: What the states mean, by the name of each fact; empty if nobody has said it, as of what a
+    #: `SavepointWriter` makes.
     meaning: Mapping[str, str] = field(default_factory=dict, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts(Stored):
-    """What is known of a source beside where it stood.
-
-    Parameters
-    ----------
-    kind
-        ``"kafka"`` or ``"dataframe"``.
-    identity
-        What tells the input from another one of the same name, by name: for Kafka the topics' ids.
-    """
+    """What is known of a source beside where it stood."""
 
     kind: str
+    #: What tells the input from another one of the same name, by name: for Kafka the topics' ids.
     identity: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,25 +94,16 @@ class SourceFacts(Stored):
 
 @dataclass(frozen=True, slots=True)
 class SavedChain(Stored):
-    """A chain and where its sources stood.
-
-    Parameters
-    ----------
-    positions
-        By input; one that Spark had not asked yet has none.
-    sinks
-        Uids of the sinks that read the end of the chain, behind an operator too. Empty for a chain
-        with operators in a savepoint that does not say so.
-    """
+    """A chain and where its sources stood."""
 
     chain: Chain = field(metadata=INLINE)
+    #: By input; one that Spark had not asked yet has none.
     positions: Mapping[str, Position]
     # Early versions of this package did not write down the sinks.
     sinks: tuple[str, ...] = field(default=(), metadata=ADDED)
 
     @property
     def readers(self) -> frozenset[str]:
-        """Return the sinks that are known to read the chain."""
         return readers_of(self.chain, self.sinks)
 
     @classmethod
@@ -149,60 +112,40 @@ class SavedChain(Stored):
 
 
 def readers_of(chain: Chain, sinks: Collection[str]) -> frozenset[str]:
-    """Return the sinks that read a chain's end, given those that were written down for it."""
     return frozenset(sinks) | frozenset(() if chain.operators else chain.consumers)
 
 
 @dataclass(frozen=True, slots=True)
 class SavepointMetadata(Stored):
-    """Content of ``savepoint.json``; that the object exists is the proof that the savepoint is whole.
+    """Content of ``savepoint.json``; that the object exists is the proof that the savepoint is whole."""
 
-    Parameters
-    ----------
-    savepoint
-        Name of this savepoint for ever: 32 hex digits.
-    job, job_uuid
-        Which job took it.
-    checkpoint, lineage, batch, decided_at_ms
-        Of the checkpoint that it is.
-    shuffle_partitions
-        Of the job then; says nothing about who may restore it.
-    operators, sources, sinks
-        By uid.
-    chains
-        How they hang together, and where each chain stood.
-    hooks
-        What each master hook gave, by name.
-    finished
-        Uids that had come to their end before: a restore does not run them again.
-    upstream
-        By topic, the upstream job and its checkpoint that this savepoint is one cut with.
-    files
-        All state files.
-    times
-        Where event time stood; None if the job had none.
-    timeline
-        Token of the checkpoint's timeline: tells it from one with the same id that a copy of the job
-        directory took. Empty where it is not known.
-    """
-
+    #: Name of this savepoint for ever: 32 hex digits.
     savepoint: Annotated[str, Check(partial(checked_name, what="savepoint"))]
     job: str
     job_uuid: JobUuid
+    #: Of the checkpoint that it is.
     checkpoint: CheckpointId
     lineage: Lineage
     batch: BatchId
     decided_at_ms: int
+    #: Of the job then; says nothing about who may restore it.
     shuffle_partitions: int
     operators: Mapping[Uid, OperatorState]
     sources: Mapping[Uid, SourceFacts]
+    #: How they hang together, and where each chain stood.
     chains: tuple[SavedChain, ...]
     sinks: tuple[str, ...] = ()
+    #: What each master hook gave, by name.
     hooks: Mapping[str, Any] = field(default_factory=dict)
+    #: Uids that had come to their end before: a restore does not run them again.
     finished: tuple[str, ...] = ()
+    #: By topic, the upstream job and its checkpoint that this savepoint is one cut with.
     upstream: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     files: tuple[StateFile, ...] = ()
+    #: Where event time stood; None if the job had none.
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
+    #: Token of the checkpoint's timeline: tells it from one with the same id that a copy of the job
+    #: directory took. Empty where it is not known.
     timeline: str = field(default="", metadata=LEFT_OUT)
 
     @property
@@ -234,7 +177,6 @@ class SavepointMetadata(Stored):
         return html_table(facts, caption=f"Savepoint {self.savepoint}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
         more = {"rows": self.rows, "bytes": self.size_bytes}
         return {"version": SAVEPOINT_VERSION, **Stored.to_json(self), **more}
 
@@ -250,13 +192,7 @@ class SavepointMetadata(Stored):
 
 
 def check_groups(operator: str, groups: int, found: Sequence[int]) -> None:
-    """Check that every key group of an operator occurs at most once and is one of its own.
-
-    Raises
-    ------
-    ValueError
-        A key group occurs twice, or lies beyond `groups`; names it.
-    """
+    """Check that every key group of an operator occurs at most once and is one of its own."""
     seen: set[int] = set()
     for group in found:
         if not 0 <= group < groups:
@@ -287,22 +223,14 @@ class Claim(Stored):
 
     It binds one savepoint at one place. A copy of the directory has a copy of this file and is
     nobody's: its original is what the owner deletes.
-
-    Parameters
-    ----------
-    savepoint
-        Name of the savepoint.
-    path
-        Where it lay when it was claimed, with links resolved.
-    job
-        Uuid of the owner; its job directory may be moved.
-    owner
-        The owner's job directory at that time, for people.
     """
 
     savepoint: str
+    #: Where it lay when it was claimed, with links resolved.
     path: str
+    #: Uuid of the owner; its job directory may be moved.
     job: JobUuid
+    #: The owner's job directory at that time, for people.
     owner: str
 
 
@@ -320,18 +248,12 @@ def _without_none(positions: Mapping[str, Position]) -> Mapping[str, Position]:
 
 @dataclass(frozen=True, slots=True)
 class SeededChain(Stored):
-    """How a chain begins.
-
-    Parameters
-    ----------
-    positions
-        By input, where its source begins; none where the source itself says so.
-    states
-        By operator, the chain in whose files its state is; an operator without begins with nothing.
-    """
+    """How a chain begins."""
 
     chain: Chain = field(metadata=INLINE)
+    #: By input, where its source begins; none where the source itself says so.
     positions: Annotated[Mapping[str, Position], Check(_without_none)]
+    #: By operator, the chain in whose files its state is; an operator without begins with nothing.
     states: Mapping[str, str]
 
     @classmethod
@@ -345,48 +267,33 @@ class Seed(Stored):
 
     Written once, after the state files were copied beside it and before Spark starts. A job whose
     live lineage has one is self-contained: it needs the savepoint no more.
-
-    Parameters
-    ----------
-    lineage
-        The lineage that begins with it; 0 for a job that was restored from a savepoint.
-    origin, savepoint, checkpoint
-        Where it comes from; `savepoint` is empty for a rescale.
-    shuffle_partitions
-        With which number the lineage runs.
-    chains
-        All chains of the job. An operator with state has a scan in the plan for the life of the lineage.
-    hooks
-        What to restore the master hooks with, by name.
-    finished
-        Uids that are not run again.
-    files
-        Below ``seeds/<lineage>/``.
-    claim, path
-        Who owns the savepoint, and where it was found.
-    times
-        Where event time stood; None if the savepoint says nothing of it, and for a rescale, in which the
-        checkpoint itself does.
-    bundles_per_partition
-        In how many bundles a partition of the lineage has its key groups; None in one of before.
     """
 
+    #: The lineage that begins with it; 0 for a job that was restored from a savepoint.
     lineage: Lineage
+    #: Where it comes from; `savepoint` is empty for a rescale.
     origin: SeedOrigin
     savepoint: str
     checkpoint: CheckpointId
+    #: With which number the lineage runs.
     shuffle_partitions: int
+    #: All chains of the job. An operator with state has a scan in the plan for the life of the lineage.
     chains: tuple[SeededChain, ...]
+    #: What to restore the master hooks with, by name.
     hooks: Mapping[str, Any] = field(default_factory=dict)
+    #: Uids that are not run again.
     finished: tuple[str, ...] = ()
     files: tuple[StateFile, ...] = ()
+    #: Who owns the savepoint, and where it was found.
     claim: ClaimMode = ClaimMode.NO_CLAIM
     path: str = ""
+    #: Where event time stood; None if the savepoint says nothing of it, and for a rescale, in which the
+    #: checkpoint itself does.
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
+    #: In how many bundles a partition of the lineage has its key groups; None in one of before.
     bundles_per_partition: int | None = field(default=None, metadata=LEFT_OUT)
 
     def chain(self, name: str) -> SeededChain | None:
-        """Return how the chain of that name begins; None if the job had none such."""
         return next((chain for chain in self.chains if chain.chain.name == name), None)
 
     def files_of(self, operator: str, chain: str) -> tuple[StateFile, ...]:
@@ -434,11 +341,6 @@ def changed_meaning(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Return which facts of an operator's state differ, with both meanings; empty if none does.
 
     A fact that only one of the two says is no difference: what it is about is new, or has a name that went.
-
-    Examples
-    --------
-    >>> changed_meaning({"clock": "event time", "size": "10"}, {"clock": "processing time", "size": "10"})
-    'clock: event time -> processing time'
     """
     changed = [name for name in before if now.get(name, before[name]) != before[name]]
     return "; ".join(f"{name}: {before[name]} -> {now[name]}" for name in changed)
@@ -446,43 +348,27 @@ def changed_meaning(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SourceShape:
-    """What a job says about a source.
-
-    Parameters
-    ----------
-    kind
-        As in a savepoint.
-    inputs
-        Names of its inputs: topics, or what says which names are. Empty where there are none.
-    """
+    """What a job says about a source."""
 
     kind: str
     is_positionable: bool
+    #: Names of its inputs: topics, or what says which names are. Empty where there are none.
     inputs: Container[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """What a savepoint has to fit.
-
-    Parameters
-    ----------
-    operators, sources
-        By uid.
-    chains
-        Each with the uids of the sinks that read its end.
-    hooks
-        Names of the master hooks.
-    """
+    """What a savepoint has to fit."""
 
     operators: Mapping[str, OperatorShape]
     sources: Mapping[str, SourceShape]
+    #: Each with the uids of the sinks that read its end.
     chains: Mapping[Chain, Collection[str]] = field(default_factory=dict)
+    #: Names of the master hooks.
     hooks: Collection[str] = ()
 
     @property
     def positionable(self) -> frozenset[str]:
-        """Return the sources that can be told where to begin."""
         return frozenset(uid for uid, source in self.sources.items() if source.is_positionable)
 
 
@@ -521,26 +407,17 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What a restore would do.
+    """What a restore would do."""
 
-    Parameters
-    ----------
-    restored
-        Uids of operators and sources that go on.
-    added
-        Operators and sources that begin with nothing.
-    left_out
-        What the user allowed to leave out: uids and names of hooks.
-    hooks
-        Names of hooks whose state is restored.
-    problems
-        Why it must not be done; empty if it may.
-    """
-
+    #: Uids of operators and sources that go on.
     restored: tuple[str, ...]
+    #: Operators and sources that begin with nothing.
     added: tuple[str, ...]
+    #: What the user allowed to leave out: uids and names of hooks.
     left_out: tuple[str, ...]
+    #: Names of hooks whose state is restored.
     hooks: tuple[str, ...]
+    #: Why it must not be done; empty if it may.
     problems: tuple[Problem, ...] = field(default=())
 
 
@@ -549,17 +426,7 @@ _LEFT_OUT = (Misfit.OPERATOR_MISSING, Misfit.SOURCE_MISSING, Misfit.INPUT_MISSIN
 
 
 def check_restore(savepoint: SavepointMetadata, job: JobShape, rules: RestoreRules) -> RestoreReport:
-    """Compare a savepoint with a job by uid.
-
-    Examples
-    --------
-    >>> from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
-    >>> from flinkish_spark.protocol.savepoints import OperatorState
-    >>> empty = SavepointMetadata("a", "orders", JobUuid("0" * 32), CheckpointId(1), Lineage(0), BatchId(0),
-    ...     0, 2, {"totals": OperatorState(128, ("string",))}, {}, ())
-    >>> check_restore(empty, JobShape({}, {}), RestoreRules()).problems[0].misfit.name
-    'OPERATOR_MISSING'
-    """
+    """Compare a savepoint with a job by uid."""
     found = [*_operators(savepoint, job), *_sources(savepoint, job), *chain_problems(savepoint, job)]
     found += _hooks(savepoint, job)
     allowed = _LEFT_OUT if rules.non_restored is NonRestoredState.ALLOW else ()
@@ -665,17 +532,6 @@ def begin_chain(
     input without any known operator goes on where the sinks' stream stood, whatever was in front of them;
     one of new operators and new sinks begins at the lowest position of its source, so that it sees
     all that any other has not. A source that is not among `positionable` gets no position.
-
-    Parameters
-    ----------
-    sinks
-        Uids of the sinks that read the chain's end in the job. What they have committed of the same
-        source must end where the chain begins: else they would get records twice, or miss some.
-
-    Raises
-    ------
-    PositionsDiffer
-        What belongs together now stood at different places.
     """
     readers = readers_of(chain, sinks)
     places = {name: _place(name, chain, readers, saved) for name in chain.inputs}
@@ -724,14 +580,12 @@ def _place(name: str, chain: Chain, readers: Collection[str], saved: Sequence[Sa
 
 
 def _compared(saved: SavedChain, name: str) -> list[Position | None]:
-    """Return where a saved chain's input of that name stood; without one, all of the same source."""
     if name in saved.chain.inputs:
         return [saved.positions.get(name)]
     return [saved.positions.get(one) for one in saved.chain.inputs if source_of(one) == source_of(name)]
 
 
 def _of_source(saved: SavedChain, source: str) -> list[Position]:
-    """Return where a saved chain's inputs of a source stood, as far as it is known."""
     found = [saved.positions.get(name) for name in saved.chain.inputs if source_of(name) == source]
     return [position for position in found if position is not None]
 

@@ -154,11 +154,6 @@ def listed(participants: Iterable[ParticipantStatistics], at_most: int) -> tuple
 
     Participants come before channels, and those that have not acknowledged before the others. The
     channels of one participant are listed all or not at all.
-
-    Parameters
-    ----------
-    at_most
-        How many participants and channels.
     """
     kept = sorted(participants, key=lambda one: one.is_acknowledged)[:at_most]
     room = at_most - len(kept)
@@ -431,14 +426,7 @@ def sample_of(statistics: CheckpointStatistics) -> Sample:
 
 
 def samples_from_json(names: Any, samples: Any) -> tuple[Sample, ...]:
-    """Read stored samples, whatever quantities they are of; raise ValueError if they are none.
-
-    Parameters
-    ----------
-    names
-        The quantities of the samples, in their order. One that is not among them was not measured;
-        one that nobody knows is left out.
-    """
+    """Read stored samples, whatever quantities they are of; raise ValueError if they are none."""
     known = [text_of(name, "a quantity") for name in list_of(names, "quantities")]
     if len(set(known)) != len(known):
         raise ValueError(f"a quantity occurs twice in {known}")
@@ -539,14 +527,7 @@ GAUGES = frozenset({"pendingRecords", POSITION})
 def added_to_totals(
     totals: Mapping[str, Mapping[str, int]], more: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """Return totals behind one more checkpoint; a gauge is what was said last.
-
-    Examples
-    --------
-    >>> once = {"orders": {"numRecordsIn": 3, "pendingRecords": 9}}
-    >>> added_to_totals(once, once)
-    {'orders': {'numRecordsIn': 6, 'pendingRecords': 9}}
-    """
+    """Return totals behind one more checkpoint; a gauge is what was said last."""
     found = {uid: dict(own) for uid, own in totals.items()}
     for uid, own in more.items():
         known = found.setdefault(uid, {})
@@ -814,7 +795,6 @@ class StatisticsHistory(Stored):
 
     @classmethod
     def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return an object as it is written today: its samples may be of other quantities."""
         names, samples = member(value, "quantities"), member(value, "samples")
         return {**value, "samples": samples_from_json(names, samples)}
 

@@ -42,75 +42,49 @@ class ReporterRole(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """One of a plan's reporters.
+    """One of a plan's reporters."""
 
-    Parameters
-    ----------
-    uid
-        Of the operator; of a source the name of the chain's input.
-    """
-
+    #: Of the operator; of a source the name of the chain's input.
     uid: str
     role: ReporterRole
 
 
 @dataclass(frozen=True, slots=True)
 class Assigner:
-    """Gives the records of an input their times, in one chain of the plan or where nobody asks for times.
-
-    Parameters
-    ----------
-    source
-        Uid of its source.
-    rules
-        What the user has said about it.
-    has_channels
-        Whether its channels are those of the source. Behind a transform that chose its own columns they
-        are not known any more, and all records count as those of channel 0.
-    """
+    """Gives the records of an input their times, in one chain of the plan or where nobody asks for times."""
 
     source: str
+    #: What the user has said about it.
     rules: AssignerRules
+    #: Whether its channels are those of the source. Behind a transform that chose its own columns they
+    #: are not known any more, and all records count as those of channel 0.
     has_channels: bool = True
 
     @property
     def is_timed(self) -> bool:
-        """Whether anybody waits for its watermarks."""
         return not isinstance(self.rules.generation, Untimed)
 
 
 @dataclass(frozen=True)
 class TimePlan:
-    """What the driver has to know of a plan to keep time.
-
-    Parameters
-    ----------
-    reporters
-        By number.
-    chains
-        By sink uid, the names of the chains whose ends it reads, by its parts: a source may be scanned by
-        several chains, and in one micro-batch two scans may end at different places.
-    operators
-        By chain, the keyed operators in it. Spark runs one that is in two chains twice.
-    assigners
-        By their own uid, see :func:`assigner_uid`.
-    inputs
-        By operator, the assigners in front of it and in front of the operators that it reads, in all chains:
-        an operator has one watermark, in however many chains it runs. One that is not named has them all.
-    bundlings
-        By operator, which of its key groups are called together: a call, and a report, is for all of them.
-        Of one that is not named each is called on its own.
-    """
+    """What the driver has to know of a plan to keep time."""
 
     reporters: tuple[Reporter, ...] = ()
+    #: By sink uid, the names of the chains whose ends it reads, by its parts: a source may be scanned by
+    #: several chains, and in one micro-batch two scans may end at different places.
     chains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: By chain, the keyed operators in it. Spark runs one that is in two chains twice.
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: By their own uid, see :func:`assigner_uid`.
     assigners: Mapping[str, Assigner] = field(default_factory=dict)
+    #: By operator, the assigners in front of it and in front of the operators that it reads, in all chains:
+    #: an operator has one watermark, in however many chains it runs. One that is not named has them all.
     inputs: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    #: By operator, which of its key groups are called together: a call, and a report, is for all of them.
+    #: Of one that is not named each is called on its own.
     bundlings: Mapping[str, Bundling] = field(default_factory=dict)
 
     def called_with(self, operator: str, group: int) -> Iterable[int]:
-        """Return the key groups that are called by the call of one that opens a bundle."""
         bundling = self.bundlings.get(operator)
         return (group,) if bundling is None else bundling.groups_of(group)
 
@@ -121,15 +95,12 @@ class TimePlan:
 
     @property
     def is_timed(self) -> bool:
-        """Whether there is a watermark strategy that anybody waits for."""
         return any(one.is_timed for one in self.assigners.values())
 
     def number_of(self, uid: str) -> int:
-        """Return the number of an input or operator."""
         return next(number for number, one in enumerate(self.reporters) if one.uid == uid)
 
     def instance(self, operator: str, chain: str) -> str:
-        """Return under which name the timers of an operator in a chain are known: its uid if it is in one."""
         is_shared = sum(operator in found for found in self.operators.values()) > 1
         return assigner_uid(operator, chain) if is_shared else operator
 
@@ -175,13 +146,6 @@ class TimePlan:
         """Return a report for each key group that was called and reported nothing: it has no timers.
 
         Without it a group whose state was not restored would be called for ever.
-
-        Parameters
-        ----------
-        called
-            Pairs of reporter number and key group, which opens its bundle.
-        reported
-            What the micro-batch's tasks reported.
         """
         known = {(report.operator, report.group) for report in reported}
         names = [(name, uid, self.number_of(uid)) for name, uid in self.instances().items()]
@@ -212,13 +176,7 @@ class TimePlan:
 
 
 def reporters_of(operators: Sequence[str], inputs: Sequence[str]) -> tuple[Reporter, ...]:
-    """Return the reporters of a program; operators come first, since strategies may come and go.
-
-    Examples
-    --------
-    >>> [one.uid for one in reporters_of(["sums"], ["orders"])]
-    ['sums', 'orders']
-    """
+    """Return the reporters of a program; operators come first, since strategies may come and go."""
     return (
         *(Reporter(uid, ReporterRole.OPERATOR) for uid in operators),
         *(Reporter(name, ReporterRole.SOURCE) for name in inputs),
@@ -226,23 +184,15 @@ def reporters_of(operators: Sequence[str], inputs: Sequence[str]) -> tuple[Repor
 
 
 def assigner_uid(name: str, chain: str) -> str:
-    """Return under which uid the driver keeps the times of an input of a chain.
-
-    Examples
-    --------
-    >>> assigner_uid("orders", "totals")
-    'orders.totals'
-    """
+    """Return under which uid the driver keeps the times of an input of a chain."""
     return f"{name}.{chain}"
 
 
 def reports_in(acks: Iterable[SinkAck]) -> bool:
-    """Whether any task reported about time."""
     return any(task.reports for ack in acks for task in ack.tasks)
 
 
 def without_reports(acks: Sequence[SinkAck]) -> tuple[SinkAck, ...]:
-    """Return acknowledgements as they are stored: what was reported is stored as facts."""
     return tuple(replace(ack, tasks=tuple(replace(task, reports=()) for task in ack.tasks)) for ack in acks)
 
 
@@ -253,20 +203,6 @@ def facts_of(
 
     Of several reports about one channel the greatest time counts, of several about one key group the
     earliest timers: every sink at the end of a chain shows the same ones.
-
-    Raises
-    ------
-    ValueError
-        A report comes from no reporter of the plan.
-
-    Examples
-    --------
-    >>> from flinkish_spark.protocol.records import TaskAck
-    >>> plan = TimePlan(reporters_of(["sums"], ["orders"]), {"out": ("sums",)})
-    >>> task = TaskAck(0, 5, 0, reports=(TimeReport(1, 0, 61_000, 5), TimeReport(0, 3, 90_000, 1 << 63 - 1)))
-    >>> channels, timers = facts_of(plan, [SinkAck("out", (task,))])
-    >>> channels[0].assigner, channels[0].time_ms, timers[0].group, timers[0].event_time_ms
-    ('orders.sums', 61000, 3, 90000)
     """
     channels: dict[Place, int] = {}
     timers: dict[Place, tuple[int, int]] = {}
@@ -365,7 +301,6 @@ _LEVELS = {
 
 
 def is_count(report: TimeReport) -> bool:
-    """Whether a report says what a key group has counted."""
     return report.reporter >= FIRST_LATE_REPORTER
 
 
@@ -374,15 +309,6 @@ def late_in(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[str, int]:
 
     Every sink behind an operator shows its reports. One that is in several chains runs in each, over the
     same records: it counts in the first of them.
-
-    Examples
-    --------
-    >>> from flinkish_spark.protocol.records import TaskAck
-    >>> from flinkish_spark.protocol.time_plan import reporters_of
-    >>> plan = TimePlan(reporters_of(["hours"], ["orders"]), {"out": ("hours",)}, {"hours": ("hours",)})
-    >>> task = TaskAck(0, 5, 0, reports=(TimeReport(FIRST_LATE_REPORTER, 7, 3, 0),))
-    >>> late_in(plan, [SinkAck("out", (task,)), SinkAck("out", (task,))])
-    {'hours': 3}
     """
     return {uid: count for (uid, counter), count in _counted(plan, acks).items() if counter == _LATE}
 
@@ -430,15 +356,6 @@ def levels_behind(state: EventTime, counts: Mapping[str, Mapping[str, int]]) -> 
 
     A level is part of the state that is stored with checkpoints, so it goes on behind a restart, and a
     micro-batch that runs again changes it once. Behind a savepoint it is what the state says.
-
-    Examples
-    --------
-    >>> first = levels_behind(EventTime(), {"alarms": {"matches": 2, "partial_matches_opened": 5}})
-    >>> levels_behind(first, {"alarms": {"partial_matches_closed": 3}}).levels
-    {'alarms': {'partial_matches_open': 2}}
-    >>> restored = {"alarms": {"partial_matches_restored": 7, "partial_matches_closed": 3}}
-    >>> levels_behind(first, restored).levels
-    {'alarms': {'partial_matches_open': 4}}
     """
     levels = dict(state.levels)
     for uid, own in counts.items():

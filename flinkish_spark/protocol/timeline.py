@@ -32,31 +32,15 @@ _NOTHING = CheckpointId(0)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a system says about the last checkpoint that was committed to it.
-
-    Parameters
-    ----------
-    checkpoint
-        Its id.
-    token
-        Of the timeline; None where it is not known.
-    owner_epoch
-        Of the process that wrote it, where the system says it.
-
-    Examples
-    --------
-    >>> job = JobUuid("0" * 32)
-    >>> text = Mark(CheckpointId(7), "00000000000000aa").to_text(job)
-    >>> Mark.parse(text, job).checkpoint
-    CheckpointId(value=7)
-    """
+    """What a system says about the last checkpoint that was committed to it."""
 
     checkpoint: CheckpointId
+    #: Of the timeline; None where it is not known.
     token: str | None = None
+    #: Of the process that wrote it, where the system says it.
     owner_epoch: OwnerEpoch | None = None
 
     def to_text(self, job: JobUuid) -> str:
-        """Return one line that can stand beside something of any system."""
         return " ".join([_WORD, str(job), str(self.checkpoint), *([self.token] if self.token else [])])
 
     @classmethod
@@ -69,23 +53,16 @@ class Mark:
 
 
 def token_in(words: Iterable[str]) -> str | None:
-    """Return the first word that is a token; None if none is."""
     return next((word for word in words if _TOKEN.fullmatch(word)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch(Stored):
-    """The part of a timeline that one owner of the directory decides.
+    """The part of a timeline that one owner of the directory decides."""
 
-    Parameters
-    ----------
-    first
-        The lowest id that it may give out: above every id that was decided before.
-    token
-        16 hex digits by chance.
-    """
-
+    #: The lowest id that it may give out: above every id that was decided before.
     first: CheckpointId
+    #: 16 hex digits by chance.
     token: str
 
     def __post_init__(self) -> None:
@@ -97,46 +74,23 @@ class Stretch(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The past of one job directory, as its present owner knows it.
+    """The past of one job directory, as its present owner knows it."""
 
-    Parameters
-    ----------
-    stretches
-        In order; the last one is the owner's. Without any, every mark is taken for ours.
-    accepted
-        Marks up to this id are taken as they are, since somebody said so.
-
-    Examples
-    --------
-    >>> timeline = Timeline((Stretch(CheckpointId(1), "a" * 16), Stretch(CheckpointId(4), "b" * 16)))
-    >>> timeline.why_not_ours(Mark(CheckpointId(3), "a" * 16), CheckpointId(4))
-    ''
-    >>> timeline.why_not_ours(Mark(CheckpointId(4), "a" * 16), CheckpointId(4))
-    'it was committed after another process had taken the job over'
-    """
-
+    #: In order; the last one is the owner's. Without any, every mark is taken for ours.
     stretches: tuple[Stretch, ...] = ()
+    #: Marks up to this id are taken as they are, since somebody said so.
     accepted: CheckpointId = _NOTHING
 
     @property
     def newest(self) -> CheckpointId:
-        """Return the newest id of the directory when its owner took it over."""
         return CheckpointId(self.stretches[-1].first.value - 1) if self.stretches else _NOTHING
 
     def mark_of(self, checkpoint: CheckpointId) -> Mark:
-        """Return what is left with a checkpoint when it is committed."""
         at = self._stretch_of(checkpoint)
         return Mark(checkpoint, None if at is None else at.token)
 
     def why_not_ours(self, mark: Mark, upto: CheckpointId) -> str:
-        """Return why a mark was left by another timeline; empty if it is ours.
-
-        Parameters
-        ----------
-        upto
-            The newest id that may be visible by now: at a start the newest of the directory, at a commit the
-            one that is committed.
-        """
+        """Return why a mark was left by another timeline; empty if it is ours."""
         if not self.stretches or mark.checkpoint <= self.accepted:
             return ""
         if mark.checkpoint > upto:
@@ -150,7 +104,6 @@ class Timeline:
         return ""
 
     def _stretch_of(self, checkpoint: CheckpointId) -> Stretch | None:
-        """Return the stretch that an id belongs to; None for ids of before there were tokens."""
         return next((one for one in reversed(self.stretches) if one.first <= checkpoint), None)
 
 

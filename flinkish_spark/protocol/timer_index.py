@@ -20,7 +20,6 @@ class NextTimers:
     processing_time_ms: int | None
 
     def is_due(self, watermark_ms: int, processing_time_ms: int) -> bool:
-        """Whether one of them fires when time stands there."""
         return _reached(self.event_time_ms, watermark_ms) or _reached(
             self.processing_time_ms, processing_time_ms
         )
@@ -35,20 +34,9 @@ class NextTimers:
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """The next timers of every key group that has any. A value.
+    """The next timers of every key group that has any. A value."""
 
-    Parameters
-    ----------
-    groups
-        By operator and key group.
-
-    Examples
-    --------
-    >>> agenda = Agenda().after([TimerReport("sums", 3, event_time_ms=60_000, processing_time_ms=None)])
-    >>> agenda.due(watermark_ms=59_999, processing_time_ms=0), agenda.due(60_000, 0)
-    (frozenset(), frozenset({('sums', 3)}))
-    """
-
+    #: By operator and key group.
     groups: Mapping[Place, NextTimers] = field(default_factory=dict)
 
     def after(self, reports: Iterable[TimerReport]) -> Agenda:
@@ -68,7 +56,6 @@ class Agenda:
 
     @property
     def next_event_time_ms(self) -> int | None:
-        """The earliest event-time timer of all."""
         return min(self.next_event_times_ms.values(), default=None)
 
     @property
@@ -82,24 +69,13 @@ class Agenda:
 
     @property
     def next_processing_time_ms(self) -> int | None:
-        """The earliest processing-time timer of all."""
         times = (timers.processing_time_ms for timers in self.groups.values())
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def due(
         self, watermark_ms: int, processing_time_ms: int, own: Mapping[str, int] = _NOBODYS
     ) -> frozenset[Place]:
-        """Return the operators and key groups that a micro-batch must call even without records.
-
-        Parameters
-        ----------
-        watermark_ms
-            Of operators that `own` does not name.
-        processing_time_ms
-            Of the micro-batch.
-        own
-            Watermarks by operator.
-        """
+        """Return the operators and key groups that a micro-batch must call even without records."""
         return frozenset(
             place
             for place, timers in self.groups.items()

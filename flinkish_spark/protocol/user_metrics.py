@@ -31,32 +31,16 @@ class UserMetricKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class UserMetric(Stored):
-    """What one metric of one operator shows.
-
-    Parameters
-    ----------
-    kind
-        See :class:`UserMetricKind`.
-    count
-        Of a counter its value, of a meter how many events were marked, of a distribution how many values were
-        given; of a gauge, how many subtasks have one.
-    total, least, most
-        Of the values of a distribution since the job began, and of a gauge over its subtasks; 0 and None for
-        the other kinds, and without any value.
-
-    Examples
-    --------
-    >>> one = UserMetric(UserMetricKind.DISTRIBUTION, 2, 7.0, 3.0, 4.0)
-    >>> one.merged(UserMetric(UserMetricKind.DISTRIBUTION, 1, 9.0, 9.0, 9.0)).mean
-    5.333333333333333
-    >>> UserMetric.from_json(one.to_json()) == one
-    True
-    """
+    """What one metric of one operator shows."""
 
     DEFAULTS: ClassVar = Presence.LEFT_OUT
 
     kind: UserMetricKind
+    #: Of a counter its value, of a meter how many events were marked, of a distribution how many values were
+    #: given; of a gauge, how many subtasks have one.
     count: int
+    #: Of the values of a distribution since the job began, and of a gauge over its subtasks; 0 and None for
+    #: the other kinds, and without any value.
     total: float = 0.0
     least: float | None = None
     most: float | None = None
@@ -71,7 +55,6 @@ class UserMetric(Stored):
 
     @property
     def mean(self) -> float | None:
-        """The mean of the values; None without any."""
         return self.total / self.count if self.count > 0 else None
 
     def merged(self, other: UserMetric) -> UserMetric:
@@ -88,7 +71,6 @@ class UserMetric(Stored):
         )
 
     def after(self, newer: UserMetric) -> UserMetric:
-        """Return what it shows behind one more micro-batch: a gauge what that says, others the sum."""
         is_other = newer.kind is not self.kind
         return newer if is_other or self.kind is UserMetricKind.GAUGE else self.merged(newer)
 
@@ -98,19 +80,7 @@ UserMetrics = Mapping[str, Mapping[str, UserMetric]]
 
 
 def measured_together(parts: Iterable[tuple[str, str, UserMetric]]) -> dict[str, dict[str, UserMetric]]:
-    """Return what the subtasks of one micro-batch have measured, by uid and name.
-
-    Parameters
-    ----------
-    parts
-        A uid, a name, and what one subtask has measured. Of two kinds by one name the first is kept.
-
-    Examples
-    --------
-    >>> one = UserMetric(UserMetricKind.COUNTER, 3)
-    >>> measured_together([("parse", "broken", one), ("parse", "broken", one)])["parse"]["broken"].count
-    6
-    """
+    """Return what the subtasks of one micro-batch have measured, by uid and name."""
     found: dict[str, dict[str, UserMetric]] = {}
     for uid, name, one in parts:
         own = found.setdefault(uid, {})

@@ -21,15 +21,7 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?!\d).*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, order=True)
 class SparkMinor:
-    """A minor version of Spark, such as 4.2.
-
-    Examples
-    --------
-    >>> str(SparkMinor.of("4.2.1-vendor-3"))
-    '4.2'
-    >>> SparkMinor.of("4.2.1") < SparkMinor.of("4.10.0")
-    True
-    """
+    """A minor version of Spark, such as 4.2."""
 
     major: int
     minor: int
@@ -60,13 +52,7 @@ class VersionStep(enum.Enum):
 
 
 def step_to(running: SparkMinor, before: Iterable[SparkMinor]) -> VersionStep:
-    """Return what a start with `running` is, behind those that have run `before`.
-
-    Examples
-    --------
-    >>> step_to(SparkMinor(4, 3), [SparkMinor(4, 2)])
-    <VersionStep.FORWARD: 'FORWARD'>
-    """
+    """Return what a start with `running` is, behind those that have run `before`."""
     newest = max(before, default=running)
     if newest.major != running.major:
         return VersionStep.ANOTHER_MAJOR

@@ -34,32 +34,19 @@ _CHANNELS = frozenset[Annotated[int, whole(0)]]
 
 @dataclass(frozen=True, slots=True)
 class HeldChannels:
-    """What of one source brings no records in the next micro-batch.
+    """What of one source brings no records in the next micro-batch."""
 
-    Parameters
-    ----------
-    channels
-        Numbers as its records have them in ``_fs_channel``, or all of them.
-
-    Examples
-    --------
-    >>> HeldChannels(frozenset({0, 2})).holds(2), NONE_HELD.holds(2)
-    (True, False)
-    """
-
+    #: Numbers as its records have them in ``_fs_channel``, or all of them.
     channels: frozenset[int] | Channels = frozenset()
 
     def holds(self, channel: int) -> bool:
-        """Whether a channel brings nothing."""
         return self.channels is Channels.ALL or channel in self.channels
 
     def to_json(self) -> Any:
-        """Return the stored form."""
         return Channels.ALL.value if isinstance(self.channels, Channels) else sorted(self.channels)
 
     @classmethod
     def from_json(cls, value: Any) -> HeldChannels:
-        """Read the stored form; raise ValueError if it is none."""
         return cls(Channels.ALL if value == Channels.ALL.value else read(_CHANNELS, value))
 
 
@@ -71,20 +58,7 @@ _HELD = Mapping[Uid, HeldChannels]
 
 
 def held_sources(plan: TimePlan, state: EventTime) -> dict[str, HeldChannels]:
-    """Return what of which source is held back in the next micro-batch.
-
-    Parameters
-    ----------
-    plan
-        Of the job.
-    state
-        Where time stands behind the last micro-batch.
-
-    Examples
-    --------
-    >>> held_sources(TimePlan(), EventTime())
-    {}
-    """
+    """Return what of which source is held back in the next micro-batch."""
     aligned: dict[str, list[str]] = {}
     for uid, assigner in plan.assigners.items():
         if assigner.rules.alignment is not None:
@@ -102,25 +76,17 @@ def held_sources(plan: TimePlan, state: EventTime) -> dict[str, HeldChannels]:
 
 
 def held_to_json(held: HeldSources) -> dict[str, Any]:
-    """Return the form in which sources are told."""
     stored: dict[str, Any] = write(_HELD, dict(sorted(held.items())))
     return stored
 
 
 def held_from_json(value: Any) -> dict[str, HeldChannels]:
-    """Read what :func:`held_to_json` returned; raise ValueError if it is something else.
-
-    Examples
-    --------
-    >>> held_from_json({"orders": [0]})["orders"].holds(0)
-    True
-    """
+    """Read what :func:`held_to_json` returned; raise ValueError if it is something else."""
     held: dict[str, HeldChannels] = read(_HELD, value)
     return held
 
 
 def _of(assigner: Assigner, ahead: set[int]) -> HeldChannels:
-    """Return what an assigner's channels mean for its source."""
     if assigner.has_channels or not ahead:
         return HeldChannels(frozenset(ahead))
     return HeldChannels(Channels.ALL)

@@ -43,25 +43,16 @@ from flinkish_spark.protocol.timer_index import Agenda
 
 @dataclass(frozen=True, slots=True)
 class AssignerTime:
-    """Where one assigner stands.
+    """Where one assigner stands."""
 
-    Parameters
-    ----------
-    valve
-        Over its channels.
-    known_since_ms
-        Processing time of the first micro-batch that knew it; where all of its channels are gone, of the last
-        one in which they had records.
-    silent_since_ms
-        By channel, the processing time of the last micro-batch in which it had records, was held back,
-        or was new.
-    has_ended
-        Whether its input is over.
-    """
-
+    #: Processing time of the first micro-batch that knew it; where all of its channels are gone, of the last
+    #: one in which they had records.
     known_since_ms: int
     valve: Valve[int] = field(default_factory=Valve)
+    #: By channel, the processing time of the last micro-batch in which it had records, was held back,
+    #: or was new.
     silent_since_ms: Mapping[int, int] = field(default_factory=dict)
+    #: Whether its input is over.
     has_ended: bool = False
 
     def status(self, rules: AssignerRules, now_ms: int) -> ChannelStatus:
@@ -180,33 +171,19 @@ StoredValve = Annotated[Valve[str], Form(_valve_members, _valve_from)]
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime(Stored):
-    """Where an operator stands between two micro-batches.
+    """Where an operator stands between two micro-batches."""
 
-    Parameters
-    ----------
-    inputs
-        The assigners in front of it.
-    instances
-        Under which names its timers are known: Spark runs one that is in two chains twice.
-    valve
-        Over its inputs that have not ended; at the end of all of them it has let out the last watermark.
-    carried_ms
-        The watermark that the last micro-batch carried for it.
-
-    Examples
-    --------
-    >>> OperatorTime(frozenset({"orders.sums"}), frozenset({"sums"})).watermark_ms == MIN_WATERMARK_MS
-    True
-    """
-
+    #: The assigners in front of it.
     inputs: frozenset[Instance]
+    #: Under which names its timers are known: Spark runs one that is in two chains twice.
     instances: frozenset[Instance]
+    #: Over its inputs that have not ended; at the end of all of them it has let out the last watermark.
     valve: StoredValve = field(default_factory=Valve, metadata=INLINE)
+    #: The watermark that the last micro-batch carried for it.
     carried_ms: WatermarkMs = MIN_WATERMARK_MS
 
     @property
     def watermark_ms(self) -> int:
-        """What the next micro-batch carries for it."""
         return self.valve.watermark_ms
 
     def after(
@@ -216,17 +193,7 @@ class OperatorTime(Stored):
         active: Collection[str],
         carried_ms: int,
     ) -> OperatorTime:
-        """Return where it stands behind a micro-batch.
-
-        Parameters
-        ----------
-        assigners
-            All of the job, behind the micro-batch.
-        there, active
-            Those that had not ended before it, and which of them take part.
-        carried_ms
-            What the micro-batch carried for it.
-        """
+        """Return where it stands behind a micro-batch."""
         own = {uid: one for uid, one in there.items() if uid in self.inputs}
         valve = joined(self.valve, carried_ms, own, active)
         if self.inputs and all(uid in assigners and assigners[uid].has_ended for uid in self.inputs):
@@ -245,18 +212,7 @@ class OperatorTime(Stored):
 def joined(
     valve: Valve[str], seen_ms: int, there: Mapping[str, AssignerTime], active: Collection[str]
 ) -> Valve[str]:
-    """Return a valve over assigners behind a micro-batch.
-
-    Parameters
-    ----------
-    valve
-        Before it.
-    seen_ms
-        What operators have seen, from which it goes on whatever the valve says.
-    there, active
-        Assigners that had not ended before it, and the uids of those that take part; others may be among
-        these. One that ends in this micro-batch still says how far it came.
-    """
+    """Return a valve over assigners behind a micro-batch."""
     taking_part = there.keys() & active
     valve = replace(valve, watermark_ms=max(valve.watermark_ms, seen_ms))
     valve = valve.with_channels(sorted(there))
@@ -289,32 +245,19 @@ class EventTime(Stored):
     """Where time stands between two micro-batches; stored with checkpoints.
 
     Make the first one with `EventTime()`, one for a job that starts again with :meth:`of_job`.
-
-    Parameters
-    ----------
-    assigners
-        By uid.
-    valve
-        Over the assigners that have not ended: the job as a whole. Where no operators are named every one
-        goes by it, as in what versions stored that knew no others.
-    processing_time_ms
-        Of the last micro-batch; None before the first.
-    carried_ms
-        The least watermark that the last micro-batch carried.
-    agenda
-        The timers that wait.
-    operators
-        By uid.
-    levels
-        By uid and name, of what operators count how much of it there is now; see `protocol/time_plan.py`.
     """
 
     assigners: Mapping[Instance, AssignerTime] = field(default_factory=dict)
+    #: Over the assigners that have not ended: the job as a whole. Where no operators are named every one
+    #: goes by it, as in what versions stored that knew no others.
     valve: StoredValve = field(default_factory=Valve, metadata=INLINE)
+    #: Of the last micro-batch; None before the first.
     processing_time_ms: Annotated[int, whole(0, MAX_WATERMARK_MS)] | None = None
+    #: The least watermark that the last micro-batch carried.
     carried_ms: WatermarkMs = MIN_WATERMARK_MS
     agenda: Agenda = field(default_factory=Agenda, metadata=stored("timers", Presence.ADDED))
     operators: Mapping[Uid, OperatorTime] = field(default_factory=dict, metadata=LEFT_OUT)
+    #: By uid and name, of what operators count how much of it there is now; see `protocol/time_plan.py`.
     levels: Mapping[Uid, Mapping[str, int]] = field(default_factory=dict, metadata=LEFT_OUT)
 
     def _check_read(self) -> None:
@@ -323,36 +266,30 @@ class EventTime(Stored):
 
     @property
     def has_ended(self) -> bool:
-        """Whether all input is over."""
         return bool(self.assigners) and all(one.has_ended for one in self.assigners.values())
 
     @property
     def watermark_ms(self) -> int:
-        """The watermark of the job as a whole."""
         return MAX_WATERMARK_MS if self.has_ended else self.valve.watermark_ms
 
     @property
     def watermarks(self) -> Watermarks:
-        """What the next micro-batch carries."""
         if not self.operators:
             return Watermarks(self.watermark_ms)
         return Watermarks.of({uid: one.watermark_ms for uid, one in self.operators.items()})
 
     @property
     def carried(self) -> Watermarks:
-        """What the last micro-batch carried."""
         if not self.operators:
             return Watermarks(self.carried_ms)
         return Watermarks.of({uid: one.carried_ms for uid, one in self.operators.items()})
 
     @property
     def has_carried_all(self) -> bool:
-        """Whether all input is over and every operator has seen that."""
         return self.has_ended and self.carried.least_ms == MAX_WATERMARK_MS
 
     @property
     def is_told_all_next(self) -> bool:
-        """Whether all input is over, and it is the next micro-batch that tells the last operators so."""
         return self.has_ended and not self.has_carried_all and self.watermarks.least_ms == MAX_WATERMARK_MS
 
     def due(self, processing_time_ms: int) -> frozenset[Place]:
@@ -390,13 +327,6 @@ class EventTime(Stored):
         What the job no longer has is left out, and what is new begins. Watermarks stay: operators' state has
         seen them. An operator that is new has seen nothing, so no record is late for it; where the state was
         stored by a version that knew no operators, each has seen what the job has.
-
-        Parameters
-        ----------
-        rules
-            Of the job.
-        operators
-            By uid, with their inputs and instances.
         """
         kept = {uid: one for uid, one in self.assigners.items() if uid in rules}
         whole = replace(self.valve, watermark_ms=self.watermark_ms)
@@ -414,30 +344,7 @@ class EventTime(Stored):
 
 
 def step(rules: Rules, state: EventTime, batch: BatchTimes) -> EventTime:
-    """Return the state behind a micro-batch; its `watermarks` are what the next one carries.
-
-    Parameters
-    ----------
-    rules
-        Of the job.
-    state
-        Before the micro-batch: what this gave for the one before, of the same job.
-    batch
-        What it says. Reports of assigners that the job no longer has are left out.
-
-    Raises
-    ------
-    ValueError
-        The processing time went back, so these are not the facts of the next micro-batch.
-
-    Examples
-    --------
-    >>> from flinkish_spark.protocol.event_time import BoundedOutOfOrderness, ChannelReport
-    >>> rules = {"orders": AssignerRules(BoundedOutOfOrderness(1_000))}
-    >>> batch = BatchTimes(0, (ChannelReport("orders", 0, 61_001), ChannelReport("orders", 1, 90_000)))
-    >>> step(rules, EventTime(), batch).watermark_ms
-    60000
-    """
+    """Return the state behind a micro-batch; its `watermarks` are what the next one carries."""
     now_ms = batch.processing_time_ms
     if state.next_processing_time_ms(now_ms) > now_ms:
         raise ValueError(f"processing time went back from {state.processing_time_ms} to {now_ms}")
@@ -471,11 +378,6 @@ def to_hold_back(rules: Rules, state: EventTime) -> frozenset[Place]:
     A channel is ahead if it is more than its assigner's drift above the slowest active channel of the
     group. That one is never ahead itself, so the group goes on. An assigner that has brought nothing yet,
     and is not idle, is the slowest.
-
-    Examples
-    --------
-    >>> to_hold_back({}, EventTime())
-    frozenset()
     """
     slowest_ms: dict[str, int] = {}
     running = _running(rules, state)
@@ -542,6 +444,5 @@ def _running(rules: Rules, state: EventTime) -> list[tuple[str, AssignerTime]]:
 
 
 def _active_ms(one: AssignerTime) -> dict[int, int]:
-    """Return the watermarks of the active channels."""
     channels = one.valve.channels.items()
     return {number: c.watermark_ms for number, c in channels if c.status is ChannelStatus.ACTIVE}

@@ -47,19 +47,13 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The value of a metric.
-
-    Parameters
-    ----------
-    task
-        The vertex, of a metric of a task.
-    operator
-        The uid, of a metric of an operator; empty where all operators share it.
-    """
+    """The value of a metric."""
 
     metric: Metric
     value: Number
+    #: The vertex, of a metric of a task.
     task: JobVertex | None = None
+    #: The uid, of a metric of an operator; empty where all operators share it.
     operator: str = ""
 
 

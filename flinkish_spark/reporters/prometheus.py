@@ -38,11 +38,6 @@ def text_of(snapshots: Iterable[JobSnapshot]) -> bytes:
     """Return the metrics of jobs in Prometheus's text format.
 
     A job whose directory cannot be read is left out, and logged: it must not hide the others.
-
-    Raises
-    ------
-    ConfigError
-        The package is missing.
     """
     client = _client()
     registry = client.CollectorRegistry(auto_describe=False)
@@ -98,14 +93,7 @@ class _Collector:
 
 
 def name_of(one: Measurement) -> str:
-    """Return Prometheus's name of a metric.
-
-    Examples
-    --------
-    >>> from flinkish_spark.reporters.metrics import CATALOGUE
-    >>> name_of(Measurement(CATALOGUE[2], 3))
-    'flink_jobmanager_job_numRestarts'
-    """
+    """Return Prometheus's name of a metric."""
     return _PREFIX[one.metric.scope] + _NO_LETTER.sub("_", one.metric.name)
 
 

@@ -36,20 +36,11 @@ _LAST_REPORT_MS = 10_000
 
 @dataclass(frozen=True)
 class ReportedJob:
-    """The execution that a reporter tells of.
-
-    Parameters
-    ----------
-    name
-        Of the job.
-    sources
-        What it reads.
-    planned
-        Returns what it runs; None until its checks have passed.
-    """
+    """The execution that a reporter tells of."""
 
     name: str
     sources: Sequence[SourceNode] = ()
+    #: Returns what it runs; None until its checks have passed.
     planned: Callable[[], PlannedJob | None] = lambda: None
 
 
@@ -137,13 +128,7 @@ class _Telling:
 
 
 class Reporting(QuietListener, ExecutionListener):
-    """Has the reporters of one execution told.
-
-    Parameters
-    ----------
-    place
-        The job directory.
-    """
+    """Has the reporters of one execution told."""
 
     def __init__(self, place: StoreSpec, reporters: Sequence[Reporter]) -> None:
         self._tellings = [_Telling(reporter, place) for reporter in reporters]
@@ -173,21 +158,16 @@ class Reporting(QuietListener, ExecutionListener):
             one.news.set()
 
     def on_taken_over(self, epoch: OwnerEpoch) -> None:
-        """Note that the job is this process's: from now on its directory says how it is."""
         self._tell()
 
     def on_change(self, change: Change) -> None:
-        """Note a change of the status, or of a vertex."""
         self._tell()
 
     def on_checkpoint_complete(self, checkpoint: CheckpointId) -> None:
-        """Note a complete checkpoint."""
         self._tell()
 
     def on_checkpoint_aborted(self, checkpoint: CheckpointId, newest: CheckpointId | None) -> None:
-        """Note an aborted one."""
         self._tell()
 
     def on_job_executed(self, result: JobExecutionResult | None, error: BaseException | None) -> None:
-        """Make the last report, before whoever waits for the job's end goes on."""
         self.end()

@@ -67,14 +67,7 @@ class SparkMetricsReporter(Reporter):
 
 
 def name_of(one: Measurement) -> str:
-    """Return the name of a metric below its source.
-
-    Examples
-    --------
-    >>> from flinkish_spark.reporters.metrics import CATALOGUE
-    >>> name_of(Measurement(CATALOGUE[2], 3))
-    'job.numRestarts'
-    """
+    """Return the name of a metric below its source."""
     about = one.operator if one.task is None else one.task.name
     parts = (one.metric.scope.value, _NO_LETTER.sub("_", about), one.metric.name)
     return ".".join(part for part in parts if part)

@@ -35,18 +35,11 @@ _HEADERS = {
 
 
 def new_token() -> str:
-    """Return a token that nobody guesses."""
     return secrets.token_urlsafe(24)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is one of this machine that no other one reaches.
-
-    Examples
-    --------
-    >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0"), is_loopback("localhost")
-    (True, False, True)
-    """
+    """Whether an address is one of this machine that no other one reaches."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -55,23 +48,14 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Access:
-    """The rules of one server.
-
-    Parameters
-    ----------
-    host
-        Where it listens.
-    token
-        What changes have to bring.
-    names
-        Further names by which it may be asked for, for example behind a proxy.
-    can_change
-        Whether anything can be changed at all.
-    """
+    """The rules of one server."""
 
     host: str
+    #: What changes have to bring.
     token: str = field(repr=False)
+    #: Further names by which it may be asked for, for example behind a proxy.
     names: frozenset[str] = frozenset()
+    #: Whether anything can be changed at all.
     can_change: bool = True
 
     def why_refused(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
@@ -142,6 +126,5 @@ class Guard:
 
 
 def errors(status: int, *texts: str) -> Response:
-    """Return an answer with errors, in Flink's shape."""
     headers = {"www-authenticate": "Bearer"} if status == 401 else None
     return JSONResponse({"errors": list(texts)}, status_code=status, headers=headers)

@@ -69,18 +69,11 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class ServedJobs:
-    """What the paths work with.
-
-    Parameters
-    ----------
-    jobs
-        Those that are shown.
-    savepoint_dir
-        Where savepoints go if a request says nothing; empty for nowhere.
-    """
+    """What the paths work with."""
 
     jobs: JobsInPlaces
     access: Access
+    #: Where savepoints go if a request says nothing; empty for nowhere.
     savepoint_dir: str = ""
     #: Set when the server is to end: those who are told of changes are told of no more.
     closing: threading.Event = field(default_factory=threading.Event)
@@ -107,7 +100,6 @@ class _FlinkAnswer(JSONResponse):
     """Leaves out what is not known: clients that were made from Flink's OpenAPI document take no null."""
 
     def render(self, content: Any) -> bytes:
-        """Return the JSON."""
         return super().render(_without_nulls(content))
 
 

@@ -86,7 +86,6 @@ def dashboard_config(*, can_change: bool) -> dict[str, Any]:
 
 
 def job_id_with_status(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return an entry of `/jobs`."""
     return {"id": snapshot.id, "status": snapshot.status.value}
 
 
@@ -141,7 +140,6 @@ def job_details(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def job_plan(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return `/jobs/:id/plan`."""
     return {"plan": snapshot.graph.job_plan(snapshot.id)}
 
 
@@ -280,7 +278,6 @@ def vertex_back_pressure(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, 
 
 
 def vertex_watermarks(snapshot: JobSnapshot, vertex: JobVertex) -> list[dict[str, str]]:
-    """Return `/jobs/:id/vertices/:v/watermarks`."""
     watermark_ms = snapshot.watermark_of(vertex)
     return [] if watermark_ms is None else [{"id": "0.currentInputWatermark", "value": str(watermark_ms)}]
 
@@ -361,7 +358,6 @@ def _settings(snapshot: JobSnapshot) -> Mapping[str, Any]:
 
 
 def job_metrics(snapshot: JobSnapshot) -> dict[str, str]:
-    """Return the metrics of `/jobs/:id/metrics` by name."""
     return {one.metric.name: str(one.value) for one in job_measurements(snapshot)}
 
 
@@ -386,7 +382,6 @@ def aggregated(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str,
 
 
 def selected(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, str]]:
-    """Return the names of all metrics; with names to select, separated by commas, those with their values."""
     if wanted is None:
         return [{"id": name} for name in metrics]
     return [{"id": name, "value": metrics[name]} for name in wanted.split(",") if name in metrics]

@@ -200,7 +200,6 @@ def _participant(one: ParticipantStatistics) -> dict[str, Any]:
 
 
 def checkpoint(snapshot: JobSnapshot, view: CheckpointView) -> dict[str, Any]:
-    """Return all that is known of a checkpoint, as `flinkish checkpoints show --json` does."""
     return {**snapshot.job.to_json(), **details_of(snapshot.job, view)}
 
 
@@ -417,6 +416,5 @@ def change_mark(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def checkpoint_id(text: str) -> CheckpointId | None:
-    """Return the id that a part of a path stands for; None if it is none."""
     is_id = text.isascii() and text.isdecimal() and len(text) <= 18 and int(text) > 0
     return CheckpointId(int(text)) if is_id else None

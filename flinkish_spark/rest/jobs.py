@@ -23,29 +23,17 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class FoundJobs:
-    """The jobs of one look.
+    """The jobs of one look."""
 
-    Parameters
-    ----------
-    by_id
-        In the order of their names. An id is the job's uuid. Of a copied directory, which has the same, it
-        follows from the place.
-    unreadable
-        Why a directory that has a `job.json` is not among them, by its place.
-    """
-
+    #: In the order of their names. An id is the job's uuid. Of a copied directory, which has the same, it
+    #: follows from the place.
     by_id: Mapping[str, StoredJob]
+    #: Why a directory that has a `job.json` is not among them, by its place.
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
 class JobsInPlaces:
-    """Looks for jobs in places, at most every two seconds; any thread may ask.
-
-    Parameters
-    ----------
-    places
-        Each is a job directory, or a folder with job directories directly in it.
-    """
+    """Looks for jobs in places, at most every two seconds; any thread may ask."""
 
     def __init__(self, places: Iterable[StoreSpec], clock: Clock) -> None:
         self._places, self._clock = tuple(places), clock
@@ -65,7 +53,6 @@ class JobsInPlaces:
             return self._found
 
     def find(self, job_id: str) -> StoredJob | None:
-        """Return the job of an id, which is checked before it is looked for; None if there is none."""
         return self.found().by_id.get(job_id) if _ID.fullmatch(job_id) else None
 
     def _look(self) -> FoundJobs:

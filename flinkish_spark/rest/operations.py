@@ -38,26 +38,18 @@ class TriggerIdTaken(Exception):
 
 @dataclass(slots=True)
 class Operation:
-    """One of them.
+    """One of them."""
 
-    Parameters
-    ----------
-    job_id, kind
-        Of which job, and what; an id counts for both only.
-    result
-        What is told of it when it is done; None until then, and where it failed.
-    failure
-        Why it was not done.
-    """
-
+    #: Of which job, and what; an id counts for both only.
     job_id: str
     kind: str
+    #: What is told of it when it is done; None until then, and where it failed.
     result: dict[str, Any] | None = None
+    #: Why it was not done.
     failure: str | None = None
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is known what became of it."""
         return self.result is not None or self.failure is not None
 
 
@@ -72,24 +64,7 @@ class Operations:
     def begin(
         self, job_id: str, kind: str, work: Callable[[], dict[str, Any]], trigger_id: str | None = None
     ) -> str:
-        """Begin an operation in a thread of its own; return its id.
-
-        Parameters
-        ----------
-        work
-            Returns what came of it; raises OperationFailed or FlinkishError.
-        trigger_id
-            One that the asker has chosen: with it the same request, sent again, begins nothing new.
-
-        Raises
-        ------
-        ValueError
-            It is no id.
-        TriggerIdTaken
-            Another operation has it.
-        TooManyOperations
-            There are too many.
-        """
+        """Begin an operation in a thread of its own; return its id."""
         name = uuid.uuid4().hex if trigger_id is None else trigger_id
         if not _ID.fullmatch(name):
             raise ValueError(f"a trigger id is 32 lower-case hexadecimal digits, got {name[:80]!r}")
@@ -108,7 +83,6 @@ class Operations:
         return name
 
     def find(self, job_id: str, kinds: frozenset[str], trigger_id: str) -> Operation | None:
-        """Return an operation of a job; None if there is none of these kinds, or it was forgotten."""
         with self._lock:
             found = self._known.get(trigger_id)
         return found if found is not None and found.job_id == job_id and found.kind in kinds else None

@@ -80,20 +80,7 @@ class UiConfig:
 
 
 class UiServer:
-    """A server that runs, in a thread of its own that does not keep the process alive.
-
-    Parameters
-    ----------
-    places
-        Job directories, or folders with some.
-
-    Raises
-    ------
-    ConfigError
-        A package is missing.
-    EnvironmentFault
-        The port is taken, or the address is none of this machine.
-    """
+    """A server that runs, in a thread of its own that does not keep the process alive."""
 
     def __init__(self, places: Sequence[StoreSpec], config: UiConfig) -> None:
         self._server, self._closing, self.token = _server(places, config)
@@ -122,11 +109,9 @@ class UiServer:
 
     @property
     def link(self) -> str:
-        """The page with its token: whoever has it may change jobs. Browsers send nothing behind `#`."""
         return f"{self.url}#token={self.token}"
 
     def join(self) -> None:
-        """Wait until the server has ended."""
         self._thread.join()
 
     def stop(self) -> None:

@@ -80,20 +80,12 @@ _Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class _Form:
-    """One way to make a state of columns.
-
-    Parameters
-    ----------
-    kinds
-        Types of the columns.
-    make
-        From a row's columns to what is put.
-    put
-        Puts it into the state.
-    """
+    """One way to make a state of columns."""
 
     kinds: tuple[T.DataType, ...]
+    #: From a row's columns to what is put.
     make: Callable[[_Row], Any]
+    #: Puts it into the state.
     put: Callable[[Any, Any, Context], None]
 
     @property
@@ -119,13 +111,7 @@ class ColumnsFunction(KeyedStateBootstrapFunction):
 
     @classmethod
     def of(cls, states: Sequence[StateColumns], schema: T.StructType, uid: str) -> ColumnsFunction:
-        """Return the function for pairs of descriptor and columns.
-
-        Raises
-        ------
-        ConfigError, SchemaError
-            A column is missing or of another type, or a state cannot be made of columns.
-        """
+        """Return the function for pairs of descriptor and columns."""
         return cls(tuple(_fill(one, schema, uid) for one in states))
 
     def open(self, context: RuntimeContext) -> None:
@@ -333,13 +319,7 @@ def keyed_by(frame: DataFrame, *keys: str | Column, timestamp: str | None = None
 def bootstrap_function(
     states: KeyedStateBootstrapFunction | Sequence[StateColumns], schema: T.StructType, uid: str
 ) -> KeyedStateBootstrapFunction:
-    """Return the function that fills an operator's states, checked against the rows' schema.
-
-    Raises
-    ------
-    ConfigError, SchemaError, UserFunctionError
-        It is none, a column is missing or of another type than the state, or the function cannot be sent.
-    """
+    """Return the function that fills an operator's states, checked against the rows' schema."""
     if isinstance(states, KeyedStateBootstrapFunction):
         name = type(states).__name__
         check_methods(states, KeyedStateBootstrapFunction, f"the {name}")

@@ -53,21 +53,14 @@ class Fate(Choice):
 
 @dataclass(frozen=True)
 class ComparedPart:
-    """One source, operator, hook or chain.
+    """One source, operator, hook or chain."""
 
-    Parameters
-    ----------
-    uid
-        Of a hook its name; of a chain that of its last operator.
-    what
-        ``source``, ``operator``, ``hook`` or ``chain``.
-    says
-        For people: what it is, or why it is refused.
-    """
-
+    #: Of a hook its name; of a chain that of its last operator.
     uid: str
     fate: Fate
+    #: ``source``, ``operator``, ``hook`` or ``chain``.
     what: str
+    #: For people: what it is, or why it is refused.
     says: str
 
 
@@ -107,18 +100,7 @@ def compare_with_savepoint(
     hooks: Collection[str],
     settings: RestoreSettings,
 ) -> Comparison:
-    """Return what a restore with these settings would do.
-
-    Parameters
-    ----------
-    plan
-        Returns the plan of a graph.
-
-    Raises
-    ------
-    SavepointNotFound, CorruptObjectError
-        The savepoint cannot be used.
-    """
+    """Return what a restore with these settings would do."""
     saved = savepoint_at(settings.place).metadata()
     graph = replace(graph, begun_chains=chains_of_savepoint(graph, saved))
     return compared(saved, job_shape(graph, plan(graph), hooks), settings.rules)
@@ -147,7 +129,6 @@ def as_if_saved(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str])
 
 
 def compared(saved: SavepointMetadata, job: JobShape, rules: RestoreRules) -> Comparison:
-    """Return how a program and a savepoint fit, by the checks of a restore."""
     report = check_restore(saved, job, rules)
     missing = check_restore(saved, job, RestoreRules(unpositioned=rules.unpositioned)).problems
     return Comparison(tuple(_parts(saved, job, report, missing)), bool(report.problems))

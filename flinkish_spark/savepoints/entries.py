@@ -62,13 +62,7 @@ def to_micros(ms: pa.Array) -> pa.Array:
 
 
 def to_ms(timestamps: pa.Array) -> pa.Array:
-    """Return timestamps as stored times; the inverse of :func:`to_micros`.
-
-    Raises
-    ------
-    ValueError
-        A time lies between two milliseconds.
-    """
+    """Return timestamps as stored times; the inverse of :func:`to_micros`."""
     micros = timestamps.cast(pa.timestamp("us", timestamps.type.tz)).cast(pa.int64())
     plain = micros.fill_null(0).to_numpy()
     if (plain % _MILLISECOND_MICROS).any():
@@ -80,15 +74,7 @@ def to_ms(timestamps: pa.Array) -> pa.Array:
 
 
 def times_of_elements(touched: pa.Array, touches: pa.Array, values: pa.Array) -> pa.Array:
-    """Return the times of the elements of lists or maps as timestamps, also where all have the same.
-
-    Parameters
-    ----------
-    touched, touches
-        As stored.
-    values
-        The lists or maps.
-    """
+    """Return the times of the elements of lists or maps as timestamps, also where all have the same."""
     offsets = _offsets(values)
     counts = np.diff(offsets)
     found = np.repeat(touched.to_numpy(), counts)
@@ -97,14 +83,7 @@ def times_of_elements(touched: pa.Array, touches: pa.Array, values: pa.Array) ->
 
 
 def stored_times_of_elements(touched: pa.Array, given: pa.Array, values: pa.Array) -> pa.Array:
-    """Return times of elements as they are stored; the inverse of :func:`times_of_elements`.
-
-    Raises
-    ------
-    ValueError
-        They are not as many as there are elements, one is null, the latest is not `touched`, or one lies
-        between two milliseconds.
-    """
+    """Return times of elements as they are stored; the inverse of :func:`times_of_elements`."""
     offsets, counts = _offsets(given), np.diff(_offsets(values))
     known = given.is_valid().to_numpy(zero_copy_only=False)
     if (np.diff(offsets)[known] != counts[known]).any():
@@ -125,7 +104,6 @@ def stored_times_of_elements(touched: pa.Array, given: pa.Array, values: pa.Arra
 
 
 def _offsets(lists: pa.Array) -> Array:
-    """Return where each of some lists or maps begins and ends, counted from the first."""
     offsets: Array = lists.offsets.to_numpy()
     counted: Array = offsets - offsets[0]
     return counted
@@ -149,13 +127,7 @@ FOUND = T.StructType([T.StructField("section", T.StringType()), T.StructField("s
 
 @dataclass(frozen=True)
 class SavepointValues:
-    """Values of a savepoint's files, which come as JSON, one in a row.
-
-    Parameters
-    ----------
-    place
-        The savepoint's.
-    """
+    """Values of a savepoint's files, which come as JSON, one in a row."""
 
     place: StoreSpec
 
@@ -168,13 +140,7 @@ class SavepointValues:
 
 
 def file_values(place: StoreSpec, file: StateFile) -> Iterator[tuple[int, memoryview]]:
-    """Yield key groups and values of one file.
-
-    Raises
-    ------
-    SavepointDamaged
-        It is missing, torn or altered.
-    """
+    """Yield key groups and values of one file."""
     try:
         for batch in state_in(place, file):
             groups = batch.column(0).to_pylist()
@@ -191,14 +157,9 @@ def file_values(place: StoreSpec, file: StateFile) -> Iterator[tuple[int, memory
 
 @dataclass(frozen=True)
 class StoreValues:
-    """Values of an operator out of Spark's state store, one in a row, made whole.
+    """Values of an operator out of Spark's state store, one in a row, made whole."""
 
-    Parameters
-    ----------
-    bases
-        Where the operator has the bases of big key groups.
-    """
-
+    #: Where the operator has the bases of big key groups.
     bases: StoreSpec
     operator: str
 
@@ -233,47 +194,19 @@ class FindSections:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of stored values, and the columns that it has for all key groups.
+    """A section of stored values, and the columns that it has for all key groups."""
 
-    Parameters
-    ----------
-    name
-        As in a value: of a state, or of the timers of a clock.
-    schema
-        Stored columns; see :func:`common_schema`.
-    """
-
+    #: As in a value: of a state, or of the timers of a clock.
     name: str
     schema: pa.Schema
 
     @property
     def layout(self) -> TableLayout:
-        """Return the layout of the columns."""
         return stored_layout(self.schema)
 
 
 def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return columns that hold the entries of all key groups.
-
-    Parameters
-    ----------
-    what
-        Name of the state, for messages.
-    schemas
-        At least one.
-
-    Raises
-    ------
-    StateMismatch
-        There are no such columns.
-
-    Examples
-    --------
-    >>> def stored(kind):
-    ...     return pa.schema([("hash", pa.int64()), ("key_0", pa.string()), ("value_0", kind)])
-    >>> common_schema("total", [stored(pa.int32()), stored(pa.int64())]).field("value_0").type
-    DataType(int64)
-    """
+    """Return columns that hold the entries of all key groups."""
     # Those that were stored when lists and maps expired as a whole have no times of elements.
     first = max(schemas, key=lambda schema: TOUCHES in schema.names)
     slots = [field for field in first if not _is_value(field)]
@@ -343,15 +276,7 @@ def timer_columns(schema: pa.Schema) -> T.StructType:
 
 @dataclass(frozen=True)
 class ReadEntries:
-    """Runs in tasks: the entries of a state.
-
-    Parameters
-    ----------
-    section
-        Of the state.
-    columns
-        From :func:`reader_columns`.
-    """
+    """Runs in tasks: the entries of a state."""
 
     values: Values
     section: Section
@@ -399,23 +324,17 @@ class CopyValues:
     """Values out of rows of COPY."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes | memoryview]:
-        """Yield the values."""
         for batch in batches:
             yield from batch.column(0).to_pylist()
 
 
 @dataclass(frozen=True)
 class ReadSection:
-    """Runs in tasks: a section of all values that have it, of a state without keys.
-
-    Parameters
-    ----------
-    columns
-        From :func:`common_columns`; None for those that are stored.
-    """
+    """Runs in tasks: a section of all values that have it, of a state without keys."""
 
     values: Values
     section: str
+    #: From :func:`common_columns`; None for those that are stored.
     columns: pa.Schema | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -437,13 +356,7 @@ def common_columns(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 @dataclass(frozen=True)
 class ReadTimers:
-    """Runs in tasks: the timers of an operator.
-
-    Parameters
-    ----------
-    columns
-        From :func:`timer_columns`.
-    """
+    """Runs in tasks: the timers of an operator."""
 
     values: Values
     columns: T.StructType
@@ -466,7 +379,6 @@ class ReadTimers:
 
 
 def state_names(sections: Iterable[str]) -> list[str]:
-    """Return the names of states among those of sections."""
     return sorted(name.removeprefix(STATE_SECTION) for name in sections if name.startswith(STATE_SECTION))
 
 
@@ -479,7 +391,6 @@ def sections_of(rows: Iterable[tuple[str, bytes]]) -> Mapping[str, list[pa.Schem
 
 
 def reader_name(field: pa.Field) -> str:
-    """Return what readers call a column of values."""
     return str((field.metadata or {}).get(NAME.encode(), b"value").decode())
 
 

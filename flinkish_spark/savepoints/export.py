@@ -78,19 +78,7 @@ class ExportedState:
 
 
 class _WriteStateFile:
-    """Runs in a task: writes the rows of one state store into a file, after checking each.
-
-    Parameters
-    ----------
-    name
-        Opens the names of the files.
-    operator
-        Uid of the operator whose state it must be.
-    bundle_of_route, bundling
-        The operator's bundles of key groups, and what partitions keep beside them, by a number below 0.
-    bases
-        Where the operator has the bases of big key groups.
-    """
+    """Runs in a task: writes the rows of one state store into a file, after checking each."""
 
     def __init__(
         self,
@@ -130,7 +118,6 @@ class _WriteStateFile:
             yield pa.RecordBatch.from_pydict(columns, schema=_report_schema())
 
     def _by_group(self, bundle: int, value: bytes) -> Mapping[int, bytes]:
-        """Return the state of key groups by their numbers; what a partition keeps stays as it is."""
         is_alone = bundle < 0 or len(self._bundling.groups_of(bundle)) == 1
         return {bundle: value} if is_alone else unbundled_groups(value, self._operator, self._bundling)
 
@@ -170,28 +157,6 @@ def export_state(
     """Write the keyed state of a decided checkpoint below ``state/`` of a place.
 
     Safe to repeat and to give up: the names of the files are new each time.
-
-    Parameters
-    ----------
-    spark
-        The job's session, or any other; settings are made in a session of its own.
-    place
-        Which driver and executors reach.
-    log
-        Of the query.
-    bases
-        Where its operators have the bases of big key groups.
-    decision
-        A COMMIT. Spark must still have the entries and the state of its micro-batch.
-    operators
-        Keyed operators of the job by uid.
-    layout, shuffle_partitions, bundles_per_partition
-        With which the checkpoint was made.
-
-    Raises
-    ------
-    SavepointFailed
-        Spark cannot read the state, or it is not what it has to be.
     """
     numbers = operator_numbers(decision.commits_text)
     planned = tuple(dict.fromkeys(one.number for one in layout.states))
@@ -241,7 +206,6 @@ def export_state(
 
 
 def of_instance(state: DataFrame, instance: StateInstance) -> DataFrame:
-    """Return the state of one of the operators that share tasks, of that which Spark has of all of them."""
     route = F.col(f"key.{ROUTE}")
     place = F.shiftright(F.when(route < 0, F.bitwise_not(route)).otherwise(route), PLACE_BITS)
     return state.where(place == instance.place)
@@ -256,37 +220,21 @@ def _unexpected(why: str) -> SavepointFailed:
 
 
 def operator_numbers(commits_text: str) -> tuple[int, ...]:
-    r"""Return Spark's numbers of the operators that have state, from a commits entry of format 2.
-
-    Examples
-    --------
-    >>> operator_numbers('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{"1":[["a"]],"0":[["b"]]}}')
-    (0, 1)
-    """
+    r"""Return Spark's numbers of the operators that have state, from a commits entry of format 2."""
     body = json.loads(commits_text.strip().split("\n")[1])
     return tuple(sorted(int(number) for number in body.get("stateUniqueIds") or {}))
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What of a job goes into its savepoints beside its state.
-
-    Parameters
-    ----------
-    name, uuid
-        Of the job.
-    planned
-        Its plan, under any number of partitions and any beginning.
-    sources
-        Nodes of its graph.
-    layout, shuffle_partitions, bundles_per_partition
-        Of the lineage in which the checkpoint was taken.
-    """
+    """What of a job goes into its savepoints beside its state."""
 
     name: str
     uuid: JobUuid
+    #: Its plan, under any number of partitions and any beginning.
     planned: PlannedJob
     sources: Sequence[SourceNode]
+    #: Of the lineage in which the checkpoint was taken.
     layout: PlanLayout
     shuffle_partitions: int
     bundles_per_partition: int | None
@@ -315,23 +263,6 @@ def export_savepoint(
     Called in a thread of the driver, while the query runs or after it ended; the caller sees to it
     that Spark keeps the state of the checkpoint meanwhile. Repeating it after it was cut off is
     safe, also from another process, and does nothing once the savepoint exists.
-
-    Parameters
-    ----------
-    target
-        The savepoint's own directory. May exist if it is empty or holds an export that was given up.
-    job_dir, job_place
-        The job directory, and where it is.
-    upstream
-        By topic, the upstream job and its checkpoint that it is one cut with.
-
-    Raises
-    ------
-    SavepointFailed
-        Spark cannot read the state, something else is at `target`, or it is in the job directory or
-        around it.
-    StoreError
-        The place cannot be written.
     """
     check_outside(target, job_place)
     place = savepoint_at(target)
@@ -390,7 +321,6 @@ def export_savepoint(
 
 
 def make_durable(place: StoreSpec, files: Collection[StateFile]) -> None:
-    """Make the names of state files durable; their content is already. In a bucket both are at once."""
     if place.is_local:
         sync_folders(place.folder, files)
 

@@ -104,13 +104,7 @@ _TEMPORARY = re.compile(r"\.(savepoint|claimed)\.json\.[0-9a-f]{32}\.tmp")
 
 
 class SavepointDir:
-    """One savepoint's directory.
-
-    Parameters
-    ----------
-    path
-        Absolute.
-    """
+    """One savepoint's directory."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.shown, self.place = path, str(path), StoreSpec(str(path))
@@ -119,17 +113,7 @@ class SavepointDir:
 
     # -- reading --------------------------------------------------------------------------------
     def metadata(self) -> SavepointMetadata:
-        """Return what the savepoint says about itself; creates nothing.
-
-        Raises
-        ------
-        SavepointNotFound
-            There is no finished savepoint.
-        JobDirError
-            A newer version of this package wrote it.
-        CorruptObjectError
-            It is torn or altered.
-        """
+        """Return what the savepoint says about itself; creates nothing."""
         try:
             return self._objects.read(METADATA_KEY, "savepoint", SavepointMetadata.from_json)
         except ObjectMissing:
@@ -186,11 +170,6 @@ class SavepointDir:
         """Copy files below `folder`, where the file system can by a hard link, and check every byte.
 
         What is there already is replaced: it comes from a restore that was cut off.
-
-        Raises
-        ------
-        SavepointDamaged
-            A file is missing or altered.
         """
         for file in files:
             source, target = self._path_of(file), folder / file.path
@@ -227,18 +206,7 @@ class SavepointDir:
     def finished_by(
         self, job: JobUuid, checkpoint: CheckpointId, timeline: str = ""
     ) -> SavepointMetadata | None:
-        """Return the savepoint if this checkpoint was exported here before; None if nothing was.
-
-        Parameters
-        ----------
-        timeline
-            Token of the checkpoint; empty if it is not known.
-
-        Raises
-        ------
-        SavepointFailed
-            Another savepoint is here.
-        """
+        """Return the savepoint if this checkpoint was exported here before; None if nothing was."""
         try:
             known = self.metadata()
         except SavepointNotFound:
@@ -254,15 +222,7 @@ class SavepointDir:
         return known
 
     def prepare(self) -> None:
-        """Make the directory durably, or check that nothing of somebody else's is in it.
-
-        Raises
-        ------
-        SavepointFailed
-            It holds something that is no part of a savepoint, or what is left of a claimed one.
-        StoreError
-            It cannot be made or read.
-        """
+        """Make the directory durably, or check that nothing of somebody else's is in it."""
         try:
             strange = next(_strangers(self.path), None) if self.path.is_dir() else None
             is_claimed = os.path.lexists(self.path / CLAIM_KEY)
@@ -309,32 +269,13 @@ class SavepointDir:
 
     # -- ownership ------------------------------------------------------------------------------
     def claimed_by(self, savepoint: str) -> Claim | None:
-        """Return who owns the savepoint of that name here.
-
-        Returns
-        -------
-        Claim | None
-            None if nobody does: a claim that came with a copy is of the original.
-        """
+        """Return who owns the savepoint of that name here."""
         claim = self._objects.optional(CLAIM_KEY, "claim", Claim.from_json)
         is_of_this = claim is not None and (claim.savepoint, claim.path) == (savepoint, self._here())
         return claim if is_of_this else None
 
     def check_unclaimed(self, job: JobUuid | None) -> None:
-        """Refuse a savepoint that another job owns.
-
-        Parameters
-        ----------
-        job
-            None for a job that has claimed nothing.
-
-        Raises
-        ------
-        SavepointNotFound
-            There is no savepoint.
-        SavepointClaimed
-            A job other than `job` owns the files.
-        """
+        """Refuse a savepoint that another job owns."""
         claim = self.claimed_by(self.metadata().savepoint)
         if claim is not None and claim.job != job:
             raise SavepointClaimed(
@@ -346,20 +287,7 @@ class SavepointDir:
             )
 
     def claim(self, job: JobUuid, owner: str) -> None:
-        """Make a job the owner of the files; of several jobs exactly one can.
-
-        Parameters
-        ----------
-        owner
-            The job directory, for people.
-
-        Raises
-        ------
-        SavepointNotFound
-            There is no savepoint.
-        SavepointClaimed
-            Another job was faster.
-        """
+        """Make a job the owner of the files; of several jobs exactly one can."""
         self.check_unclaimed(job)
         name = self.metadata().savepoint
         data = seal("claim", Claim(name, self._here(), job, owner).to_json())
@@ -464,13 +392,7 @@ class SavepointInBucket(SavepointDir):
 
 
 def place_of(path: str | Path, store_options: Mapping[str, str] | None) -> StoreSpec:
-    """Return the place that somebody names without a job: a path, absolute or not, or the URL of a bucket.
-
-    Raises
-    ------
-    ConfigError
-        It is no place of a store.
-    """
+    """Return the place that somebody names without a job: a path, absolute or not, or the URL of a bucket."""
     text = str(path).removeprefix("file://")
     if "://" in text or store_options:
         return StoreSpec.parse(text, store_options or {})
@@ -478,18 +400,11 @@ def place_of(path: str | Path, store_options: Mapping[str, str] | None) -> Store
 
 
 def savepoint_at(place: StoreSpec) -> SavepointDir:
-    """Return the directory of a savepoint at a place."""
     return SavepointDir(place.folder) if place.is_local else SavepointInBucket(place)
 
 
 def target_place(target: str, job_dir: StoreSpec) -> StoreSpec:
-    """Return where a savepoint is to be written; in the bucket of the job directory with its options.
-
-    Raises
-    ------
-    ConfigError
-        It is no place of a store.
-    """
+    """Return where a savepoint is to be written; in the bucket of the job directory with its options."""
     if "://" not in target:
         return StoreSpec(target)
     place = StoreSpec.parse(target)
@@ -545,13 +460,6 @@ def why_no_savepoint_at(target: str, job_dir: StoreSpec) -> str:
 
     Makes the directory if it can be one: that is the only way to know. Whatever `target` is, the
     answer is text. It holds for the moment; the export looks again.
-
-    Parameters
-    ----------
-    target
-        What somebody asked for.
-    job_dir
-        The job directory.
     """
     try:
         check_target(target_place(target, job_dir), lambda place: check_outside(place, job_dir))
@@ -561,18 +469,7 @@ def why_no_savepoint_at(target: str, job_dir: StoreSpec) -> str:
 
 
 def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) -> None:
-    """Refuse a place to which no savepoint can be written; on a disk, makes it if it can be one.
-
-    Parameters
-    ----------
-    check_place
-        What else is to be refused, before anything is made.
-
-    Raises
-    ------
-    SavepointFailed
-        With the reason.
-    """
+    """Refuse a place to which no savepoint can be written; on a disk, makes it if it can be one."""
     if "://" in target.url:
         check_place(target)
         directory = savepoint_at(target)
@@ -595,26 +492,14 @@ def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) ->
 
 
 def check_apart(target: StoreSpec, origin: StoreSpec) -> None:
-    """Refuse a target that is, or is in or around, the savepoint that a new one is made of.
-
-    Raises
-    ------
-    SavepointFailed
-        The old one would be changed.
-    """
+    """Refuse a target that is, or is in or around, the savepoint that a new one is made of."""
     if any(in_and_around(target, origin)):
         why = f"it and the savepoint {origin.url}, of which it is made, are in each other"
         raise _refused(target.url, why, _ELSEWHERE)
 
 
 def check_outside(target: StoreSpec, job_dir: StoreSpec) -> None:
-    """Refuse a target in the job directory or around it, by whatever links it is reached.
-
-    Raises
-    ------
-    SavepointFailed
-        One of them would be deleted with the other.
-    """
+    """Refuse a target in the job directory or around it, by whatever links it is reached."""
     is_in, is_around = in_and_around(target, job_dir)
     shown = os.path.realpath(job_dir.folder) if job_dir.is_local else job_dir.url
     if is_in:

@@ -92,17 +92,11 @@ class WriterRefused(ValueError):
 
 @dataclass(frozen=True)
 class PackRows:
-    """Runs in tasks in front of the shuffle: a key group and columns in, blocks out.
+    """Runs in tasks in front of the shuffle: a key group and columns in, blocks out."""
 
-    Parameters
-    ----------
-    part
-        Which part the rows are.
-    schema
-        Of the columns behind the key group.
-    """
-
+    #: Which part the rows are.
     part: int
+    #: Of the columns behind the key group.
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -122,17 +116,11 @@ class PackRows:
 
 @dataclass(frozen=True)
 class PackValues:
-    """Runs in tasks in front of the shuffle: files as JSON in, the values of their key groups out.
+    """Runs in tasks in front of the shuffle: files as JSON in, the values of their key groups out."""
 
-    Parameters
-    ----------
-    place
-        Of the savepoint that has the files.
-    together
-        Kinds of what partitions keep that are copies of each other, and come to one place.
-    """
-
+    #: Of the savepoint that has the files.
     place: StoreSpec
+    #: Kinds of what partitions keep that are copies of each other, and come to one place.
     together: frozenset[str] = frozenset()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -159,22 +147,13 @@ def _packed(groups: Sequence[int], part: int, blocks: Sequence[bytes | memoryvie
 
 @dataclass(frozen=True)
 class WriteGroups:
-    """Runs in tasks behind the shuffle: rows of PACKED, those of a key group together, into one state file.
+    """Writes the packed rows of one key group into one state file; runs in tasks after the shuffle."""
 
-    Parameters
-    ----------
-    place
-        Of the savepoint that is written.
-    operator
-        Uid, which is part of the path.
-    name
-        Opens the names of the files; an attempt of a task has a name of its own.
-    change
-        Makes the values.
-    """
-
+    #: Of the savepoint that is written.
     place: StoreSpec
+    #: Uid, which is part of the path.
     operator: str
+    #: Opens the names of the files; an attempt of a task has a name of its own.
     name: str
     change: Change
 
@@ -248,19 +227,11 @@ ROW_TIME = "time"
 
 @dataclass(frozen=True)
 class FilledRows:
-    """How rows by key come to a function.
+    """How rows by key come to a function."""
 
-    Parameters
-    ----------
-    schema
-        Of the blocks: the key's hash, the time if there is one, the fields, then the keys.
-    fields, key_columns
-        Names of the fields for the function; names of the columns of the key.
-    key_types
-        Of the key.
-    """
-
+    #: Of the blocks: the key's hash, the time if there is one, the fields, then the keys.
     schema: pa.Schema
+    #: Names of the fields for the function; names of the columns of the key.
     fields: tuple[str, ...]
     field_columns: tuple[str, ...]
     key_columns: tuple[str, ...]
@@ -268,13 +239,7 @@ class FilledRows:
 
 
 class FillGroup:
-    """A :class:`Change`: state and timers of a key group by a function of the user's.
-
-    Parameters
-    ----------
-    now_ms
-        Processing time for the function, and when its entries were touched.
-    """
+    """A :class:`Change`: state and timers of a key group by a function of the user's."""
 
     def __init__(
         self,
@@ -343,7 +308,6 @@ class _BootstrapOperator(KeyedStreamOperator):
         self._function.open(own)
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return the function's `process_element`."""
         return (self._process,)
 
     def _process(self, value: Any, context: FunctionContext) -> None:
@@ -356,7 +320,6 @@ class _BootstrapOperator(KeyedStreamOperator):
         raise AssertionError("timers of a bootstrap fire in the job")
 
     def close(self) -> None:
-        """Close the function."""
         self._function.close()
 
 
@@ -376,36 +339,20 @@ class Edit(Protocol):
         """Schema of the blocks."""
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
-        """Return the entries of a key group by section, sorted by hash.
-
-        Raises
-        ------
-        WriterRefused
-            The rows do not fit together.
-        """
+        """Return the entries of a key group by section, sorted by hash."""
 
 
 @dataclass(frozen=True)
 class EditedState:
-    """The rows of one state, as a user gives them, and the columns that they are stored in.
-
-    Parameters
-    ----------
-    section
-        Name in a value.
-    rows
-        Schema of the blocks: the key's hash, then columns in the order of `stored`.
-    stored
-        Stored columns.
-    """
+    """The rows of one state, as a user gives them, and the columns that they are stored in."""
 
     section: str
+    #: Schema of the blocks: the key's hash, then columns in the order of `stored`.
     rows: pa.Schema
     stored: pa.Schema
 
     @property
     def name(self) -> str:
-        """The state, for messages."""
         return f"the state '{self.section.partition('/')[2]}'"
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
@@ -434,17 +381,11 @@ class EditedState:
 
 @dataclass(frozen=True)
 class EditedTimers:
-    """The timers of both clocks, as a user gives them.
+    """The timers of both clocks, as a user gives them."""
 
-    Parameters
-    ----------
-    rows
-        Schema of the blocks: the key's hash, the key, clock, time, beginning and end of the window.
-    layouts
-        How the timers of each clock are stored.
-    """
-
+    #: Schema of the blocks: the key's hash, the key, clock, time, beginning and end of the window.
     rows: pa.Schema
+    #: How the timers of each clock are stored.
     layouts: Mapping[TimeDomain, TableLayout]
     name: str = "the timers"
 
@@ -511,17 +452,10 @@ def _check_once(what: str, table: pa.RecordBatch, others: Collection[str]) -> No
 
 @dataclass(frozen=True)
 class EditedBroadcast:
-    """The entries of a broadcast state, as a user gives them.
-
-    Parameters
-    ----------
-    name
-        Of the state.
-    rows
-        Schema of the blocks, and of the stored entries: key and value.
-    """
+    """The entries of a broadcast state, as a user gives them."""
 
     name: str
+    #: Schema of the blocks, and of the stored entries: key and value.
     rows: pa.Schema
     kind: ClassVar[str] = BROADCAST_KIND
 
@@ -539,17 +473,10 @@ class EditedBroadcast:
 
 @dataclass(frozen=True)
 class EditedItems:
-    """The items of an operator list state, as a user gives them; all of them are the first partition's.
-
-    Parameters
-    ----------
-    name
-        Of the state.
-    rows
-        Schema of the blocks, and of the stored items.
-    """
+    """The items of an operator list state, as a user gives them; all of them are the first partition's."""
 
     name: str
+    #: Schema of the blocks, and of the stored items.
     rows: pa.Schema
     kind: ClassVar[str] = LIST_KIND
 
@@ -572,23 +499,16 @@ class ByKind:
     partition: Change
 
     def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
-        """Return the value."""
         return (self.partition if group <= FIRST_PARTITION_GROUP else self.keyed)(group, parts)
 
 
 @dataclass(frozen=True)
 class EditPartition:
-    """A :class:`Change`: what a partition keeps, with other entries in some states, under some uid.
+    """A :class:`Change`: what a partition keeps, with other entries in some states, under some uid."""
 
-    Parameters
-    ----------
-    owner
-        Uid that the value is to have.
-    edits
-        By part; a partition that gets no rows of an edit has nothing of that state any more.
-    """
-
+    #: Uid that the value is to have.
     owner: str
+    #: By part; a partition that gets no rows of an edit has nothing of that state any more.
     edits: Mapping[int, PartitionEdit]
 
     def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
@@ -606,17 +526,11 @@ class EditPartition:
 
 @dataclass(frozen=True)
 class EditGroup:
-    """A :class:`Change`: the key group's value with other entries in some states, under some uid.
+    """A :class:`Change`: the key group's value with other entries in some states, under some uid."""
 
-    Parameters
-    ----------
-    owner
-        Uid that the value is to have.
-    edits
-        By part. A state that is edited and of which a key group has no rows is empty there.
-    """
-
+    #: Uid that the value is to have.
     owner: str
+    #: By part. A state that is edited and of which a key group has no rows is empty there.
     edits: Mapping[int, Edit]
 
     def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:

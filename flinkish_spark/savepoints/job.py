@@ -33,17 +33,7 @@ if TYPE_CHECKING:
 
 
 class JobSavepoints:
-    """Savepoints of a job, and what its lineages begin with.
-
-    Parameters
-    ----------
-    planned
-        The plan of the graph, under any beginning: what a preflight looked at will do.
-    name, root
-        Of the job, and where its directory is.
-    shuffle_partitions
-        With how many the user wants the query to run.
-    """
+    """Savepoints of a job, and what its lineages begin with."""
 
     def __init__(
         self,
@@ -60,7 +50,6 @@ class JobSavepoints:
         self._shuffle_partitions = shuffle_partitions
 
     def beginning(self) -> Beginning:
-        """Return what the live lineage begins with; asked before every planning."""
         return beginning_of(self._job_dir, self._root)
 
     def shuffle_partitions(self) -> int:
@@ -73,17 +62,10 @@ class JobSavepoints:
         return self._shuffle_partitions if now is None else now
 
     def bundles_per_partition(self, beginning: Beginning) -> int | None:
-        """Return in how many bundles a partition of the live lineage has its key groups.
-
-        Parameters
-        ----------
-        beginning
-            What the lineage begins with.
-        """
+        """Return in how many bundles a partition of the live lineage has its key groups."""
         return bundles_per_partition_of(self._job_dir, beginning)
 
     def layout_so_far(self, beginning: Beginning) -> PlanLayout | None:
-        """Return the layout that the live log has; None if it begins with the plan that is made now."""
         return layout_so_far(self._job_dir, beginning)
 
     def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
@@ -120,5 +102,4 @@ class JobSavepoints:
         )
 
     def keeper(self) -> SeedKeeper:
-        """Return who is told of confirmed checkpoints; new for every start of the query."""
         return SeedKeeper(self._root, self.beginning(), claimant(self._job_dir))

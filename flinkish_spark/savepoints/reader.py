@@ -106,42 +106,20 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class RetainedState:
-    """The state of one checkpoint, as its pin has it.
-
-    Parameters
-    ----------
-    place
-        The job directory.
-    manifest
-        Of the pin.
-    layout
-        Names of the operators, and Spark's numbers of what has their state.
-    """
+    """The state of one checkpoint, as its pin has it."""
 
     place: StoreSpec
     manifest: PinManifest
+    #: Names of the operators, and Spark's numbers of what has their state.
     layout: PlanLayout
 
     def operators(self, uid: str) -> Mapping[str, StateInstance]:
-        """Return an operator in the plan, by the chain in which it runs."""
         return {one.chain: one for one in self.layout.states if one.uid == uid}
 
     def view(self, operator: StateInstance, scratch: StoreSpec) -> StoreSpec:
         """Return a new folder that looks like the query's checkpoint, with one operator's state.
 
         It is deleted when this process ends.
-
-        Parameters
-        ----------
-        operator
-            In the plan; those that share its tasks have their state in the same place.
-        scratch
-            Where it is made; driver and executors have to see it.
-
-        Raises
-        ------
-        CheckpointNotRetained
-            The job has given the checkpoint up meanwhile.
         """
         made = scratch.below(f"flinkish-state-{uuid.uuid4().hex}")
         atexit.register(in_this_process(_delete_view), made)
@@ -202,7 +180,6 @@ def _delete_view(view: StoreSpec) -> None:
 
 
 def is_job_dir(place: StoreSpec) -> bool:
-    """Whether a directory is that of a job that has started."""
     return _has(place, "job.json")
 
 
@@ -216,24 +193,7 @@ def _has(place: StoreSpec, key: str) -> bool:
 
 
 def retained_state(place: StoreSpec, checkpoint: int | None) -> RetainedState:
-    """Return the state of a retained checkpoint; reads only.
-
-    Parameters
-    ----------
-    place
-        The job directory.
-    checkpoint
-        None for the newest that is retained.
-
-    Raises
-    ------
-    CheckpointNotRetained
-        There is none such, or its state is not kept; says which are there.
-    CorruptObjectError
-        Something in the job directory cannot be trusted.
-    JobDirError
-        A newer, or a much older, version of this package wrote it.
-    """
+    """Return the state of a retained checkpoint; reads only."""
     job_dir = open_job_dir(place)
     objects = SealedObjects(job_dir.store, "the job directory")
     pinned = sorted(CheckpointId(number) for number in objects.numbers(PINS))
@@ -325,37 +285,23 @@ _DAMAGE = (SavepointDamaged.__name__, FrameError.__name__, StateMismatch.__name_
 
 @dataclass(frozen=True)
 class StoredState:
-    """The state of one operator in one chain, somewhere.
+    """The state of one operator in one chain, somewhere."""
 
-    Parameters
-    ----------
-    place
-        What it is stored in, for messages.
-    rows
-        What tasks make values of.
-    known
-        Names of its states, if that is known without reading it.
-    """
-
+    #: What it is stored in, for messages.
     place: str
     uid: str
+    #: What tasks make values of.
     rows: DataFrame
     values: Values
+    #: Names of its states, if that is known without reading it.
     known: frozenset[str] | None = None
 
     def expect(self, name: str) -> None:
-        """Raise SavepointMisfit if it is known that there is no such state."""
         if self.known is not None and name not in self.known:
             raise _missing(self.place, f"state of '{self.uid}'", name, self.known)
 
     def sections(self) -> Mapping[str, list[pa.Schema]]:
-        """Return what is stored, by section; a Spark job that looks at all values.
-
-        Raises
-        ------
-        SavepointDamaged, SavepointFailed
-            A value is damaged, or Spark fails.
-        """
+        """Return what is stored, by section; a Spark job that looks at all values."""
         try:
             found = self.rows.mapInArrow(FindSections(self.values), FOUND).collect()
         except Exception as error:
@@ -368,13 +314,7 @@ class StoredState:
         return sections_of((row["section"], bytes(row["schema"])) for row in found)
 
     def section(self, name: str) -> Section:
-        """Return the section of a state.
-
-        Raises
-        ------
-        SavepointMisfit
-            There is no such state, or its key groups have nothing in common.
-        """
+        """Return the section of a state."""
         sections = self.sections()
         for prefix, reader in _WITHOUT_KEYS.items():
             if prefix + name in sections and STATE_SECTION + name not in sections:
@@ -390,13 +330,7 @@ class StoredState:
             raise self._nothing_in_common(name, "keys", error) from error
 
     def without_keys(self, prefix: str, name: str) -> tuple[str, pa.Schema, T.StructType]:
-        """Return the section of a state without keys, and its columns.
-
-        Raises
-        ------
-        SavepointMisfit
-            There is no such state, or its partitions have nothing in common.
-        """
+        """Return the section of a state without keys, and its columns."""
         sections = self.sections()
         found = sections.get(prefix + name, [])
         if not found:
@@ -468,13 +402,7 @@ def _in_savepoint(spark: SparkSession, place: StoreSpec, uid: str, chain: str | 
 
 
 def files_of(metadata: SavepointMetadata, uid: str, chain: str | None) -> list[StateFile]:
-    """Return the state files of an operator in one chain.
-
-    Raises
-    ------
-    SavepointMisfit
-        The savepoint has no such operator or chain, or several chains and it is not said which.
-    """
+    """Return the state files of an operator in one chain."""
     if uid not in metadata.operators:
         raise _missing("the savepoint", "operator", uid, metadata.operators)
     files = [file for file in metadata.files if file.operator == uid]

@@ -97,7 +97,6 @@ def _inputs(source: Source) -> Container[str]:
 
 
 def job_shape(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> JobShape:
-    """Return what a savepoint has to fit."""
     return JobShape(planned.operators, _sources(graph), read_by(planned), hooks)
 
 
@@ -115,11 +114,6 @@ def begun_chains(
 
     None where they follow from the program. Chains of before know an operator once for each operator behind
     it that sinks read; a job goes on with them, since positions and state lie so.
-
-    Raises
-    ------
-    SavepointNotFound, CorruptObjectError
-        The savepoint, or the job directory, cannot be used.
     """
     beginning = beginning_of(job_dir, root)
     layout = layout_so_far(job_dir, beginning)
@@ -145,40 +139,19 @@ def chains_of_savepoint(graph: StreamGraph, metadata: SavepointMetadata) -> froz
 
 @dataclass(frozen=True)
 class Restore:
-    """One job's restore, at whatever start.
+    """One job's restore, at whatever start."""
 
-    Parameters
-    ----------
-    settings
-        None for a start without a savepoint.
-    hooks
-        Names of the master hooks.
-    """
-
+    #: None for a start without a savepoint.
     settings: RestoreSettings | None
     graph: StreamGraph
     planned: PlannedJob
     job_dir: JobDir
     root: StoreSpec
+    #: Names of the master hooks.
     hooks: Collection[str] = ()
 
     def check(self) -> str:
-        """Refuse what cannot be restored; write nothing. Called before the lock is taken and after.
-
-        Returns
-        -------
-        str
-            Name of the savepoint that the job begins, or began, with; empty for none.
-
-        Raises
-        ------
-        SavepointNotFound, CorruptObjectError, JobDirError
-            The savepoint, or the job directory, cannot be used.
-        SavepointMisfit
-            It does not fit the job.
-        InputLostError
-            Input that the job would need is gone.
-        """
+        """Refuse what cannot be restored; write nothing. Called before the lock is taken and after."""
         begun, seed = self.job_dir.known_uuid() is not None, self.job_dir.seed(FIRST_LINEAGE)
         if self.settings is None:
             if seed is not None and not begun:
@@ -284,13 +257,7 @@ class Restore:
         return seed.savepoint
 
     def _needed_again(self) -> Seed | None:
-        """Return the seed whose files have to be taken from the savepoint once more; None if none.
-
-        Raises
-        ------
-        JobDirError
-            The job has to begin anew and cannot: what it began with is not at hand.
-        """
+        """Return the seed whose files have to be taken from the savepoint once more; None if none."""
         lost = lost_seed(self.job_dir, self.root)
         if lost is None:
             return None
@@ -357,16 +324,6 @@ def check_rescale(job_dir: JobDir, root: StoreSpec, sources: Sequence[SourceNode
     """Refuse another number of shuffle partitions for a job that cannot be carried over to it.
 
     Called before anything is written, and by the recovery once more.
-
-    Parameters
-    ----------
-    wanted
-        The number that the job is to run with.
-
-    Raises
-    ------
-    RescaleRefused
-        A source cannot be told where to go on.
     """
     now = _old_number(job_dir, root, wanted)
     fixed = [node.uid for node in sources if not node.source.is_positionable]
@@ -393,39 +350,23 @@ class Rescaling:
     """Carries a job over to another number of shuffle partitions; used by the recovery.
 
     A :class:`~flinkish_spark.job.recovery.Reseeding`.
-
-    Parameters
-    ----------
-    planned
-        The plan of the graph, under any number of partitions and any beginning.
-    log
-        Spark's checkpoint.
-    shuffle_partitions
-        The number that the job has to run with.
     """
 
     spark: SparkSession
+    #: The plan of the graph, under any number of partitions and any beginning.
     planned: PlannedJob
     sources: Sequence[SourceNode]
     job_dir: JobDir
     root: StoreSpec
     log: SparkLog
+    #: The number that the job has to run with.
     shuffle_partitions: int
 
     def is_wanted(self, log_began_in: Lineage) -> bool:
-        """Whether the log runs with another number of partitions than the job is to have."""
         return _old_number(self.job_dir, self.root, self.shuffle_partitions) is not None
 
     def export(self, decision: Decision | None, lineage: Lineage) -> None:
-        """Write the seed that `lineage` begins with: the state and the positions of `decision`.
-
-        Raises
-        ------
-        RescaleRefused
-            A source cannot be told where to go on.
-        SavepointFailed
-            Spark cannot read the state.
-        """
+        """Write the seed that `lineage` begins with: the state and the positions of `decision`."""
         check_rescale(self.job_dir, self.root, self.sources, self.shuffle_partitions)
         # What is there is of a start that was cut off before the lineage began.
         remove_below(self.root.below(seed_folder(lineage)))

@@ -37,11 +37,6 @@ def beginning_of(job_dir: JobDir, root: StoreSpec) -> Beginning:
 
     Every lineage in which Spark's log began anew has a seed. A plain rewind goes on with the same log,
     so it goes on with the same seed; a seed that a crash kept from being begun with does not count.
-
-    Raises
-    ------
-    CorruptObjectError
-        The log began with a seed and its record is gone.
     """
     origin = job_dir.history().log_began_in
     seed = job_dir.seed(origin)
@@ -81,11 +76,6 @@ def lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
 
     Behind the first confirmed checkpoint of its lineage nobody needs them; but a job that was
     cancelled with DELETE_ON_CANCELLATION has no checkpoint any more and begins anew.
-
-    Raises
-    ------
-    CorruptObjectError
-        The record of the seed is gone, too.
     """
     beginning = beginning_of(job_dir, root)
     seed = beginning.seed
@@ -138,11 +128,6 @@ def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
 
     Spark's logs have no names. Without this record nothing could say later whose position and whose
     state a checkpoint holds.
-
-    Raises
-    ------
-    JobDirError
-        The plan is another one than at the first start of this lineage.
     """
     now = planned.layout()
     recorded = PlanLayout.from_json(
@@ -171,13 +156,7 @@ def layout_so_far(job_dir: JobDir, beginning: Beginning) -> PlanLayout | None:
 
 
 def recorded_layout(job_dir: JobDir) -> PlanLayout:
-    """Return the layout of the live lineage's plan, as recorded.
-
-    Raises
-    ------
-    JobDirError
-        Nothing was recorded: an older version of this package began the lineage.
-    """
+    """Return the layout of the live lineage's plan, as recorded."""
     recorded = job_dir.recorded(layout_fact(job_dir.history().log_began_in))
     if recorded is None:
         raise JobDirError(
@@ -189,26 +168,12 @@ def recorded_layout(job_dir: JobDir) -> PlanLayout:
 
 
 def layout_fact(origin: Lineage) -> str:
-    """Return under which name the layout of a plan is recorded.
-
-    Parameters
-    ----------
-    origin
-        The lineage in which Spark's log began.
-    """
+    """Return under which name the layout of a plan is recorded."""
     return f"layout-{origin}"
 
 
 class SeedKeeper:
-    """Lets go of what a lineage began with, once it can never begin again.
-
-    Parameters
-    ----------
-    beginning
-        Of the live lineage.
-    job
-        As whom the job claimed the savepoint that it began with; None if it did not.
-    """
+    """Lets go of what a lineage began with, once it can never begin again."""
 
     def __init__(self, root: StoreSpec, beginning: Beginning, job: JobUuid | None) -> None:
         self._root, self._job = root, job

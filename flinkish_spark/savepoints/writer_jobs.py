@@ -65,39 +65,20 @@ _UNFIT_KEYS = (T.ArrayType, T.MapType, T.StructType, T.FloatType, T.DoubleType, 
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """Where a savepoint is written, and from what.
-
-    Parameters
-    ----------
-    place
-        Of the new savepoint.
-    origin
-        The old one; None for a savepoint from nothing.
-    token
-        Opens the names of all files that this writer makes.
-    now_ms
-        Processing time for bootstrap functions.
-    """
+    """Where a savepoint is written, and from what."""
 
     spark: SparkSession
     place: StoreSpec
+    #: The old one; None for a savepoint from nothing.
     origin: SavepointDir | None
+    #: Opens the names of all files that this writer makes.
     token: str
+    #: Processing time for bootstrap functions.
     now_ms: int
 
 
 def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> WrittenOperator:
-    """Write the state files of one operator; Spark jobs, unless nothing changes.
-
-    Raises
-    ------
-    UserFunctionError
-        The bootstrap function failed.
-    BootstrapRefused
-        The rows do not fit together.
-    SavepointDamaged, SavepointFailed
-        The old savepoint cannot be read, or Spark failed.
-    """
+    """Write the state files of one operator; Spark jobs, unless nothing changes."""
     if planned.filling is not None:
         reports = _fill(target, uid, planned.state, planned.filling, planned.partition)
         files = _files(uid, planned.filling.chain, reports)
@@ -126,18 +107,11 @@ def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> W
 
 
 def key_columns(keys: Sequence[str | Column]) -> list[Column]:
-    """Return keys as expressions, as a job's `key_by` reads them."""
     return [F.col(quoted(key)) if isinstance(key, str) else key for key in keys]
 
 
 def checked_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T.DataType, ...]:
-    """Return the types of keys.
-
-    Raises
-    ------
-    SchemaError
-        No job could be keyed by them.
-    """
+    """Return the types of keys."""
     fields = frame.select(*key_columns(keys)).schema.fields
     for one in fields:
         if isinstance(one.dataType, _UNFIT_KEYS):
@@ -228,7 +202,6 @@ def _partition(
 
 
 def _by_group(frame: DataFrame, groups: int) -> DataFrame:
-    """Return rows behind their key group; the key's hash is among their columns."""
     group = F.pmod(F.col(HASH), F.lit(groups)).cast("int").alias(KEY_GROUP)
     return frame.select(group, "*")
 

@@ -68,22 +68,6 @@ def with_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains,
     It stands where that chain stood, so it goes with every operator of it, and of chains at the same place.
     In a savepoint without chains it stands nowhere: whatever source a job puts in front of it begins where
     it says itself.
-
-    Parameters
-    ----------
-    beside
-        Name of the chain; None where there is none, or all of them stood at the same places.
-
-    Raises
-    ------
-    BootstrapRefused
-        The chain is not there, or it has to be said which one is meant.
-
-    Examples
-    --------
-    >>> chains, name = with_operator((), "totals", None)
-    >>> with_operator(chains, "counts", None)[0][0].chain.operators
-    ('totals', 'counts')
     """
     if not chains:
         return (SavedChain(Chain((), (uid,), (uid,)), {}),), uid
@@ -143,14 +127,7 @@ def _with_operators(one: SavedChain, operators: tuple[str, ...]) -> SavedChain:
 
 # -- timers -----------------------------------------------------------------------------------------
 def times_without(times: EventTime | None, uid: str, operators: Collection[str]) -> EventTime | None:
-    """Return where time stood, without the timers of an operator.
-
-    Parameters
-    ----------
-    operators
-        All uids that the savepoint knows, this one among them: the name of an operator in one of several
-        chains begins with its uid.
-    """
+    """Return where time stood, without the timers of an operator."""
     if times is None:
         return None
     groups = {
@@ -166,15 +143,7 @@ def times_without(times: EventTime | None, uid: str, operators: Collection[str])
 def times_with_uid(
     times: EventTime | None, old: str, new: str, operators: Collection[str], names: Mapping[str, str]
 ) -> EventTime | None:
-    """Return where time stood, with an operator under another uid.
-
-    Parameters
-    ----------
-    operators
-        All uids that the savepoint knew before.
-    names
-        The chains' new names by the old ones: times go by source and chain.
-    """
+    """Return where time stood, with an operator under another uid."""
     if times is None:
         return None
 
@@ -207,13 +176,7 @@ def times_with_uid(
 def times_with_timers(
     times: EventTime | None, uid: str, chain: str, chains: Collection[str], due: Iterable[DueTimers]
 ) -> EventTime | None:
-    """Return where time stood, with these timers of an operator in a chain in the place of those it had.
-
-    Parameters
-    ----------
-    chains
-        All in which the operator has state: one that is in several goes by its uid and the chain.
-    """
+    """Return where time stood, with these timers of an operator in a chain in the place of those it had."""
     own = f"{uid}.{chain}"
     known = {own} if len(chains) > 1 else {uid, own}
     reports = [
@@ -229,13 +192,7 @@ def times_with_timers(
 
 
 def operator_of(name: str, operators: Collection[str]) -> str:
-    """Return the uid of an operator from a name under which its timers are known.
-
-    Examples
-    --------
-    >>> operator_of("totals.counts", ["totals", "counts"])
-    'totals'
-    """
+    """Return the uid of an operator from a name under which its timers are known."""
     fitting = [uid for uid in operators if name == uid or name.startswith(f"{uid}.")]
     return max(fitting, key=len, default=name)
 
@@ -245,7 +202,6 @@ def _valve_renamed(valve: Valve[str], names: Mapping[str, str]) -> Valve[str]:
 
 
 def _renamed(assigner: str, names: Mapping[str, str]) -> str:
-    """Return the uid of an assigner, ``<source>.<chain>``, with the chain's new name; names may have dots."""
     old = max((old for old in names if assigner.endswith(f".{old}")), key=len, default=None)
     return assigner if old is None else assigner.removesuffix(old) + names[old]
 
@@ -262,54 +218,30 @@ _COLUMNS = "give the columns that read_timers gives"
 
 @dataclass(frozen=True)
 class EditRows:
-    """All entries that a state is to have, or all timers of an operator.
+    """All entries that a state is to have, or all timers of an operator."""
 
-    Parameters
-    ----------
-    frame
-        The key's hash, then columns in the order that `edit` says.
-    edit
-        How they are stored.
-    """
-
+    #: The key's hash, then columns in the order that `edit` says.
     frame: DataFrame
     edit: Edit
 
 
 @dataclass(frozen=True)
 class PartitionRows:
-    """All entries that a broadcast state, or all items that an operator list state is to have.
+    """All entries that a broadcast state, or all items that an operator list state is to have."""
 
-    Parameters
-    ----------
-    frame
-        Key and value, or item.
-    """
-
+    #: Key and value, or item.
     frame: DataFrame
     edit: PartitionEdit
 
 
 def broadcast_rows(frame: DataFrame, uid: str, name: str) -> PartitionRows:
-    """Return the entries of a broadcast state, checked as far as that is possible without reading them.
-
-    Raises
-    ------
-    ConfigError, SchemaError
-        As from :func:`state_rows`.
-    """
+    """Return the entries of a broadcast state, checked as far as that is possible without reading them."""
     ordered = _exactly(frame, ("key", "value"), f"the broadcast state '{name}' of '{uid}'")
     return PartitionRows(ordered, EditedBroadcast(name, arrow_schema(ordered.schema)))
 
 
 def item_rows(frame: DataFrame, uid: str, name: str) -> PartitionRows:
-    """Return the items of an operator list state, checked as far as that is possible without reading them.
-
-    Raises
-    ------
-    ConfigError, SchemaError
-        As from :func:`state_rows`.
-    """
+    """Return the items of an operator list state, checked as far as that is possible without reading them."""
     ordered = _exactly(frame, ("item",), f"the operator list state '{name}' of '{uid}'")
     return PartitionRows(ordered, EditedItems(name, arrow_schema(ordered.schema)))
 
@@ -328,24 +260,7 @@ def _exactly(frame: DataFrame, names: tuple[str, ...], what: str) -> DataFrame:
 def state_rows(
     frame: DataFrame, uid: str, name: str, key_types: Sequence[str], stored: pa.Schema | None
 ) -> EditRows:
-    """Return the rows of a state, checked as far as that is possible without reading them.
-
-    Parameters
-    ----------
-    frame
-        Columns as `read_state` gives them, in any order.
-    key_types
-        Of the operator's key.
-    stored
-        Columns that the state has now; None for one that the operator has not stored yet.
-
-    Raises
-    ------
-    ConfigError
-        The DataFrame is a streaming one.
-    SchemaError
-        Columns are missing, of another type, or too many.
-    """
+    """Return the rows of a state, checked as far as that is possible without reading them."""
     if frame.isStreaming:
         raise ConfigError("state cannot be made of a streaming DataFrame", what_to_do="use spark.read")
     fields = {} if stored is None else fields_by_column(stored)
@@ -359,18 +274,7 @@ def state_rows(
 
 
 def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows:
-    """Return the timers of an operator, checked as far as that is possible without reading them.
-
-    Parameters
-    ----------
-    frame
-        Columns as `read_timers` gives them, in any order; timers of functions need no window.
-
-    Raises
-    ------
-    ConfigError, SchemaError
-        As from :func:`state_rows`.
-    """
+    """Return the timers of an operator, checked as far as that is possible without reading them."""
     if frame.isStreaming:
         raise ConfigError("timers cannot be made of a streaming DataFrame", what_to_do="use spark.read")
     for window in _WINDOW:
@@ -430,14 +334,7 @@ def state_columns(
     key_types: Sequence[str],
     fields: Mapping[str, str] = _NO_FIELDS,
 ) -> tuple[TableLayout, list[T.StructField]]:
-    """Return how a state with these columns is stored, and the columns in stored order.
-
-    Parameters
-    ----------
-    fields
-        Of the values that are stored now, by their columns: a state may have fields of its own by the names
-        of times, or by that of the key.
-    """
+    """Return how a state with these columns is stored, and the columns in stored order."""
     what = f"the state '{name}' of '{uid}'"
     key_names = _key_names(schema, what, key_types)
     given = {field.name: field for field in schema}
@@ -477,7 +374,6 @@ def state_columns(
 
 
 def fields_by_column(stored: pa.Schema) -> dict[str, str]:
-    """Return the fields of stored values by the names that readers' columns of them have."""
     fields = spread_types(stored_values(stored))
     return {column: field for field, column in value_columns(stored, fields).items()}
 
@@ -516,13 +412,7 @@ def _listed(names: set[str]) -> str:
 
 
 def stored_columns(place: SavepointDir | None, files: Sequence[StateFile], name: str) -> pa.Schema | None:
-    """Return the stored columns of a state, of the first key group that has it; None if none has.
-
-    Parameters
-    ----------
-    place
-        The savepoint that has the files; None where there are none.
-    """
+    """Return the stored columns of a state, of the first key group that has it; None if none has."""
     for file in files:
         assert place is not None
         for _, value in file_values(place.place, file):
@@ -546,14 +436,9 @@ _UNFIT_KEYS = (T.ArrayType, T.MapType, T.StructType, T.FloatType, T.DoubleType, 
 
 @dataclass(frozen=True)
 class Filling:
-    """New state of an operator, from rows by key.
+    """New state of an operator, from rows by key."""
 
-    Parameters
-    ----------
-    chain
-        Name of the chain in which the operator is.
-    """
-
+    #: Name of the chain in which the operator is.
     chain: str
     rows: KeyedRows
     function: KeyedStateBootstrapFunction
@@ -561,48 +446,31 @@ class Filling:
 
 @dataclass(frozen=True)
 class PlannedOperator:
-    """What one operator of a new savepoint has.
+    """What one operator of a new savepoint has."""
 
-    Parameters
-    ----------
-    state
-        Of which `states` are known for what is stored already.
-    origin
-        State files of the old savepoint, as they are named there, by the present name of the chain.
-    edits
-        By chain, states that are replaced.
-    filling
-        For an operator that is new; it has no origin and no edits.
-    partition
-        By chain, states without keys that are replaced.
-    """
-
+    #: Of which `states` are known for what is stored already.
     state: OperatorState
+    #: State files of the old savepoint, as they are named there, by the present name of the chain.
     origin: Mapping[str, tuple[StateFile, ...]] = field(default_factory=dict)
+    #: By chain, states that are replaced.
     edits: Mapping[str, tuple[EditRows, ...]] = field(default_factory=dict)
+    #: For an operator that is new; it has no origin and no edits.
     filling: Filling | None = None
+    #: By chain, states without keys that are replaced.
     partition: Mapping[str, tuple[PartitionRows, ...]] = field(default_factory=dict)
 
     @classmethod
     def of_stored(cls, uid: str, state: OperatorState, files: Sequence[StateFile]) -> PlannedOperator:
-        """Return an operator as a savepoint has it.
-
-        Parameters
-        ----------
-        files
-            All of the savepoint.
-        """
+        """Return an operator as a savepoint has it."""
         own = [file for file in files if file.operator == uid]
         chains = dict.fromkeys(file.chain for file in own)
         return cls(state, {chain: tuple(one for one in own if one.chain == chain) for chain in chains})
 
     def with_edit(self, chain: str, rows: EditRows) -> PlannedOperator:
-        """Return the plan with one more edit; an earlier edit of the same is forgotten."""
         others = tuple(one for one in self.edits.get(chain, ()) if one.edit.name != rows.edit.name)
         return replace(self, edits={**self.edits, chain: (*others, rows)})
 
     def with_partition(self, chain: str, rows: PartitionRows) -> PlannedOperator:
-        """Return the plan with one more state without keys that is replaced."""
         others = tuple(one for one in self.partition.get(chain, ()) if one.edit.name != rows.edit.name)
         return replace(self, partition={**self.partition, chain: (*others, rows)})
 
@@ -622,18 +490,12 @@ class PlannedOperator:
 
 @dataclass(frozen=True)
 class WrittenOperator:
-    """Files of an operator in a new savepoint.
+    """Files of an operator in a new savepoint."""
 
-    Parameters
-    ----------
-    state
-        With all of its states.
-    due
-        By chain in which the timers are new: key group, next event-time timer, next processing-time timer.
-    """
-
+    #: With all of its states.
     state: OperatorState
     files: tuple[StateFile, ...]
+    #: By chain in which the timers are new: key group, next event-time timer, next processing-time timer.
     due: Mapping[str, tuple[DueTimers, ...]] = field(default_factory=dict)
 
 
@@ -643,27 +505,17 @@ class WrittenOperator:
 
 @dataclass(frozen=True)
 class WriterPlan:
-    """A value; writers make others of it.
+    """A value; writers make others of it."""
 
-    Parameters
-    ----------
-    metadata
-        What is taken over as it is.
-    origin
-        The savepoint that the new one begins as a copy of; None for none.
-    operators
-        By uid.
-    chains, times
-        As they will be, without the timers that are new.
-    max_parallelism
-        Of operators that are added.
-    """
-
+    #: What is taken over as it is.
     metadata: SavepointMetadata
+    #: The savepoint that the new one begins as a copy of; None for none.
     origin: SavepointDir | None
     operators: Mapping[str, PlannedOperator]
+    #: As they will be, without the timers that are new.
     chains: Chains
     times: EventTime | None
+    #: Of operators that are added.
     max_parallelism: int
 
     @classmethod
@@ -686,13 +538,7 @@ class WriterPlan:
 
     @classmethod
     def of_stored(cls, place: SavepointDir, max_parallelism: int) -> WriterPlan:
-        """Return the plan of a copy of a savepoint.
-
-        Raises
-        ------
-        SavepointNotFound, SavepointDamaged
-            It is not there, or not whole.
-        """
+        """Return the plan of a copy of a savepoint."""
         metadata = place.metadata()
         place.check_files(metadata.files)
         operators = {
@@ -702,15 +548,7 @@ class WriterPlan:
         return cls(metadata, place, operators, metadata.chains, metadata.times, max_parallelism)
 
     def check_new(self, uid: str) -> None:
-        """Refuse a uid for one more operator.
-
-        Raises
-        ------
-        ConfigError
-            It cannot be a uid.
-        BootstrapRefused
-            It is taken.
-        """
+        """Refuse a uid for one more operator."""
         with refused_as_config_errors("give the operator's uid in the job"):
             checked_name(uid, "uid")
         if uid in self.operators:
@@ -720,13 +558,7 @@ class WriterPlan:
             )
 
     def planned(self, uid: str) -> PlannedOperator:
-        """Return an operator.
-
-        Raises
-        ------
-        BootstrapRefused
-            There is none such.
-        """
+        """Return an operator."""
         found = self.operators.get(uid)
         if found is None:
             known = ", ".join(self.operators) or "none"
@@ -736,13 +568,7 @@ class WriterPlan:
         return found
 
     def existing(self, uid: str) -> PlannedOperator:
-        """Return an operator whose keyed state is stored.
-
-        Raises
-        ------
-        BootstrapRefused
-            There is none such, or its state is yet to be made.
-        """
+        """Return an operator whose keyed state is stored."""
         planned = self.planned(uid)
         if not planned.state.key_types:
             raise BootstrapRefused(
@@ -758,13 +584,7 @@ class WriterPlan:
         return planned
 
     def chain_of(self, uid: str, chain: str | None) -> str:
-        """Return the name of the chain in which an operator has the state that is meant.
-
-        Raises
-        ------
-        BootstrapRefused
-            There is no such chain, or several and it is not said which.
-        """
+        """Return the name of the chain in which an operator has the state that is meant."""
         having = [one.chain.name for one in self.chains if uid in one.chain.operators]
         known = sorted(self.planned(uid).origin) or having
         if chain is None and len(known) == 1:

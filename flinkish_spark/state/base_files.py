@@ -30,27 +30,12 @@ _MAPPED_GROUPS = 4096
 
 
 def bases_of(bases: StoreSpec, uid: str, chain: str) -> StoreSpec:
-    """Return where an operator's bases are.
-
-    Parameters
-    ----------
-    bases
-        Where those of all operators are.
-    chain
-        In which the operator runs. It has a part in a bucket only, where what counts is told by name.
-    """
+    """Return where an operator's bases are."""
     return bases.below(uid) if bases.is_local else bases.below(f"{uid}/{chain}")
 
 
 class MappedBases:
-    """Files of an operator, mapped once per worker: each is checked when it is read first.
-
-    Parameters
-    ----------
-    place
-        A folder, or one in a bucket: from there a file is brought once, to where the system has its
-        temporary files, and has no name there.
-    """
+    """Files of an operator, mapped once per worker: each is checked when it is read first."""
 
     def __init__(self, place: StoreSpec) -> None:
         self.place = place
@@ -63,15 +48,7 @@ class MappedBases:
         return self.place.open_bucket()
 
     def frame(self, ref: BaseRef) -> Frame:
-        """Return the sections of a base.
-
-        Raises
-        ------
-        FrameError
-            The file is missing, torn or altered.
-        StoreError
-            The bucket cannot be reached.
-        """
+        """Return the sections of a base."""
         known, frame = self._frames.get(_group(ref.file), (None, {}))
         return frame if known == ref.file else self._kept(ref, self._opened(checked_name(ref.file)))
 
@@ -101,12 +78,10 @@ class MappedBases:
         return frame
 
     def put(self, ref: BaseRef, frame: bytes) -> None:
-        """Keep a new base in the bucket, and mapped here: the next micro-batch may be this worker's, too."""
         self._bucket.put(ref.file, frame)
         self._kept(ref, _without_a_name(frame))
 
     def forget(self, name: str) -> None:
-        """Let go of a file's memory as soon as nobody uses it."""
         if self._frames.get(_group(name), (None, {}))[0] == name:
             del self._frames[_group(name)]
 
@@ -125,38 +100,26 @@ def _without_a_name(content: bytes) -> IO[bytes]:
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a file; it comes from a state value and becomes a path."""
     if not BASE_NAME.fullmatch(name):
         raise FrameError(f"{name!r} is not the name of a base")
     return name
 
 
 class BaseFiles:
-    """The bases of an operator on a disk, as one task sees them; see `Bases` in `state/key_group.py`.
-
-    Parameters
-    ----------
-    mapped
-        Files of the operator; lives as long as the worker.
-    batch, retained_batch
-        See `Bases`.
-    """
+    """The bases of an operator on a disk, as one task sees them; see `Bases` in `state/key_group.py`."""
 
     def __init__(self, mapped: MappedBases, batch: int, retained_batch: int | None) -> None:
         self._mapped, self._batch, self._retained_batch = mapped, batch, retained_batch
 
     @property
     def batch(self) -> int:
-        """The micro-batch's number."""
         return self._batch
 
     @property
     def retained_batch(self) -> int | None:
-        """The oldest micro-batch whose state may be asked for again."""
         return self._retained_batch
 
     def read(self, ref: BaseRef) -> Frame:
-        """Return a base's sections."""
         return self._mapped.frame(ref)
 
     def write(self, group: int, frame: bytes) -> BaseRef:
@@ -172,21 +135,12 @@ class BaseFiles:
         return f"{group}-{self._batch}-{secrets.token_hex(8)}"
 
     def delete(self, file: str) -> None:
-        """Delete a file that no state names."""
         self._mapped.forget(file)
         (self._mapped.place.folder / checked_name(file)).unlink(missing_ok=True)
 
 
 class BaseObjects(BaseFiles):
-    """The bases of an operator in a bucket, as one task sees them.
-
-    Parameters
-    ----------
-    mapped, batch
-        See :class:`BaseFiles`.
-    tell
-        Is told the name of each base that is written, before its state value is stored.
-    """
+    """The bases of an operator in a bucket, as one task sees them."""
 
     def __init__(self, mapped: MappedBases, batch: int, tell: Callable[[str], None]) -> None:
         # Which checkpoints name a base is known to the driver, which deletes it. A task only lets go of it.
@@ -201,5 +155,4 @@ class BaseObjects(BaseFiles):
         return ref
 
     def delete(self, file: str) -> None:
-        """Let go of it."""
         self._mapped.forget(file)

@@ -60,13 +60,7 @@ class FrameError(ValueError):
 
 
 def pack_frame(sections: Mapping[str, bytes | memoryview]) -> bytes:
-    """Return sections as bytes.
-
-    Examples
-    --------
-    >>> bytes(unpack_frame(pack_frame({"a": b"1", "b": b""}))["a"])
-    b'1'
-    """
+    """Return sections as bytes."""
     parts: list[bytes | memoryview] = [_HEAD.pack(_MAGIC, _VERSION, len(sections))]
     at = _HEAD.size
     for text, payload in sections.items():
@@ -79,13 +73,7 @@ def pack_frame(sections: Mapping[str, bytes | memoryview]) -> bytes:
 
 
 def unpack_frame(data: bytes | memoryview) -> dict[str, memoryview]:
-    """Return the sections of a frame.
-
-    Raises
-    ------
-    FrameError
-        It is not a frame of this version, it is torn, or its content was altered.
-    """
+    """Return the sections of a frame."""
     view = memoryview(data)
     sections: dict[str, memoryview] = {}
     try:
@@ -133,17 +121,11 @@ _MEMBERS: Mapping[str, type] = {"uid": str, "kind": str, "former": list, "regist
 
 @dataclass(frozen=True, slots=True)
 class BaseRef:
-    """Where the base of a key group lies.
+    """Where the base of a key group lies."""
 
-    Parameters
-    ----------
-    file
-        Name below the folder of the operator's bases; no path.
-    offset, length
-        The frame's place in it, in bytes.
-    """
-
+    #: Name below the folder of the operator's bases; no path.
     file: str
+    #: The frame's place in it, in bytes.
     offset: int
     length: int
 
@@ -157,18 +139,7 @@ def table_bytes(batch: pa.RecordBatch) -> memoryview:
 
 
 def read_table(what: str, payload: memoryview) -> pa.RecordBatch:
-    """Return the table of a section; it refers to its memory.
-
-    Parameters
-    ----------
-    what
-        Names it in errors.
-
-    Raises
-    ------
-    FrameError
-        It is no table, or one whose columns cannot be used.
-    """
+    """Return the table of a section; it refers to its memory."""
     table = known_table(what, payload)
     try:
         table.validate(full=True)
@@ -208,13 +179,7 @@ def known_table(what: str, payload: memoryview) -> pa.RecordBatch:
 
 
 def values_in(state: str, column: pa.Array) -> list[Any]:
-    """Return the values of a state's column as Python's.
-
-    Raises
-    ------
-    FrameError
-        Python takes them not: a map has a key twice, a text is no UTF-8.
-    """
+    """Return the values of a state's column as Python's."""
     try:
         return to_values(column)
     except (KeyError, ValueError, OverflowError) as error:
@@ -222,13 +187,7 @@ def values_in(state: str, column: pa.Array) -> list[Any]:
 
 
 def checked_frame(data: bytes | memoryview) -> Frame:
-    """Return the sections of a base, of which all tables have been looked at.
-
-    Raises
-    ------
-    FrameError
-        One of them is damaged.
-    """
+    """Return the sections of a base, of which all tables have been looked at."""
     frame = unpack_frame(data)
     for name, payload in frame.items():
         if name != OWNER:
@@ -237,13 +196,7 @@ def checked_frame(data: bytes | memoryview) -> Frame:
 
 
 def owner_in(frame: Frame) -> dict[str, Any]:
-    """Return what a value says about whose it is: `uid`, `kind`, `base`, `former`, `registered`, or less.
-
-    Raises
-    ------
-    FrameError
-        It says something that this package does not write.
-    """
+    """Return what a value says about whose it is: `uid`, `kind`, `base`, `former`, `registered`, or less."""
     try:
         owner = json.loads(bytes(frame.get(OWNER, b"{}")))
     except (ValueError, RecursionError) as error:
@@ -254,7 +207,6 @@ def owner_in(frame: Frame) -> dict[str, Any]:
 
 
 def base_of(owner: Mapping[str, Any]) -> BaseRef | None:
-    """Return the base that a value names; None if it names none."""
     return BaseRef(**owner["base"]) if owner.get("base") else None
 
 
@@ -341,15 +293,7 @@ def rows_by_slot(
     hashes: Iterable[int],
     touches: Iterable[Touch] | None = None,
 ) -> dict[Any, Row]:
-    """Return rows of entries that are there.
-
-    Parameters
-    ----------
-    slots, values, hashes
-        One of each per entry.
-    touches
-        Of each entry; None where entries do not expire.
-    """
+    """Return rows of entries that are there."""
     given = repeat((0, None)) if touches is None else touches
     rows = (
         (slot, value, hashed, touched_ms, True, each)
@@ -373,13 +317,7 @@ def decoded(
     keys: Sequence[Any],
     living: Sequence[Any],
 ) -> list[Any]:
-    """Return values as they are declared, None for entries that are not there.
-
-    Raises
-    ------
-    StateValueError
-        The declared class takes one of them not; names state and key.
-    """
+    """Return values as they are declared, None for entries that are not there."""
     try:
         return [
             decode(one) if one is not None and is_there else None
@@ -483,42 +421,27 @@ _TOUCH_TYPES = {TOUCHED: pa.int64(), TOUCHES: pa.list_(pa.int64())}
 
 @dataclass(frozen=True)
 class TableLayout:
-    """The columns of one state.
-
-    Parameters
-    ----------
-    name
-        Of the state.
-    keys, values
-        Arrow types.
-    form
-        What a slot is; a window is a tuple of two integers.
-    expiry
-        What has the time of its last touch.
-    decode
-        From what Arrow makes of a value to what the state holds; None where that is the same.
-    value_names
-        What readers call the values; stored beside their types, and never compared.
-    ttl
-        How long entries live; None: for ever. For whoever works on columns.
-    kind
-        Which kind of state it is, as in "list state"; stored, since a value means something else in another
-        kind. Empty where nobody says it.
-    """
+    """The columns of one state."""
 
     name: str
     keys: tuple[pa.DataType, ...]
     values: tuple[pa.DataType, ...]
+    #: What a slot is; a window is a tuple of two integers.
     form: SlotForm = SlotForm.KEY
+    #: What has the time of its last touch.
     expiry: Expiry = Expiry.NOTHING
+    #: From what Arrow makes of a value to what the state holds; None where that is the same.
     decode: Convert | None = None
+    #: What readers call the values; stored beside their types, and never compared.
     value_names: tuple[str, ...] = ()
+    #: How long entries live; None: for ever. For whoever works on columns.
     ttl: StateTtl | None = None
+    #: Which kind of state it is, as in "list state"; stored, since a value means something else in another
+    #: kind. Empty where nobody says it.
     kind: str = ""
 
     @property
     def expires(self) -> bool:
-        """Whether something of an entry expires."""
         return self.expiry is not Expiry.NOTHING
 
     @cached_property
@@ -548,14 +471,7 @@ def layout_of(
     form: SlotForm = SlotForm.KEY,
     named: bool = False,
 ) -> TableLayout:
-    """Return how a declared state is stored.
-
-    Parameters
-    ----------
-    named
-        Whether the elements of a list and the values of a map that are declared by fields get their names. A
-        single value gets them from the state that hands it out.
-    """
+    """Return how a declared state is stored."""
     stored = descriptor.stored_type
     # A value with several fields has a column for each; one field alone would look like no tuple.
     fields = stored.fields if _has_several_fields(stored) else []
@@ -583,7 +499,6 @@ _KINDS: dict[type, str] = {
 
 
 def kind_in(schema: pa.Schema) -> str:
-    """Return which kind of state a stored table says that it is of; empty if it says none."""
     return str((schema.metadata or {}).get(KIND.encode(), b"").decode())
 
 
@@ -595,24 +510,16 @@ def _expiry(descriptor: StateDescriptor) -> Expiry:
 
 
 def expiry_in(names: Collection[str]) -> Expiry:
-    """Return what has times among stored columns."""
     return next(one for one in reversed(Expiry) if set(one.columns) <= set(names))
 
 
 def timer_layout(domain: TimeDomain, key_types: Sequence[T.DataType]) -> TableLayout:
-    """Return how the timers of one clock are stored."""
     keys = tuple(arrow_type(kind) for kind in key_types)
     return TableLayout(domain.value, keys, (pa.int64(), pa.int64()), SlotForm.TIMER)
 
 
 def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
-    """Return rows as a batch, sorted by hash; rows of one hash keep their order.
-
-    Raises
-    ------
-    StateValueError
-        A value does not fit its declared type; names field and key.
-    """
+    """Return rows as a batch, sorted by hash; rows of one hash keep their order."""
     if not rows:
         return layout.empty
     slots, values, hashes, touched, alive, touches = zip(*rows, strict=True)
@@ -652,25 +559,13 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
 
 
 def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[pa.Array]:
-    """Return the columns of values alone.
-
-    Parameters
-    ----------
-    keys
-        Of each value, for errors.
-
-    Raises
-    ------
-    StateValueError
-        As of :func:`encode_rows`.
-    """
+    """Return the columns of values alone."""
     fields = [field for field in layout.schema if field.name.startswith("value_")]
     columns = _values(layout, values, keys)
     return [_array(layout, field, column, keys) for field, column in zip(fields, columns, strict=True)]
 
 
 def decode_values(layout: TableLayout, columns: Sequence[pa.Array]) -> list[Any]:
-    """Return the values of such columns, of entries that are all there."""
     values = _gather([values_in(layout.name, column) for column in columns])
     decode = layout.decode
     return values if decode is None else [None if one is None else decode(one) for one in values]

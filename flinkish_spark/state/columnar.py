@@ -43,28 +43,15 @@ from flinkish_spark.types.to_python import to_values
 
 @dataclass(frozen=True)
 class GivenColumns:
-    """What may be given to a state.
-
-    Parameters
-    ----------
-    layout
-        Of the state.
-    index, chosen
-        The keys, and the numbers of those that get a value.
-    """
+    """What may be given to a state."""
 
     layout: TableLayout
+    #: The keys, and the numbers of those that get a value.
     index: KeyIndex
     chosen: Array
 
     def of(self, values: Sequence[Any]) -> list[pa.Array]:
-        """Return a column per column of the state's type, as long as `chosen`.
-
-        Raises
-        ------
-        StateValueError
-            They do not fit the declared type.
-        """
+        """Return a column per column of the state's type, as long as `chosen`."""
         kinds = self.layout.values
         if not isinstance(values, list | tuple) or len(values) != len(kinds):
             given = f"{len(values)} columns" if isinstance(values, list | tuple) else type(values).__name__
@@ -135,17 +122,7 @@ _NOWHERE = -1
 
 
 class ColumnarState:
-    """The entries of the keys of a batch; valid while their key group is worked on.
-
-    Parameters
-    ----------
-    table
-        A state with one entry per key.
-    index
-        The keys, by number.
-    now_ms
-        The micro-batch's processing time.
-    """
+    """The entries of the keys of a batch; valid while their key group is worked on."""
 
     def __init__(self, table: LayeredTable, index: KeyIndex, now_ms: int) -> None:
         if table.layout.form is not SlotForm.KEY:
@@ -245,21 +222,7 @@ class ColumnarState:
         return filled
 
     def put(self, values: Sequence[pa.Array | Array], where: Array | None = None) -> None:
-        """Set values.
-
-        Parameters
-        ----------
-        values
-            A column per column of the state's type, as long as the keys or as `where` has trues: of Arrow,
-            numpy or pandas, or a list of Python's values. Of pandas, NaN is null.
-        where
-            Which keys get one, shape (keys,), bool; all by default.
-
-        Raises
-        ------
-        StateValueError
-            They are of another type or number than declared, or `where` is; names state, field and key.
-        """
+        """Set values."""
         chosen = self._chosen(where)
         columns = GivenColumns(self._table.layout, self._index, chosen).of(values)
         self._replace(chosen, columns, alive=np.ones(len(chosen), dtype=bool))
@@ -373,20 +336,13 @@ def next_due_of(table: pa.RecordBatch, clock: TimeDomain) -> int | None:
 
 @dataclass(frozen=True)
 class Stored:
-    """Rows of a table, those of the base in front of those of the delta.
+    """Rows of a table, those of the base in front of those of the delta."""
 
-    Parameters
-    ----------
-    rows
-        With the table's columns; living ones, ones that others stand for, and removed ones.
-    in_base
-        How many are of the base.
-    places
-        Of the others, in the delta.
-    """
-
+    #: With the table's columns; living ones, ones that others stand for, and removed ones.
     rows: pa.RecordBatch
+    #: How many are of the base.
     in_base: int
+    #: Of the others, in the delta.
     places: Array
 
     def __len__(self) -> int:
@@ -404,7 +360,6 @@ class Stored:
 
     @property
     def bounds(self) -> tuple[Array, Array]:
-        """Start and end of each row's window."""
         return _numbers(self.rows, FROM), _numbers(self.rows, TO)
 
     @property
@@ -414,18 +369,11 @@ class Stored:
 
     @property
     def values(self) -> list[pa.Array]:
-        """The value's columns behind the first."""
         names = [name for name in self.rows.schema.names if name.startswith("value_") and name != DUE]
         return [self.rows.column(name) for name in names]
 
     def living(self, key: Array) -> Array:
-        """Return the places of the entries: rows that count, in the order of keys and windows.
-
-        Parameters
-        ----------
-        key
-            Number of each row's key; shape (rows,).
-        """
+        """Return the places of the entries: rows that count, in the order of keys and windows."""
         start_ms, end_ms = self.bounds
         order = np.lexsort((end_ms, start_ms, key))
         if not self.in_base:
@@ -436,13 +384,7 @@ class Stored:
 
 
 class DueTable:
-    """A state of :class:`~flinkish_spark.state.key_group.GroupState` whose entries are due some time.
-
-    Parameters
-    ----------
-    table
-        With an entry per key and window, and a first value that is a time in milliseconds.
-    """
+    """A state of :class:`~flinkish_spark.state.key_group.GroupState` whose entries are due some time."""
 
     def __init__(self, table: LayeredTable) -> None:
         if table.layout.form is not SlotForm.KEY_AND_WINDOW:
@@ -451,7 +393,6 @@ class DueTable:
 
     @property
     def layout(self) -> TableLayout:
-        """Of the table."""
         return self._table.layout
 
     def keys_together(self, given: Sequence[Sequence[pa.Array]]) -> list[pa.Array]:
@@ -490,17 +431,7 @@ class DueTable:
         return int(found.min()) if len(found) else None
 
     def write(self, stored: Stored, key: Array, kept: Array, rows: pa.RecordBatch, row_key: Array) -> None:
-        """Put what became of the rows of :meth:`select`.
-
-        Parameters
-        ----------
-        stored, key
-            Those rows, and the number of each one's key.
-        kept
-            Places of those that stay as they are.
-        rows, row_key
-            Rows that are new or in place of others, and the numbers of their keys.
-        """
+        """Put what became of the rows of :meth:`select`."""
         goes = np.ones(len(stored), dtype=bool)
         goes[kept] = False
         if stored.in_base:

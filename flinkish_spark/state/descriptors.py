@@ -81,7 +81,6 @@ class StateTtl:
 
 
 def check_ttl(name: str, ttl: StateTtl | None) -> None:
-    """Raise ConfigError for what is neither a time to live nor None; `name` is that of the argument."""
     if ttl is not None:
         instance_of(name, ttl, StateTtl, what_to_do="give a StateTtl(3_600_000), or leave it out")
 
@@ -299,40 +298,22 @@ StateDescriptor = (
 
 
 class TypeText(str):
-    """The DDL of a declared type that remembers the hint with its classes; compared as text.
+    """The DDL of a declared type that remembers the hint with its classes; compared as text."""
 
-    Parameters
-    ----------
-    hint
-        What instances are made by again.
-    """
-
+    #: What instances are made by again.
     hint: Any
 
     def __new__(cls, ddl: str, hint: Any) -> TypeText:
-        """Return the text."""
         made = super().__new__(cls, ddl)
         made.hint = hint
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy is made of."""
         return TypeText, (str(self), self.hint)
 
 
 def state_type(name: str, given: StateType) -> str:
-    """Return the DDL of a declared type; a :class:`TypeText` if values are to be instances of classes.
-
-    Parameters
-    ----------
-    name
-        Of the state.
-
-    Raises
-    ------
-    SchemaError
-        It is no type that a state can have.
-    """
+    """Return the DDL of a declared type; a :class:`TypeText` if values are to be instances of classes."""
     try:
         ddl = declared_ddl(given)
         if isinstance(given, str | T.DataType) or maker_of(given) is None:
@@ -343,7 +324,6 @@ def state_type(name: str, given: StateType) -> str:
 
 
 def made_by(ddl: str) -> Made | None:
-    """Return what makes instances of declared classes of what Arrow gives; None where there are none."""
     return maker_of(ddl.hint) if isinstance(ddl, TypeText) else None
 
 

@@ -26,13 +26,7 @@ class StateMismatch(ValueError):
 
 
 def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
-    """Return stored entries with the columns of a declaration.
-
-    Raises
-    ------
-    StateMismatch
-        A field changed in a way that is not allowed; says which.
-    """
+    """Return stored entries with the columns of a declaration."""
     # With their names: two fields of one type may have changed places.
     if stored.schema.equals(layout.schema, check_metadata=True):
         return stored
@@ -92,29 +86,16 @@ def _names_of_program(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """The first place, from the outside, where a declared type does not hold what is stored.
+    """The first place, from the outside, where a declared type does not hold what is stored."""
 
-    Parameters
-    ----------
-    path
-        From the value to it: `element` of a list, `key` and `value` of a map, names of fields.
-    stored, declared
-        The types there.
-    """
-
+    #: From the value to it: `element` of a list, `key` and `value` of a map, names of fields.
     path: tuple[str, ...]
     stored: pa.DataType
     declared: pa.DataType
 
 
 def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = ()) -> Misfit | None:
-    """Return where a stored type has no place in a declared one; None if every value has its place.
-
-    Examples
-    --------
-    >>> misfit(pa.list_(pa.struct([("a", pa.int64())])), pa.list_(pa.struct([("a", pa.int8())]))).path
-    ('element', 'a')
-    """
+    """Return where a stored type has no place in a declared one; None if every value has its place."""
     if stored.equals(declared):
         return None
     kinds = pa.types
@@ -138,13 +119,7 @@ def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = (
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds values of both: all fields, and the wider numbers; None if there is none.
-
-    Examples
-    --------
-    >>> str(common_type(pa.struct([("a", pa.int64())]), pa.struct([("a", pa.int32()), ("b", pa.string())])))
-    'struct<a: int64, b: string>'
-    """
+    """Return the type that holds values of both: all fields, and the wider numbers; None if there is none."""
     if one.equals(other):
         return one
     kinds = pa.types
@@ -163,12 +138,10 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def stored_values(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Return the types of stored values by their names."""
     return {name: field.type for name, field in _values_in(schema).items()}
 
 
 def is_single(names: Iterable[str]) -> bool:
-    """Return whether values have one column, which has no name of its own."""
     return _names_of_program(names) == [_UNNAMED]
 
 

@@ -58,15 +58,7 @@ _NONE: Array = np.empty(0, dtype=np.int64)
 
 
 class StoredTimers:
-    """A table of timers per clock.
-
-    Parameters
-    ----------
-    tables
-        By clock.
-    registered
-        How many places in the order of registration were given out, by clock.
-    """
+    """A table of timers per clock."""
 
     def __init__(
         self, tables: Mapping[TimeDomain, LayeredTable], registered: Mapping[TimeDomain, int]
@@ -94,7 +86,6 @@ class StoredTimers:
         return np.concatenate([times, below[0]]), np.concatenate([hashes, below[1]])
 
     def due(self, domain: TimeDomain, limit_ms: int) -> Array:
-        """Return the hashes of keys with timers that are due."""
         times, hashes = self.living(domain)
         found: Array = hashes[times <= limit_ms]
         return found
@@ -110,13 +101,7 @@ class StoredTimers:
         return queues
 
     def replace(self, queues: Mapping[TimeDomain, TimerQueue], hash_of: Mapping[Any, int]) -> None:
-        """Take over what became of the timers of :meth:`select`.
-
-        Parameters
-        ----------
-        hash_of
-            Hash of each key that has one.
-        """
+        """Take over what became of the timers of :meth:`select`."""
         for domain, queue in queues.items():
             self.registered[domain] = queue.registered
             stored = self._tables[domain]
@@ -134,11 +119,6 @@ class StoredTimers:
         """Give keys one timer each, in place of those that they have; one that is there already stays.
 
         Behind :meth:`replace`, where that is called as well.
-
-        Parameters
-        ----------
-        times_ms, where
-            By key, when it fires, and whether the key is meant. At the end of time is none.
         """
         table = self._tables[domain]
         rows = _TimerRows.of(table, index, where)
@@ -187,22 +167,15 @@ _NO_PLACE = -1
 
 @dataclass(frozen=True)
 class _TimerRows:
-    """Stored timers of some keys, in both layers.
+    """Stored timers of some keys, in both layers."""
 
-    Parameters
-    ----------
-    keys, times_ms, places
-        Number of the key, the time, and the place in the order of registration.
-    rows
-        Where in its layer each is.
-    is_in_base, is_living
-        Which layer that is, and whether the timer counts.
-    """
-
+    #: Number of the key, the time, and the place in the order of registration.
     keys: Array
     times_ms: Array
     places: Array
+    #: Where in its layer each is.
     rows: Array
+    #: Which layer that is, and whether the timer counts.
     is_in_base: Array
     is_living: Array
 
@@ -274,20 +247,13 @@ class Bases(Protocol):
 
 @dataclass(frozen=True)
 class BasePolicy:
-    """When a key group's entries move into a base.
+    """When a key group's entries move into a base."""
 
-    Parameters
-    ----------
-    smallest_bytes
-        A value that is smaller stays in one piece.
-    delta_share
-        The delta moves into a new base when it has more than this share of the base's rows, or of its bytes.
-    smallest_delta_rows, smallest_delta_bytes
-        A delta that is smaller in both stays in the value.
-    """
-
+    #: A value that is smaller stays in one piece.
     smallest_bytes: int = 128 * 1024
+    #: The delta moves into a new base when it has more than this share of the base's rows, or of its bytes.
     delta_share: float = 0.125
+    #: A delta that is smaller in both stays in the value.
     smallest_delta_rows: int = 1024
     smallest_delta_bytes: int = 1024 * 1024
 
@@ -358,24 +324,7 @@ class GroupLayout:
 
 
 class GroupState:
-    """The state of one key group in one micro-batch.
-
-    Parameters
-    ----------
-    layout
-        Of the operator.
-    value
-        What was stored; None at the beginning.
-    bases
-        Where bases are.
-
-    Raises
-    ------
-    FrameError
-        The value, or the base that it names, is damaged.
-    StateMismatch
-        It belongs to another operator, or a state is stored with other types than it is declared with.
-    """
+    """The state of one key group in one micro-batch."""
 
     def __init__(self, layout: GroupLayout, value: bytes | memoryview | None, bases: Bases) -> None:
         self._layout, self._bases = layout, bases
@@ -441,17 +390,7 @@ class GroupState:
         progress: Progress,
         also: Array = _NONE,
     ) -> None:
-        """Give an operator the entries of keys that have elements, and of those whose timers are due.
-
-        Parameters
-        ----------
-        states, timers
-            The operator's: what they have of another key group goes. :meth:`store` takes them back.
-        hash_of
-            Hash of each key that has elements.
-        also
-            Hashes of keys that are wanted besides.
-        """
+        """Give an operator the entries of keys that have elements, and of those whose timers are due."""
         own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
         due = [self.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
         hashes = np.unique(np.concatenate([own, *due, also]))
@@ -470,13 +409,6 @@ class GroupState:
 
         For whoever works on some keys as columns. What it writes of these has to be written behind
         :meth:`store`.
-
-        Parameters
-        ----------
-        only
-            By state, hashes of the keys that are wanted of it; of other states it is all keys of `hash_of`.
-        timers_of
-            Hashes of the keys whose timers are wanted.
         """
         own = np.unique(np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of)))
         self._load(states, timers, hash_of, own, now_ms, only, timers_of)
@@ -526,29 +458,20 @@ class GroupState:
         return self.is_changed
 
     def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:
-        """Return a value state of the keys of a batch, as columns."""
         if state not in self._layout.states:
             raise StateNotDeclared(self._layout.uid, state)
         return ColumnarState(self._tables[STATE_SECTION + state], index, now_ms)
 
     def due_table(self, state: str) -> DueTable:
-        """Return a state per key and window whose entries are due some time, as columns."""
         return DueTable(self._tables[STATE_SECTION + state])
 
     def hashes_of(self, state: str) -> Array:
-        """Return the hashes of all keys that may have an entry of a state."""
         return np.concatenate(
             [one.column(0).to_numpy() for one in self._tables[STATE_SECTION + state].layers]
         )
 
     def keys_of(self, state: str, hashes: Array) -> pa.RecordBatch:
-        """Return hash and key columns of entries of a state; a key may be there twice, or be gone.
-
-        Parameters
-        ----------
-        hashes
-            Of the keys that are wanted, sorted and unique.
-        """
+        """Return hash and key columns of entries of a state; a key may be there twice, or be gone."""
         table = self._tables[STATE_SECTION + state]
         columns = list(range(1 + len(table.layout.keys)))
         own = [one.take(pa.array(places_with(one, hashes))).select(columns) for one in table.layers]
@@ -556,11 +479,9 @@ class GroupState:
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is something to store, or to store no more."""
         return bool(self.given_up) or any(table.is_changed for table in self._tables.values())
 
     def living(self) -> Iterable[tuple[str, pa.RecordBatch]]:
-        """Yield the living entries of each state, by its name."""
         return ((name, self._tables[STATE_SECTION + name].merged()) for name in self._layout.states)
 
     def next_due_ms(self, domain: TimeDomain) -> int | None:
@@ -584,7 +505,6 @@ class GroupState:
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def timer_count(self) -> int:
-        """Return the number of timers."""
         return sum(len(self.timers.living(domain)[0]) for domain in TimeDomain)
 
     def dump(self, group: int, policy: BasePolicy, now_ms: int) -> bytes:
@@ -593,11 +513,6 @@ class GroupState:
         Entries that have expired are left out of a value in one piece and of a new base. A former base is
         deleted when no state to which the job may go back names it. That holds whatever becomes of this
         micro-batch, so it may be done before its end.
-
-        Parameters
-        ----------
-        now_ms
-            The micro-batch's processing time.
         """
         self._former = [one for one in self._former if not self._is_released(*one)]
         for table in self._tables.values():
@@ -635,7 +550,6 @@ class GroupState:
             table.put_rows(rows, _NONE)
 
     def dump_whole(self) -> bytes:
-        """Return a value without a base: for savepoints. It knows nothing of files."""
         self._former = []
         return self._frame({name: table.merged() for name, table in self._tables.items()}, None)
 
@@ -644,7 +558,6 @@ class GroupState:
         return self._tables[TIMERS + domain.value].rows()
 
     def rows(self, state: str) -> Iterable[Row]:
-        """Return all living entries of a state."""
         return self._tables[STATE_SECTION + state].rows()
 
     # -- parts ----------------------------------------------------------------------------------
@@ -660,7 +573,6 @@ class GroupState:
         return delta_bytes > policy.delta_share * base_bytes
 
     def _is_base_expired(self, policy: BasePolicy, now_ms: int) -> bool:
-        """Whether most of the base has expired: who writes it anew then has at least as much to leave out."""
         expired = sum(table.expired_in_base(now_ms) for table in self._tables.values())
         return bool(expired > max(policy.smallest_delta_rows, self._base_rows / 2))
 
@@ -715,18 +627,7 @@ def _read(
 
 
 def bundled_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
-    """Return the state of several key groups as that of their bundle.
-
-    Parameters
-    ----------
-    values
-        In the order of the key groups, each in one piece.
-
-    Raises
-    ------
-    FrameError, StateMismatch
-        See :class:`GroupState`.
-    """
+    """Return the state of several key groups as that of their bundle."""
     groups = [GroupState(layout, value, NoBases()) for value in values]
     if len(values) == 1:
         return values[0]
@@ -756,13 +657,7 @@ class StoredGroup:
 
 
 def describe_group(value: bytes | memoryview) -> StoredGroup:
-    """Return whose a whole value is and what it holds; checks all of it.
-
-    Raises
-    ------
-    FrameError
-        It is damaged.
-    """
+    """Return whose a whole value is and what it holds; checks all of it."""
     sections = unpack_frame(value)
     owner = owner_in(sections)
     types = {}
@@ -779,11 +674,6 @@ def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
 
     What partitions keep beside their key groups are values of their own, and may have the names of keyed
     states: broadcast states begin with :data:`BROADCAST`, operator list states with :data:`LISTS`.
-
-    Raises
-    ------
-    FrameError
-        The value is damaged.
     """
     sections = unpack_frame(value)
     prefix = _PREFIXES.get(owner_in(sections).get("kind", ""), STATE_SECTION)
@@ -797,7 +687,6 @@ def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
 
 
 def kind_of(value: bytes | memoryview) -> str | None:
-    """Return which kind of state a partition keeps in a value; None for the value of a key group."""
     kind = owner_in(unpack_frame(value)).get("kind")
     return None if kind is None else str(kind)
 
@@ -805,29 +694,7 @@ def kind_of(value: bytes | memoryview) -> str | None:
 def changed_partition(
     value: bytes | memoryview | None, owner: str, kind: str | None, changes: Mapping[str, pa.RecordBatch]
 ) -> bytes | None:
-    """Return what a partition keeps, with other entries in some of its states, and maybe another owner.
-
-    Parameters
-    ----------
-    value
-        None for none.
-    owner
-        Uid of the operator whose value it becomes.
-    kind
-        Of the states that are changed; None if none is.
-    changes
-        Entries by the name of the state.
-
-    Returns
-    -------
-    bytes | None
-        None if nothing is left in it.
-
-    Raises
-    ------
-    StateMismatch
-        It is of another kind.
-    """
+    """Return what a partition keeps, with other entries in some of its states, and maybe another owner."""
     found = kind if value is None else kind_of(value)
     if found is None or kind not in (None, found):
         raise StateMismatch(f"operator {owner!r} keeps {found or 'keyed state'} where {kind} was to be")
@@ -844,26 +711,6 @@ def changed_group(
     """Return a whole value with other entries in some sections, and maybe another owner.
 
     For writers of savepoints; what is not named in `changes` stays as it is.
-
-    Parameters
-    ----------
-    value
-        None for a key group that had no state.
-    owner
-        Uid of the operator whose value it becomes.
-    changes
-        Entries by section, sorted by hash; a table without rows takes the section away. Of timers, the first
-        value is their place in the order of registration.
-
-    Returns
-    -------
-    bytes | None
-        None if nothing is left in it.
-
-    Raises
-    ------
-    FrameError
-        The value is damaged.
     """
     frame = {} if value is None else unpack_frame(value)
     registered = owner_in(frame).get("registered", {})
@@ -882,18 +729,7 @@ def changed_group(
 
 
 def unbundled_groups(value: bytes, owner: str, bundling: Bundling) -> dict[int, bytes]:
-    """Return the state of a bundle, which is in one piece, by its key groups: of those that have any.
-
-    Parameters
-    ----------
-    owner
-        Uid of its operator.
-
-    Raises
-    ------
-    FrameError
-        It is damaged.
-    """
+    """Return the state of a bundle, which is in one piece, by its key groups: of those that have any."""
     found: dict[int, dict[str, pa.RecordBatch]] = {}
     for name, table in stored_tables(value).items():
         groups = np.mod(table.column(HASH).to_numpy(), bundling.key_groups)
@@ -906,13 +742,7 @@ def unbundled_groups(value: bytes, owner: str, bundling: Bundling) -> dict[int, 
 
 
 def whole_group(value: bytes | memoryview, bases: Bases) -> bytes:
-    """Return a value that names no base: for savepoints, which hold all of their state themselves.
-
-    Raises
-    ------
-    FrameError
-        The value or its base is damaged.
-    """
+    """Return a value that names no base: for savepoints, which hold all of their state themselves."""
     upper = unpack_frame(value)
     owner = owner_in(upper)
     base = base_of(owner)

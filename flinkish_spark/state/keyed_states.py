@@ -74,13 +74,7 @@ class _Declaring:
 
 
 class KeyedStates(SubtaskFacts):
-    """The states of an operator, made when it is opened; the tables behind them change per key group.
-
-    Parameters
-    ----------
-    uid, max_parallelism
-        Of the operator.
-    """
+    """The states of an operator, made when it is opened; the tables behind them change per key group."""
 
     def __init__(self, uid: str, max_parallelism: int) -> None:
         self.uid, self.max_parallelism = uid, max_parallelism
@@ -168,7 +162,6 @@ class KeyedStates(SubtaskFacts):
         self.dropped.add(name)
 
     def per_namespace(self, name: str) -> None:
-        """Keep a state per key and namespace; said by operators with windows, when they are opened."""
         self.namespaced.add(name)
 
     def through(self, scope: KeyScope) -> KeyedStates:
@@ -181,7 +174,6 @@ class KeyedStates(SubtaskFacts):
         return other
 
     def of_function(self) -> KeyedStates:
-        """Return these states as a function of the user's declares them: with the names of their fields."""
         other = copy.copy(self)
         other._states, other._is_of_function = {}, True
         return other
@@ -198,7 +190,6 @@ class KeyedStates(SubtaskFacts):
             )
 
     def _handed_out(self, ddl: str) -> tuple[HandedOut | None, bool]:
-        """Return what names the values that are handed out, and whether they may be changed in place."""
         return naming_of(ddl) if self._is_of_function else None, may_change(ddl)
 
     def _declared(
@@ -222,7 +213,6 @@ class KeyedStates(SubtaskFacts):
         return self._states[descriptor.name]
 
     def begin_group(self) -> None:
-        """Forget the entries of the last key group."""
         for table in self.tables.values():
             table.clear()
 

@@ -39,36 +39,22 @@ _SAMPLED_BY = 40
 
 @dataclass(frozen=True)
 class KeyIndex:
-    """The distinct keys of a batch.
+    """The distinct keys of a batch."""
 
-    Parameters
-    ----------
-    of_row
-        Number of each row's key; shape (rows,).
-    hashes
-        Hash of each key, ascending; equal for two keys only where their hashes collide. Shape (keys,).
-    keys
-        Columns of the distinct keys, by number.
-    first
-        The first row of each key; shape (keys,).
-    """
-
+    #: Number of each row's key; shape (rows,).
     of_row: Array
+    #: Hash of each key, ascending; equal for two keys only where their hashes collide. Shape (keys,).
     hashes: Array
+    #: Columns of the distinct keys, by number.
     keys: tuple[pa.Array, ...]
+    #: The first row of each key; shape (keys,).
     first: Array
 
     def __len__(self) -> int:
         return len(self.hashes)
 
     def chosen(self, where: Array | None) -> Array:
-        """Return the numbers of the keys where an array says so, all for None.
-
-        Raises
-        ------
-        ValueError
-            It is not one true or false per key: one per row, or numbers of keys, would choose others.
-        """
+        """Return the numbers of the keys where an array says so, all for None."""
         if where is None:
             return np.arange(len(self))
         given = np.asarray(where)
@@ -83,15 +69,7 @@ class KeyIndex:
 
     @classmethod
     def of(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
-        """Give the keys of rows numbers.
-
-        Parameters
-        ----------
-        hashes
-            64-bit hash of each row's key; equal keys have equal hashes.
-        keys
-            Key columns, as long as the hashes.
-        """
+        """Give the keys of rows numbers."""
         distinct, first, of_row = np.unique(hashes, return_index=True, return_inverse=True)
         taken = tuple(column.take(pa.array(first)) for column in keys)
         index = cls(of_row, distinct, taken, first)
@@ -114,13 +92,7 @@ class KeyIndex:
 
 
 def group_numbers(keys: Sequence[pa.Array]) -> tuple[Array, Array]:
-    """Return a number per row, by its key, in the order of first appearance; and each key's first row.
-
-    Parameters
-    ----------
-    keys
-        Key columns, of equal length; at least one. Null is the same as null.
-    """
+    """Return a number per row, by its key, in the order of first appearance; and each key's first row."""
     numbers: Array | None = None
     for key in keys:
         encoded = key.dictionary_encode(null_encoding="encode")
@@ -144,17 +116,6 @@ def keys_rarely_repeat(hashes: Array) -> bool:
 
     The sample are all rows of some keys, so it does not matter in which order keys come. The answer depends
     on the rows alone: a micro-batch that is run again is treated alike.
-
-    Parameters
-    ----------
-    hashes
-        64-bit hash of each row's key.
-
-    Examples
-    --------
-    >>> hashes = np.random.default_rng(1).integers(0, 1 << 62, 100_000)
-    >>> keys_rarely_repeat(hashes), keys_rarely_repeat(np.tile(hashes[:50_000], 2))
-    (True, False)
     """
     sampled = hashes[(hashes >> _SAMPLED_BY) % _SAMPLED_KEYS == 0]
     # A key that many rows have is seldom in the sample; then that has too few rows, or it has too many.
@@ -217,7 +178,6 @@ class LayeredTable:
 
     @property
     def layers(self) -> list[pa.RecordBatch]:
-        """The base, if there is one, and the delta."""
         return [self.delta] if self.base is None else [self.base, self.delta]
 
     def select(self, hashes: Array) -> dict[Any, Row]:
@@ -248,13 +208,6 @@ class LayeredTable:
         """Put rows, by slot, into the delta, and take others out.
 
         Their keys are among those that were selected.
-
-        Parameters
-        ----------
-        changes
-            By slot. A row that is not alive says that the base's does not count.
-        gone
-            Slots of removed entries. For those in :attr:`in_base` such a row is among `changes`, too.
         """
         if not changes and not gone:
             return
@@ -266,7 +219,6 @@ class LayeredTable:
         self.is_changed = True
 
     def put_rows(self, rows: pa.RecordBatch, gone: Array) -> None:
-        """Put rows into the delta, and take out those at some places of it; for whoever works on columns."""
         if rows.num_rows or len(gone):
             self.delta = _joined([_without(self.delta, gone), rows])
             self.is_changed = True
@@ -343,7 +295,6 @@ class LayeredTable:
         return {HASH, *self.layout.form.columns, *(f"key_{at}" for at in range(len(self.layout.keys)))}
 
     def rows(self) -> Iterable[Row]:
-        """Return all living entries; for readers of checkpoints and for savepoints."""
         merged = self.merged()
         return self._decoded(merged, np.arange(merged.num_rows))
 
@@ -364,7 +315,6 @@ def _without(batch: pa.RecordBatch, places: Array) -> pa.RecordBatch:
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return the rows of several batches as one, sorted by hash."""
     joined = pa.concat_batches([batch for batch in batches if batch.num_rows] or batches[:1])
     order = np.argsort(joined.column(0).to_numpy(), kind="stable")
     return joined.take(pa.array(order))
@@ -377,15 +327,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def note_changes_in_place(
     table: StateTable, stored: LayeredTable, hash_of: Mapping[Any, int], now_ms: int
 ) -> None:
-    """Let entries that a function has had in hand and has not put back be written, if it changed them.
-
-    Parameters
-    ----------
-    stored
-        The same state, as it was before.
-    hash_of
-        Of keys.
-    """
+    """Let entries that a function has had in hand and has not put back be written, if it changed them."""
     has_window = stored.layout.form is SlotForm.KEY_AND_WINDOW
     lent = [slot for slot in table.lent - table.changed if slot in table.entries]
     if not lent:

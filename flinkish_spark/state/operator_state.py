@@ -44,15 +44,7 @@ class OperatorValueMismatch(ValueError):
 
 
 def pack_tables(uid: str, kind: str, tables: Mapping[str, pa.RecordBatch]) -> bytes:
-    """Return tables as bytes, those without rows left out.
-
-    Parameters
-    ----------
-    uid
-        Of the operator.
-    kind
-        What sort of state it is, as in "broadcast state"; one value has one sort.
-    """
+    """Return tables as bytes, those without rows left out."""
     sections: dict[str, bytes | memoryview] = {OWNER: json.dumps({"uid": uid, "kind": kind}).encode()}
     for name, batch in tables.items():
         if batch.num_rows:
@@ -63,15 +55,7 @@ def pack_tables(uid: str, kind: str, tables: Mapping[str, pa.RecordBatch]) -> by
 def unpack_tables(
     uid: str, kind: str, schemas: Mapping[str, pa.Schema], value: bytes | memoryview | None
 ) -> dict[str, pa.RecordBatch]:
-    """Return the tables that have rows; none where nothing was stored.
-
-    Raises
-    ------
-    FrameError
-        The value is damaged.
-    OperatorValueMismatch
-        It is another operator's, of another kind, or not as it is declared.
-    """
+    """Return the tables that have rows; none where nothing was stored."""
     stored = {} if value is None else unpack_frame(value)
     owner = owner_in(stored)
     stored.pop(OWNER, None)
@@ -92,13 +76,7 @@ def unpack_tables(
 
 
 def table_of(what: str, schema: pa.Schema, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-    """Return columns as a table.
-
-    Raises
-    ------
-    StateValueError
-        A value does not fit its declared type.
-    """
+    """Return columns as a table."""
     try:
         arrays = [strict_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     except ValueMismatch as error:
@@ -107,7 +85,6 @@ def table_of(what: str, schema: pa.Schema, columns: Sequence[Sequence[Any]]) -> 
 
 
 def values_of(column: pa.Array, *, has_fields: bool) -> list[Any]:
-    """Return a column's values; tuples where the type is written as a list of fields."""
     values = to_values(column)
     return [tuple(value.values()) for value in values] if has_fields else values
 
@@ -172,30 +149,12 @@ class Redistribution(enum.Enum):
 
 @dataclass(frozen=True, slots=True, init=False)
 class OperatorListDescriptor:
-    """Name and element type of an operator list state.
-
-    Parameters
-    ----------
-    name
-        Unique within the operator.
-    element_type
-        Of an item, as of a :class:`~flinkish_spark.state.ValueStateDescriptor`; the attribute is its DDL.
-    redistribution
-        Who gets which items of a checkpoint.
-
-    Raises
-    ------
-    SchemaError
-        It is no type that a state can have.
-
-    Examples
-    --------
-    >>> OperatorListDescriptor("positions", "file STRING, offset LONG").redistribution
-    <Redistribution.SPLIT: 'SPLIT'>
-    """
+    """Name and element type of an operator list state."""
 
     name: str
+    #: Of an item, as of a :class:`~flinkish_spark.state.ValueStateDescriptor`; the attribute is its DDL.
     element_type: str
+    #: Who gets which items of a checkpoint.
     redistribution: Redistribution = Redistribution.SPLIT
 
     def __init__(
@@ -215,15 +174,7 @@ class OperatorListDescriptor:
 
 
 class OperatorListState:
-    """The items of one copy: iterate, `len`, `add`, `add_all`, `update`, `clear`.
-
-    Parameters
-    ----------
-    items
-        Its content.
-    element_type
-        As of the descriptor.
-    """
+    """The items of one copy: iterate, `len`, `add`, `add_all`, `update`, `clear`."""
 
     __slots__ = ("_items", "_lends", "_naming", "is_changed")
 
@@ -238,7 +189,6 @@ class OperatorListState:
         return len(self._items)
 
     def get(self) -> list[Any]:
-        """Return a copy of the items."""
         # Whoever changes an item in place need not put it back.
         self.is_changed |= self._lends and bool(self._items)
         return list(self._items)
@@ -263,29 +213,11 @@ class OperatorListState:
         self._items, self.is_changed = named, True
 
     def clear(self) -> None:
-        """Remove all items."""
         self.update(())
 
 
 class OperatorLists:
-    """The operator list states of one copy of an operator.
-
-    Parameters
-    ----------
-    uid
-        Of the operator.
-    descriptors
-        Of the states.
-    value
-        What :meth:`dump` returned, or :func:`redistribute` made for this copy; None at the beginning.
-
-    Raises
-    ------
-    FrameError
-        The value is damaged.
-    OperatorValueMismatch
-        It belongs to another operator, or a state is stored with another type than it is declared with.
-    """
+    """The operator list states of one copy of an operator."""
 
     def __init__(
         self, uid: str, descriptors: Sequence[OperatorListDescriptor], value: bytes | memoryview | None
@@ -300,30 +232,17 @@ class OperatorLists:
         }
 
     def state(self, descriptor: OperatorListDescriptor) -> OperatorListState:
-        """Return a state.
-
-        Raises
-        ------
-        OperatorValueMismatch
-            It is not declared.
-        """
+        """Return a state."""
         if self._descriptors.get(descriptor.name) != descriptor:
             raise OperatorValueMismatch(f"there is no {LIST_KIND} '{descriptor.name}' as {descriptor}")
         return self._states[descriptor.name]
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is something to store."""
         return any(state.is_changed for state in self._states.values())
 
     def dump(self) -> bytes:
-        """Return the value to store.
-
-        Raises
-        ------
-        StateValueError
-            An item does not fit its declared type.
-        """
+        """Return the value to store."""
         tables = {
             name: table_of(f"{LIST_KIND} {name!r}", self._descriptors[name].schema, [state.get()])
             for name, state in self._states.items()
@@ -337,22 +256,7 @@ def redistribute(
     values: Sequence[bytes | memoryview | None],
     parallelism: int,
 ) -> list[bytes]:
-    """Return the values of the copies of a restored operator.
-
-    Parameters
-    ----------
-    values
-        What the copies of the checkpoint stored, in their order; None for one that stored nothing.
-    parallelism
-        How many copies there are now; at least 1.
-
-    Raises
-    ------
-    ValueError
-        The parallelism is not positive.
-    FrameError, OperatorValueMismatch
-        A value cannot be read.
-    """
+    """Return the values of the copies of a restored operator."""
     if parallelism < 1:
         raise ValueError(f"an operator has at least one copy, not {parallelism}")
     before = [OperatorLists(uid, descriptors, value) for value in values]
@@ -365,15 +269,7 @@ def redistribute(
 
 
 def dealt(items: Sequence[list[Any]], how: Redistribution, parallelism: int) -> list[list[Any]]:
-    """Return which items each of the new copies gets.
-
-    Examples
-    --------
-    >>> dealt([["a", "b"], [], ["c"]], Redistribution.SPLIT, 2)
-    [['a', 'b'], ['c']]
-    >>> dealt([["a", "b"], ["c"]], Redistribution.UNION, 2)
-    [['a', 'b', 'c'], ['a', 'b', 'c']]
-    """
+    """Return which items each of the new copies gets."""
     together = [item for own in items for item in own]
     if how is Redistribution.UNION:
         return [list(together) for _ in range(parallelism)]
@@ -410,17 +306,6 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
     """A broadcast state, to read and to write; a dict, which iterates in the order of insertion.
 
     Also speaks Flink's names: `put`, `contains`, `remove`, `entries`.
-
-    Parameters
-    ----------
-    entries
-        Its content.
-    value_type
-        As of the descriptor.
-    keys
-        What it makes of keys.
-    puts
-        Notes what it is given, until the call is over.
     """
 
     __slots__ = ("_entries", "_keys", "_lends", "_naming", "_puts", "is_changed")
@@ -465,40 +350,23 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
         return self._keys.sought(key) in self._entries
 
     def put(self, key: K, value: V) -> None:
-        """Set a value."""
         self[key] = value
 
     def update(self, values: Any = (), /, **named: Any) -> None:
-        """Set several values, as `dict.update` does: of a mapping, or of pairs."""
         super().update(pairs_of(values), **named)
 
     def contains(self, key: K) -> bool:
-        """Return whether there is a value."""
         return self._keys.sought(key) in self._entries
 
     def remove(self, key: K) -> None:
-        """Remove a value, if there is one."""
         self.pop(key, None)
 
     def entries(self) -> list[tuple[K, V]]:
-        """Return all entries."""
         return list(self.items())
 
 
 class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
-    """A broadcast state, to read. A value that can change comes as a copy: the copies must stay equal.
-
-    Parameters
-    ----------
-    name
-        Of the state.
-    entries
-        Its content.
-    value_type
-        As of the descriptor.
-    keys
-        What it makes of keys.
-    """
+    """A broadcast state, to read. A value that can change comes as a copy: the copies must stay equal."""
 
     __slots__ = ("_entries", "_keys", "_name", "_take")
 
@@ -525,11 +393,9 @@ class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
         return self._keys.sought(key) in self._entries
 
     def contains(self, key: K) -> bool:
-        """Return whether there is a value."""
         return self._keys.sought(key) in self._entries
 
     def entries(self) -> list[tuple[K, V]]:
-        """Return all entries."""
         return list(self.items())
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -543,24 +409,7 @@ class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
 
 
 class BroadcastTables:
-    """The broadcast states of one operator in one partition.
-
-    Parameters
-    ----------
-    uid
-        Of the operator.
-    descriptors
-        Of the states.
-    value
-        What :meth:`dump` returned, by any partition; None at the beginning.
-
-    Raises
-    ------
-    FrameError
-        The value is damaged.
-    OperatorValueMismatch
-        It belongs to another operator, or a state is stored with other types than it is declared with.
-    """
+    """The broadcast states of one operator in one partition."""
 
     def __init__(
         self, uid: str, descriptors: Sequence[MapStateDescriptor], value: bytes | memoryview | None
@@ -581,31 +430,21 @@ class BroadcastTables:
             self._readable[name] = ReadOnlyBroadcastState(name, entries, kind, keys)
 
     def writable(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
-        """Return a state for the broadcast side."""
         return self._writable[_known(descriptor, self._writable)]
 
     def readable(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
-        """Return a state for the element side."""
         return self._readable[_known(descriptor, self._readable)]
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is something to store."""
         return any(state.is_changed for state in self._writable.values())
 
     def settle(self) -> None:
-        """Take the states for stored, as they are."""
         for state in self._writable.values():
             state.is_changed = False
 
     def dump(self) -> bytes:
-        """Return the value to store; the same for equal states that were filled in the same order.
-
-        Raises
-        ------
-        StateValueError
-            A key or value does not fit its declared type.
-        """
+        """Return the value to store; the same for equal states that were filled in the same order."""
         tables = {
             name: table_of(
                 f"{BROADCAST_KIND} {name!r}",

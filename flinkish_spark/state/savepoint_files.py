@@ -30,13 +30,7 @@ _CHUNK = 1 << 20
 
 
 class StateFileWriter:
-    """Writes one file; made by a task when it has its first row.
-
-    Parameters
-    ----------
-    path
-        New by construction: the name holds the task's attempt.
-    """
+    """Writes one file; made by a task when it has its first row."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,20 +73,11 @@ class _BucketWriter(StateFileWriter):
 
 
 def new_state_file(place: StoreSpec, path: str) -> StateFileWriter:
-    """Return what writes a file below a place; its name is new by construction."""
     return StateFileWriter(place.folder / path) if place.is_local else _BucketWriter(place, path)
 
 
 def state_in(place: StoreSpec, file: StateFile) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a state file below a place.
-
-    Raises
-    ------
-    ValueError
-        The file is not the one that `file` describes; message says how it differs.
-    OSError
-        It cannot be read.
-    """
+    """Yield the rows of a state file below a place."""
     if place.is_local:
         path = place.folder / file.path
         yield from _rows(path, path.stat().st_size, file)
@@ -102,7 +87,6 @@ def state_in(place: StoreSpec, file: StateFile) -> Iterator[pa.RecordBatch]:
 
 
 def has_checksum(place: StoreSpec, file: StateFile) -> bool:
-    """Whether every byte of a state file below a place is as `file` says; raises OSError as `state_in`."""
     if place.is_local:
         return sha256_of(place.folder / file.path) == file.sha256
     return hashlib.sha256(_read(place, file)).hexdigest() == file.sha256

@@ -65,15 +65,7 @@ class ValueState(Generic[V]):
 
 
 class TabledValueState(ValueState[V]):
-    """A value state whose values expire, have fields with names, or may be changed in place.
-
-    Parameters
-    ----------
-    naming
-        Names the fields of values; None where they have none.
-    lends
-        Whether a value that is read may be changed in place.
-    """
+    """A value state whose values expire, have fields with names, or may be changed in place."""
 
     __slots__ = ("_naming", "_read", "_table")
 
@@ -118,7 +110,6 @@ class TabledValueState(ValueState[V]):
             table.write(self._scope, self._naming(value))
 
     def clear(self) -> None:
-        """Remove the current key's value."""
         self._table.remove(self._scope)
 
 
@@ -251,23 +242,7 @@ _KEPT: tuple[tuple[tuple[type[T.DataType], ...], type], ...] = (
 
 
 class MapKeys:
-    """What a map state makes of the keys that it is given.
-
-    Parameters
-    ----------
-    owner
-        Whose state it is, for errors: ``operator 'totals'``.
-    state
-        Name of the state.
-    ddl
-        Declared type of its keys.
-
-    Examples
-    --------
-    >>> keys = MapKeys("operator 'totals'", "prices", "FLOAT")
-    >>> keys.put(0.5), keys.put(0.1)
-    (0.5, 0.10000000149011612)
-    """
+    """What a map state makes of the keys that it is given."""
 
     __slots__ = ("_arrow", "_ddl", "_owner", "_quick", "_state", "kept")
 
@@ -280,13 +255,7 @@ class MapKeys:
         self._quick = quick_of(kind)
 
     def put(self, key: Any) -> Any:
-        """Return a key as it will be read again.
-
-        Raises
-        ------
-        SchemaError
-            It can be no key of the declared type.
-        """
+        """Return a key as it will be read again."""
         if type(key) is self.kept:
             return key
         quick = self._quick
@@ -305,13 +274,7 @@ class MapKeys:
         return kept
 
     def sought(self, key: Any) -> Any:
-        """Return a key that is looked for; None, which no map has, is looked for in vain.
-
-        Raises
-        ------
-        SchemaError
-            As of :meth:`put`.
-        """
+        """Return a key that is looked for; None, which no map has, is looked for in vain."""
         return None if key is None else self.put(key)
 
     def _refused(self, key: Any, why: str) -> SchemaError:
@@ -336,7 +299,6 @@ class AnyKeys:
 
     @staticmethod
     def put(key: Any) -> Any:
-        """Return the key."""
         return key
 
     sought = put
@@ -489,7 +451,6 @@ class ListState(MutableSequence[V]):
         return held
 
     def _note(self, added: Iterable[V]) -> None:
-        """Note which elements the call at hand puts into the current key's list."""
         table = self._table
         if table.puts is not None:
             table.puts.add(table.entries, self._scope.slot, added)
@@ -712,7 +673,6 @@ class ExpiringListState(ListState[V]):
             touches[into] = [*before, *behind]
 
     def _copies(self) -> tuple[list[V], list[int]]:
-        """Return the current key's elements, and their times."""
         return [*self._look()], [*self._table.touches.get(self._scope.slot, ())]
 
 

@@ -65,7 +65,6 @@ class KeyScope:
         self.now_ms = 0
 
     def enter(self, key: Any, namespace: Any = None) -> None:
-        """Make a key, and maybe a namespace of its, the current one."""
         self.key, self.namespace = key, namespace
         self.slot = key if namespace is None else (key, namespace)
 
@@ -89,13 +88,11 @@ class PutValues:
         self._added: dict[tuple[int, Any], tuple[dict[Any, Any], list[Any]]] = {}
 
     def put(self, entries: dict[Any, Any], at: Any, value: Any) -> None:
-        """Note that a value is put there, before it is."""
         before = entries.get(at)
         if value is not before:
             self._put.setdefault((id(entries), at), (entries, before))
 
     def add(self, entries: dict[Any, Any], slot: Any, elements: Iterable[Any]) -> None:
-        """Note that elements come into the list of a slot."""
         self._added.setdefault((id(entries), slot), (entries, []))[1].extend(elements)
 
     def settle(self) -> None:
@@ -138,15 +135,12 @@ class StateTable:
         self.lent: set[Any] = set()
 
     def take(self, stored: Mapping[Any, StoredEntry], now_ms: int) -> None:
-        """Take over stored entries, by slot; `now_ms` stands still until the next :meth:`clear`."""
         self.entries.update((slot, entry.value) for slot, entry in stored.items())
 
     def touch_of(self, slot: Any) -> Touch:
-        """Return what is to be stored of an entry's time."""
         return 0, None
 
     def read(self, scope: KeyScope) -> Any:
-        """Return the current slot's entry, None if there is none."""
         return self.entries.get(scope.slot)
 
     def lend(self, scope: KeyScope) -> Any:
@@ -157,32 +151,26 @@ class StateTable:
         return value
 
     def written_in_place(self, slot: Any, now_ms: int) -> None:
-        """Take note that a function has changed an entry that it had in hand: as if it had put it back."""
         self.changed.add(slot)
 
     def clear(self) -> None:
-        """Forget all: another key group comes."""
         self.entries.clear()
         self.changed.clear()
         self.lent.clear()
 
     def write(self, scope: KeyScope, value: Any) -> None:
-        """Set the current slot's entry."""
         self.entries[scope.slot] = value
         self.changed.add(scope.slot)
 
     def write_rest(self, scope: KeyScope, rest: list[Any]) -> None:
-        """Set the current slot's list to what is left of it without some first elements; that is no touch."""
         self.write(scope, rest)
 
     def remove(self, scope: KeyScope) -> None:
-        """Remove the current slot's entry, if there is one."""
         if scope.slot in self.entries:
             del self.entries[scope.slot]
             self.changed.add(scope.slot)
 
     def move(self, source: Any, target: Any) -> None:
-        """Give one slot's entry to another, which loses its own."""
         self.entries[target] = self.entries.pop(source)
         self.changed |= {source, target}
 
@@ -198,16 +186,13 @@ class ExpiringTable(StateTable):
         self.touched_ms: dict[Any, int] = {}
 
     def take(self, stored: Mapping[Any, StoredEntry], now_ms: int) -> None:
-        """Take over stored entries, by slot."""
         super().take(stored, now_ms)
         self.touched_ms.update((slot, entry.touched_ms) for slot, entry in stored.items())
 
     def touch_of(self, slot: Any) -> Touch:
-        """Return what is to be stored of an entry's time."""
         return self.touched_ms.get(slot, 0), None
 
     def clear(self) -> None:
-        """Forget all."""
         super().clear()
         self.touched_ms.clear()
 
@@ -225,22 +210,18 @@ class ExpiringTable(StateTable):
         return self.entries[slot]
 
     def written_in_place(self, slot: Any, now_ms: int) -> None:
-        """Take note of a change in place, which is a touch as any other one."""
         super().written_in_place(slot, now_ms)
         self.touched_ms[slot] = now_ms
 
     def write(self, scope: KeyScope, value: Any) -> None:
-        """Set the current slot's entry, touched now."""
         super().write(scope, value)
         self.touched_ms[scope.slot] = scope.now_ms
 
     def remove(self, scope: KeyScope) -> None:
-        """Remove the current slot's entry, if there is one."""
         super().remove(scope)
         self.touched_ms.pop(scope.slot, None)
 
     def move(self, source: Any, target: Any) -> None:
-        """Give one slot's entry, and the time of its touch, to another."""
         super().move(source, target)
         self.touched_ms[target] = self.touched_ms.pop(source)
 
@@ -282,7 +263,6 @@ class ExpiringElements(StateTable, ABC):
         return latest_ms, None if min(times) == latest_ms else times
 
     def clear(self) -> None:
-        """Forget all."""
         super().clear()
         self.touches.clear()
 
@@ -299,12 +279,10 @@ class ExpiringElements(StateTable, ABC):
         self.touches[scope.slot] = self._all_at(value, scope.now_ms)
 
     def remove(self, scope: KeyScope) -> None:
-        """Remove the current slot's entry, if there is one."""
         super().remove(scope)
         self.touches.pop(scope.slot, None)
 
     def move(self, source: Any, target: Any) -> None:
-        """Give one slot's entry, with the times of its elements, to another."""
         super().move(source, target)
         self.touches[target] = self.touches.pop(source)
 
@@ -318,7 +296,6 @@ class ExpiringElements(StateTable, ABC):
 
     @property
     def is_renewed_by_reads(self) -> bool:
-        """Whether a read is a touch."""
         return self._ttl.update is TtlUpdate.ON_READ_AND_WRITE
 
     @abstractmethod
@@ -347,7 +324,6 @@ class ExpiringLists(ExpiringElements):
         self.changed.add(slot)
 
     def write_rest(self, scope: KeyScope, rest: list[Any]) -> None:
-        """Set the current slot's list to its last elements, which keep their times."""
         self.put(scope, rest, self.touches[scope.slot][-len(rest) :])
 
     def _living(self, value: Any, times: Sequence[int], lives: Sequence[bool]) -> tuple[Any, Any]:
@@ -392,30 +368,12 @@ _SINGLE = struct.Struct("<f")
 
 
 def quick_of(kind: T.DataType) -> Quick | None:
-    """Return the short way for the commonest values of a type; None if there is none.
-
-    Examples
-    --------
-    >>> quick_of(T.FloatType())(0.1), quick_of(T.FloatType())("0.1"), quick_of(T.LongType())
-    (0.10000000149011612, None, None)
-    """
+    """Return the short way for the commonest values of a type; None if there is none."""
     return _decimal_of(kind.scale) if isinstance(kind, T.DecimalType) else _QUICK.get(type(kind))
 
 
 class StoredForm:
-    """Makes of a value what will be read of it; leaves what is refused where it is stored as it is.
-
-    Parameters
-    ----------
-    kind
-        Declared type.
-
-    Examples
-    --------
-    >>> kept = StoredForm(T.TimestampType())
-    >>> kept(datetime.datetime(2024, 5, 6)), kept("today"), kept(None)
-    (datetime.datetime(2024, 5, 6, 0, 0, tzinfo=datetime.timezone.utc), 'today', None)
-    """
+    """Makes of a value what will be read of it; leaves what is refused where it is stored as it is."""
 
     __slots__ = ("_arrow", "_quick", "kind")
 
@@ -525,19 +483,7 @@ _NESTED = (T.ArrayType, T.MapType, T.StructType)
 
 
 class Naming:
-    """Gives values that are declared by fields the names of these; they are tuples still.
-
-    Parameters
-    ----------
-    names
-        Of the fields, in their order.
-
-    Examples
-    --------
-    >>> named = Naming(["total", "n"])
-    >>> named((5, 2)), named({"n": 2, "total": 5}).total
-    (Record(total=5, n=2), 5)
-    """
+    """Gives values that are declared by fields the names of these; they are tuples still."""
 
     __slots__ = ("_form", "_make", "_width", "kind")
 
@@ -560,13 +506,7 @@ class Naming:
 
 
 class FormedNaming(Naming):
-    """The same where fields are of types that make other values of some.
-
-    Parameters
-    ----------
-    fields
-        In their order.
-    """
+    """The same where fields are of types that make other values of some."""
 
     __slots__ = ("_forms",)
 
@@ -593,13 +533,6 @@ def naming_of(ddl: str) -> HandedOut | None:
     """Return what makes of values of a declared type what functions are handed.
 
     None where that is what they put: of most single types, and of a class of the user's.
-
-    Examples
-    --------
-    >>> naming_of("n LONG, price FLOAT")({"n": 1, "price": 0.1})
-    Record(n=1, price=0.10000000149011612)
-    >>> naming_of("LONG") is None
-    True
     """
     return None if getattr(ddl, "hint", None) is not None else _naming(str(ddl))
 
@@ -617,13 +550,7 @@ def _changes(field: T.StructField) -> bool:
 
 
 def as_fields(ddl: str) -> str:
-    """Return the type of a single value; a STRUCT is a tuple there, as a list of fields is.
-
-    Examples
-    --------
-    >>> as_fields("STRUCT<a: LONG>"), as_fields("LONG")
-    ('a bigint', 'LONG')
-    """
+    """Return the type of a single value; a STRUCT is a tuple there, as a list of fields is."""
     if getattr(ddl, "hint", None) is not None:
         return ddl
     kind = parse_ddl(ddl)
@@ -631,13 +558,7 @@ def as_fields(ddl: str) -> str:
 
 
 def may_change(ddl: str) -> bool:
-    """Return whether values of a declared type, as they are read from what is stored, can change in place.
-
-    Examples
-    --------
-    >>> [may_change(one) for one in ("LONG", "a LONG, b STRING", "ARRAY<LONG>", "a MAP<STRING, LONG>")]
-    [False, False, True, True]
-    """
+    """Return whether values of a declared type, as they are read from what is stored, can change in place."""
     hint = getattr(ddl, "hint", None)
     if hint is not None:
         return _instance_may_change(hint)
@@ -648,7 +569,6 @@ def may_change(ddl: str) -> bool:
 
 
 def owner_of(ddl: str) -> Callable[..., Any]:
-    """Return :func:`owned` for values of a type that can change; of others what hands them on as they are."""
     return owned if may_change(ddl) else _as_it_is
 
 
@@ -671,11 +591,6 @@ def same(one: Any, other: Any) -> bool:
     """Return whether two values, as states hold them, would be stored alike.
 
     More than equality: a field that a class does not compare is stored, too; NaN is NaN.
-
-    Examples
-    --------
-    >>> same([float("nan")], [float("nan")]), same([1], [True]), same({"a": 1, "b": 2}, {"b": 2, "a": 1})
-    (True, False, False)
     """
     if one is other:
         return True

@@ -34,13 +34,6 @@ class TimerQueue:
 
     They fire by time, and at the same time in the order of their registration. That order is part of
     the state: whoever restores a queue sees the same calls.
-
-    Parameters
-    ----------
-    timers
-        Those that were stored, and the place of each in the order of registration.
-    registered
-        Places that were given out.
     """
 
     __slots__ = ("_heap", "_live", "_stored", "registered")
@@ -115,17 +108,7 @@ class TimerQueue:
 
 
 class BatchTimers:
-    """The timers of a key group while a vectorised function works on it.
-
-    Parameters
-    ----------
-    queues
-        By clock: those of the keys that have rows, and of those whose timers are due.
-    hash_of
-        Hash of each key that has one of them; it grows with the timers that are registered.
-    key_types
-        Arrow types of the key's parts.
-    """
+    """The timers of a key group while a vectorised function works on it."""
 
     def __init__(
         self,
@@ -192,11 +175,9 @@ class Timers:
         self.processing_time_ms = 0
 
     def current_watermark(self) -> int:
-        """Return the watermark."""
         return self.watermark_ms
 
     def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time."""
         return self.processing_time_ms
 
     def register_event_time_timer(self, time_ms: int) -> None:
@@ -208,11 +189,9 @@ class Timers:
         self.queues[_PROCESSING_TIME].register(self._timer(time_ms))
 
     def delete_event_time_timer(self, time_ms: int) -> None:
-        """Delete a timer of the current key and namespace."""
         self.queues[_EVENT_TIME].delete(self._timer(time_ms))
 
     def delete_processing_time_timer(self, time_ms: int) -> None:
-        """Delete a timer of the current key and namespace."""
         self.queues[_PROCESSING_TIME].delete(self._timer(time_ms))
 
     def _timer(self, time_ms: int) -> Timer:

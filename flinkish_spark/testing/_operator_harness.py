@@ -69,15 +69,12 @@ class MemoryBases:
     retained_batch: int | None = None
 
     def read(self, ref: BaseRef) -> Frame:
-        """Return a base's sections."""
         return checked_frame(self._frames[ref.file])
 
     def delete(self, file: str) -> None:
-        """Forget a base."""
         self._frames.pop(file, None)
 
     def write(self, group: int, frame: bytes) -> BaseRef:
-        """Keep a frame."""
         name = f"{group}-{len(self._frames)}"
         self._frames[name] = frame
         return BaseRef(name, 0, len(frame))
@@ -92,24 +89,12 @@ class Snapshot:
     processing_time_ms: int
 
     def part(self, groups: Collection[int]) -> Self:
-        """Return what a subtask with some of the key groups begins with.
-
-        Examples
-        --------
-        >>> Snapshot({0: b"a", 3: b"b"}, 10, 20).part(range(2)).values
-        {0: b'a'}
-        """
+        """Return what a subtask with some of the key groups begins with."""
         return replace(self, values={group: self.values[group] for group in self.values if group in groups})
 
     @staticmethod
     def together(parts: Iterable[Snapshot]) -> Snapshot:
-        """Return the snapshot of an operator whose subtasks had these; all stood at the same time.
-
-        Raises
-        ------
-        ValueError
-            There is none, a key group is in two of them, or times differ.
-        """
+        """Return the snapshot of an operator whose subtasks had these; all stood at the same time."""
         taken = list(parts)
         if len({(one.watermark_ms, one.processing_time_ms) for one in taken}) != 1:
             raise ValueError("snapshots of subtasks must be of one time")
@@ -120,38 +105,7 @@ class Snapshot:
 
 
 class OperatorHarness:
-    """One keyed function with all its key groups, without declared types of its elements and results.
-
-    Parameters
-    ----------
-    operator
-        A function, or an operator.
-    key
-        From an element to its key: a scalar, or a tuple for several columns; of all inputs alike.
-    key_type
-        DDL of the key.
-    max_parallelism
-        Number of key groups.
-    restore
-        What to begin with; nothing by default.
-    policy, bases
-        When key groups move into bases, and where those are. A harness that restores another's snapshot
-        needs its bases.
-
-    Examples
-    --------
-    >>> from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor
-    >>> class Count(KeyedProcessFunction):
-    ...     def open(self, context):
-    ...         self.n = context.get_state(ValueStateDescriptor("n", "LONG", default=0))
-    ...     def process_element(self, value, ctx):
-    ...         self.n.update(self.n.value() + 1)
-    ...         yield value, self.n.value()
-    >>> harness = OperatorHarness(Count(), key=lambda value: value, key_type="STRING")
-    >>> harness.push("a"); harness.push("a")
-    >>> harness.take().rows
-    [('a', 1), ('a', 2)]
-    """
+    """One keyed function with all its key groups, without declared types of its elements and results."""
 
     def __init__(
         self,
@@ -207,13 +161,7 @@ class OperatorHarness:
                 self._wake_all(progress)
 
     def processing_time(self, time_ms: int) -> None:
-        """Let processing time advance.
-
-        Raises
-        ------
-        ValueError
-            It would go back.
-        """
+        """Let processing time advance."""
         if time_ms < self._time_ms:
             raise ValueError(f"processing time is {self._time_ms} and cannot go back to {time_ms}")
         with self._whole():
@@ -227,12 +175,10 @@ class OperatorHarness:
         return output
 
     def side(self, tag: OutputTag) -> list[Any]:
-        """Return what is there of a side output, without taking it."""
         return self._output.side.get(tag.name, [])
 
     # -- state ----------------------------------------------------------------------------------
     def snapshot(self) -> Snapshot:
-        """Return the state as it is stored."""
         return Snapshot(dict(self._values), self._watermark_ms, self._time_ms)
 
     def entries(self, state: str) -> dict[Any, Any]:
@@ -244,19 +190,16 @@ class OperatorHarness:
         return found
 
     def timer_count(self) -> int:
-        """Return how many timers are registered, of both clocks."""
         return sum(
             GroupState(self._layout, value, self.bases).timer_count() for value in self._values.values()
         )
 
     def next_timer_ms(self, domain: TimeDomain) -> int | None:
-        """Return when the next timer of a clock is due, of all key groups; None without one."""
         stored = [GroupState(self._layout, value, self.bases) for value in self._values.values()]
         due_ms = [one.next_due_ms(domain) for one in stored]
         return min((time_ms for time_ms in due_ms if time_ms is not None), default=None)
 
     def group_of(self, key: Any) -> int:
-        """Return a key's group; the harness has a hash of its own."""
         return self._hash(key) % self._groups
 
     # -- parts ----------------------------------------------------------------------------------
@@ -295,7 +238,6 @@ class OperatorHarness:
             self._values[group] = state.dump(group, self._policy, progress.processing_time_ms)
 
     def _load(self, state: GroupState, hash_of: dict[Any, int], progress: Progress) -> None:
-        """Put a key group's entries into the run; a hook for operators that want more of them."""
         state.load(self._run.states, self._run.timers, hash_of, progress)
 
     def _collect(self, emitted: Emitted) -> None:
@@ -312,23 +254,7 @@ TimedRow = tuple[tuple[Any, ...], int | None]
 
 
 class ColumnsHarness:
-    """An operator over columns with all its key groups; made by its subclasses.
-
-    Parameters
-    ----------
-    runner
-        The opened operator.
-    fields, key
-        Of the elements, and which of them is the key.
-    travels
-        What travels of them.
-    combine
-        Makes fewer rows before they travel; None where all of them do.
-    side_names
-        Of the side outputs.
-    max_parallelism, restore, policy, bases
-        As of :class:`~flinkish_spark.testing._operator_harness.OperatorHarness`.
-    """
+    """An operator over columns with all its key groups; made by its subclasses."""
 
     def __init__(
         self,
@@ -364,7 +290,6 @@ class ColumnsHarness:
         self.micro_batch((), watermark_ms=time_ms)
 
     def processing_time(self, time_ms: int) -> None:
-        """Let processing time advance."""
         self._time_ms = time_ms
         self.micro_batch(())
 
@@ -397,7 +322,6 @@ class ColumnsHarness:
 
     # -- state ----------------------------------------------------------------------------------
     def snapshot(self) -> Snapshot:
-        """Return the state as it is stored."""
         return Snapshot(dict(self._values), self._watermark_ms, self._time_ms)
 
     def next_due_ms(self, clock: TimeDomain) -> int | None:
@@ -406,7 +330,6 @@ class ColumnsHarness:
         return min((due_ms for due_ms in found if due_ms is not None), default=None)
 
     def entries(self, state: str) -> dict[Any, Any]:
-        """Return all entries of a state, by (key, window)."""
         return {row.slot: row.value for group in self._values for row in self._group(group).rows(state)}
 
     # -- parts ----------------------------------------------------------------------------------
@@ -467,13 +390,11 @@ def whole_records(schema: T.StructType, key: int) -> Transport:
 
 
 def input_shape(travels: Transport, fields: Sequence[str]) -> InputShape:
-    """Return how the rows come into the operator."""
     schema = arrow_schema(travels.schema)
     return InputShape(schema, tuple(fields), travels.field_names, travels.key_names, is_behind_operator=True)
 
 
 def stable_hash(key: Any) -> int:
-    """Return the hash of a key in the harness; a job has another one."""
     return zlib.crc32(repr(key).encode())
 
 
@@ -482,37 +403,7 @@ def stable_hash(key: Any) -> int:
 
 
 class VectorizedHarness(ColumnsHarness):
-    """A vectorised function with all its key groups.
-
-    Parameters
-    ----------
-    function
-        What is tried.
-    input_type, output
-        Fields of the elements, and of the rows that it emits, as DDL.
-    key
-        Name of the field that is the key.
-    side_outputs
-        Those whose rows are wanted.
-    max_parallelism, restore, policy, bases
-        As of :class:`~flinkish_spark.testing._operator_harness.OperatorHarness`.
-
-    Examples
-    --------
-    >>> from flinkish_spark import VectorizedProcessFunction
-    >>> class Counts(VectorizedProcessFunction):
-    ...     def process_batch(self, batch, ctx):
-    ...         columns = [*ctx.index.keys, pa.array(count_by_key(ctx.index))]
-    ...         yield pa.RecordBatch.from_arrays(columns, names=["user", "orders"])
-    >>> import pyarrow as pa
-    >>> from flinkish_spark.operators.vectorized import count_by_key
-    >>> run = VectorizedHarness(
-    ...     Counts(), "user STRING, amount LONG", "user STRING, orders LONG", key="user", max_parallelism=1
-    ... )
-    >>> run.push_all([(("ann", 1), None), (("ben", 2), None), (("ann", 3), None)])
-    >>> sorted(run.take().rows)
-    [('ann', 2), ('ben', 1)]
-    """
+    """A vectorised function with all its key groups."""
 
     def __init__(
         self,
@@ -570,33 +461,7 @@ class BroadcastSnapshot(Snapshot):
 
 
 class BroadcastHarness(OperatorHarness):
-    """One keyed operator with a broadcast input, all its key groups and partitions.
-
-    Parameters
-    ----------
-    function, descriptors
-        The function, and its broadcast states.
-    parallelism
-        Number of partitions; key group g is in partition g modulo that. It may differ from that of the
-        snapshot: any partition's copy is everybody's.
-    settings
-        What else an :class:`~flinkish_spark.testing._operator_harness.OperatorHarness` takes.
-
-    Examples
-    --------
-    >>> from flinkish_spark.state import MapStateDescriptor
-    >>> from flinkish_spark.functions.keyed import KeyedBroadcastProcessFunction
-    >>> FACTORS = MapStateDescriptor("factors", "STRING", "LONG")
-    >>> class Times(KeyedBroadcastProcessFunction):
-    ...     def process_element(self, value, ctx):
-    ...         yield value * ctx.get_broadcast_state(FACTORS).get("all", 1)
-    ...     def process_broadcast_element(self, factor, ctx):
-    ...         ctx.get_broadcast_state(FACTORS)["all"] = factor
-    >>> harness = BroadcastHarness(Times(), [FACTORS], key=lambda value: value, key_type="LONG")
-    >>> harness.micro_batch(broadcast=[(10, None)], elements=[(1, None), (2, None)])
-    >>> sorted(harness.take().rows)
-    [10, 20]
-    """
+    """One keyed operator with a broadcast input, all its key groups and partitions."""
 
     def __init__(
         self,
@@ -684,33 +549,7 @@ class BroadcastHarness(OperatorHarness):
 
 
 class FoldHarness(ColumnsHarness):
-    """Folds of windows with all their key groups.
-
-    Parameters
-    ----------
-    spec
-        Which windows.
-    columns
-        The folds, or which elements come out.
-    input_type
-        Fields of the elements, as DDL.
-    key
-        Name of the field that is the key.
-    max_parallelism, restore, policy, bases
-        As of :class:`~flinkish_spark.testing._operator_harness.OperatorHarness`.
-
-    Examples
-    --------
-    >>> from flinkish_spark.functions.aggregates import AggregateColumn, Fold
-    >>> from flinkish_spark.windows import TumblingEventTimeWindows, WindowSpec
-    >>> total = AggregateColumn("total", Fold.SUM, "amount")
-    >>> spec = WindowSpec(TumblingEventTimeWindows(10))
-    >>> run = FoldHarness(spec, [total], "user STRING, amount LONG", key="user")
-    >>> run.push_all([(("ann", 1), 3), (("ann", 2), 9)])
-    >>> run.watermark(9)
-    >>> [(user, total) for user, total, *_ in run.take().rows]
-    [('ann', 3)]
-    """
+    """Folds of windows with all their key groups."""
 
     def __init__(
         self,

@@ -261,15 +261,12 @@ class LocalBroker:
         }
 
     def _first_users(self) -> list[str]:
-        """Return the arguments that make users when the storage is formatted."""
         return []
 
     def _jvm_options(self) -> list[str]:
-        """Return further options of the broker's JVM."""
         return []
 
     def _probe_arguments(self) -> dict[str, object]:
-        """Return how kafka-python connects to see whether the broker serves."""
         return {"bootstrap_servers": self.bootstrap_servers}
 
     @property

@@ -30,29 +30,15 @@ class Moment(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class KillPoint:
-    """One exact place in the life of a checkpoint.
+    """One exact place in the life of a checkpoint."""
 
-    Parameters
-    ----------
-    step, moment
-        Right before or right after which step.
-    occurrence
-        The how-manieth time in the life of this process; 1 is the first. Steps that the recovery
-        repeats count like any other.
-    subject
-        Count only steps about this sink uid, log entry or id; empty for all.
-
-    Examples
-    --------
-    >>> KillPoint.parse("decision:before:2").step
-    <Step.DECISION: 'decision'>
-    >>> str(KillPoint.parse("sink-commit:after:1:totals-delta"))
-    'sink-commit:after:1:totals-delta'
-    """
-
+    #: Right before or right after which step.
     step: Step
     moment: Moment
+    #: The how-manieth time in the life of this process; 1 is the first. Steps that the recovery
+    #: repeats count like any other.
     occurrence: int = 1
+    #: Count only steps about this sink uid, log entry or id; empty for all.
     subject: str = ""
 
     def __post_init__(self) -> None:
@@ -65,13 +51,7 @@ class KillPoint:
 
     @classmethod
     def parse(cls, text: str) -> KillPoint:
-        """Return the point written as ``<step>:<before or after>:<occurrence>[:<subject>]``.
-
-        Raises
-        ------
-        ConfigError
-            The text is not a kill point.
-        """
+        """Return the point written as ``<step>:<before or after>:<occurrence>[:<subject>]``."""
         step, _, rest = text.partition(":")
         moment, _, rest = rest.partition(":")
         occurrence, _, subject = rest.partition(":")
@@ -92,13 +72,7 @@ def kill_process() -> None:
 
 
 def kill_process_group() -> None:
-    """Kill this process and all of its process group.
-
-    Raises
-    ------
-    ConfigError
-        The group is led by another process, which would die as well: most likely the test runner.
-    """
+    """Kill this process and all of its process group."""
     if os.getpgid(0) != os.getpid():
         raise ConfigError(
             "this process does not lead its process group",
@@ -155,19 +129,6 @@ class KillAt:
 
 
 def observer_from(variables: Mapping[str, str], kill: Callable[[], None] = kill_process) -> Observer:
-    """Return the observer that ``FLINKISH_KILL_AT`` asks for, or one that does nothing.
-
-    Parameters
-    ----------
-    variables
-        The environment of a test app, ``os.environ``.
-    kill
-        See :class:`KillAt`.
-
-    Raises
-    ------
-    ConfigError
-        The variable is set and not a kill point.
-    """
+    """Return the observer that ``FLINKISH_KILL_AT`` asks for, or one that does nothing."""
     text = variables.get(KILL_AT_VARIABLE, "")
     return KillAt(KillPoint.parse(text), kill) if text else SilentObserver()

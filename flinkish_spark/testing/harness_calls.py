@@ -48,7 +48,6 @@ class ManualLoop(asyncio.SelectorEventLoop):
         super().__init__(_Selector(self._pass))
 
     def time(self) -> float:
-        """Return the time in seconds, from 0."""
         return self._now_s
 
     def run_in_executor(  # type: ignore[override]
@@ -77,13 +76,11 @@ class MemoryStore:
         self._objects: dict[str, bytes] = {}
 
     def read(self, key: str) -> bytes:
-        """Return the object; raise ObjectMissing if there is none."""
         if key not in self._objects:
             raise ObjectMissing(key)
         return self._objects[key]
 
     def put(self, key: str, data: bytes) -> None:
-        """Write the object."""
         self._objects[key] = data
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
@@ -101,11 +98,9 @@ class MemoryStore:
         )
 
     def delete(self, key: str) -> None:
-        """Delete the object; a missing one is no error."""
         self._objects.pop(key, None)
 
     def clear(self, prefix: str) -> None:
-        """Delete all objects whose keys begin so."""
         for key in [one for one in self._objects if one.startswith(prefix)]:
             del self._objects[key]
 
@@ -118,11 +113,9 @@ class HarnessCalls:
         self.lineage = self._number = 0
 
     def make_loop(self) -> asyncio.AbstractEventLoop:
-        """Return a loop of its own for each function."""
         return ManualLoop()
 
     def folder(self, uid: str, *, is_kept: bool) -> str:
-        """Return where the answers of an operator are."""
         return f"{'recorded' if is_kept else 'passing'}/{uid}"
 
     def next_micro_batch(self) -> int:
@@ -132,10 +125,8 @@ class HarnessCalls:
         return self._number
 
     def checkpoint(self) -> None:
-        """Forget what was answered: nobody comes to these elements again."""
         self.store.clear("")
 
     def crash(self) -> None:
-        """Begin a lineage, with new copies of the functions, which nobody has closed."""
         self.lineage += 1
         close_kept(self.name)

@@ -94,13 +94,7 @@ class _Environment:
 def declared(
     program: Program, inputs: Sequence[str | T.StructType], parallelism: int, max_parallelism: int
 ) -> tuple[list[tuple[SourceNode, T.StructType]], DataStream]:
-    """Return a source for each input, with its fields, and the stream that a program makes of them.
-
-    Raises
-    ------
-    ConfigError, GraphError, SchemaError, UserFunctionError
-        The program declares what cannot be, or returns no stream.
-    """
+    """Return a source for each input, with its fields, and the stream that a program makes of them."""
     checked_parallelism("ProgramHarness", parallelism)
     check_max_parallelism(max_parallelism)
     if not callable(program):
@@ -131,13 +125,7 @@ def declared(
 
 
 def program_of(function: Any, inputs: int, settings: Mapping[str, Any]) -> tuple[Program, dict[str, Any]]:
-    """Return the program that calls one function, and the settings that are not about it.
-
-    Raises
-    ------
-    ConfigError
-        It is no function that a stream takes, or something is missing.
-    """
+    """Return the program that calls one function, and the settings that are not about it."""
     rest = {name: value for name, value in settings.items() if name not in _SETTINGS}
     key, kind, output = (settings.get(name) for name in ("key", "key_type", "output"))
     uid = settings.get("uid", "operator")

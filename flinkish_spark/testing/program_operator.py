@@ -79,32 +79,17 @@ _NEEDS_SPARK = "give the harness a program that begins behind it, and test it wi
 
 
 def frame_type(fields: T.StructType) -> T.StructType:
-    """Return the columns of a frame of records with these fields."""
     return T.StructType([*_CONTROL, *fields])
 
 
 def fields_of(frame: T.StructType) -> T.StructType:
-    """Return the fields of the records in a frame."""
     return T.StructType([field for field in frame if not field.name.startswith(PREFIX)])
 
 
 def frame_of(
     values: Sequence[Any], times_ms: Sequence[int | None], fields: T.StructType, channel: int, first: int
 ) -> pa.RecordBatch:
-    """Return records of a source as a frame.
-
-    Parameters
-    ----------
-    values
-        Each a tuple, named tuple, Row, dict or dataclass; of records with one field also its value.
-    channel, first
-        Where they come from, and the place of the first there.
-
-    Raises
-    ------
-    ConfigError
-        One is not of the declared type.
-    """
+    """Return records of a source as a frame."""
     try:
         rows = [_row(value, len(fields)) for value in values]
         arrays = RowWriter(arrow_schema(fields)).write(rows)
@@ -130,20 +115,13 @@ def _row(value: Any, width: int) -> Any:
 
 
 def records_in(frame: pa.RecordBatch) -> tuple[list[Any], list[int | None]]:
-    """Return the records of a frame, as functions get them, and their times."""
     names = [name for name in frame.schema.names if not name.startswith(PREFIX)]
     return list(RowReader(names, names, ()).read(frame)[1]), frame.column(C.TIME).to_pylist()
 
 
 @contextmanager
 def blaming(uid: str | None = None) -> Iterator[None]:
-    """Let what a function of the user's raised come out, with a note of the operator.
-
-    Raises
-    ------
-    UserFunctionError
-        What it emitted, or gave a state, is not of the declared type.
-    """
+    """Let what a function of the user's raised come out, with a note of the operator."""
     blamed: BaseException | None = None
     try:
         yield
@@ -181,17 +159,10 @@ class Copied:
 
 @dataclass(frozen=True)
 class Way:
-    """From a source or an operator through steps.
-
-    Parameters
-    ----------
-    stages
-        What is done to frames.
-    frame
-        Columns that come out.
-    """
+    """From a source or an operator through steps."""
 
     base: Base
+    #: What is done to frames.
     stages: tuple[Stage, ...]
     frame: T.StructType
 
@@ -209,13 +180,7 @@ class Way:
 
 
 def way_of(leg: Leg, frame: T.StructType) -> Way:
-    """Return a way whose base has a frame's columns.
-
-    Raises
-    ------
-    GraphError
-        Something on it cannot be done without Spark.
-    """
+    """Return a way whose base has a frame's columns."""
     stages: list[Stage] = []
     is_told_times = not any(isinstance(step.function, ProcessTransform) for step in _functions(leg))
     if operator_of(leg.base) is not None and not is_told_times:
@@ -302,23 +267,14 @@ def _ms(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class OperatorSnapshot:
-    """What an operator has stored.
+    """What an operator has stored."""
 
-    Parameters
-    ----------
-    groups
-        State and timers of keys, by key group.
-    partitions
-        What each subtask keeps beside its key groups: broadcast state, operator list state; None for nothing.
-    max_parallelism
-        Number of key groups.
-    meaning
-        What the state means, as a savepoint says it.
-    """
-
+    #: State and timers of keys, by key group.
     groups: Mapping[int, bytes]
+    #: What each subtask keeps beside its key groups: broadcast state, operator list state; None for nothing.
     partitions: tuple[bytes | None, ...]
     max_parallelism: int
+    #: What the state means, as a savepoint says it.
     meaning: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -333,24 +289,7 @@ class _Input:
 
 
 class ProgramOperator:
-    """An operator with all its subtasks.
-
-    Parameters
-    ----------
-    node, sides
-        The operator, and its side outputs that are read.
-    frames
-        Columns of what is in front, by identity of the node.
-    parallelism
-        Number of subtasks; key group g is in subtask g modulo that.
-    name
-        What the program calls it beside its uid.
-
-    Raises
-    ------
-    GraphError, SchemaError, ConfigError
-        What a job would refuse when it starts, or something that needs Spark.
-    """
+    """An operator with all its subtasks."""
 
     def __init__(
         self,
@@ -381,18 +320,11 @@ class ProgramOperator:
 
     # -- state --------------------------------------------------------------------------------------
     def snapshot(self) -> OperatorSnapshot:
-        """Return what is stored."""
         groups, partitions = dict(self._groups), tuple(self._partitions)
         return OperatorSnapshot(groups, partitions, self.node.max_parallelism, meaning_of(self.node))
 
     def restart(self, stored: OperatorSnapshot | None) -> None:
-        """Begin with new copies of the function, and with what was stored; None for nothing.
-
-        Raises
-        ------
-        ConfigError
-            It was stored with another number of key groups, or means something else.
-        """
+        """Begin with new copies of the function, and with what was stored; None for nothing."""
         node, shape = self.node, self._shape
         changed = "" if stored is None else changed_meaning(stored.meaning, meaning_of(node))
         if changed:
@@ -432,16 +364,13 @@ class ProgramOperator:
             GroupState(self._layout, value, NoBases())
 
     def take_back(self, before: OperatorSnapshot) -> None:
-        """Have stored again what was stored before a micro-batch."""
         self._groups, self._partitions = dict(before.groups), list(before.partitions)
 
     def close(self) -> None:
-        """Close the functions."""
         for operator in self._operators:
             close_operator(operator, self.node.uid)
 
     def group_states(self) -> Iterator[GroupState]:
-        """Yield what is stored of each key group."""
         for value in self._groups.values():
             yield GroupState(self._layout, value, NoBases())
 
@@ -456,7 +385,6 @@ class ProgramOperator:
         return tuple(descriptor.name for descriptor in self._broadcast)
 
     def copies(self, name: str) -> list[dict[Any, Any]]:
-        """Return each subtask's copy of a broadcast state."""
         (descriptor,) = (one for one in self._broadcast if one.name == name)
         tables = [BroadcastTables(self.node.uid, self._broadcast, value) for value in self._partitions]
         return [dict(one.readable(descriptor)) for one in tables]
@@ -470,20 +398,7 @@ class ProgramOperator:
     def run(
         self, found: Mapping[int, pa.RecordBatch], progress: Progress, counts: dict[str, int]
     ) -> dict[int, pa.RecordBatch]:
-        """Work through a micro-batch.
-
-        Parameters
-        ----------
-        found
-            What each node in front has emitted in it, by identity.
-        counts
-            What the operator counts is added here, by name.
-
-        Returns
-        -------
-        dict
-            What came out of each output, by identity of its node.
-        """
+        """Work through a micro-batch."""
         given = [one.way.rows(found) for one in self._inputs]
         blocks, whole = self._spread(given)
         out: list[tuple[int, OutRows]] = []
@@ -580,7 +495,6 @@ class ProgramOperator:
 
 
 def next_due_ms(operator: ProgramOperator, domain: TimeDomain) -> int | None:
-    """Return when an operator's next timer of a clock is due; None without one."""
     due = [state.next_due_ms(domain) for state in operator.group_states()]
     return min((due_ms for due_ms in due if due_ms is not None), default=None)
 

@@ -59,7 +59,6 @@ class BlockError(ValueError):
 
 
 def block_schema(fields: Iterable[T.StructField], *, with_times: bool) -> pa.Schema:
-    """Return the schema of an operator's blocks."""
     return arrow_schema([T.StructField(C.TIME, T.LongType()), *fields] if with_times else fields)
 
 
@@ -67,18 +66,11 @@ _PACKED, _CONTROL = arrow_schema(PACKED), arrow_schema(CONTROL)
 
 
 def to_block(rows: pa.RecordBatch) -> bytes:
-    """Return rows as a block."""
     return rows.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
 def from_block(block: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows of a block; they refer to its memory.
-
-    Raises
-    ------
-    BlockError
-        It is no block of that schema.
-    """
+    """Return the rows of a block; they refer to its memory."""
     try:
         return pa.ipc.read_record_batch(pa.py_buffer(block), schema)
     except (pa.ArrowInvalid, OSError) as error:
@@ -98,30 +90,19 @@ def as_schema(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class TimeReport:
-    """Who reports event times to the driver, and the route that its rows take.
+    """Who reports event times to the driver, and the route that its rows take."""
 
-    Parameters
-    ----------
-    reporter
-        Its number in the plan.
-    route
-        Of a partition's barrier: what arrives there is passed on.
-    """
-
+    #: Its number in the plan.
     reporter: int
+    #: Of a partition's barrier: what arrives there is passed on.
     route: int
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Routes that are called because of an input's records, beside those that the records have.
+    """Routes that are called because of an input's records, beside those that the records have."""
 
-    Parameters
-    ----------
-    operator
-        Its number among those who report to the driver.
-    """
-
+    #: Its number among those who report to the driver.
     operator: int
     routes: tuple[int, ...]
 
@@ -181,31 +162,21 @@ class BlockPacker:
     """Called by mapInArrow, once per task: rows with a route in, blocks and control rows out.
 
     Rows of one route keep their order. Pickled into the plan, so it holds values only.
-
-    Parameters
-    ----------
-    schema
-        Of the rows in a block: what comes in behind the route, but for kind and checkpoint.
-    report
-        Who says on each channel how far event time has come, and by which route; None where nobody does.
-    number
-        Of the operator's input that the rows are for; it stands in the blocks' sequence.
-    copies
-        Routes that get a copy of each block, in place of the one of its rows; none for most inputs.
-    calls
-        Routes that are called if a task has rows, and by which operator; see :class:`Calls`.
-    combine
-        Makes fewer rows of those that are held, before they are packed; None where all of them travel.
-    rows
-        How many rows are held at most before they are packed, give or take one of Spark's batches.
     """
 
+    #: Of the rows in a block: what comes in behind the route, but for kind and checkpoint.
     schema: pa.Schema
+    #: Who says on each channel how far event time has come, and by which route; None where nobody does.
     report: TimeReport | None = None
+    #: Makes fewer rows of those that are held, before they are packed; None where all of them travel.
     combine: Combine | None = None
+    #: Of the operator's input that the rows are for; it stands in the blocks' sequence.
     number: int = 0
+    #: Routes that get a copy of each block, in place of the one of its rows; none for most inputs.
     copies: tuple[int, ...] = ()
+    #: Routes that are called if a task has rows, and by which operator; see :class:`Calls`.
     calls: Calls | None = None
+    #: How many rows are held at most before they are packed, give or take one of Spark's batches.
     rows: int = PACKED_ROWS
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -216,7 +187,6 @@ class BlockPacker:
         yield from run.rest()
 
     def begun(self) -> Packing:
-        """Return one run, for whoever gives it batches one by one."""
         return Packing(self)
 
     def blocks(self, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -290,7 +260,6 @@ def _with_places(records: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def without_marks(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Return records as they travel: marks are for the report alone."""
     return records.drop_columns([C.MARK]) if C.MARK in records.schema.names else records
 
 
@@ -340,24 +309,17 @@ def in_order(blocks: Iterable[bytes | memoryview], schema: pa.Schema) -> pa.Reco
 
 @dataclass(frozen=True)
 class BlockUnpacker:
-    """Called by mapInArrow behind an operator: blocks in, rows with control columns out.
+    """Called by mapInArrow behind an operator: blocks in, rows with control columns out."""
 
-    Parameters
-    ----------
-    outputs
-        Columns of the main output, then of each side output; no name twice. They stand side by side in a
-        row, null in the rows of the others; where there are several, the output's number is in front. Those
-        of operators that share tasks stand one behind the other.
-    timed
-        Of each, whether each row in a block begins with its event time; null in the rows of others.
-    """
-
+    #: Columns of the main output, then of each side output; no name twice. They stand side by side in a
+    #: row, null in the rows of the others; where there are several, the output's number is in front. Those
+    #: of operators that share tasks stand one behind the other.
     outputs: tuple[T.StructType, ...]
+    #: Of each, whether each row in a block begins with its event time; null in the rows of others.
     timed: tuple[bool, ...]
 
     @property
     def with_times(self) -> bool:
-        """Whether event times come out."""
         return any(self.timed)
 
     @property
@@ -438,7 +400,6 @@ class GroupRows:
         self._blocks = frame[C.BLOCK].tolist()
 
     def of_kind(self, wanted: C.Kind) -> list[tuple[int, Any]]:
-        """Return sequence and block of each row of a kind."""
         kind = int(wanted)
         rows = zip(self._kinds, self._sequences, self._blocks, strict=True)
         return [(sequence, block) for own, sequence, block in rows if own == kind]
@@ -457,13 +418,7 @@ class Out:
 
 
 def frame_of(rows: list[Out], first_output: int = 0) -> pd.DataFrame:
-    """Return rows as a frame with the columns of EMITTED.
-
-    Parameters
-    ----------
-    first_output
-        Number of the operator's main output among those of all operators that share tasks.
-    """
+    """Return rows as a frame with the columns of EMITTED."""
     numbers = np.array([[r.side, r.kind, r.checkpoint, r.channel, r.sequence] for r in rows], dtype=np.int64)
     numbers[:, 0] += first_output
     columns: dict[str, Any] = {name: numbers[:, at] for at, name in enumerate(EMITTED.names[:-1])}

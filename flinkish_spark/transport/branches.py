@@ -44,12 +44,10 @@ class _Fed:
         self._made = iter(worker(self._given()))
 
     def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what the worker makes of a batch."""
         self._batch = batch
         return next(self._made)
 
     def end(self) -> None:
-        """Say that no more batches come, so that the worker closes its function."""
         for _ in self._made:
             raise AssertionError("a worker made a batch of nothing")
 
@@ -79,17 +77,10 @@ def all_fed(workers: Iterable[Worker]) -> Iterator[list[_Fed]]:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Workers over the same rows: what they make of a row comes together, in the order of the workers.
-
-    Parameters
-    ----------
-    workers
-        They carry :data:`ORIGIN` along.
-    made
-        Columns that come out of each, in whatever order.
-    """
+    """Workers over the same rows: what they make of a row comes together, in the order of the workers."""
 
     workers: tuple[Worker, ...]
+    #: Columns that come out of each, in whatever order.
     made: T.StructType
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -108,32 +99,21 @@ class SideBySide:
 
 @dataclass(frozen=True)
 class DealtRows:
-    """How one input gets its rows out of a stream's; travels in the plan.
+    """How one input gets its rows out of a stream's; travels in the plan."""
 
-    Parameters
-    ----------
-    side
-        Which output of the operator it reads; a source has one.
-    columns
-        Of the stream's frame, with the fields of that output.
-    given
-        Columns as the worker gets them: control columns, then these fields under their own names.
-    worker
-        What is done to them, if anything; each of its workers makes one batch of each.
-    made
-        Columns that are taken of what comes out.
-    names
-        What these are called among those of the other inputs.
-    place
-        Column with the place of a record in its source; null where it was dropped on this way.
-    """
-
+    #: Which output of the operator it reads; a source has one.
     side: int
+    #: Of the stream's frame, with the fields of that output.
     columns: tuple[str, ...]
+    #: Columns as the worker gets them: control columns, then these fields under their own names.
     given: T.StructType
+    #: What is done to them, if anything; each of its workers makes one batch of each.
     worker: InTurn
+    #: Columns that are taken of what comes out.
     made: T.StructType
+    #: What these are called among those of the other inputs.
     names: tuple[str, ...]
+    #: Column with the place of a record in its source; null where it was dropped on this way.
     place: str = C.SEQUENCE
 
     @property
@@ -144,17 +124,10 @@ class DealtRows:
 
 @dataclass(frozen=True)
 class DealRows:
-    """Rows of a stream in, rows by input out; control rows go by. Those of a source come without these.
-
-    Parameters
-    ----------
-    inputs
-        At least one.
-    control
-        Columns that all rows have: control columns, and the event time if there is one.
-    """
+    """Rows of a stream in, rows by input out; control rows go by. Those of a source come without these."""
 
     inputs: tuple[DealtRows, ...]
+    #: Columns that all rows have: control columns, and the event time if there is one.
     control: T.StructType
 
     @property
@@ -232,22 +205,15 @@ class Takes(enum.Enum):
 
 @dataclass(frozen=True)
 class DealtBlocks:
-    """How one input's rows stand among those of the others, and who packs them.
+    """How one input's rows stand among those of the others, and who packs them."""
 
-    Parameters
-    ----------
-    route
-        Column with the route of a row; null where the row is not for this input.
-    columns, names
-        That the packer gets, and what it knows them by.
-    takes
-        Which control rows; they have routes already.
-    """
-
+    #: Column with the route of a row; null where the row is not for this input.
     route: str
+    #: That the packer gets, and what it knows them by.
     columns: tuple[str, ...]
     names: tuple[str, ...]
     packer: BlockPacker
+    #: Which control rows; they have routes already.
     takes: Takes
 
 
@@ -293,7 +259,6 @@ def _own(batch: pa.RecordBatch, one: DealtBlocks, kinds: Array | None) -> pa.Rec
 
 
 def _taken(takes: Takes, kinds: Array) -> Array:
-    """Return which rows are control rows that an input takes."""
     wanted = {Takes.ALL: kinds != _RECORD, Takes.BARRIERS: kinds == _BARRIER}
     found: Array = wanted.get(takes, np.zeros(len(kinds), dtype=bool))
     return found

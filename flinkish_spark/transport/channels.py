@@ -14,20 +14,7 @@ TOPIC_BITS = 0x7FFFFFFF
 
 
 def channel_of(topics: Sequence[str], topic: str, partition: int) -> int:
-    """Return the number that the records of a partition have in ``_fs_channel``.
-
-    Parameters
-    ----------
-    topics
-        Of the source, in any order; none where they are read by a pattern.
-
-    Examples
-    --------
-    >>> channel_of(["orders"], "orders", 3)
-    3
-    >>> channel_of(["orders", "clicks"], "clicks", 3) == channel_by_name("clicks", 3)
-    True
-    """
+    """Return the number that the records of a partition have in ``_fs_channel``."""
     return partition if len(topics) == 1 else channel_by_name(topic, partition)
 
 
@@ -36,23 +23,12 @@ def channel_by_name(topic: str, partition: int) -> int:
 
     It goes by the topic's name alone: what is kept by channel, such as watermarks, outlives the job's start.
     A topic that comes, in the middle of a list, too, or another order of them must not renumber the others.
-
-    Examples
-    --------
-    >>> channel_by_name("orders-1", 3) == channel_by_name("orders-1", 0) + 3
-    True
     """
     return (number_of_topic(topic) << TOPIC_SHIFT) + partition
 
 
 def check_told_apart(topics: Iterable[str]) -> None:
-    """Refuse topics of one source whose channels would have the same numbers.
-
-    Raises
-    ------
-    ConfigError
-        Two names have one checksum: of a thousand topics, once in some four thousand jobs.
-    """
+    """Refuse topics of one source whose channels would have the same numbers."""
     found: dict[int, str] = {}
     for topic in sorted(topics):
         other = found.setdefault(number_of_topic(topic), topic)
@@ -66,5 +42,4 @@ def check_told_apart(topics: Iterable[str]) -> None:
 
 
 def number_of_topic(topic: str) -> int:
-    """Return the number that stands for a topic in those of its channels."""
     return zlib.crc32(topic.encode()) & TOPIC_BITS

@@ -110,11 +110,6 @@ def map_in_arrow(
     `DataFrame.mapInArrow` looks each column up by its name, and reads that as an expression. Where the frame
     is itself what a worker makes, both run in one pass: rows go to Python and back once. Rows that are kept
     (`persist`) are not made again.
-
-    Parameters
-    ----------
-    resources
-        Of the tasks; None for those of all others.
     """
     said: dict[str, Any] = {} if resources is None else {"profile": resources}
     given, workers = frame, tuple[Worker, ...]([worker])

@@ -31,13 +31,7 @@ def _rotate_left(value: int, bits: int) -> int:
 
 
 def spark_hash_int(value: int, seed: int = 42) -> int:
-    """Return Spark's `hash()` of an INT: Murmur3 x86 32-bit of its four bytes, signed.
-
-    Examples
-    --------
-    >>> spark_hash_int(0)
-    933211791
-    """
+    """Return Spark's `hash()` of an INT: Murmur3 x86 32-bit of its four bytes, signed."""
     mixed = _rotate_left((value & _MASK) * 0xCC9E2D51 & _MASK, 15) * 0x1B873593 & _MASK
     h = (_rotate_left(seed ^ mixed, 13) * 5 + 0xE6546B64) & _MASK
     h ^= 4
@@ -50,25 +44,11 @@ def spark_hash_int(value: int, seed: int = 42) -> int:
 
 @dataclass(frozen=True)
 class Routing:
-    """Routes of all bundles of an operator's key groups, and of its barriers.
+    """Routes of all bundles of an operator's key groups, and of its barriers."""
 
-    Parameters
-    ----------
-    bundling
-        Of its key groups; the partitions are Spark's shuffle partitions, the operator's parallelism.
-    place
-        Of the operator among those that share its tasks.
-
-    Examples
-    --------
-    >>> first, second = (Routing(Bundling(4, 2), place) for place in range(2))
-    >>> first.of_bundle, first.of_barrier, first.of_broadcast
-    ((2, 0, 4, 1), (5, 3), (-3, -1))
-    >>> {place_of(route) for route in (*second.of_bundle, *second.of_barrier, *second.of_broadcast)}
-    {1}
-    """
-
+    #: Of its key groups; the partitions are Spark's shuffle partitions, the operator's parallelism.
     bundling: Bundling
+    #: Of the operator among those that share its tasks.
     place: int = 0
 
     @property
@@ -123,7 +103,6 @@ class Routing:
 
 
 def place_of(route: int) -> int:
-    """Return the place of the operator that a route leads to."""
     return (route if route >= 0 else ~route) >> PLACE_BITS
 
 
@@ -141,13 +120,7 @@ class Distribution(enum.Enum):
 
 
 def topic_of(topics: Sequence[str], channel: int) -> str:
-    """Return the topic of a channel, out of those of its source.
-
-    Examples
-    --------
-    >>> topic_of(["orders", "clicks"], channel_of(["orders", "clicks"], "clicks", 3))
-    'clicks'
-    """
+    """Return the topic of a channel, out of those of its source."""
     number = channel >> TOPIC_SHIFT
     return (
         topics[0] if len(topics) == 1 else next(topic for topic in topics if number_of_topic(topic) == number)

@@ -22,27 +22,14 @@ _IN_UTC: dict[str, Any] = (
 
 
 def arrow_type(kind: T.DataType) -> pa.DataType:
-    """Return the type of columns that hold values of one of Spark's types.
-
-    Examples
-    --------
-    >>> arrow_type(T.TimestampType())
-    TimestampType(timestamp[us, tz=UTC])
-    """
+    """Return the type of columns that hold values of one of Spark's types."""
     return to_arrow_type(kind, **_IN_UTC)
 
 
 def arrow_schema(fields: T.StructType) -> pa.Schema:
-    """Return the schema of batches that hold rows of `fields`."""
     return to_arrow_schema(fields, **_IN_UTC)
 
 
 def spark_type(kind: pa.DataType) -> T.DataType:
-    """Return Spark's type for values of a column.
-
-    Examples
-    --------
-    >>> spark_type(arrow_type(T.TimestampNTZType()))
-    TimestampNTZType()
-    """
+    """Return Spark's type for values of a column."""
     return from_arrow_type(kind, prefer_timestamp_ntz=True)

@@ -72,7 +72,6 @@ class _Parser:
         return self.at == len(self._tokens)
 
     def peek(self, ahead: int = 0) -> str:
-        """Return a token, in lower case; empty at the end."""
         index = self.at + ahead
         return self._tokens[index].lower() if index < len(self._tokens) else ""
 
@@ -233,12 +232,6 @@ def ddl_of(kind: T.DataType) -> str:
     """Return a type as text that :func:`parse_ddl` reads, a StructType as a list of fields.
 
     Neither NOT NULL nor comments are in it: every field may be null.
-
-    Examples
-    --------
-    >>> text = ddl_of(parse_ddl("`first name` STRING, tags ARRAY<STRUCT<a: INT>>"))
-    >>> text
-    '`first name` string, tags array<struct<a:int>>'
     """
     if isinstance(kind, T.StructType):
         return ", ".join(f"{name_text(field.name)} {type_text(field.dataType)}" for field in kind)
@@ -257,45 +250,18 @@ def type_text(kind: T.DataType) -> str:
 
 
 def name_text(text: str) -> str:
-    """Return a field's name as :func:`parse_ddl` reads it."""
     return text if _PLAIN_NAME.fullmatch(text) else quoted(text)
 
 
 def parse_ddl(text: str) -> T.DataType:
-    """Return the type, a StructType for a list of fields.
-
-    Raises
-    ------
-    DdlError
-        The text is neither.
-
-    Examples
-    --------
-    >>> parse_ddl("LONG").simpleString()
-    'bigint'
-    >>> parse_ddl("total LONG, tags ARRAY<STRING>").simpleString()
-    'struct<total:bigint,tags:array<string>>'
-    >>> parse_ddl("total LONG NOT NULL")
-    StructType([StructField('total', LongType(), False)])
-    """
+    """Return the type, a StructType for a list of fields."""
     kind = _parsed(text)[0]
     # A StructType can be added to: what is remembered stays as it was read.
     return T.StructType(list(kind)) if isinstance(kind, T.StructType) else kind
 
 
 def is_field_list(text: str) -> bool:
-    """Return whether a text is a list of fields, and not one type.
-
-    Raises
-    ------
-    DdlError
-        It is neither.
-
-    Examples
-    --------
-    >>> [is_field_list(one) for one in ("a LONG, b STRING", "structure STRING", "STRUCT<a: LONG>", "LONG")]
-    [True, True, False, False]
-    """
+    """Return whether a text is a list of fields, and not one type."""
     return _parsed(text)[1]
 
 
@@ -323,5 +289,4 @@ def _parsed(text: str) -> tuple[T.DataType, bool]:
 
 
 def quoted(name: str) -> str:
-    """Return a column name as Spark's expressions want it, whatever characters it has."""
     return "`" + name.replace("`", "``") + "`"

@@ -48,18 +48,6 @@ def is_of_kind(
     """Return whether a declared type is known to hold the values of a column, or to refuse them.
 
     Fields of structs go by name.
-
-    Parameters
-    ----------
-    may_have_more
-        Whether structs of the column may have fields that are not declared.
-    may_lack
-        Whether they may lack declared fields, which are null then; not if a name differs in case only.
-
-    Examples
-    --------
-    >>> is_of_kind(pa.int32(), pa.int64()), is_of_kind(pa.float64(), pa.decimal128(10, 2))
-    (True, False)
     """
     within = functools.partial(is_of_kind, may_have_more=may_have_more, may_lack=may_lack)
     if pa.types.is_dictionary(given):
@@ -87,13 +75,7 @@ def is_of_kind(
 
 
 def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column as another type of its kind; see :func:`is_of_kind`.
-
-    Raises
-    ------
-    pyarrow.ArrowException
-        A value would be another one.
-    """
+    """Return a column as another type of its kind; see :func:`is_of_kind`."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if column.type == kind and not _has_times_of_day(kind):

@@ -83,26 +83,6 @@ def exact_text(kind: T.StructType, time_zone: str = "UTC") -> Callable[[bytes | 
     r"""Return a function that looks at values of a type: it returns a text that Spark reads exactly.
 
     Null stays null; what is bad becomes :data:`MALFORMED`.
-
-    Parameters
-    ----------
-    time_zone
-        In which Spark reads times that name none.
-
-    Raises
-    ------
-    ConfigError
-        Python does not know the time zone.
-
-    Examples
-    --------
-    >>> look = exact_text(T.StructType().add("n", "decimal(10,2)").add("s", "string"))
-    >>> look(b' {"n": 12.340, "more": 1}')
-    ' {"n": 12.340, "more": 1}'
-    >>> look(b'{"s": [0.10, "a"]}')
-    '{"s":"[0.10,\\"a\\"]"}'
-    >>> look(b'{"n": 12.345}'), look(b'{"n": 1}{"n": 2}'), look(b'{"n": 1, "n": 2}')
-    ('{', '{', '{')
     """
     if not _FIXED.fullmatch(time_zone) and _rules_of(time_zone) is None:
         raise ConfigError(

@@ -39,14 +39,7 @@ _PLAIN: tuple[type[T.DataType], ...] = (
 
 
 def unfit_for_json(kind: T.DataType) -> str | None:
-    """Return why values of a type have no JSON that says exactly what they are; None if they have.
-
-    Examples
-    --------
-    >>> unfit_for_json(T.StructType().add("m", T.MapType(T.StringType(), T.LongType())))
-    >>> unfit_for_json(T.ArrayType(T.MapType(T.BinaryType(), T.StringType())))
-    'map<binary,string>: names in JSON are texts, so the keys of a map must be STRING'
-    """
+    """Return why values of a type have no JSON that says exactly what they are; None if they have."""
     match kind:
         case T.StructType():
             return next((why for field in kind if (why := unfit_for_json(field.dataType))), None)
@@ -62,19 +55,12 @@ def unfit_for_json(kind: T.DataType) -> str | None:
 
 
 def unfit_for_text(kind: T.DataType) -> str | None:
-    """Return why :func:`exact_text` has none for values of a type; None if it has."""
     is_plain = isinstance(kind, T.StringType | T.CharType | T.VarcharType)
     return None if is_plain else unfit_for_json(kind)
 
 
 def json_of(column: Column, *, null_fields: bool) -> Column:
-    """Return objects, arrays or maps as JSON.
-
-    Parameters
-    ----------
-    null_fields
-        Whether a field that is null is written, too.
-    """
+    """Return objects, arrays or maps as JSON."""
     return F.to_json(column, {**TIME_OPTIONS, "ignoreNullFields": "false" if null_fields else "true"})
 
 

@@ -38,40 +38,21 @@ _NOT_IN_STATES: tuple[tuple[type[T.DataType], str], ...] = (
 
 
 def unfit_for_rows(kind: T.DataType) -> str | None:
-    """Return why rows of functions cannot have a type, at any depth; None if they can.
-
-    Examples
-    --------
-    >>> unfit_for_rows(T.StructType().add("a", T.VarcharType(3)))
-    'varchar(3): no DataFrame has it, and nobody would look at the length: declare STRING'
-    """
+    """Return why rows of functions cannot have a type, at any depth; None if they can."""
     return _unfit(kind, _NOT_IN_ROWS)
 
 
 def unfit_for_states(kind: T.DataType) -> str | None:
-    """Return why states cannot have a type, at any depth; None if they can.
-
-    Examples
-    --------
-    >>> unfit_for_states(T.ArrayType(T.NullType()))
-    'void: it holds nothing: declare the type that a value will have'
-    """
+    """Return why states cannot have a type, at any depth; None if they can."""
     return _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or same_names(kind)
 
 
 def holds_nothing(kind: T.DataType) -> bool:
-    """Whether a type is VOID, at any depth."""
     return any(isinstance(part, T.NullType) for part in parts_of(kind))
 
 
 def first_required(kind: T.DataType) -> str | None:
-    """Return the name of a field that must not be null, at any depth; None if there is none.
-
-    Examples
-    --------
-    >>> first_required(T.ArrayType(T.StructType().add("a", "long", nullable=False)))
-    'a'
-    """
+    """Return the name of a field that must not be null, at any depth; None if there is none."""
     for part in parts_of(kind):
         if isinstance(part, T.StructType):
             for field in part:
@@ -146,7 +127,6 @@ class NoSuchType(TypeError):
 
 
 def is_record(hint: Any) -> bool:
-    """Return whether a hint is a class of rows with named fields: a dataclass or a NamedTuple."""
     return isinstance(hint, type) and (
         dataclasses.is_dataclass(hint) or (issubclass(hint, tuple) and hasattr(hint, "_fields"))
     )
@@ -156,22 +136,6 @@ def fields_of(hint: Any) -> T.StructType:
     """Return the fields that a dataclass, or a tuple with hints, stands for.
 
     The fields of ``tuple[str, int]`` have no names; they get those that Spark gives them, `_1` and `_2`.
-
-    Raises
-    ------
-    NoSuchType
-        It is neither, or a field has a type without a counterpart.
-
-    Examples
-    --------
-    >>> @dataclasses.dataclass
-    ... class Total:
-    ...     user: str
-    ...     total: int | None
-    >>> fields_of(Total).simpleString()
-    'struct<user:string,total:bigint>'
-    >>> fields_of(tuple[str, int]).simpleString()
-    'struct<_1:string,_2:bigint>'
     """
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is tuple and arguments and Ellipsis not in arguments:
@@ -189,20 +153,13 @@ def fields_of(hint: Any) -> T.StructType:
 
 
 def field_names(record: Any) -> tuple[str, ...]:
-    """Return the names of the fields of a dataclass or a named tuple."""
     if dataclasses.is_dataclass(record):
         return tuple(field.name for field in dataclasses.fields(record))
     return tuple(record._fields)
 
 
 def hints_of(record: type[Any]) -> dict[str, Any]:
-    """Return the hints of a class's fields.
-
-    Raises
-    ------
-    NoSuchType
-        One cannot be evaluated.
-    """
+    """Return the hints of a class's fields."""
     try:
         return typing.get_type_hints(record)
     except RecursionError:
@@ -213,18 +170,7 @@ def hints_of(record: type[Any]) -> dict[str, Any]:
 
 
 def type_of(hint: Any) -> T.DataType:
-    """Return the Spark type that a hint stands for; every value may be null.
-
-    Raises
-    ------
-    NoSuchType
-        There is none.
-
-    Examples
-    --------
-    >>> type_of(dict[str, list[int]]).simpleString()
-    'map<string,array<bigint>>'
-    """
+    """Return the Spark type that a hint stands for; every value may be null."""
     if isinstance(hint, collections.abc.Hashable) and hint in _PLAIN:
         return _PLAIN[hint]
     plain = without_none(hint)
@@ -241,19 +187,7 @@ def type_of(hint: Any) -> T.DataType:
 
 
 def declared_type(given: Any) -> T.DataType:
-    """Return the Spark type of whatever a user declares one with.
-
-    Raises
-    ------
-    NoSuchType
-        It is none of what :data:`StateType` says, text that cannot be read, or a type that rows of Python
-        functions cannot have.
-
-    Examples
-    --------
-    >>> [declared_type(one).simpleString() for one in ("LONG", T.LongType(), int)]
-    ['bigint', 'bigint', 'bigint']
-    """
+    """Return the Spark type of whatever a user declares one with."""
     if isinstance(given, type) and issubclass(given, T.DataType):
         raise NoSuchType(f"{given.__name__} is a class; write {given.__name__}()")
     if not isinstance(given, str | T.DataType):
@@ -268,18 +202,7 @@ def declared_type(given: Any) -> T.DataType:
 
 
 def declared_ddl(given: Any) -> str:
-    """Return a declared type as DDL; DDL stays as it is.
-
-    Raises
-    ------
-    NoSuchType
-        As of :func:`declared_type`; or a type that states cannot hold, or text that says NOT NULL.
-
-    Examples
-    --------
-    >>> declared_ddl(T.StructType().add("total", "long").add("at", "date")), declared_ddl(int)
-    ('total bigint, at date', 'bigint')
-    """
+    """Return a declared type as DDL; DDL stays as it is."""
     kind = declared_type(given)
     if (why := unfit_for_states(kind)) is not None:
         raise NoSuchType(why)
@@ -311,7 +234,6 @@ def _refuse_nested_keys(kind: T.DataType) -> None:
 
 
 def refuse_as_key(kind: T.DataType) -> None:
-    """Raise NoSuchType for a type that a key of a map cannot have."""
     if isinstance(kind, T.StructType | T.ArrayType | T.MapType):
         raise NoSuchType(f"a key of a map is a scalar, as int or STRING, not {kind.simpleString()}")
 
@@ -320,22 +242,6 @@ def maker_of(hint: Any) -> Made | None:
     """Return what makes instances of declared classes again; None where values are what they are.
 
     It takes a tuple or a dict for a record, since Arrow makes dicts of structs.
-
-    Raises
-    ------
-    NoSuchType
-        A class cannot be made of its fields.
-
-    Examples
-    --------
-    >>> class Point(typing.NamedTuple):
-    ...     x: int
-    ...     y: int
-    >>> made = maker_of(list[Point])
-    >>> made([(1, 2), {"x": 3, "y": 4}])
-    [Point(x=1, y=2), Point(x=3, y=4)]
-    >>> maker_of(int) is None
-    True
     """
     hint = without_none(hint)
     if is_record(hint):
@@ -396,27 +302,19 @@ def _refuse_unmakeable(record: Any, names: Sequence[str]) -> None:
 
 
 def each_of_list(made: Made | None) -> Made | None:
-    """Return what makes the elements of a list, given what makes one."""
     if made is None:
         return None
     return lambda values: None if values is None else [made(value) for value in values]
 
 
 def each_of_map(made: Made | None) -> Made | None:
-    """Return what makes the values of a map, given what makes one."""
     if made is None:
         return None
     return lambda values: None if values is None else {key: made(value) for key, value in values.items()}
 
 
 def without_none(hint: Any) -> Any:
-    """Return what a hint says besides None.
-
-    Examples
-    --------
-    >>> without_none(int | None)
-    <class 'int'>
-    """
+    """Return what a hint says besides None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         others = [one for one in typing.get_args(hint) if one is not type(None)]
         if len(others) == 1:
@@ -425,5 +323,4 @@ def without_none(hint: Any) -> Any:
 
 
 def named(hint: Any) -> str:
-    """Return a hint as errors call it."""
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

@@ -27,14 +27,9 @@ _DIFFERENCE = "message.timestamp.difference.max.ms"
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """How far from now the times of records may be: brokers refuse others, and with them a transaction.
+    """How far from now the times of records may be: brokers refuse others, and with them a transaction."""
 
-    Parameters
-    ----------
-    before_ms, after_ms
-        Behind now, and ahead of it.
-    """
-
+    #: Behind now, and ahead of it.
     before_ms: int = _ANY_MS
     after_ms: int = _ANY_MS
 
@@ -43,13 +38,7 @@ class TimeLimits:
 
     @classmethod
     def of_topic(cls, settings: Mapping[str, str]) -> TimeLimits:
-        """Return what a topic's settings say; any time where they are hidden, or brokers write their own.
-
-        Examples
-        --------
-        >>> TimeLimits.of_topic({"message.timestamp.after.max.ms": "3600000"}).after_ms
-        3590000
-        """
+        """Return what a topic's settings say; any time where they are hidden, or brokers write their own."""
         if settings.get(_TYPE) == "LogAppendTime":
             return cls()
         of_both = int(settings.get(_DIFFERENCE, _ANY_MS))
@@ -59,12 +48,10 @@ class TimeLimits:
 
     @classmethod
     def of_all(cls, limits: Iterable[TimeLimits]) -> TimeLimits:
-        """Return what all of them allow."""
         known = (cls(), *limits)
         return cls(min(one.before_ms for one in known), min(one.after_ms for one in known))
 
     def range_at(self, now_ms: int) -> tuple[int, int]:
-        """Return the first and the last time that a record may have."""
         return max(0, now_ms - self.before_ms), min(LAST_MS, now_ms + self.after_ms)
 
     @staticmethod
@@ -78,13 +65,7 @@ class TimeLimits:
 
 
 def check_times(topic: str, partition: int, offsets: Int64s, timestamps_ms: Int64s) -> None:
-    """Refuse a time that no TIMESTAMP holds: in microseconds it would be another one, without a word.
-
-    Raises
-    ------
-    BadRecordError
-        With the place of the first such record.
-    """
+    """Refuse a time that no TIMESTAMP holds: in microseconds it would be another one, without a word."""
     outside = (timestamps_ms < FIRST_MS) | (timestamps_ms > LAST_MS)
     if outside.any():
         at = int(outside.argmax())

@@ -31,12 +31,6 @@ def element_class(names: Sequence[str]) -> Any:
     """Return the class of a stream's elements: a named tuple.
 
     An element that goes out as it came may be declared under other names there; see :class:`RowForm`.
-
-    Examples
-    --------
-    >>> element = element_class(["_1", "_change_type", "n"])._make(("a", "insert", 3))
-    >>> element._1, element._change_type, element.n
-    ('a', 'insert', 3)
     """
     made = _named_tuple(names)
     own = made._fields
@@ -64,21 +58,7 @@ def _shown(element: Any) -> str:
 
 
 class RowForm:
-    """Makes tuples of rows.
-
-    Parameters
-    ----------
-    names
-        Of the fields, in their order.
-    required
-        Those that must not be null.
-
-    Examples
-    --------
-    >>> form = RowForm(["user", "total"])
-    >>> form.tuples([{"total": 3, "user": "ann"}, Row(total=4, user="ben"), ("eve", 5)])
-    [('ann', 3), ('ben', 4), ('eve', 5)]
-    """
+    """Makes tuples of rows."""
 
     def __init__(self, names: Sequence[str], required: Collection[str] = ()) -> None:
         self._names, self._known, self._required = tuple(names), frozenset(names), tuple(required)
@@ -94,17 +74,10 @@ class RowForm:
 
     @property
     def width(self) -> int:
-        """How many fields a row has."""
         return len(self._names)
 
     def tuples(self, rows: list[Any]) -> list[Any]:
-        """Return rows as tuples, of whatever length those are that go by position.
-
-        Raises
-        ------
-        RowError
-            One is no row, or has other fields.
-        """
+        """Return rows as tuples, of whatever length those are that go by position."""
         kinds = set(map(type, rows))
         if kinds <= {tuple}:
             return rows
@@ -128,7 +101,6 @@ class RowForm:
             return False
 
     def tuple_of(self, row: Any) -> tuple[Any, ...]:
-        """Return a row as a tuple; see :meth:`tuples`."""
         return self._maker(type(row))(row)
 
     def _maker(self, kind: type) -> AsTuple:

@@ -31,15 +31,7 @@ _ROWS = " (of one field `(value,)`); what makes several rows yields each, or ret
 
 
 class RowReader:
-    """Turns columns into records and keys.
-
-    Parameters
-    ----------
-    fields
-        Names of the records' fields, in order; a record is a named tuple of them.
-    field_columns, key_columns
-        Names of the columns that hold them. A key that is a field has that field's column.
-    """
+    """Turns columns into records and keys."""
 
     def __init__(
         self, fields: Sequence[str], field_columns: Sequence[str], key_columns: Sequence[str]
@@ -62,13 +54,7 @@ class RowReader:
 
 
 class OutputError(ValueError):
-    """A function emitted a row that does not fit its declared output type.
-
-    Parameters
-    ----------
-    row
-        Which of the rows, where that is known.
-    """
+    """A function emitted a row that does not fit its declared output type."""
 
     def __init__(self, says: str, row: int | None = None) -> None:
         super().__init__(says)
@@ -76,13 +62,7 @@ class OutputError(ValueError):
 
 
 def as_row(row: Any, names: Sequence[str]) -> tuple[Any, ...]:
-    """Return what a function emitted as a tuple; see :mod:`flinkish_spark.types.row_form`.
-
-    Raises
-    ------
-    OutputError
-        It is no row, or has a field that is not among the names.
-    """
+    """Return what a function emitted as a tuple; see :mod:`flinkish_spark.types.row_form`."""
     try:
         return _form_of(tuple(names)).tuple_of(row)
     except RowError as error:
@@ -95,15 +75,7 @@ def _form_of(names: tuple[str, ...]) -> RowForm:
 
 
 class RowWriter:
-    """Turns what a function emitted into columns, checking every value's type.
-
-    Parameters
-    ----------
-    schema
-        The declared output.
-    required
-        Fields that must not be null, or have parts that must not be.
-    """
+    """Turns what a function emitted into columns, checking every value's type."""
 
     def __init__(self, schema: pa.Schema, required: Collection[T.StructField] = ()) -> None:
         self._schema, self._names = schema, schema.names
@@ -112,19 +84,11 @@ class RowWriter:
 
     @classmethod
     def of(cls, fields: T.StructType) -> RowWriter:
-        """Return the writer of rows with declared fields."""
         required = [field for field in fields if not field.nullable or has_required(field.dataType)]
         return cls(arrow_schema(fields), required)
 
     def write(self, rows: list[Any]) -> list[pa.Array]:
-        """Return the columns.
-
-        Raises
-        ------
-        OutputError
-            Wrong fields or number of fields, a value of another type, a null where there must be none; names
-            field and value.
-        """
+        """Return the columns."""
         width = len(self._names)
         try:
             rows = self._form.tuples(rows)
@@ -138,13 +102,7 @@ class RowWriter:
         return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
 
     def write_columns(self, columns: Sequence[Sequence[Any] | pa.Array]) -> list[pa.Array]:
-        """Return the columns of rows that come as columns: of values, or as arrays.
-
-        Raises
-        ------
-        OutputError
-            As of :meth:`write`; it does not say of which row.
-        """
+        """Return the columns of rows that come as columns: of values, or as arrays."""
         if len(columns) != len(self._names):
             raise OutputError(f"emitted {len(columns)} fields, declared are {len(self._names)}")
         return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
@@ -199,24 +157,13 @@ Named = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class ElementType:
-    """The type of an input's elements.
+    """The type of an input's elements."""
 
-    Parameters
-    ----------
-    ddl
-        Fields, for elements that are tuples, or one type.
-
-    Examples
-    --------
-    >>> ElementType("user STRING, amount LONG").naming()(("ann", 1))
-    Record(user='ann', amount=1)
-    """
-
+    #: Fields, for elements that are tuples, or one type.
     ddl: str
 
     @cached_property
     def has_fields(self) -> bool:
-        """Whether elements are tuples."""
         return is_field_list(self.ddl)
 
     @cached_property
@@ -229,16 +176,13 @@ class ElementType:
 
     @property
     def stored_fields(self) -> str:
-        """The type as a list of fields, in any case; see :meth:`spread`."""
         return ddl_of(T.StructType(list(self.fields)))
 
     @cached_property
     def take(self) -> Take | None:
-        """The function that copies an element for a second owner; None if elements cannot change."""
         return None if is_flat(T.StructType(list(self.fields))) else taken
 
     def spread(self, value: Any) -> tuple[Any, ...]:
-        """Return an element as a tuple of its fields."""
         return tuple(value) if self.has_fields else (value,)
 
     def naming(self) -> Named:
@@ -265,5 +209,4 @@ def _only(values: Any) -> Any:
 
 
 def arrow_schema(fields: Iterable[T.StructField]) -> pa.Schema:
-    """Return the Arrow form of columns; times are in UTC, whatever zone the session has."""
     return pa.schema([pa.field(f.name, arrow_type(f.dataType)) for f in fields])

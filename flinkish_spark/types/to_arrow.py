@@ -41,29 +41,15 @@ class Nested(ABC):
 
     @abstractmethod
     def plain(self, value: Any) -> Any:
-        """Return a value, which is not None, with tuples for structs.
-
-        Raises
-        ------
-        RowError, TypeError, ValueError
-            It is no such value.
-        """
+        """Return a value, which is not None, with tuples for structs."""
 
     def plain_all(self, values: Sequence[Any]) -> list[Any]:
-        """Return values, some of which may be None; raises as `plain` does."""
         return [None if value is None else self.plain(value) for value in values]
 
 
 @functools.lru_cache(maxsize=256)
 def nested_of(kind: pa.DataType) -> Nested | None:
-    """Return what a type has structs in; None if it has none.
-
-    Examples
-    --------
-    >>> points = nested_of(pa.list_(pa.struct([("x", pa.int64()), ("y", pa.int64())])))
-    >>> points.plain([{"y": 2, "x": 1}, (3, 4), None])
-    [(1, 2), (3, 4), None]
-    """
+    """Return what a type has structs in; None if it has none."""
     if pa.types.is_struct(kind):
         return _Struct(kind)
     if pa.types.is_map(kind):
@@ -154,16 +140,9 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A null that must not be.
+    """A null that must not be."""
 
-    Parameters
-    ----------
-    path
-        The way to it: names of fields, `element` of a list, `value` of a map.
-    row
-        Of the column.
-    """
-
+    #: The way to it: names of fields, `element` of a list, `value` of a map.
     path: str
     row: int
 
@@ -172,14 +151,7 @@ class Missing:
 
 
 def first_missing(field: T.StructField, column: pa.Array) -> Missing | None:
-    """Return a null of a field that must have none, or of a part of it; None if there is none.
-
-    Examples
-    --------
-    >>> place = T.StructField("place", T.StructType([T.StructField("x", T.LongType(), nullable=False)]))
-    >>> first_missing(place, pa.array([None, {"x": 1}, {"x": None}]))
-    Missing(path='place.x', row=2)
-    """
+    """Return a null of a field that must have none, or of a part of it; None if there is none."""
     if field.nullable and not has_required(field.dataType):
         return None
     return _missing(field.dataType, column, np.arange(len(column)), field.name, may_be_null=field.nullable)
@@ -246,7 +218,6 @@ def _missing(
 
 @functools.lru_cache(maxsize=256)
 def has_maps(kind: pa.DataType) -> bool:
-    """Return whether a type has a map somewhere in it."""
     return bool(pa.types.is_map(kind)) or any(has_maps(kind.field(at).type) for at in range(kind.num_fields))
 
 
@@ -262,12 +233,6 @@ def repeated_key(array: pa.Array) -> tuple[Any] | None:
     """Return a key that a map has twice, at any depth of an array; None if there is none.
 
     NaN is not looked at: whoever reads a map makes one key of it.
-
-    Examples
-    --------
-    >>> kind = pa.map_(pa.string(), pa.int8())
-    >>> repeated_key(pa.array([[("a", 1)], [("a", 1), ("b", 2), ("b", 3)]], kind))
-    ('b',)
     """
     if not has_maps(array.type):
         return None
@@ -338,13 +303,6 @@ def check_of(kind: pa.DataType) -> Check | None:
     """Return what finds the first value of a column that a type would change; None if it changes none.
 
     Structs are tuples by then. None stands for nothing everywhere.
-
-    Examples
-    --------
-    >>> check_of(pa.list_(pa.int64()))([[1, 2], None, [1.5]])
-    Changed(value=1.5, reason='it is a float')
-    >>> check_of(pa.string()) is None
-    True
     """
     kinds = pa.types
     if kinds.is_list(kind) or kinds.is_large_list(kind):
@@ -358,7 +316,6 @@ def check_of(kind: pa.DataType) -> Check | None:
 
 
 def _within(kind: pa.DataType) -> Check | None:
-    """Return the check of a part; whole numbers among nulls come as floats out of pandas' frames there."""
     return _cut_for_integer if pa.types.is_integer(kind) else check_of(kind)
 
 
@@ -511,7 +468,6 @@ def _first_strange(values: Sequence[Any], classes: tuple[type, ...]) -> Changed 
 
 
 def _first(values: Sequence[Any], classes: tuple[type, ...]) -> Any:
-    """Return the first value of some classes; None without any."""
     # Mostly there is one class in a column: its classes are looked at before its values.
     if not any(issubclass(one, classes) for one in set(map(type, values))):
         return None
@@ -547,13 +503,7 @@ class ColumnTooLarge(ValueMismatch):
 
 
 def shown(value: Any) -> str:
-    """Return a value as errors show it: of a long text, or of many bytes, the beginning.
-
-    Examples
-    --------
-    >>> shown(1.5), len(shown(b"x" * 1_000_000))
-    ('1.5', 232)
-    """
+    """Return a value as errors show it: of a long text, or of many bytes, the beginning."""
     if isinstance(value, str | bytes | bytearray) and len(value) > _MOST_SHOWN:
         unit = "characters" if isinstance(value, str) else "bytes"
         return f"{value[:_MOST_SHOWN]!r}... ({len(value):,} {unit})"
@@ -569,15 +519,7 @@ REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return `column` as an Arrow array of `kind`.
-
-    Raises
-    ------
-    ValueMismatch
-        A value does not fit. Arrow itself would cut 1.5 down to 1 for an integer column.
-    ColumnTooLarge
-        All of them together do not fit into one column.
-    """
+    """Return `column` as an Arrow array of `kind`."""
     plain = _plain(column, kind) if pa.types.is_nested(kind) else column
     check = check_of(kind)
     if check is not None and (changed := check(plain)) is not None:
@@ -649,13 +591,7 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 
 
 def first_refused(count: int, make: Callable[[int], object]) -> int | None:
-    """Return the first row that is refused when the rows up to it are converted; None if none is.
-
-    Parameters
-    ----------
-    make
-        Converts as many rows from the beginning, or raises.
-    """
+    """Return the first row that is refused when the rows up to it are converted; None if none is."""
     fits, fails = 0, count + 1
     while fails - fits > 1:
         middle = (fits + fails) // 2

@@ -37,20 +37,7 @@ _FIRST_MICROS, _LAST_MICROS = (
 
 
 def to_values(column: pa.Array) -> list[Any]:
-    """Return a column's values; None for a null.
-
-    Raises
-    ------
-    KeyError
-        A map has a key twice.
-    OverflowError
-        A time is beyond Python's.
-
-    Examples
-    --------
-    >>> to_values(pa.array([[1, 2], None, []]))
-    [[1, 2], None, []]
-    """
+    """Return a column's values; None for a null."""
     kind, nulls = column.type, column.null_count
     if pa.types.is_timestamp(kind):
         return _timestamps(column)
@@ -117,7 +104,6 @@ def _structs(column: pa.StructArray) -> list[Any]:
 
 
 def _bounds(column: Any) -> tuple[int, list[int]]:
-    """Return where the elements of a column of lists begin, and the bounds of each list from there on."""
     offsets = column.offsets.to_numpy()
     first = int(offsets[0])
     return first, (offsets - first).tolist()
@@ -154,16 +140,7 @@ _PLAIN: frozenset[type] = frozenset(
 
 
 def taken(value: Any) -> Any:
-    """Return a value that does not change with this one; it is the same object if nothing in it can change.
-
-    Examples
-    --------
-    >>> row = ("ann", [1, 2])
-    >>> out = taken(row)
-    >>> row[1].append(3)
-    >>> out
-    ('ann', [1, 2])
-    """
+    """Return a value that does not change with this one: itself if nothing in it can change."""
     how = _HOW.get(type(value))
     if how is None:
         how = _HOW[type(value)] = _how_to_take(type(value))
@@ -171,12 +148,10 @@ def taken(value: Any) -> Any:
 
 
 def taking(fields: T.StructType) -> Take:
-    """Return what takes rows with these fields, as fast as it can be."""
     return _flat_taken if is_flat(fields) else taken
 
 
 def is_flat(fields: T.StructType) -> bool:
-    """Return whether nothing in rows with these fields can change."""
     return not any(isinstance(one.dataType, _CHANGEABLE) for one in fields)
 
 
@@ -184,12 +159,6 @@ def owned(made: Any, *given: Any) -> Any:
     """Return what a function has made of what it was given, as a value that nobody else has.
 
     What it was given is its own: that, and parts of it, are not copied.
-
-    Examples
-    --------
-    >>> shared, before = [], [1]
-    >>> owned(before, before) is before, owned(shared, before) is shared
-    (True, False)
     """
     for one in given:
         if made is one:

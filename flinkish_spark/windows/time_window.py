@@ -116,7 +116,6 @@ GLOBAL_WINDOW = TimeWindow(MIN_WATERMARK_MS, MAX_WATERMARK_MS)
 
 
 def window_at(start_ms: int, size_ms: int) -> TimeWindow:
-    """Return a window, cut where 64 bits end."""
     return TimeWindow(max(start_ms, MIN_WATERMARK_MS), min(start_ms + size_ms, MAX_WATERMARK_MS))
 
 

@@ -204,7 +204,6 @@ class NeverTrigger(Trigger):
 
 class _Sum:
     def reduce(self, first: int, second: int) -> int:
-        """Return the sum."""
         return first + second
 
 
@@ -330,7 +329,6 @@ def check_result(trigger: Trigger, result: object) -> None:
 
 class _Least:
     def reduce(self, first: int, second: int) -> int:
-        """Return the lesser."""
         return min(first, second)
 
 

@@ -66,7 +66,6 @@ def _kept(name: str, make: Callable[[], AsyncWait]) -> AsyncWait:
 
 
 def close_kept(suffix: str = "") -> None:
-    """Close what this process keeps under names that end so, as a worker that ends does."""
     for name in [one for one in _KEPT if one.endswith(suffix)]:
         close_operator(_KEPT.pop(name), name)
 
@@ -101,55 +100,34 @@ CALLS_IN_HARNESS: ContextVar[CallsInHarness | None] = ContextVar("CALLS_IN_HARNE
 
 @dataclass(frozen=True)
 class AnswerPlace:
-    """Where a job's answers are, and who asks about the same elements; travels in the plan.
-
-    Parameters
-    ----------
-    job_dir
-        The job directory.
-    folder
-        Of the operator, below it.
-    """
+    """Where a job's answers are, and who asks about the same elements; travels in the plan."""
 
     job_dir: StoreSpec
+    #: Of the operator, below it.
     folder: str
     readers: Readers
 
 
 @dataclass(frozen=True)
 class AsyncRows(ExpandRows):
-    """Makes rows of each row by calls to a system outside, those of one output.
+    """Makes rows of each row by calls to a system outside, those of one output."""
 
-    Parameters
-    ----------
-    spec
-        What the program says of the function.
-    outputs
-        All that somebody reads.
-    kept_as
-        By what name workers keep the opened function; that of all outputs is the same.
-    workers
-        Among how many the limits of the job are shared.
-    stream
-        What the places of elements mean.
-    key_prefix
-        Of idempotency keys: job, operator and way.
-    side
-        Name of the side output; empty for the main output.
-    answers
-        Where answers are recorded; None where they are not.
-    report
-        Takes what calls cost, to the driver.
-    """
-
+    #: What the program says of the function.
     spec: AsyncSpec
     outputs: Outputs
+    #: By what name workers keep the opened function; that of all outputs is the same.
     kept_as: str
+    #: Among how many the limits of the job are shared.
     workers: int = 1
+    #: What the places of elements mean.
     stream: Stream = Stream.OF_SOURCE
+    #: Of idempotency keys: job, operator and way.
     key_prefix: str = ""
+    #: Name of the side output; empty for the main output.
     side: str = ""
+    #: Where answers are recorded; None where they are not.
     answers: AnswerPlace | None = None
+    #: Takes what calls cost, to the driver.
     report: Callable[[AsyncStatistics], None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

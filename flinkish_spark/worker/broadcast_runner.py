@@ -64,15 +64,10 @@ class UnkeyedBroadcast:
 
 @dataclass(frozen=True, slots=True)
 class PartitionDone:
-    """What became of a partition's broadcast side in a micro-batch.
-
-    Parameters
-    ----------
-    value
-        To be stored; None if nothing has changed.
-    """
+    """What became of a partition's broadcast side in a micro-batch."""
 
     rows: tuple[OutRows, ...]
+    #: To be stored; None if nothing has changed.
     value: bytes | None
 
 
@@ -83,13 +78,7 @@ class PartitionRunner(Protocol):
         """Return what a partition begins with, given what the former ones kept, in their order."""
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
-        """Begin a micro-batch of a partition, with what is stored for it.
-
-        Raises
-        ------
-        ElementFailed
-            The function is to blame.
-        """
+        """Begin a micro-batch of a partition, with what is stored for it."""
 
 
 class KeyedBroadcastRunner(ElementRunner):
@@ -119,7 +108,6 @@ class KeyedBroadcastRunner(ElementRunner):
 
     @property
     def has_applications(self) -> bool:
-        """Whether something is to be done with the keyed state of all groups of the partition."""
         return bool(self._operator.side.applications)
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
@@ -175,19 +163,7 @@ def written_or_blamed(
     write: Callable[[Emitted], Iterable[OutRows]],
     run: Callable[[Check | None], tuple[Emitted, Stored]],
 ) -> tuple[tuple[OutRows, ...], Stored]:
-    """Run a partition's micro-batch; return the rows that it emits, and what else comes of it.
-
-    Parameters
-    ----------
-    run
-        Does it, with a check behind each call of the function if there is one; called again where a row
-        cannot be written, to find the element that emitted it.
-
-    Raises
-    ------
-    ElementFailed, OutputError
-        The function is to blame.
-    """
+    """Run a partition's micro-batch; return the rows that it emits, and what else comes of it."""
     emitted, stored = run(None)
     try:
         return tuple(write(emitted)), stored
@@ -220,7 +196,6 @@ def _elements_of(shape: RowShape, inputs: InputRows, way: Distribution, *, is_be
 def place_of(
     shape: RowShape, inputs: InputRows, way: Distribution, failure: ElementFailed
 ) -> tuple[int, int]:
-    """Return the input, and which of its rows is the element at which a function failed."""
     own = [rows if one.distribution is way else None for rows, one in zip(inputs, shape.inputs, strict=True)]
     return row_of_element(shape, own, failure)
 
@@ -327,7 +302,6 @@ class _CurrentItems:
         return len(self._current)
 
     def get(self) -> list[Any]:
-        """Return a copy of the items."""
         return self._current.get()
 
     def add(self, item: Any) -> None:
@@ -343,5 +317,4 @@ class _CurrentItems:
         self._current.update(items)
 
     def clear(self) -> None:
-        """Remove all items."""
         self._current.clear()

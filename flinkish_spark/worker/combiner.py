@@ -33,24 +33,15 @@ from flinkish_spark.worker.keyed_operator import OperatorFailed
 
 @dataclass(frozen=True)
 class Combiner:
-    """Combines rows on their way into an operator that merges what this makes; travels in the plan.
-
-    Parameters
-    ----------
-    aggregation
-        What is computed.
-    kept
-        Columns of which each key's first row stands for all of its rows: control columns and the key. The
-        event time is the latest.
-    keys
-        Those of them that are the key.
-    fields
-        Columns with the fields, and the fields' names, in the same order.
-    """
+    """Combines rows on their way into an operator that merges what this makes; travels in the plan."""
 
     aggregation: ColumnAggregation
+    #: Columns of which each key's first row stands for all of its rows: control columns and the key. The
+    #: event time is the latest.
     kept: tuple[str, ...]
+    #: Those of them that are the key.
     keys: tuple[str, ...]
+    #: Columns with the fields, and the fields' names, in the same order.
     fields: tuple[tuple[str, str], ...]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -58,11 +49,6 @@ class Combiner:
 
         Where hardly any two rows have one key it is a row per row: whoever merges takes either. Rows on two
         sides of the watermark are not combined: they go out on those sides.
-
-        Raises
-        ------
-        AggregateOverflow
-            A sum leaves its type.
         """
         own = [rows.column(column) for column, _ in self.fields]
         batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
@@ -88,30 +74,16 @@ class WindowCombiner:
 
     There is a row per key and slice of a window, or part of a session, and task. Rows on two sides of the
     watermark are not combined: they are late by another one.
-
-    Parameters
-    ----------
-    rules
-        Windows, and what is computed.
-    kept, keys, fields
-        See :class:`Combiner`.
     """
 
+    #: Windows, and what is computed.
     rules: WindowRules
     kept: tuple[str, ...]
     keys: tuple[str, ...]
     fields: tuple[tuple[str, str], ...]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns that are kept, partial aggregates, how many elements they have, the last time.
-
-        Raises
-        ------
-        AggregateOverflow
-            A sum leaves its type.
-        NoEventTime
-            A row has none, and windows go by it.
-        """
+        """Return the kept columns, partial aggregates, their number of elements, and the last time."""
         own = [rows.column(column) for column, _ in self.fields]
         batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
         keys = _keys_and_sides(rows, self.keys)
@@ -126,7 +98,6 @@ class WindowCombiner:
 
     @property
     def aggregation(self) -> ColumnAggregation:
-        """What is computed of each part."""
         return self.rules.aggregation
 
     def _times(self, rows: pa.RecordBatch) -> Array:
@@ -141,29 +112,16 @@ class WindowCombiner:
 
 @dataclass(frozen=True)
 class BlamedCombine:
-    """Runs what combines, before the shuffle; an error is that of the operator behind it.
-
-    Parameters
-    ----------
-    uid, max_parallelism
-        Of the operator.
-    counts_as
-        Tells what its function adds to accumulators from what others add; empty where that does not count.
-    """
+    """Runs what combines, before the shuffle; an error is that of the operator behind it."""
 
     uid: str
     max_parallelism: int
     combine: Combiner | WindowCombiner
+    #: Tells what its function adds to accumulators from what others add; empty where that does not count.
     counts_as: str = ""
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Combine.
-
-        Raises
-        ------
-        OperatorFailed
-            The operator's function, or a fold, failed at these rows.
-        """
+        """Combine."""
         try:
             with counting_as(self.counts_as):
                 _ = self._opened

@@ -70,35 +70,22 @@ class StatelessContext(SubtaskFacts):
 
 @dataclass(frozen=True)
 class RowFunction:
-    """A function over one row, and what it is called in errors.
+    """A function over one row, and what it is called in errors."""
 
-    Parameters
-    ----------
-    name
-        Of the operator, or of what it does.
-    call
-        From a record to what comes of it; a process function gets its context, too.
-    rich
-        Opened and closed once per task, if it wants to be.
-    origins
-        Where records come from.
-    what
-        What errors call it, if it is not the function of an operator of that name.
-    parallelism
-        In how many tasks it runs; None where that is not known.
-    counts_as
-        Tells what it adds to accumulators from what others add; empty where that does not count.
-    operator
-        Id of the operator in the job graph, since several may have one name; empty where that is not known.
-    """
-
+    #: Of the operator, or of what it does.
     name: str
+    #: From a record to what comes of it; a process function gets its context, too.
     call: Callable[..., Any]
+    #: Opened and closed once per task, if it wants to be.
     rich: RichFunction | None = None
     origins: Origins = field(default_factory=Origins)
+    #: What errors call it, if it is not the function of an operator of that name.
     what: str = ""
+    #: In how many tasks it runs; None where that is not known.
     parallelism: int | None = None
+    #: Tells what it adds to accumulators from what others add; empty where that does not count.
     counts_as: str = ""
+    #: Id of the operator in the job graph, since several may have one name; empty where that is not known.
     operator: str = ""
 
     @contextmanager
@@ -154,7 +141,6 @@ class RowFunction:
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[Any]:
-    """Return the rows of a batch as a function of the user's gets them: without control columns."""
     names = [name for name in batch.schema.names if not name.startswith(PREFIX)]
     return RowReader(names, names, ()).read(batch)[1]
 
@@ -185,18 +171,12 @@ class FilterRows:
 
 @dataclass(frozen=True)
 class ExpandRows:
-    """Makes rows of each row: one, none or several.
-
-    Parameters
-    ----------
-    output
-        Fields of the rows that are made.
-    carried
-        Control columns that go along.
-    """
+    """Makes rows of each row: one, none or several."""
 
     function: RowFunction
+    #: Fields of the rows that are made.
     output: T.StructType
+    #: Control columns that go along.
     carried: tuple[T.StructField, ...]
 
     @property
@@ -247,7 +227,6 @@ class ExpandRows:
         return made, np.repeat(np.arange(batch.num_rows), counts)
 
     def _call(self, batch: pa.RecordBatch) -> Callable[[int, Any], Iterable[Any] | None]:
-        """Return what makes the rows of a record, by its number in the batch and itself."""
         return lambda at, record: self.function.call(record)
 
 
@@ -274,13 +253,9 @@ class ProcessRows(ExpandRows):
     """Makes rows of each row, those of one output.
 
     The function is called with the record and its context.
-
-    Parameters
-    ----------
-    side
-        Name of the side output; None for the main output.
     """
 
+    #: Name of the side output; None for the main output.
     side: str | None = None
 
     def _call(self, batch: pa.RecordBatch) -> Callable[[int, Any], Iterable[Any] | None]:
@@ -303,20 +278,16 @@ class _Context:
         self.emitted: dict[str, list[Any]] = {}
 
     def begin(self, at: int) -> None:
-        """Make a row of the batch the current one."""
         self._at = at
         self.emitted = {}
 
     def timestamp(self) -> int | None:
-        """Return the event time of the current record."""
         return None if self._times_ms is None else self._times_ms[self._at]
 
     def current_watermark(self) -> int:
-        """Return the least watermark of the job's operators."""
         return self._micro_batch.watermarks.least_ms
 
     def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time."""
         return self._micro_batch.processing_time_ms
 
     @cached_property
@@ -338,23 +309,14 @@ class _Context:
 
 @dataclass(frozen=True)
 class AppendColumns:
-    """Callable for mapInArrow.
+    """Callable for mapInArrow."""
 
-    Parameters
-    ----------
-    function
-        From a record to a row of `made`.
-    given
-        Columns that come in.
-    made
-        Fields of the row, under the names that errors call them by.
-    names
-        Of the columns that are added.
-    """
-
+    #: From a record to a row of `made`.
     function: RowFunction
     given: T.StructType
+    #: Fields of the row, under the names that errors call them by.
     made: T.StructType
+    #: Of the columns that are added.
     names: tuple[str, ...]
 
     @property
@@ -412,30 +374,16 @@ def _spread(places: np.ndarray[Any, Any], rows: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class TargetOf:
-    """From a record to its partition, as a row; travels in the plan.
+    """From a record to its partition, as a row; travels in the plan."""
 
-    Parameters
-    ----------
-    partition
-        From a key and the number of partitions to a partition.
-    key
-        From a record to its key.
-    partitions
-        How many there are.
-    """
-
+    #: From a key and the number of partitions to a partition.
     partition: Callable[[Any, int], int]
+    #: From a record to its key.
     key: Callable[[Any], Any]
     partitions: int
 
     def __call__(self, record: Any) -> tuple[int]:
-        """Choose.
-
-        Raises
-        ------
-        ValueError
-            The function has chosen no partition.
-        """
+        """Choose."""
         chosen: Any = refuse_not_run(self.partition(self.key(record), self.partitions), "the partitioner")
         # Whole numbers of numpy are as good; True would be partition 1.
         is_number = hasattr(chosen, "__index__") and not isinstance(chosen, bool)
@@ -452,30 +400,18 @@ class TargetOf:
 
 @dataclass(frozen=True)
 class LookupRows:
-    """Called by mapInArrow, once per task; pickled into the plan.
-
-    Parameters
-    ----------
-    name
-        What errors call it.
-    output
-        Fields of the rows that are made.
-    carried
-        Control columns that go along with what is made of a row.
-    side
-        Name of the side output that is read; None for the main output.
-    kept_as
-        By what name a worker keeps answers from one micro-batch to the next.
-    counts_as, operator
-        As of :class:`RowFunction`.
-    """
+    """Called by mapInArrow, once per task; pickled into the plan."""
 
     join: LookupJoin
     name: str
+    #: Fields of the rows that are made.
     output: T.StructType
+    #: Control columns that go along with what is made of a row.
     carried: tuple[T.StructField, ...]
     origins: Origins = field(default_factory=Origins)
+    #: Name of the side output that is read; None for the main output.
     side: str | None = None
+    #: By what name a worker keeps answers from one micro-batch to the next.
     kept_as: str = field(kw_only=True)
     counts_as: str = ""
     operator: str = ""
@@ -540,27 +476,16 @@ class LookupRows:
 
 @dataclass(frozen=True)
 class TimeStage:
-    """Callable for mapInArrow.
+    """Callable for mapInArrow."""
 
-    Parameters
-    ----------
-    assigner
-        From a record and the time that it has already, if any, to its time; None where it has its time.
-    generator
-        Makes a generator; None without one.
-    source
-        Uid, for messages.
-    origins
-        Where records come from.
-    """
-
+    #: From a record and the time that it has already, if any, to its time; None where it has its time.
     assigner: Callable[[Any, int | None], int] | None
+    #: Makes a generator; None without one.
     generator: Callable[[], WatermarkGenerator] | None
     source: str
     origins: Origins
 
     def columns(self, given: T.StructType) -> T.StructType:
-        """Return what comes out of rows with these columns."""
         own = [field for field in given if field.name not in (C.TIME, C.MARK)]
         added = [C.TIME] if self.generator is None else [C.TIME, C.MARK]
         return T.StructType([*own, *(T.StructField(name, T.LongType()) for name in added)])
@@ -630,7 +555,6 @@ class TimeStage:
         return marks
 
     def _blaming(self, what: str) -> RowFunction:
-        """Return what names the record at which a function failed."""
         return RowFunction(self.source, lambda record: record, origins=self.origins, what=what)
 
     @staticmethod
@@ -644,7 +568,6 @@ class TimeStage:
 
 
 def _named(error: UserFunctionError) -> str:
-    """Return what failed; that it did is said where the error is told."""
     return error.what.removesuffix(" failed")
 
 

@@ -130,20 +130,13 @@ class OperatorFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class PassingRows:
-    """Rows of an operator in front, on their way to one behind: they keep their channels and sequences.
+    """Rows of an operator in front, on their way to one behind: they keep their channels and sequences."""
 
-    Parameters
-    ----------
-    schema
-        Of the blocks that come.
-    columns
-        Of these that go on.
-    output
-        As which output of this operator.
-    """
-
+    #: Of the blocks that come.
     schema: pa.Schema
+    #: Of these that go on.
     columns: tuple[str, ...]
+    #: As which output of this operator.
     output: int
 
     def handed_on(self, blocks: list[Any]) -> Iterator[Out]:
@@ -161,55 +154,37 @@ class PassingRows:
 
 @dataclass(frozen=True)
 class KeyedOperatorSpec:
-    """Everything that one keyed operator needs in a worker.
+    """Everything that one keyed operator needs in a worker."""
 
-    Parameters
-    ----------
-    uid, bundling
-        The operator's stable name; its key groups, and which of them are worked on together.
-    operator
-        Runs the user's function, already proven to be serialisable; or that function, if it takes columns.
-    shape
-        How rows come in and go out.
-    upstream_channels
-        By input, whose barriers must arrive, each once, before this operator passes one on.
-    bundle_of_route
-        Bundle of key groups by the route that carries its records.
-    barrier_routes
-        Partition by the route that carries its barrier, and reports that pass by.
-    broadcast_routes
-        Partition by the route that carries the elements that belong to no key group.
-    reporter
-        Its number among those who report to the driver.
-    base_policy
-        When a key group's entries move out of its state value.
-    name
-        What errors call it beside its uid.
-    passing
-        Inputs behind its own, whose rows go on as further outputs.
-    counts_as
-        Tells what it adds to accumulators from what others add; empty where that does not count.
-    chain
-        Name of the chain in which it runs; with the uid it tells its state from that of others.
-    first_output
-        Number of its main output among those of all operators that share its tasks.
-    """
-
+    #: The operator's stable name; its key groups, and which of them are worked on together.
     uid: str
     bundling: Bundling
+    #: Runs the user's function, already proven to be serialisable; or that function, if it takes columns.
     operator: StatefulOperator
+    #: How rows come in and go out.
     shape: RowShape
+    #: By input, whose barriers must arrive, each once, before this operator passes one on.
     upstream_channels: tuple[ExpectedChannels, ...]
+    #: Bundle of key groups by the route that carries its records.
     bundle_of_route: dict[int, int]
+    #: Partition by the route that carries its barrier, and reports that pass by.
     barrier_routes: dict[int, int]
     origins: tuple[Origins, ...]
+    #: Its number among those who report to the driver.
     reporter: int = 0
+    #: Partition by the route that carries the elements that belong to no key group.
     broadcast_routes: Mapping[int, int] = field(default_factory=dict)
+    #: When a key group's entries move out of its state value.
     base_policy: BasePolicy = field(default_factory=BasePolicy)
+    #: What errors call it beside its uid.
     name: str = ""
+    #: Inputs behind its own, whose rows go on as further outputs.
     passing: tuple[PassingRows, ...] = ()
+    #: Tells what it adds to accumulators from what others add; empty where that does not count.
     counts_as: str = ""
+    #: Name of the chain in which it runs; with the uid it tells its state from that of others.
     chain: str = ""
+    #: Number of its main output among those of all operators that share its tasks.
     first_output: int = 0
 
 

@@ -79,23 +79,15 @@ class SideRows:
         self._blame: dict[str, list[Blame]] = {}
 
     def put(self, tag: OutputTag, value: Any, time_ms: int | None, blame: Blame) -> None:
-        """Add a row."""
         name = tag_name(tag)
         self._emitted.side.setdefault(name, []).append((taken(value), time_ms))
         self._blame.setdefault(name, []).append(blame)
 
     def divide(self) -> None:
-        """Let what comes from now on be behind the watermark."""
         self._emitted.side_before = {name: len(rows) for name, rows in self._emitted.side.items()}
 
     def written(self, write: Callable[[Emitted], list[OutRows]]) -> list[OutRows]:
-        """Return the rows as `write` makes them.
-
-        Raises
-        ------
-        ElementFailed, TimerFailed
-            One is not as it was declared.
-        """
+        """Return the rows as `write` makes them."""
         try:
             return write(self._emitted)
         except OutputError:
@@ -109,13 +101,7 @@ class SideRows:
 
 
 class WindowCalls:
-    """Calls an opened window function, which has asked for no state.
-
-    Parameters
-    ----------
-    states
-        Of the operator.
-    """
+    """Calls an opened window function, which has asked for no state."""
 
     def __init__(self, operator: LoopedWindows, states: KeyedStates) -> None:
         function = operator.function
@@ -131,7 +117,6 @@ class WindowCalls:
         self._firing = FiringContext(of_function, context, self._timers)
 
     def begin(self, watermark_ms: int, processing_time_ms: int, sides: SideRows) -> None:
-        """Say at which times the next calls are, and where what they emit to side outputs goes."""
         self._timers.watermark_ms, self._timers.processing_time_ms = watermark_ms, processing_time_ms
         self._sides = sides
 
@@ -147,7 +132,6 @@ class WindowCalls:
         return self._function.process(key, self._firing, elements)
 
     def end(self) -> None:
-        """Let the function clear up behind the window."""
         self._function.clear(self._firing)
 
     def _to_side(self, tag: OutputTag, value: Any, time_ms: int | None) -> None:
@@ -172,18 +156,12 @@ def _no_count(name: str) -> None:
 
 @dataclass
 class Fired:
-    """Windows that have fired with a result, in their order.
+    """Windows that have fired with a result, in their order."""
 
-    Parameters
-    ----------
-    windows, results
-        As long as each other.
-    before
-        How many of them fired before the watermark.
-    """
-
+    #: As long as each other.
     windows: list[OpenWindow] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
+    #: How many of them fired before the watermark.
     before: int = 0
 
 
@@ -194,17 +172,7 @@ class _Firing(NamedTuple):
 
 
 class ResultWriter:
-    """Makes columns of results, checked as rows of any function are.
-
-    Parameters
-    ----------
-    then
-        What is put around results; None: they are the rows.
-    output
-        The declared fields.
-    clock
-        By which windows fire.
-    """
+    """Makes columns of results, checked as rows of any function are."""
 
     def __init__(
         self, then: WithKeyAndWindow | WithWindow | None, output: T.StructType, clock: TimeDomain
@@ -214,18 +182,7 @@ class ResultWriter:
         self.take: Take = taking(output)
 
     def write(self, fired: Fired, key_columns: Sequence[pa.Array], keys: Sequence[Any]) -> list[pa.Array]:
-        """Return the time of each row, and the columns of the output.
-
-        Parameters
-        ----------
-        key_columns, keys
-            All keys at hand, by their numbers: as columns, and as functions see them.
-
-        Raises
-        ------
-        TimerFailed
-            A result is not as it was declared; says of which window.
-        """
+        """Return the time of each row, and the columns of the output."""
         end_ms = np.array([one.end_ms for one in fired.windows], dtype=np.int64)
         return [pa.array(last_of(end_ms)), *self._columns(fired, end_ms, key_columns, keys)]
 
@@ -274,7 +231,6 @@ class ResultWriter:
 
 
 def timer_of(window: OpenWindow, keys: Sequence[Any]) -> Timer:
-    """Return the timer that an operator with timers would have had for a window."""
     own = TimeWindow(window.start_ms, window.end_ms)
     return Timer(own.max_timestamp_ms, keys[window.key], own)
 
@@ -333,7 +289,6 @@ class LoopedRunner:
         return row_of_element(self.shape, inputs, failure)
 
     def sides_written(self, emitted: Emitted) -> Iterator[OutRows]:
-        """Yield what goes to side outputs as rows."""
         return rows_written(self.shape, self._writers, emitted)
 
     def _given(self, inputs: InputRows) -> Iterator[tuple[int, bool, pa.RecordBatch]]:
@@ -495,7 +450,6 @@ class _Side:
         self._times_ms.append(times_ms.to_numpy())
 
     def arrived(self) -> Arrived:
-        """Return them."""
         keys = np.concatenate(self.keys).tolist()
         times_ms = np.concatenate(self._times_ms)
         return Arrived(keys, times_ms, chain.from_iterable(self.values), self.is_before)

@@ -44,13 +44,7 @@ from flinkish_spark.worker.timed_runner import TimedRunner
 
 
 class _EventColumns:
-    """Fields of the events of a micro-batch: those that were taken before, then those that come.
-
-    Parameters
-    ----------
-    stored
-        The former, with their times behind their fields.
-    """
+    """Fields of the events of a micro-batch: those that were taken before, then those that come."""
 
     def __init__(self, stored: pa.StructArray, due: DueColumns) -> None:
         self.kind, self.taken = stored.type, len(stored)
@@ -61,7 +55,6 @@ class _EventColumns:
         self._whole: dict[int, pa.Array] = {}
 
     def __getitem__(self, at: int) -> pa.Array:
-        """Return a field of all of them."""
         if at not in self._whole:
             self._whole[at] = self.take(at, np.arange(len(self.times_ms)))
         return self._whole[at]
@@ -78,7 +71,6 @@ class _EventColumns:
         return pa.concat_arrays([own, others.cast(own.type)]).take(pa.array(place))
 
     def values(self, events: Array) -> list[tuple[Any, ...]]:
-        """Return the fields of some, as functions see them."""
         fields = range(len(self._due.fields))
         return list(zip(*(to_values(self.take(at, events)) for at in fields), strict=True))
 
@@ -108,15 +100,7 @@ class _Field:
 
 @dataclass
 class _Worked:
-    """What becomes of one pattern in a micro-batch.
-
-    Parameters
-    ----------
-    stored
-        What was open before.
-    columns
-        The events.
-    """
+    """What becomes of one pattern in a micro-batch."""
 
     search: ColumnarSearch
     stored: StoredMatches
@@ -125,19 +109,7 @@ class _Worked:
 
 
 class _Paths:
-    """What matches of one pattern have taken, made when it is asked for: it lives as long as one call.
-
-    Parameters
-    ----------
-    number
-        Of the pattern.
-    found
-        The matches.
-    gather
-        Makes an event of its fields.
-    take
-        Copies it for each match; None: events cannot change.
-    """
+    """What matches of one pattern have taken, made when it is asked for: it lives as long as one call."""
 
     def __init__(
         self,

@@ -59,31 +59,20 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InputShape:
-    """How the rows of one input come into an operator; travels in the plan.
-
-    Parameters
-    ----------
-    schema
-        Of the blocks.
-    fields, field_columns
-        Names of the records' fields, and of the columns that hold them.
-    key_columns
-        Of the key. A key that is a field has that field's column.
-    is_behind_operator
-        Whether rows say by their sequence on which side of the watermark they are; those of a source are
-        all behind it.
-    entry
-        Which of the operator's inputs they are for: several ways may lead into one.
-    distribution
-        How they are spread over the partitions.
-    """
+    """How the rows of one input come into an operator; travels in the plan."""
 
     schema: pa.Schema
+    #: Names of the records' fields, and of the columns that hold them.
     fields: tuple[str, ...]
     field_columns: tuple[str, ...]
+    #: Of the key. A key that is a field has that field's column.
     key_columns: tuple[str, ...]
+    #: Whether rows say by their sequence on which side of the watermark they are; those of a source are
+    #: all behind it.
     is_behind_operator: bool = False
+    #: Which of the operator's inputs they are for: several ways may lead into one.
     entry: int = 0
+    #: How they are spread over the partitions.
     distribution: Distribution = Distribution.BY_KEY
 
     def places(self, rows: pa.RecordBatch, *, is_before: bool) -> Array:
@@ -96,26 +85,17 @@ class InputShape:
 
 @dataclass(frozen=True)
 class RowShape:
-    """How rows come into an operator and how they go out of it; travels in the plan.
+    """How rows come into an operator and how they go out of it; travels in the plan."""
 
-    Parameters
-    ----------
-    inputs
-        The ways into it, by number.
-    key_types
-        Of the key, the same for all inputs.
-    outputs
-        Fields of the main output, then of each side output.
-    side_names
-        Names of the side outputs.
-    with_times
-        Whether rows that go out have their event time beside them.
-    """
-
+    #: The ways into it, by number.
     inputs: tuple[InputShape, ...]
+    #: Of the key, the same for all inputs.
     key_types: tuple[T.DataType, ...]
+    #: Fields of the main output, then of each side output.
     outputs: tuple[T.StructType, ...]
+    #: Names of the side outputs.
     side_names: tuple[str, ...] = ()
+    #: Whether rows that go out have their event time beside them.
     with_times: bool = False
 
     @property
@@ -126,17 +106,11 @@ class RowShape:
 
 @dataclass(frozen=True, slots=True)
 class OutRows:
-    """Rows that go out together.
+    """Rows that go out together."""
 
-    Parameters
-    ----------
-    side
-        0 for the main output.
-    first
-        Sequence of the first; the others follow.
-    """
-
+    #: 0 for the main output.
     side: int
+    #: Sequence of the first; the others follow.
     first: int
     rows: pa.RecordBatch
 
@@ -160,13 +134,7 @@ class GroupRunner(Protocol):
     counts: dict[str, int]
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        """Work through the rows of a key group; the group's state is changed behind it.
-
-        Raises
-        ------
-        ElementFailed, TimerFailed, OutputError
-            The function is to blame; nothing of the micro-batch counts.
-        """
+        """Work through the rows of a key group; the group's state is changed behind it."""
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """Return the input, and which of its rows is the element at which the function failed."""
@@ -204,7 +172,6 @@ class ElementRunner:
         yield from written
 
     def level_of(self, entries: Iterable[tuple[str, pa.RecordBatch]]) -> int | None:
-        """Return how much is in entries of states of what is counted as it comes and goes; None: no such."""
         found = [self._operator_level(name, rows) for name, rows in entries]
         counted = [level for level in found if level is not None]
         return sum(counted) if counted else None
@@ -267,13 +234,7 @@ def row_of_element(shape: RowShape, inputs: InputRows, failure: ElementFailed) -
 
 
 def blame_call(again: Callable[[], object]) -> None:
-    """Run a micro-batch again to raise the error of the element or timer that emitted a wrong row.
-
-    Parameters
-    ----------
-    again
-        Runs it with a check behind each call. A function that does something else this time is not blamed.
-    """
+    """Run a micro-batch again to raise the error of the element or timer that emitted a wrong row."""
     try:
         again()
     except (ElementFailed, TimerFailed) as failure:
@@ -284,13 +245,7 @@ def blame_call(again: Callable[[], object]) -> None:
 
 
 def rows_written(shape: RowShape, writers: Sequence[RowWriter], emitted: Emitted) -> Iterator[OutRows]:
-    """Yield what was emitted as rows of each output, those before the watermark first.
-
-    Raises
-    ------
-    OutputError
-        A row is not as it was declared.
-    """
+    """Yield what was emitted as rows of each output, those before the watermark first."""
     yield from _output(shape, writers, 0, emitted.rows, emitted.times_ms, emitted.before)
     for side, name in enumerate(shape.side_names, start=1):
         # What is emitted to a side output that nobody reads is dropped, as in Flink.
@@ -336,18 +291,7 @@ def rows_between(rows: pa.RecordBatch | None, shape: InputShape, *, is_before: b
 
 
 def batch_of(frame: pd.DataFrame, kinds: Mapping[str, pa.DataType]) -> pa.RecordBatch:
-    """Return a frame's columns as a batch; its index is none of them. NaN, NaT and None are null.
-
-    Parameters
-    ----------
-    kinds
-        Declared types by name. A column whose name is not among them has the type that Arrow gives it.
-
-    Raises
-    ------
-    OutputError
-        A column has values of another type, or a name is there twice.
-    """
+    """Return a frame's columns as a batch; its index is none of them. NaN, NaT and None are null."""
     names = [str(name) for name in frame.columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -384,7 +328,6 @@ def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
 
 
 def _is_of_objects(series: pd.Series) -> bool:
-    """Whether its values are Python's. Texts of pandas 3, and of a `StringDtype` before, are no objects."""
     return series.dtype == object or isinstance(series.dtype, pd.StringDtype)
 
 
@@ -409,13 +352,7 @@ def event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.
 
 
 def declared_column(field: T.StructField, column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column with its declared type: another width of the same, never a number out of text.
-
-    Raises
-    ------
-    OutputError
-        It is of another type, or has a null where there must be none; says in which row.
-    """
+    """Return a column with its declared type: another width of the same, never a number out of text."""
     wrong = f"emitted a wrong column: field {field.name!r}"
     if not is_of_kind(column.type, kind):
         says = f"{wrong} has the type {column.type}, declared is {kind}"
@@ -556,7 +493,6 @@ class _Calls:
             yield from self.emitted(called(self._function.on_timers)(domain, context), context)
 
     def context(self, index: KeyIndex, times: pa.Array | None) -> BatchContext:
-        """Return what a call is given."""
         sides: list[tuple[OutputTag, Batch]] = []
         return BatchContext(index, times, self._progress, self.watermark_ms, self._group, sides, self._timers)
 

@@ -47,34 +47,21 @@ MICRO_BATCH_IN_HARNESS: ContextVar[MicroBatch | None] = ContextVar("MICRO_BATCH_
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch(Stored):
-    """What a task knows of its micro-batch.
+    """What a task knows of its micro-batch."""
 
-    Parameters
-    ----------
-    before, watermarks
-        Of the operators, in the micro-batch before it and in this one.
-    processing_time_ms
-        When it began.
-    bases
-        Where operators keep the bases of big key groups, as `StoreSpec.to_text` writes it; None outside of a
-        job.
-    number
-        Of the micro-batch.
-    pinned
-        Number of the micro-batch of the newest checkpoint whose state is pinned; None if none is known.
-    drained_to_ms
-        What the watermark of all operators becomes behind the elements, if that is more.
-    lineage
-        The live one of the job; with the number it tells a micro-batch from all others.
-    """
-
+    #: Of the operators, in the micro-batch before it and in this one.
     before: StoredWatermarks
     watermarks: StoredWatermarks
     processing_time_ms: int
+    #: Where operators keep the bases of big key groups, as `StoreSpec.to_text` writes it; None outside of a
+    #: job.
     bases: str | None = None
     number: int = 0
+    #: Number of the micro-batch of the newest checkpoint whose state is pinned; None if none is known.
     pinned: int | None = None
+    #: What the watermark of all operators becomes behind the elements, if that is more.
     drained_to_ms: int = MIN_WATERMARK_MS
+    #: The live one of the job; with the number it tells a micro-batch from all others.
     lineage: int = 0
 
     @classmethod
@@ -82,11 +69,6 @@ class MicroBatch(Stored):
         """Return a micro-batch of a query by its entry of the offset log.
 
         Not to be kept: behind a rewind the entry is another one.
-
-        Parameters
-        ----------
-        earlier
-            The entry before it. Spark deletes old ones, and the first micro-batch of a lineage has none.
         """
         if here.processing_time_ms is None:
             raise CorruptObjectError(f"Spark's offset log entry {number} does not say when it was planned")
@@ -150,7 +132,6 @@ _KEPT = (C.TIME, C.MARK)
 
 
 def are_records(batch: pa.RecordBatch) -> pa.BooleanArray | None:
-    """Return which rows are records; None if all of them are."""
     places = batch.column(C.SEQUENCE) if C.SEQUENCE in batch.schema.names else None
     return None if places is None or not places.null_count else places.is_valid()
 
@@ -189,7 +170,6 @@ class _Greatest:
                 self._values[name, channel] = max(greatest, self._values.get((name, channel), greatest))
 
     def take_in(self, other: _Greatest) -> None:
-        """Look at all that another one has looked at."""
         for at, value in other._values.items():
             self._values[at] = max(value, self._values.get(at, value))
 
@@ -204,18 +184,12 @@ class _Greatest:
 
 @dataclass(frozen=True)
 class KeepsTimes:
-    """Around the worker of a function that may drop records: called by mapInArrow, once per task.
+    """Around the worker of a function that may drop records: called by mapInArrow, once per task."""
 
-    Parameters
-    ----------
-    worker
-        From records to records with the channels and times of those that they are made of; it makes one batch
-        of each.
-    made
-        Columns that come out of it.
-    """
-
+    #: From records to records with the channels and times of those that they are made of; it makes one batch
+    #: of each.
     worker: Worker
+    #: Columns that come out of it.
     made: T.StructType
 
     @property

@@ -68,13 +68,7 @@ class TableFile:
 
 @dataclass
 class DeltaSnapshot:
-    """A table as it was at one version.
-
-    Parameters
-    ----------
-    version
-        Its number.
-    """
+    """A table as it was at one version."""
 
     table: Path
     version: int
@@ -84,13 +78,7 @@ class DeltaSnapshot:
 
     @classmethod
     def read(cls, table: Path, version: int | None = None) -> DeltaSnapshot:
-        """Read the log; of the newest version if none is given.
-
-        Raises
-        ------
-        ConfigError
-            There is no such table or version, or it needs more than plain files.
-        """
+        """Read the log; of the newest version if none is given."""
         commits, checkpoints = _listed(table / _LOG)
         newest = max(commits, default=max(checkpoints, default=-1))
         wanted = newest if version is None else version
@@ -126,7 +114,6 @@ class DeltaSnapshot:
 
     @property
     def schema_json(self) -> Mapping[str, Any]:
-        """The table's schema as Spark writes types down."""
         found: Mapping[str, Any] = json.loads(self.metadata["schemaString"])
         return found
 
@@ -237,38 +224,22 @@ _FEED_SETTING = "delta.enableChangeDataFeed"
 
 @dataclass(frozen=True)
 class DeltaCommit:
-    """One commit, as far as a reader of rows needs it.
-
-    Parameters
-    ----------
-    version
-        Its number.
-    timestamp
-        As a text in UTC: of the commit itself if it says one, else of its file.
-    added, removed
-        Files whose rows came or went; not those that were only written anew, as by OPTIMIZE.
-    changes
-        Files with the rows of the change feed; without any, these are the rows that came and went.
-    metadata
-        Of the table from here on; None where the commit does not change it.
-    """
+    """One commit, as far as a reader of rows needs it."""
 
     version: int
+    #: As a text in UTC: of the commit itself if it says one, else of its file.
     timestamp: str
+    #: Files whose rows came or went; not those that were only written anew, as by OPTIMIZE.
     added: tuple[TableFile, ...] = ()
     removed: tuple[TableFile, ...] = ()
+    #: Files with the rows of the change feed; without any, these are the rows that came and went.
     changes: tuple[TableFile, ...] = ()
+    #: Of the table from here on; None where the commit does not change it.
     metadata: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @classmethod
     def read(cls, table: Path, version: int) -> DeltaCommit | None:
-        """Read a commit; None if there is none of that number.
-
-        Raises
-        ------
-        ConfigError
-            It makes the table one whose rows are not simply what its files hold.
-        """
+        """Read a commit; None if there is none of that number."""
         path = commit_path(table, version)
         try:
             text, written_s = path.read_text(encoding="utf-8"), path.stat().st_mtime
@@ -294,18 +265,11 @@ def _actions_in(path: Path, text: str) -> list[Mapping[str, Any]]:
 
 
 def commit_path(table: Path, version: int) -> Path:
-    """Return where a commit is, or would be."""
     return table / "_delta_log" / f"{version:020d}.json"
 
 
 def as_text(timestamp_ms: int) -> str:
-    """Return a commit's time as a list of files has it.
-
-    Examples
-    --------
-    >>> as_text(1_767_225_600_123)
-    '2026-01-01T00:00:00.123+00:00'
-    """
+    """Return a commit's time as a list of files has it."""
     return datetime.fromtimestamp(timestamp_ms / 1_000, UTC).isoformat(timespec="milliseconds")
 
 

@@ -66,20 +66,7 @@ def write_rows(
     rules: Mapping[str, Any],
     partition_by: Sequence[str],
 ) -> None:
-    """Write a micro-batch's records to a folder, in their order, checked against the table's rules.
-
-    Parameters
-    ----------
-    rules
-        See `TableInfo.rules`; empty if there is no table yet.
-    partition_by
-        Partition columns of the table.
-
-    Raises
-    ------
-    DeltaViolated
-        A record breaks a rule, has a null key, or a value that its partition would not keep.
-    """
+    """Write a micro-batch's records to a folder, in their order, checked against the table's rules."""
     deletes = F.lit(False)
     if isinstance(mode, Upsert) and mode.delete_when is not None:
         deletes = F.coalesce(F.expr(mode.delete_when), F.lit(False))
@@ -174,7 +161,6 @@ def read_staged(spark: SparkSession, staged: Sequence[Mapping[str, Any]]) -> Dat
 
 
 def _strict(spark: SparkSession) -> DataFrameReader:
-    """Return a reader that fails where a session may be set to pass over what it cannot read."""
     return spark.read.option("ignoreCorruptFiles", "false").option("ignoreMissingFiles", "false")
 
 
@@ -332,7 +318,6 @@ def nullable_within(schema: T.StructType) -> T.StructType:
 
 
 def _type(kind: Json) -> T.DataType:
-    """Return a type from its stored form."""
     holder: Mapping[str, Any] = {"name": "x", "type": kind, "nullable": True, "metadata": {}}
     return T.StructField.fromJson(dict(holder)).dataType
 
@@ -355,13 +340,7 @@ _NO_PLAN = "Error occurred during query planning"
 
 
 class DeltaRows:
-    """Tables as every Spark with Delta has them, also without a JVM of its own.
-
-    Parameters
-    ----------
-    spark
-        A session with Delta.
-    """
+    """Tables as every Spark with Delta has them, also without a JVM of its own."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -391,20 +370,7 @@ class DeltaRows:
         note: str,
         info: TableInfo | None,
     ) -> None:
-        """Write the rows of several staged sets as one table version, unless the marker is there.
-
-        Parameters
-        ----------
-        info
-            The table as it is now; None if there is none.
-
-        Raises
-        ------
-        DeltaConflict
-            Another writer was faster; repeat the call.
-        DeltaRefused
-            The table does not take these rows.
-        """
+        """Write the rows of several staged sets as one table version, unless the marker is there."""
         mode = mode_from_json(staged[0].get("mode"))
         evolution = SchemaEvolution(staged[0].get("schema_evolution", "NONE"))
         marker = {"txnAppId": app_id, "txnVersion": str(version), "userMetadata": note}
@@ -425,7 +391,6 @@ class DeltaRows:
             raise_translated(translated(error), error)
 
     def interrupt(self) -> None:
-        """Let the Spark jobs of a commit that another thread is in fail."""
         if self._own is not None:
             # Nobody else runs anything in it.
             self._own.interruptAll()
@@ -531,29 +496,13 @@ class DeltaRows:
 
 
 def table_name(path: str) -> str:
-    """Return a path as SQL names the table there."""
     return f"delta.{quoted(path)}"
 
 
 def merge_statement(
     path: str, mode: Upsert, names: Sequence[str], evolution: SchemaEvolution, *, by_sequence: bool
 ) -> str:
-    """Return the MERGE of :data:`_VIEW`, which has one row per key, into a table.
-
-    Parameters
-    ----------
-    by_sequence
-        Whether rows of the table that are newer stay.
-
-    Examples
-    --------
-    >>> names = ["id", "v"]
-    >>> print(merge_statement("/t", Upsert(("id",)), names, SchemaEvolution.NONE, by_sequence=False))
-    MERGE INTO delta.`/t` AS t USING flinkish_staged AS s ON t.`id` = s.`id`
-    WHEN MATCHED AND s.`_fs_deleted` THEN DELETE
-    WHEN MATCHED THEN UPDATE SET `v` = s.`v`
-    WHEN NOT MATCHED AND NOT s.`_fs_deleted` THEN INSERT (`id`, `v`) VALUES (s.`id`, s.`v`)
-    """
+    """Return the MERGE of :data:`_VIEW`, which has one row per key, into a table."""
     keys = [quoted(key) for key in mode.keys]
     others = [quoted(name) for name in names if name not in mode.keys]
     newer = ""
@@ -586,7 +535,6 @@ def _newest_per_key(rows: DataFrame, mode: Upsert) -> DataFrame:
 def _aligned(
     rows: DataFrame, mode: WriteMode, info: TableInfo | None, *, keep_control: bool = False
 ) -> DataFrame:
-    """Return the stored columns; those that are narrower than the table's get the table's type."""
     names = stored_fields(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])
     control = [F.col(DELETED)] if keep_control else []
     return rows.select(*aligned_columns(rows, names, info), *control)
@@ -601,13 +549,7 @@ _FIRST_PAGE = 100
 
 
 class DeltaHistory:
-    """Reads a table's commits and restores older versions.
-
-    Parameters
-    ----------
-    spark
-        A session with Delta's JARs and extension.
-    """
+    """Reads a table's commits and restores older versions."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -637,7 +579,6 @@ class DeltaHistory:
             raise
 
     def newest(self, path: str) -> int:
-        """Return the table's newest version; -1 if there is no table."""
         rows = self.recent(path, 1)
         return int(rows[0]["version"]) if rows else -1
 
@@ -652,15 +593,7 @@ class DeltaHistory:
             raise_translated(translated(error), error)
 
     def restore(self, path: str, version: int, note: str) -> None:
-        """Commit a version that holds what `version` held; `note` goes into its history.
-
-        Raises
-        ------
-        DeltaConflict
-            Another writer was faster; look at the history again.
-        DeltaRefused
-            Delta cannot restore that version.
-        """
+        """Commit a version that holds what `version` held; `note` goes into its history."""
         self._sql(f"RESTORE TABLE {_quoted(path)} TO VERSION AS OF {version}", note)
 
     def delete_rows(self, path: str, note: str) -> None:

@@ -59,13 +59,7 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s+([a-z]+?)s?(?=\s|$)")
 
 
 def duration_ms(text: str) -> int | None:
-    """Return an interval of a table property in milliseconds; None for what is not understood.
-
-    Examples
-    --------
-    >>> duration_ms("interval 1 week"), duration_ms("INTERVAL 36 HOURS"), duration_ms("2 months")
-    (604800000, 129600000, None)
-    """
+    """Return an interval of a table property in milliseconds; None for what is not understood."""
     rest, total = text.strip().lower().removeprefix("interval").strip(), 0.0
     if not rest:
         return None
@@ -81,22 +75,7 @@ def duration_ms(text: str) -> int | None:
 def check_retention(
     name: str, properties: Mapping[str, str], defaults: Mapping[str, str], path: str, context: SinkContext
 ) -> None:
-    """Refuse a table that forgets staged files or markers while the job may still be down.
-
-    Parameters
-    ----------
-    name
-        :data:`FILES` or :data:`MARKERS`.
-    properties
-        Of the table; empty if the first commit makes it.
-    defaults
-        What the session gives to new tables, by bare name.
-
-    Raises
-    ------
-    ConfigError
-        It is shorter than interval + restart budget.
-    """
+    """Refuse a table that forgets staged files or markers while the job may still be down."""
     text = properties.get(f"delta.{name}")
     if text is None and not properties:
         text = defaults.get(name)
@@ -127,15 +106,7 @@ _DEFAULTS = "spark.databricks.delta.properties.defaults."
 def check_sink(
     sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext, native: DeltaTables | None
 ) -> None:
-    """Refuse a sink that its stream or its table does not allow.
-
-    Raises
-    ------
-    SchemaError
-        Columns, keys, conditions or types do not fit.
-    ConfigError
-        The mode or a retention of the table does not.
-    """
+    """Refuse a sink that its stream or its table does not allow."""
     _check_columns(sink, context)
     if isinstance(sink.mode, Upsert):
         _check_upsert(sink.mode, spark, context)

@@ -171,13 +171,7 @@ def check_fields(snapshot: DeltaSnapshot, declared: T.StructType) -> None:
 
 
 def files_of(snapshot: DeltaSnapshot, more: Mapping[str, str] | None = None) -> list[FoundFile]:
-    """Return the files of a version, the oldest first.
-
-    Parameters
-    ----------
-    more
-        What is said of each beside the values of its partition.
-    """
+    """Return the files of a version, the oldest first."""
     # A value that the log does not have is null, whatever the file says.
     said = {**dict.fromkeys(snapshot.metadata.get("partitionColumns") or ()), **(more or {})}
     found = [found_file(snapshot.table, file, said) for file in snapshot.files.values()]
@@ -381,7 +375,6 @@ class DeltaRecordsSource(FileSource):
         return found, self._is_behind_end(version)
 
     def _may_come_again(self, path: str) -> bool:
-        """Return False: the log names each file once."""
         return False
 
     @property

@@ -88,32 +88,17 @@ _NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)-([0-9a-f]{8})")
 
 @dataclass(frozen=True, slots=True)
 class StagedFolder:
-    """One attempt to stage one micro-batch.
-
-    Parameters
-    ----------
-    owner_epoch, lineage, batch, block
-        Of the attempt.
-    token
-        Eight hexadecimal digits that no other attempt has.
-
-    Examples
-    --------
-    >>> StagedFolder.parse(StagedFolder(1, 0, 7, 3, "00c0ffee").name).batch
-    7
-    >>> StagedFolder.parse("_temporary") is None
-    True
-    """
+    """One attempt to stage one micro-batch."""
 
     owner_epoch: int
     lineage: int
     batch: int
     block: int
+    #: Eight hexadecimal digits that no other attempt has.
     token: str
 
     @property
     def name(self) -> str:
-        """The folder's name."""
         return f"{self.owner_epoch}-{self.lineage}-{self.batch}-{self.block}-{self.token}"
 
     @classmethod
@@ -126,7 +111,6 @@ class StagedFolder:
 
 
 def folder_of_sink(path: str, app_id: str) -> str:
-    """Return the folder that holds all staged rows of one sink of one job."""
     return f"{path.rstrip('/')}/{FOLDER}/{app_id}"
 
 
@@ -139,15 +123,7 @@ _CONTROL_WIDTH = 4
 
 
 class StagingTools:
-    """What a writer stages with.
-
-    Parameters
-    ----------
-    native
-        Delta's transactions; None to stage rows always.
-    has_shim
-        Whether tasks can count rows while they write them.
-    """
+    """What a writer stages with."""
 
     def __init__(
         self, native: DeltaTables | None, rows: DeltaRows, files: TableFiles, *, has_shim: bool
@@ -165,15 +141,7 @@ class DeltaStaging(SinkWriter):
         self._known: TableInfo | None = None
 
     def stage(self, request: StageRequest) -> StageResult:
-        """Write the records; the tap in front counts rows and takes the barriers out.
-
-        Raises
-        ------
-        BadRecordError
-            A record breaks a rule of the table, or has a null key.
-        SchemaError
-            The table was changed so that it does not take the stream.
-        """
+        """Write the records; the tap in front counts rows and takes the barriers out."""
         tapped = self._tapped(request)
         fields = [F.col(quoted(n)) for n in request.rows.columns[_CONTROL_WIDTH:]]
         if request.count_records() == 0:
@@ -316,28 +284,16 @@ _RECENT = 20
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What became of a commit.
+    """What became of a commit."""
 
-    Parameters
-    ----------
-    is_new
-        Whether this call did it; otherwise the marker was there.
-    version
-        The table version that holds the checkpoint; None if that was not cheap to find out.
-    """
-
+    #: Whether this call did it; otherwise the marker was there.
     is_new: bool
+    #: The table version that holds the checkpoint; None if that was not cheap to find out.
     version: int | None
 
 
 class DeltaCommits:
-    """Ends what a Delta sink staged; one per process and sink, used by one thread at a time.
-
-    Parameters
-    ----------
-    native
-        Delta's transactions; None where they are out of reach, or not wanted.
-    """
+    """Ends what a Delta sink staged; one per process and sink, used by one thread at a time."""
 
     def __init__(
         self, native: DeltaTables | None, rows: DeltaRows, files: TableFiles, history: DeltaHistory
@@ -348,11 +304,9 @@ class DeltaCommits:
 
     @classmethod
     def of(cls, spark: SparkSession, *, native: DeltaTables | None) -> DeltaCommits:
-        """Return one for a session."""
         return cls(native, DeltaRows(spark), files_of(spark), DeltaHistory(spark))
 
     def info(self, path: str) -> TableInfo | None:
-        """Return the table as it is now; None if there is none."""
         return self._rows.info(path) if self._native is None else self._native.info(path)
 
     def committed_version(self, path: str, app_id: str) -> int | None:
@@ -369,12 +323,10 @@ class DeltaCommits:
         return -1 if is_whole or self._history.newest(path) < 0 else None
 
     def newest_mark(self, path: str, app_id: str) -> Mark | None:
-        """Return which checkpoint `app_id` committed last; None if none, or if it cannot be known."""
         version = self.committed_version(path, app_id)
         return None if version is None or version < 0 else self._mark(path, app_id, version)
 
     def _mark(self, path: str, app_id: str, version: int) -> Mark:
-        """Return the mark of a checkpoint; its token is known while the table's history has the commit."""
         found = self._commit_of(path, app_id, version)
         return (None if found is None else _mark_of(found, app_id)) or Mark(CheckpointId(version))
 
@@ -398,23 +350,7 @@ class DeltaCommits:
         mark: Mark,
         require_ours: Callable[[Mark], None],
     ) -> CommitResult:
-        """Commit several staged sets as one table version, unless `app_id` has committed it.
-
-        Parameters
-        ----------
-        mark
-            Of the checkpoint.
-        require_ours
-            Called with what `app_id` committed last, unless it was this object; what it raises passes, and
-            nothing is committed.
-
-        Raises
-        ------
-        DeltaConflict
-            Repeat the call.
-        DeltaRefused
-            The table changed so that it does not take the rows.
-        """
+        """Commit several staged sets as one table version, unless `app_id` has committed it."""
         note, version = checkpoint_note(app_id, mark), int(mark.checkpoint)
 
         def check(seen: int) -> None:
@@ -449,11 +385,9 @@ class DeltaCommits:
         return CommitResult(is_new, int(found["version"]))
 
     def interrupt(self) -> None:
-        """Let a commit of rows that another thread is in fail; one of files runs no long Spark job."""
         self._rows.interrupt()
 
     def version_of(self, path: str, app_id: str, version: int) -> int | None:
-        """Return the table version of a checkpoint if it is a recent one."""
         found = self._commit_of(path, app_id, version)
         return None if found is None else int(found["version"])
 
@@ -474,11 +408,9 @@ class DeltaCommits:
             yield from self._history.recent(path, _RECENT)[len(read) :]
 
     def leftovers(self, path: str, app_id: str) -> list[str]:
-        """Return the names of the folders that hold rows of a sink."""
         return self._files.folders(folder_of_sink(path, app_id))
 
     def discard(self, path: str, app_id: str, name: str) -> None:
-        """Delete one of them."""
         self._files.delete(f"{folder_of_sink(path, app_id)}/{name}")
 
 
@@ -534,13 +466,7 @@ def _rules(staged: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class DeltaCommitter(Committer):
-    """Commits, forgets and restores; see `Committer`.
-
-    Parameters
-    ----------
-    commits
-        How the table is reached.
-    """
+    """Commits, forgets and restores; see `Committer`."""
 
     shown_order = ShownOrder.OF_COMMITS
 
@@ -560,7 +486,6 @@ class DeltaCommitter(Committer):
         return tuple(answer for _ in committables)
 
     def newest_marks(self) -> Sequence[Mark]:
-        """Ask the table."""
         mark = self._commits.newest_mark(self._sink.path, self._app_id)
         return () if mark is None else (mark,)
 
@@ -606,7 +531,6 @@ class DeltaCommitter(Committer):
         return CommitAnswer(Outcome.LOST, why, is_proven_aborted=is_final and seen is not None)
 
     def interrupt(self) -> None:
-        """End the Spark jobs of a commit of rows: a MERGE may take an hour."""
         self._commits.interrupt()
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:

@@ -28,7 +28,6 @@ _HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END"})
 
 
 def app_id(job: JobUuid, uid: str) -> str:
-    """Return the name under which a sink's commits are recorded in the table."""
     return f"{_prefix(job)}{uid}"
 
 
@@ -38,7 +37,6 @@ def note_of(job: JobUuid, lineage: Lineage) -> str:
 
 
 def checkpoint_note(app: str, mark: Mark) -> str:
-    """Return the note of the commit that holds a checkpoint of a sink; `app` is its :func:`app_id`."""
     return " ".join([f"{_NOTE}{app}", str(mark.checkpoint), *([mark.token] if mark.token else [])])
 
 
@@ -100,15 +98,7 @@ RestorePlan = NothingToRestore | RestoreVersion | DeleteRows | NoRestore
 def plan_restore(
     history: Iterable[TableCommit], job: JobUuid, target: CheckpointId, lineage: Lineage
 ) -> RestorePlan:
-    """Return how the table is set back to what checkpoint `target` of `job` left.
-
-    Parameters
-    ----------
-    history
-        The table's commits, newest first; read no further than needed.
-    lineage
-        The one that the rewind starts.
-    """
+    """Return how the table is set back to what checkpoint `target` of `job` left."""
     first: TableCommit | None = None
     stranger: TableCommit | None = None
     blocking: TableCommit | None = None
@@ -143,7 +133,6 @@ def _prefix(job: JobUuid) -> str:
 
 
 def _checkpoint_of(commit: TableCommit, job: JobUuid) -> int | None:
-    """Return the checkpoint that a commit of this job's sinks belongs to; None for others'."""
     found = _marked(commit.parameters, commit.note)
     return found[1] if found is not None and found[0].startswith(_prefix(job)) else None
 
@@ -291,19 +280,12 @@ WriteMode = Append | Upsert | OverwritePartitions
 
 
 def stored_fields(mode: WriteMode, names: Sequence[str]) -> tuple[str, ...]:
-    """Return those of a stream's fields that the table gets."""
     left_out = mode.left_out if isinstance(mode, Upsert) else ()
     return tuple(name for name in names if name not in left_out)
 
 
 def mode_from_json(stored: Any) -> WriteMode:
-    """Read the stored form; committables from before there were modes have none and append.
-
-    Examples
-    --------
-    >>> mode_from_json(Upsert(("id",)).to_json()) == Upsert(("id",))
-    True
-    """
+    """Read the stored form; committables from before there were modes have none and append."""
     mode: WriteMode = Append() if stored is None else read(WriteMode, stored)
     return mode
 
@@ -333,17 +315,11 @@ _DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """One version of a table.
+    """One version of a table."""
 
-    Parameters
-    ----------
-    fields
-        Of the schema, as Spark's JSON. Read through public interfaces they lack Delta's own metadata.
-    partition_by, properties
-        As the table has them.
-    """
-
+    #: Of the schema, as Spark's JSON. Read through public interfaces they lack Delta's own metadata.
     fields: tuple[Json, ...]
+    #: As the table has them.
     partition_by: tuple[str, ...]
     properties: Mapping[str, str] = field(default_factory=dict)
 
@@ -394,7 +370,6 @@ class TableInfo:
         return tuple(name for name, kind in kinds if kind.startswith("char"))
 
     def is_collated(self, name: str) -> bool:
-        """Whether a column has a collation of its own, under which different texts may be equal."""
         found = next((f for f in self.fields if str(f["name"]).lower() == name.lower()), None)
         return found is not None and bool(found.get("metadata", {}).get(_COLLATIONS))
 
@@ -404,7 +379,6 @@ class TableInfo:
 
     @property
     def has_identity(self) -> bool:
-        """Whether Delta numbers rows."""
         return any(_IDENTITY in f.get("metadata", {}) for f in self.fields)
 
     @property
@@ -414,7 +388,6 @@ class TableInfo:
 
     @property
     def widens(self) -> bool:
-        """Whether types may become wider."""
         return self.properties.get(_WIDENING, "false").lower() == "true"
 
     def rules(self) -> dict[str, Any]:
@@ -446,28 +419,16 @@ def _condition_in(invariant: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a table lacks for a stream.
+    """What a table lacks for a stream."""
 
-    Parameters
-    ----------
-    problems
-        Sentences without full stop; empty if the rows can be written.
-    changes
-        Columns (dotted for fields of structs) that writing would add or widen.
-    """
-
+    #: Sentences without full stop; empty if the rows can be written.
     problems: tuple[str, ...] = ()
+    #: Columns (dotted for fields of structs) that writing would add or widen.
     changes: tuple[str, ...] = ()
 
 
 def fit(table: TableInfo, stream: Sequence[Json], evolution: SchemaEvolution) -> Fit:
-    """Return whether a stream's fields can be written, and what that changes in the table.
-
-    Parameters
-    ----------
-    stream
-        Its stored fields, as Spark's JSON.
-    """
+    """Return whether a stream's fields can be written, and what that changes in the table."""
     found = list(_compare_fields(table.fields, stream, "", table.widens))
     problems = [text for kind, _, text in found if kind == "PROBLEM"]
     changes = [(kind, name, text) for kind, name, text in found if kind != "PROBLEM"]
@@ -555,13 +516,7 @@ def _compare_nulls(table: bool, stream: bool, name: str) -> Iterator[Finding]:
 
 
 def is_wider(narrow: str, wide: str) -> bool:
-    """Whether Delta widens `narrow` to `wide` by itself when a wider value is written.
-
-    Examples
-    --------
-    >>> is_wider("integer", "long"), is_wider("long", "integer"), is_wider("decimal(4,1)", "decimal(9,3)")
-    (True, False, True)
-    """
+    """Whether Delta widens `narrow` to `wide` by itself when a wider value is written."""
     if narrow in _WHOLE_NUMBERS and wide in _WHOLE_NUMBERS:
         return _WHOLE_NUMBERS.index(narrow) < _WHOLE_NUMBERS.index(wide)
     if (narrow, wide) in (("float", "double"), ("date", "timestamp_ntz")):
@@ -577,13 +532,6 @@ def why_not_as_files(staged: Json, current: Json, fields: Sequence[str]) -> str:
     """Return why staged data files cannot be named in a table as it is now; empty if they can.
 
     Their rows may still be written to it: as new files.
-
-    Parameters
-    ----------
-    staged, current
-        metaData actions: what the files were written for, and what the table has now.
-    fields
-        Names of the stream's fields that are stored.
     """
     then, now = TableInfo.from_log(staged), TableInfo.from_log(current)
     if [_physical_name(then, name) for name in then.partition_by] != [
@@ -610,13 +558,7 @@ _RULES = {
 
 
 def why_stricter(rules: Json, now: TableInfo) -> str:
-    """Return what the table demands of rows that they were not checked against; empty for nothing.
-
-    Parameters
-    ----------
-    rules
-        As :meth:`TableInfo.rules` returned them when the rows were staged.
-    """
+    """Return what the table demands of rows that they were not checked against; empty for nothing."""
     for kind, said in _RULES.items():
         then = rules.get(kind, {})
         for name, condition in now.rules()[kind].items():
@@ -643,7 +585,6 @@ def _physical(column: Json) -> str:
 
 
 def physical_name(column: Json) -> str:
-    """Return the name that a column has in data files and in partition values."""
     return _physical(column)
 
 

@@ -95,7 +95,6 @@ def translated(error: Exception) -> Exception:
 
 
 def condition_of(error: Exception) -> str:
-    """Return Spark's name of an error, such as PATH_NOT_FOUND; empty if it has none."""
     getter = getattr(error, "getCondition", None)
     return str(getter() or "") if getter is not None else ""
 
@@ -143,13 +142,7 @@ def _in_session(method: Method) -> Method:
 
 
 class DeltaTables:
-    """Stage and commit; one per process, used from the epoch writer and the coordinator.
-
-    Parameters
-    ----------
-    spark
-        A session with Delta's JARs and extension.
-    """
+    """Stage and commit; one per process, used from the epoch writer and the coordinator."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -166,24 +159,7 @@ class DeltaTables:
         options: Mapping[str, str],
         aligned: Callable[[TableInfo | None], DataFrame | None],
     ) -> dict[str, Any] | None:
-        """Write `frame`'s files below the table's path; nothing enters its log.
-
-        Parameters
-        ----------
-        aligned
-            Given the table as the transaction sees it (None if there is none), returns `frame` as it is to be
-            written; or None if this table cannot take files of it, and then nothing is written.
-
-        Returns
-        -------
-        dict or None
-            JSON values: `actions`, `metadata`, `protocol`, as Delta would have committed them.
-
-        Raises
-        ------
-        DeltaRefused
-            Schema or partitioning do not fit the table.
-        """
+        """Write `frame`'s files below the table's path; nothing enters its log."""
         try:
             log = self._log(path)
             transaction = log.startTransaction()
@@ -204,13 +180,7 @@ class DeltaTables:
     def check_schema(
         self, schema: StructType, path: str, partition_by: Sequence[str], options: Mapping[str, str]
     ) -> None:
-        """Let Delta compare a schema with the table's, as a write would; nothing is written.
-
-        Raises
-        ------
-        DeltaRefused
-            Schema or partitioning do not fit the table.
-        """
+        """Let Delta compare a schema with the table's, as a write would; nothing is written."""
         try:
             log = self._log(path)
             empty = self._spark.createDataFrame([], schema)
@@ -246,17 +216,14 @@ class DeltaTables:
 
     @_in_session
     def version(self, path: str) -> int:
-        """Return the table's newest version; -1 if there is no table."""
         return int(self._log(path).startTransaction().readVersion())
 
     @_in_session
     def info(self, path: str) -> TableInfo | None:
-        """Return the table as it is now; None if there is none."""
         return self._info(self._log(path).startTransaction())
 
     @_in_session
     def committed_version(self, path: str, app_id: str) -> int:
-        """Return the last version that `app_id` committed to the table; -1 if none."""
         transaction = self._log(path).startTransaction()
         return self._seen(transaction, app_id)
 
@@ -299,31 +266,7 @@ class DeltaTables:
         note: str,
         check: Callable[[int], None],
     ) -> int | None:
-        """Commit several staged sets as one table version.
-
-        Parameters
-        ----------
-        note
-            For the table's history.
-        check
-            Called with the last version that `app_id` committed, -1 if none, within the transaction: a commit
-            of that id by somebody else in between is a conflict. What it raises passes.
-
-        Returns
-        -------
-        int or None
-            The table's new version; None if `app_id` had committed `version` (or a later one) before:
-            nothing was done.
-
-        Raises
-        ------
-        DeltaConflict
-            Repeat the call.
-        NotAsFiles
-            The table changed so that the staged files no longer fit.
-        DeltaRefused
-            It refuses for another reason.
-        """
+        """Commit several staged sets as one table version."""
         try:
             transaction = self._log(path).startTransaction()
             seen = self._seen(transaction, app_id)
@@ -365,7 +308,6 @@ class DeltaTables:
                 raise NotAsFiles(why)
 
     def _replaced(self, transaction: Any, adding: Sequence[Any]) -> list[Any]:
-        """Return the removal of what the touched partitions hold; having asked, other writers conflict."""
         files = transaction.filterFiles(self._seq(list(adding)))
         return [file.remove() for file in self._to_list(files)]
 
@@ -418,7 +360,6 @@ class DeltaTables:
 
 
 def stored_names(staged: Mapping[str, Any]) -> list[str]:
-    """Return the columns that a staged set writes; in older ones all that the table had."""
     if "schema" in staged:
         return [str(f["name"]) for f in staged["schema"]["fields"]]
     return [str(f["name"]) for f in TableInfo.from_log(staged["metadata"]).fields]
@@ -436,7 +377,6 @@ _INTERNALS = (
 
 
 def has_native_delta(spark: SparkSession) -> bool:
-    """Whether the transactions of open-source Delta can be reached from here."""
     return getattr(spark, "_jvm", None) is not None and all(has_class(spark, name) for name in _INTERNALS)
 
 
@@ -469,21 +409,16 @@ class TableFiles(Protocol):
         """Return those that are not there with the size in bytes that is given, if one is."""
         ...
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return the data files of a folder with their sizes in bytes; empty if there is none."""
-        ...
+    def sizes(self, folder: str) -> dict[str, int]: ...
 
     def folders(self, folder: str) -> list[str]:
         """Return the names of the folders in a folder; empty if it is not there."""
         ...
 
-    def delete(self, folder: str) -> None:
-        """Delete a folder with all that is in it."""
-        ...
+    def delete(self, folder: str) -> None: ...
 
 
 def files_of(spark: SparkSession) -> TableFiles:
-    """Return the way to the files that this session has."""
     return PublicFiles(spark) if getattr(spark, "_jvm", None) is None else HadoopFiles(spark)
 
 
@@ -519,11 +454,9 @@ class HadoopFiles:
         }
 
     def folders(self, folder: str) -> list[str]:
-        """Return the names of the folders in a folder."""
         return [str(one.getPath().getName()) for one in self._list(folder) if one.isDirectory()]
 
     def delete(self, folder: str) -> None:
-        """Delete a folder with all that is in it."""
         self._system(folder).delete(self._path(folder), True)
 
     def _list(self, folder: str) -> list[Any]:
@@ -551,7 +484,6 @@ class PublicFiles:
         ]
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the data files of a folder with their sizes in bytes."""
         return self._sizes([folder]) if self._is_there(folder) else {}
 
     def _sizes(self, paths: Sequence[str]) -> dict[str, int]:

@@ -205,7 +205,6 @@ class DateTimeBuckets(BucketAssigner):
         return {self.name: F.concat(*parts)}
 
     def _pieces(self) -> list[str]:
-        """Return the pattern's runs of letters and what is between them."""
         return [piece for piece in re.split(r"(yyyy|MM|dd|HH|mm|ss)", self.pattern) if piece]
 
     def parse(self, value: str) -> int:
@@ -311,42 +310,22 @@ def checked_assigners(given: object) -> tuple[BucketAssigner, ...]:
 
 
 def values_of(bucket: str) -> dict[str, str | None]:
-    """Return the names and values of a bucket's folders, unescaped.
-
-    Examples
-    --------
-    >>> values_of("country=a%2Fb/dt=__HIVE_DEFAULT_PARTITION__")
-    {'country': 'a/b', 'dt': None}
-    """
+    """Return the names and values of a bucket's folders, unescaped."""
     pairs = (folder.partition("=") for folder in bucket.split("/") if folder)
     return {unquote(name): None if value == NULL_BUCKET else unquote(value) for name, _, value in pairs}
 
 
 def times_of(assigners: Sequence[BucketAssigner]) -> tuple[DateTimeBuckets, ...]:
-    """Return those assigners that together say a partition's time: the first, and others of its column."""
     times = [one for one in assigners if isinstance(one, DateTimeBuckets)]
     return tuple(one for one in times if (one.column, one.zone) == (times[0].column, times[0].zone))
 
 
 def letters_of(times: Sequence[DateTimeBuckets]) -> set[str]:
-    """Return the letters of their patterns."""
     return {piece for one in times for piece in one._pieces() if piece in _LETTERS}
 
 
 def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) -> tuple[datetime, datetime]:
-    """Return from when to when wall clocks show a time that goes into the folders with these values.
-
-    Raises
-    ------
-    ValueError
-        A value is no time.
-
-    Examples
-    --------
-    >>> begin, end = span_of({"dt": "2026-02"}, (DateTimeBuckets("yyyy-MM"),))
-    >>> begin.isoformat(), end.isoformat()
-    ('2026-02-01T00:00:00', '2026-03-01T00:00:00')
-    """
+    """Return from when to when wall clocks show a time that goes into the folders with these values."""
     given: dict[str, int] = {}
     for one in times:
         given = {**one.parts(values.get(one.name) or ""), **given}

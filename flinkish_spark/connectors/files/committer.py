@@ -70,34 +70,20 @@ class FilesGone(Exception):
 
 @dataclass(frozen=True)
 class Publisher:
-    """Carries plans out; any number of times, by any process.
+    """Carries plans out; any number of times, by any process."""
 
-    Parameters
-    ----------
-    files
-        Names of the sink's files.
-    """
-
+    #: Names of the sink's files.
     files: SinkFiles
     ledger: Ledger
     disk: Disk
     merger: Merger
 
     def plan_of(self, checkpoint: int, rolled: Rolled) -> Plan:
-        """Return a plan with names for what a checkpoint makes visible."""
         parts = [self._part(checkpoint, index, chunks) for index, chunks in enumerate(rolled.parts)]
         return Plan(tuple(parts), rolled.open)
 
     def publish(self, checkpoint: int, plan: Plan) -> bool:
-        """Make the parts of a recorded plan visible; False if they all have been before.
-
-        Raises
-        ------
-        FilesGone
-            A file that has not been visible is not there.
-        OSError
-            The file system refuses; the call may be repeated.
-        """
+        """Make the parts of a recorded plan visible; False if they all have been before."""
         if self.ledger.has(checkpoint, Entry.MOVED):
             return False
         if not self.ledger.has(checkpoint, Entry.BUILT):
@@ -122,7 +108,6 @@ class Publisher:
             self.disk.remove_tree(self._files(root).merged / str(checkpoint))
 
     def path_of(self, chunk: Chunk) -> Path:
-        """Return where a chunk is until it is visible."""
         return self._files(chunk.root).pending / chunk.staged / chunk.name
 
     def _files(self, root: str) -> SinkFiles:
@@ -290,20 +275,12 @@ class WatermarkFailed(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """The partitions at one checkpoint.
+    """The partitions at one checkpoint."""
 
-    Parameters
-    ----------
-    waiting
-        Those that hold data that was not announced yet, the complete ones among them, in order.
-    due
-        The complete ones.
-    seen_ms
-        The greatest partition time so far; None before there was any.
-    """
-
+    #: Those that hold data that was not announced yet, the complete ones among them, in order.
     waiting: tuple[OpenPartition, ...]
     due: tuple[OpenPartition, ...]
+    #: The greatest partition time so far; None before there was any.
     seen_ms: int | None
 
 
@@ -314,20 +291,7 @@ def advance(
     setting: PartitionCommit | None,
     assigners: Sequence[BucketAssigner],
 ) -> PartitionProgress:
-    """Return the partitions at `completed`, from those before it and what it brought.
-
-    Parameters
-    ----------
-    fresh
-        Chunks committed since `state`.
-    setting
-        None for a sink that commits no partitions; those that wait are kept for a later start.
-
-    Raises
-    ------
-    WatermarkFailed
-        There is no telling which partitions are complete.
-    """
+    """Return the partitions at `completed`, from those before it and what it brought."""
     now_ms = completed.decided_at_ms
     if setting is None:
         return PartitionProgress(state.partitions, (), state.seen_ms)
@@ -387,32 +351,18 @@ _FOLDER, _KIND = "timeline", "file-sink-mark"
 
 @dataclass(frozen=True)
 class FileMarks:
-    """Reads and leaves marks; nothing is remembered between calls.
+    """Reads and leaves marks; nothing is remembered between calls."""
 
-    Parameters
-    ----------
-    files
-        Where the sink's files are.
-    timeline
-        Of the job directory.
-    """
-
+    #: Where the sink's files are.
     files: SinkFiles
     timeline: Timeline = NO_TIMELINE
 
     def newest(self) -> Mark | None:
-        """Return the newest mark; None if nothing was committed, or by versions that left none."""
         newest = max(self._objects.numbers(_FOLDER), default=None)
         return None if newest is None else self._read(newest)
 
     def leave(self, checkpoint: int) -> None:
-        """Leave the mark of a checkpoint before the first of its files can be seen. May be repeated.
-
-        Raises
-        ------
-        AnotherTimelineError
-            The target holds checkpoints of another timeline.
-        """
+        """Leave the mark of a checkpoint before the first of its files can be seen. May be repeated."""
         ours = self.timeline.mark_of(CheckpointId(checkpoint))
         found = self.newest()
         if found is None or found.checkpoint < ours.checkpoint:
@@ -488,13 +438,7 @@ class _Retry(Exception):
 
 
 class FileCommitter(Committer):
-    """Commits files; see :mod:`flinkish_spark.connectors.files.committer` for the order of the steps.
-
-    Parameters
-    ----------
-    parts
-        With names, records and disk.
-    """
+    """Commits files; see :mod:`flinkish_spark.connectors.files.committer` for the order of the steps."""
 
     shown_order = ShownOrder.OF_COMMITS
 
@@ -505,7 +449,6 @@ class FileCommitter(Committer):
         self._marks = FileMarks(parts.files, parts.timeline)
 
     def newest_marks(self) -> Sequence[Mark]:
-        """Look beside the files."""
         mark = self._marks.newest()
         return () if mark is None else (mark,)
 
@@ -727,7 +670,6 @@ class FileCommitter(Committer):
 
     # -- rewind ---------------------------------------------------------------------------------
     def why_not_superseded(self, target: CheckpointId) -> str:
-        """Look for files that hold records from before and after the target."""
         with _unavailable("looking for finished files"):
             return self._superseder().why_not(int(target))
 

@@ -24,20 +24,12 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Disk:
-    """The machine's file systems.
-
-    Raises
-    ------
-    OSError
-        From every method, when the file system refuses.
-    """
+    """The machine's file systems."""
 
     def exists(self, path: Path) -> bool:
-        """Whether there is a file or folder."""
         return path.exists()
 
     def size(self, path: Path) -> int:
-        """Return the bytes of a file."""
         return path.stat().st_size
 
     def folders(self, path: Path) -> tuple[str, ...]:
@@ -60,11 +52,9 @@ class Disk:
                 yield Path(folder, name)
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder and its parents, durably."""
         make_directories(path)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file or folder another name; durable with :meth:`sync_folders`."""
         os.rename(source, target)
 
     def link(self, source: Path, target: Path) -> None:
@@ -79,7 +69,6 @@ class Disk:
             shutil.copyfile(source, target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file; one that is gone is no error."""
         path.unlink(missing_ok=True)
 
     def remove_tree(self, path: Path) -> None:
@@ -91,34 +80,24 @@ class Disk:
             shutil.rmtree(path)
 
     def remove_empty(self, path: Path) -> None:
-        """Remove a folder if nothing is in it."""
         with contextlib.suppress(OSError):
             path.rmdir()
 
     def sync_files(self, paths: Iterable[Path]) -> None:
-        """Make the contents of files durable."""
         for path in paths:
             sync_directory(path)
 
     def sync_folders(self, paths: Iterable[Path]) -> None:
-        """Make the names in folders durable."""
         for path in paths:
             sync_directory(path)
 
     def create_empty(self, path: Path) -> None:
-        """Make an empty file, durably; one that is there stays."""
         with open(path, "ab") as file:
             os.fsync(file.fileno())
         sync_directory(path.parent)
 
     def concatenate(self, sources: Sequence[tuple[Path, int]], target: Path) -> None:
-        """Write the files one behind the other, durably, replacing what half a try left.
-
-        Parameters
-        ----------
-        sources
-            Each with the number of bytes to leave out at its beginning.
-        """
+        """Write the files one behind the other, durably, replacing what half a try left."""
         with open(target, "wb") as output:
             for source, skipped in sources:
                 with open(source, "rb") as piece:
@@ -172,41 +151,20 @@ class StagedId:
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """Name of a finished file.
+    """Name of a finished file."""
 
-    Parameters
-    ----------
-    first, last
-        Checkpoints whose records it holds; it was finished at the last.
-    index
-        Counts the files that were finished together.
-    extension
-        With its dot; Spark's own, such as ``.snappy.parquet``.
-    """
-
+    #: Checkpoints whose records it holds; it was finished at the last.
     first: int
     last: int
+    #: Counts the files that were finished together.
     index: int
+    #: With its dot; Spark's own, such as ``.snappy.parquet``.
     extension: str
 
 
 @dataclass(frozen=True, slots=True)
 class SinkFiles:
-    """Where the files of one sink are.
-
-    Parameters
-    ----------
-    root
-        The target, absolute.
-    job, uid
-        Whose sink.
-
-    Examples
-    --------
-    >>> files = SinkFiles(Path("/lake/orders"), JobUuid("0" * 32), "orders")
-    >>> files.finished_name(PartName(7, 7, 0, ".json"))
-    'part-orders-30d47f2f75900c0b-7-7-0.json'
-    """
+    """Where the files of one sink are."""
 
     root: Path
     job: JobUuid
@@ -214,7 +172,6 @@ class SinkFiles:
 
     @property
     def tag(self) -> str:
-        """Tell sinks apart that have the same uid in different jobs, or a uid that begins like another."""
         return hashlib.sha256(f"{self.job}/{self.uid}".encode()).hexdigest()[:16]
 
     @property
@@ -238,7 +195,6 @@ class SinkFiles:
         return self.hidden / "merged"
 
     def finished_name(self, part: PartName) -> str:
-        """Return the name that readers see."""
         return f"part-{self.uid}-{self.tag}-{part.first}-{part.last}-{part.index}{part.extension}"
 
     def parse_finished(self, name: str) -> PartName | None:
@@ -251,24 +207,15 @@ class SinkFiles:
 
 
 def task_file(name: str) -> tuple[int, str] | None:
-    """Return task and extension of a file that Spark wrote, or None if it is not a task's file.
-
-    Examples
-    --------
-    >>> task_file("part-00003-894e7d00-1ed4-4ff5-9f09-81bfb758af7c.c000.snappy.parquet")
-    (3, '.snappy.parquet')
-    >>> task_file("_SUCCESS")
-    """
+    """Return task and extension of a file that Spark wrote, or None if it is not a task's file."""
     match = _TASK_FILE.fullmatch(name)
     return None if match is None else (int(match[1]), match[2])
 
 
 def is_hidden(name: str) -> bool:
-    """Whether readers skip a file or folder of that name."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def bucket_of(relative: str) -> str:
-    """Return the folder of a file, relative to the target; empty at the top."""
     parent = str(PurePosixPath(relative).parent)
     return "" if parent == "." else parent

@@ -61,18 +61,7 @@ class BadLine(ValueError):
 
 
 def begin_of_text(data: bytes) -> int:
-    r"""Return where the text of a file begins: a byte order mark in front is no part of it.
-
-    Raises
-    ------
-    BadLine
-        It is the mark of another encoding than UTF-8.
-
-    Examples
-    --------
-    >>> begin_of_text(b"\xef\xbb\xbfa\n"), begin_of_text(b"a\n")
-    (3, 0)
-    """
+    r"""Return where the text of a file begins: a byte order mark in front is no part of it."""
     mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
     if mark and mark != codecs.BOM_UTF8:
         raise BadLine(1, f"begins with the byte order mark of {_MARKS[mark]}: write the file in UTF-8")
@@ -80,23 +69,7 @@ def begin_of_text(data: bytes) -> int:
 
 
 def tables_of(data: bytes, schema: pa.Schema) -> Iterator[pa.Table]:
-    r"""Yield the objects of some lines, a part at a time, with the fields of `schema` in any order.
-
-    Raises
-    ------
-    BadLine
-        A line is no object, or is none with these fields.
-
-    Examples
-    --------
-    >>> import pyarrow as pa
-    >>> schema = pa.schema([("n", pa.int64())])
-    >>> [table.to_pylist() for table in tables_of(b'{"n": 1}\n\n{"m": 2}\r\n', schema)]
-    [[{'n': 1}, {'n': None}]]
-    >>> list(tables_of(b'{"n": 1}\nnull', schema))
-    Traceback (most recent call last):
-    flinkish_spark.connectors.files.input_formats.BadLine: line 2 is no JSON object
-    """
+    r"""Yield the objects of some lines, a part at a time, with the fields of `schema` in any order."""
     start, line = begin_of_text(data), 1
     while start < len(data):
         end = data.rfind(b"\n", start, start + _BLOCK_BYTES) + 1
@@ -503,15 +476,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch with numbers in the places of texts, and all values within their types.
-
-    Raises
-    ------
-    _BadValue
-        A number is none, or too large for its type; a time is in no year from 1 to 9999 or too fine.
-    ArrowInvalid
-        A decimal has more digits than its type.
-    """
+    """Return a batch with numbers in the places of texts, and all values within their types."""
     import pyarrow as pa
 
     columns = [
@@ -711,13 +676,7 @@ class _Part:
 
 
 def check_quotes(path: str, delimiter: str) -> None:
-    """See to it that each quoted value of a file ends, and that no text is behind it.
-
-    Raises
-    ------
-    BadLine
-        One does not.
-    """
+    """See to it that each quoted value of a file ends, and that no text is behind it."""
     opened = None
     for part in _parts(path, delimiter):
         if len(part.wrong):
@@ -739,13 +698,7 @@ def check_quotes(path: str, delimiter: str) -> None:
 
 
 def check_names(begin: bytes, delimiter: str, fields: list[str]) -> None:
-    """Refuse a header that has the name of a field twice; `begin` is what the file begins with.
-
-    Raises
-    ------
-    BadLine
-        It has.
-    """
+    """Refuse a header that has the name of a field twice; `begin` is what the file begins with."""
     text = begin[begin_of_text(begin) :].decode("utf-8", "replace")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     names, before = [], 0

@@ -36,25 +36,15 @@ class Entry(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part(Stored):
-    """One file that a plan makes visible.
-
-    Parameters
-    ----------
-    target
-        Absolute path.
-    source
-        Absolute path that is renamed: the only chunk, or what the chunks are merged into.
-    chunks
-        What it consists of.
-    """
+    """One file that a plan makes visible."""
 
     target: str
+    #: Absolute path that is renamed: the only chunk, or what the chunks are merged into.
     source: str
     chunks: tuple[Chunk, ...]
 
     @property
     def is_merged(self) -> bool:
-        """Whether its source has to be made first."""
         return len(self.chunks) > 1
 
 
@@ -83,53 +73,33 @@ class _Committed(Stored):
 
 @dataclass(frozen=True, slots=True)
 class OpenPartition(StoredRow):
-    """A partition that holds data and waits for its commit.
-
-    Parameters
-    ----------
-    root, bucket
-        Target and folder.
-    since_ms
-        Decision of the checkpoint with which it began to wait.
-    """
+    """A partition that holds data and waits for its commit."""
 
     root: str
     bucket: str
+    #: Decision of the checkpoint with which it began to wait.
     since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class State(Stored):
-    """What the sink knows behind a checkpoint.
+    """What the sink knows behind a checkpoint."""
 
-    Parameters
-    ----------
-    checkpoint
-        The one; 0 before the first.
-    open
-        Chunks that are not visible yet, the oldest first.
-    partitions
-        Those that wait for their commit.
-    seen_ms
-        The greatest partition time of committed data; None before there was any.
-    """
-
+    #: The one; 0 before the first.
     checkpoint: int = 0
+    #: Chunks that are not visible yet, the oldest first.
     open: tuple[Chunk, ...] = ()
+    #: Those that wait for their commit.
     partitions: tuple[OpenPartition, ...] = ()
+    #: The greatest partition time of committed data; None before there was any.
     seen_ms: int | None = None
 
 
 @dataclass
 class Ledger:
-    """Reads and writes the records; nothing is remembered between calls.
+    """Reads and writes the records; nothing is remembered between calls."""
 
-    Parameters
-    ----------
-    store
-        Over the sink's folder of the job directory.
-    """
-
+    #: Over the sink's folder of the job directory.
     store: Store
 
     def checkpoints(self) -> tuple[int, ...]:
@@ -138,7 +108,6 @@ class Ledger:
         return tuple(sorted(int(name) for name in names if name.isdecimal()))
 
     def has(self, checkpoint: int, entry: Entry) -> bool:
-        """Whether a record is there."""
         return _key(checkpoint, entry) in self.store.list(f"checkpoints/{checkpoint}")
 
     def committed(self, checkpoint: int) -> tuple[Chunk, ...] | None:
@@ -163,7 +132,6 @@ class Ledger:
         return State()
 
     def newest_done(self) -> int:
-        """Return the newest checkpoint that is done; 0 if none is."""
         done = (c for c in reversed(self.checkpoints()) if self.has(c, Entry.DONE))
         return next(done, 0)
 
@@ -174,28 +142,22 @@ class Ledger:
         return tuple(chunk for chunks in found for chunk in chunks)
 
     def record_committed(self, checkpoint: int, chunks: Sequence[Chunk]) -> None:
-        """Write which files a checkpoint contains; the first to do so decides."""
         self._create(checkpoint, Entry.COMMITTED, _Committed(tuple(chunks)).to_json())
 
     def record_plan(self, checkpoint: int, plan: Plan) -> Plan:
-        """Write a plan; return the one that stands, which another process may have written."""
         self._create(checkpoint, Entry.PLAN, plan.to_json())
         return self.plan(checkpoint) or plan
 
     def record(self, checkpoint: int, entry: Entry) -> None:
-        """Write a record that says no more than that it is there."""
         self._create(checkpoint, entry, {})
 
     def record_done(self, state: State) -> None:
-        """Write the state behind its checkpoint."""
         self._create(state.checkpoint, Entry.DONE, state.to_json())
 
     def replace_state(self, state: State) -> None:
-        """Write a state in the place of another one: what follows a rewind."""
         self.store.put(_key(state.checkpoint, Entry.DONE), seal(_kind(Entry.DONE), state.to_json()))
 
     def forget(self, checkpoint: int, kept: frozenset[Entry] = frozenset()) -> None:
-        """Delete the records of a checkpoint but for some, the last first: each stands on those before."""
         for entry in reversed(Entry):
             if entry not in kept and self.has(checkpoint, entry):
                 self.store.delete(_key(checkpoint, entry))

@@ -107,18 +107,7 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
 
 
 def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Sequence[str] = ()) -> None:
-    """Refuse options under which two files of a line format cannot become one.
-
-    Parameters
-    ----------
-    columns
-        Of the files; empty where they are not known yet.
-
-    Raises
-    ------
-    ConfigError
-        Merging was asked for and cannot be done.
-    """
+    """Refuse options under which two files of a line format cannot become one."""
     if not kind.is_lines:
         return
     found = {name.lower(): value for name, value in options.items()}
@@ -142,25 +131,17 @@ def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Seque
 
 
 def has_header(kind: FileFormat, options: Mapping[str, str]) -> bool:
-    """Whether each file begins with a line that is no record."""
     found = {name.lower(): value for name, value in options.items()}
     return kind is FileFormat.CSV and found.get("header", "false").lower() == "true"
 
 
 def line_separator(options: Mapping[str, str]) -> bytes:
-    """Return what ends a line."""
     found = {name.lower(): value for name, value in options.items()}
     return found.get("linesep", "\n").encode()
 
 
 def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
-    """Return what must be true of a text that becomes a line, and how errors say it.
-
-    Parameters
-    ----------
-    name
-        Of the column.
-    """
+    """Return what must be true of a text that becomes a line, and how errors say it."""
     from pyspark.sql import functions as F
 
     found = {option.lower(): value for option, value in options.items()}
@@ -179,18 +160,7 @@ def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
 
 
 def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str], uid: str) -> None:
-    """Refuse fields that a format cannot hold.
-
-    Parameters
-    ----------
-    left_out
-        Fields that become folders and are not in the files.
-
-    Raises
-    ------
-    SchemaError
-        The first field that cannot be written.
-    """
+    """Refuse fields that a format cannot hold."""
     lowered = {name.lower() for name in left_out}
     fields = [field for field in schema.fields if field.name.lower() not in lowered]
     if not fields:

@@ -130,32 +130,22 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Chunk(Stored):
-    """A file of a decided checkpoint.
-
-    Parameters
-    ----------
-    root
-        The target that it was staged for.
-    staged
-        Folder of the micro-batch, below `pending`.
-    name
-        Of the file, relative to that folder, with its bucket.
-    bytes, rows
-        Its size; rows are None where the format does not tell.
-    checkpoint
-        The one that contains it.
-    decided_at_ms
-        When that was decided; None until it completes.
-    """
+    """A file of a decided checkpoint."""
 
     IS_CLOSED: ClassVar = True
 
+    #: The target that it was staged for.
     root: str
+    #: Folder of the micro-batch, below `pending`.
     staged: str
+    #: Of the file, relative to that folder, with its bucket.
     name: str
+    #: Its size; rows are None where the format does not tell.
     bytes: int
     rows: int | None
+    #: The one that contains it.
     checkpoint: int
+    #: When that was decided; None until it completes.
     decided_at_ms: int | None = field(default=None, metadata=ADDED)
 
     @property
@@ -193,27 +183,7 @@ def roll(
     due_buckets: frozenset[tuple[str, str]] = frozenset(),
     roll_all: RollAll = RollAll.BY_LIMITS,
 ) -> Rolled:
-    """Decide which chunks become which parts.
-
-    Parameters
-    ----------
-    chunks
-        All that are open, the oldest first.
-    compaction
-        None to leave files as they are; :class:`RollingPolicy` has a size of its own.
-    now_ms
-        When the checkpoint that completes was decided.
-    due_buckets
-        (root, bucket) of partitions that are finished now, whatever the limits say.
-
-    Examples
-    --------
-    >>> names = ["d=1/part-00000-894e7d00-1ed4-4ff5-9f09-81bfb758af7c.c000.json"] * 3
-    >>> small = [Chunk("/lake", "1-1-0a0b0c0d", name, 40, None, 5, 1_000) for name in names]
-    >>> rolled = roll(small, RollOnCheckpoint(), Compaction(100), 1_000)
-    >>> [len(part) for part in rolled.parts], len(rolled.open)
-    ([2, 1], 0)
-    """
+    """Decide which chunks become which parts."""
     parts: list[tuple[Chunk, ...]] = []
     still_open: list[Chunk] = []
     by_bucket = sorted(chunks, key=lambda c: (c.root, c.bucket, c.extension))
@@ -272,17 +242,10 @@ class NotMergedError(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """One file to make.
-
-    Parameters
-    ----------
-    sources
-        Absolute paths, in order.
-    target
-        Absolute path; durable and whole once it exists.
-    """
+    """One file to make."""
 
     sources: tuple[Path, ...]
+    #: Absolute path; durable and whole once it exists.
     target: Path
 
 
@@ -290,28 +253,15 @@ class Merger(Protocol):
     """Makes files of files. What half a try left is replaced by the next."""
 
     def merge(self, merges: Sequence[Merge], scratch: Path) -> None:
-        """Make the targets that are not there yet.
-
-        Parameters
-        ----------
-        scratch
-            A folder for what is half done, on the same file system; removed by the caller.
-        """
+        """Make the targets that are not there yet."""
 
 
 @dataclass(frozen=True)
 class LineMerger:
-    """Puts files one behind the other; every record in them ends with its separator.
-
-    Parameters
-    ----------
-    disk
-        Where they are.
-    kind, options
-        As given to the sink; a header is left out of all files but the first.
-    """
+    """Puts files one behind the other; every record in them ends with its separator."""
 
     disk: Disk
+    #: As given to the sink; a header is left out of all files but the first.
     kind: FileFormat
     options: Mapping[str, str]
 
@@ -344,21 +294,14 @@ class LineMerger:
 
 @dataclass(frozen=True)
 class SparkMerger:
-    """Lets Spark read and write once more, all parts in one Spark job.
+    """Lets Spark read and write once more, all parts in one Spark job."""
 
-    Parameters
-    ----------
-    disk, spark
-        Where the files are, and who writes them.
-    kind, options
-        As given to the sink.
-    schema
-        Of the records in the files; a column that older files do not have is null.
-    """
-
+    #: Where the files are, and who writes them.
     disk: Disk
     spark: SparkSession
+    #: As given to the sink.
     kind: FileFormat
+    #: Of the records in the files; a column that older files do not have is null.
     schema: T.StructType
     options: Mapping[str, str] = field(default_factory=dict)
 

@@ -57,22 +57,7 @@ _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
 def check_folders(
     assigners: Sequence[BucketAssigner], schema: T.StructType, spark: SparkSession, uid: str
 ) -> None:
-    """Make the folders' columns on an empty frame.
-
-    Parameters
-    ----------
-    schema
-        Of the stream.
-    uid
-        Of the sink, for messages.
-
-    Raises
-    ------
-    UserFunctionError
-        An assigner raises.
-    SchemaError
-        A folder has no column, Spark does not take it, or its values cannot be part of a name.
-    """
+    """Make the folders' columns on an empty frame."""
     if not assigners:
         return
     added: dict[str, Column] = {}
@@ -298,18 +283,7 @@ class FileSink(Sink):
 
 
 def local_path(path: str) -> Path:
-    """Return the folder that a sink's path means.
-
-    Raises
-    ------
-    ConfigError
-        It is relative, or on a file system that only Hadoop reaches.
-
-    Examples
-    --------
-    >>> str(local_path("file:///lake/my%20orders"))
-    '/lake/my orders'
-    """
+    """Return the folder that a sink's path means."""
     text = str(path)
     parsed = urlparse(text)
     if "://" in text or text.startswith("file:"):

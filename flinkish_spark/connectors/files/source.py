@@ -68,33 +68,20 @@ _PARTS_PER_FOLD = 1_000
 
 @dataclass(frozen=True)
 class FoundFile(StoredRow):
-    """A file as it was when it was found.
+    """A file as it was when it was found."""
 
-    Parameters
-    ----------
-    path
-        Relative to the folder of the input.
-    rows
-        How many records it has; None if that is not known.
-    partition
-        Values of its records that are not in it, as texts, by field.
-    """
-
+    #: Relative to the folder of the input.
     path: str
     size: int
     modified_ns: int
+    #: How many records it has; None if that is not known.
     rows: int | None
+    #: Values of its records that are not in it, as texts, by field.
     partition: Mapping[str, str | None] = field(default_factory=dict)
 
 
 class FileList:
-    """The list; every process has one of its own over the same parts.
-
-    Parameters
-    ----------
-    place
-        Of the source in the job directory.
-    """
+    """The list; every process has one of its own over the same parts."""
 
     def __init__(self, place: StoreSpec) -> None:
         self._store = place.open()
@@ -142,15 +129,7 @@ class FileList:
         self.read()
 
     def fold(self, needed: Callable[[], int], may_come_again: Callable[[str], bool]) -> None:
-        """Put many parts into one object, without the files that no checkpoint needs.
-
-        Parameters
-        ----------
-        needed
-            Returns the first file that a checkpoint needs. Only asked if there is something to fold.
-        may_come_again
-            Whether a file that nobody needs would be found at a later look.
-        """
+        """Put many parts into one object, without the files that no checkpoint needs."""
         if (self._parts or 0) < max(_PARTS_PER_FOLD, len(self._known) // 4):
             return
         # The last file stays: sources go on behind it.
@@ -176,7 +155,6 @@ class FileList:
         return {"dropped": self._dropped, "files": files, "read": read, "is_closed": self.is_closed}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
-        """Begin with a list that `to_json` returned in another job."""
         self._take(stored)
         self._store.create_if_absent(_fold_key(len(self)), seal(_KIND, self.to_json()))
 
@@ -194,15 +172,7 @@ class FileList:
         self._known |= {one.path: (one.size, one.modified_ns) for one in self._files}
 
     def look(self, root: Path, pattern: str, rows: Callable[[str], int | None]) -> list[FoundFile]:
-        """Return the files below `root` that are not in the list, the oldest first.
-
-        Raises
-        ------
-        OSError
-            A folder cannot be listed.
-        InputLostError
-            A file of the list is another one by now.
-        """
+        """Return the files below `root` that are not in the list, the oldest first."""
         found, prefix = [], os.path.join(root, "")
         for entry in _entries(root, pattern):
             name = entry.path[len(prefix) :]
@@ -236,13 +206,7 @@ def _changed(path: str) -> InputLostError:
 
 
 def _entries(root: Path, pattern: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the files below a folder; links to folders are not followed.
-
-    Raises
-    ------
-    OSError
-        A folder cannot be listed. To go on without it would be to take it for an empty one.
-    """
+    """Yield the files below a folder; links to folders are not followed."""
     folders = [str(root)]
     while folders:
         folder = folders.pop()
@@ -414,7 +378,6 @@ class FileSource(SplitSource):
         return self._list
 
     def _first_needed(self) -> int:
-        """Return the first file that a checkpoint needs which can be gone back to."""
         needed = self._needed_offsets()
         places = [self._index(split, needed.get(split, 0)) for split in self.splits()]
         return min(places)
@@ -521,15 +484,7 @@ class FileSource(SplitSource):
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Let what cannot be read say in which file it is.
-
-    Raises
-    ------
-    ValueError
-        What is in the file cannot be read, now or later.
-    OSError
-        The file cannot be read now.
-    """
+    """Let what cannot be read say in which file it is."""
     try:
         yield
     except FlinkishError:

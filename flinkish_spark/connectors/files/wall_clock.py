@@ -24,26 +24,7 @@ def to_ms(local: datetime, zone: str) -> int:
 
 
 def last_shown_ms(begin: datetime, end: datetime, zone: str) -> int | None:
-    """Return up to when a zone's wall clock shows a time from `begin` on and before `end`, the last time.
-
-    Parameters
-    ----------
-    begin, end
-        Without a zone, the first before the second.
-
-    Returns
-    -------
-    int or None
-        Milliseconds since 1970, the first that is past it; None if the clock never shows such a time.
-
-    Examples
-    --------
-    >>> hour = datetime(2026, 10, 25, 2), datetime(2026, 10, 25, 3)
-    >>> last_shown_ms(*hour, "Europe/Berlin") == to_ms(hour[0], "Europe/Berlin") + 2 * 3_600_000
-    True
-    >>> last_shown_ms(datetime(2011, 12, 30), datetime(2011, 12, 31), "Pacific/Apia") is None
-    True
-    """
+    """Return up to when a zone's wall clock shows a time from `begin` on and before `end`, the last time."""
     latest = None
     for first, behind, offset in _stretches(end - _FARTHEST, end + _FARTHEST, ZoneInfo(zone)):
         shown_from, shown_to = max(first, begin - offset), min(behind, end - offset)

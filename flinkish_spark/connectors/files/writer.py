@@ -55,23 +55,17 @@ class StagedFile:
     rows: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the committable says about it."""
         return {"name": self.name, "bytes": self.bytes, "rows": self.rows}
 
 
 @dataclass(frozen=True)
 class WriteSettings:
-    """How files are written.
-
-    Parameters
-    ----------
-    part_bytes
-        Above which a file is split; None for no limit.
-    """
+    """How files are written."""
 
     kind: FileFormat
     options: Mapping[str, str]
     assigners: tuple[BucketAssigner, ...]
+    #: Above which a file is split; None for no limit.
     part_bytes: int | None
 
     @property
@@ -81,15 +75,7 @@ class WriteSettings:
 
 
 class FileWriter(SinkWriter):
-    """Stages micro-batches as files.
-
-    Parameters
-    ----------
-    files
-        Names of the sink's files.
-    has_shim
-        Whether the JAR's row tap counts; else rows are counted in a pass of their own.
-    """
+    """Stages micro-batches as files."""
 
     def __init__(
         self, files: SinkFiles, settings: WriteSettings, context: SinkContext, disk: Disk, has_shim: bool
@@ -173,7 +159,6 @@ class FileWriter(SinkWriter):
         writer.save(f"file://{folder}")
 
     def _records_per_file(self) -> int:
-        """Return how many records make a file of the wanted size; 0 where nobody knows or cares."""
         if self._settings.part_bytes is None or self._bytes_per_row is None:
             return 0
         return max(1, int(self._settings.part_bytes / self._bytes_per_row))

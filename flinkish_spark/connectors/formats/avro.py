@@ -77,18 +77,7 @@ _EXACT = decimal.Context(prec=_MOST_DIGITS + 1)
 
 
 def whole_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
-    """Return a schema with full names, in which every type is defined where it is first named.
-
-    Parameters
-    ----------
-    references
-        Schemas that it may name types of, what is needed first in front.
-
-    Raises
-    ------
-    SchemaError
-        It is no schema.
-    """
+    """Return a schema with full names, in which every type is defined where it is first named."""
     try:
         import fastavro
     except ImportError as missing:
@@ -209,13 +198,7 @@ def _names_in(schema: Any) -> dict[str, Any]:
 
 
 def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()) -> T.DataType:
-    """Return the type of a schema's column.
-
-    Raises
-    ------
-    SchemaError
-        Spark has none for it.
-    """
+    """Return the type of a schema's column."""
     schema = _whole(schema, named)
     if isinstance(schema, list):
         made = [typed(one, named, path, within) for one in _branches(schema) if one != "null"]
@@ -340,7 +323,6 @@ def _wire(schema: Any, named: Mapping[str, Any], made: dict[str, Any]) -> Any:
 
 
 def _is_boxed(branch: Any, union: Sequence[Any]) -> bool:
-    """Whether Python has one type for the values of a branch and of a wider one: it is read as a record."""
     return _WIDER.get(_kind(branch)) in [_kind(one) for one in union]
 
 
@@ -362,29 +344,18 @@ class Unlike(Exception):
 
 @dataclass
 class Resolution:
-    """Decides for a writer's schema and the one that is read with, both from :func:`whole_schema`.
-
-    Parameters
-    ----------
-    found
-        Gets what the one has and the other does not read.
-    """
+    """Decides for a writer's schema and the one that is read with, both from :func:`whole_schema`."""
 
     writer: Any
     reader: Any
+    #: Gets what the one has and the other does not read.
     found: Difference = field(default_factory=Difference)
 
     def __post_init__(self) -> None:
         self._theirs, self._ours = _names_in(self.writer), _names_in(self.reader)
 
     def convert(self) -> Convert | None:
-        """Return what makes a column's value; None where what is read is that already.
-
-        Raises
-        ------
-        Unlike
-            No value of the writer's has a place.
-        """
+        """Return what makes a column's value; None where what is read is that already."""
         return self._of(self.writer, self.reader, "")
 
     def _of(self, writer: Any, reader: Any, path: str) -> Convert | None:
@@ -659,23 +630,15 @@ def _member(
 
 @dataclass(frozen=True)
 class AvroReader(Reader):
-    """Reads records by one schema, whatever they were written with.
+    """Reads records by one schema, whatever they were written with."""
 
-    Parameters
-    ----------
-    schema
-        As JSON text, with everything in it that it names.
-    registry
-        Who knows the schemas that records name. None: they were written with `schema`, and name none.
-    on_schema_change
-        What is done with a writer's schema that has more.
-    column
-        What the value is called if the schema is not that of a record.
-    """
-
+    #: As JSON text, with everything in it that it names.
     schema: str
+    #: Who knows the schemas that records name. None: they were written with `schema`, and name none.
     registry: SchemaRegistry | None
+    #: What is done with a writer's schema that has more.
     on_schema_change: OnSchemaChange
+    #: What the value is called if the schema is not that of a record.
     column: str
 
     @property
@@ -758,13 +721,7 @@ def _decoded(data: bytes, start: int, wire: Any) -> Any:
 def avro_reader(
     text: str, column: str, registry: SchemaRegistry | None, change: OnSchemaChange
 ) -> AvroReader:
-    """Return the reader of a schema, which is looked at now.
-
-    Raises
-    ------
-    SchemaError
-        It is none, or has types that no column holds.
-    """
+    """Return the reader of a schema, which is looked at now."""
     reader = AvroReader(text, registry, change, column)
     _ = reader.kind
     return reader

@@ -55,13 +55,7 @@ _TIMES = re.compile(r"[:<,](?:date|timestamp)[,>]")
 
 
 def avro_schema(avro: Avro, schema: T.StructType) -> dict[str, Any]:
-    """Return the Avro schema that records are written with.
-
-    Raises
-    ------
-    SchemaError
-        None is given, and one cannot be derived from the stream's fields.
-    """
+    """Return the Avro schema that records are written with."""
     found: dict[str, Any] = json.loads(avro.schema) if avro.schema else derived_schema(schema)
     return found
 
@@ -70,11 +64,6 @@ def derived_schema(schema: T.StructType) -> dict[str, Any]:
     """Return the Avro schema of a stream: every field may be null; nested records are named by their path.
 
     Of paths that make the same name, as a.b_c and a_b.c, the later one gets underscores at its end.
-
-    Examples
-    --------
-    >>> derived_schema(T.StructType().add("user", "string"))["fields"]
-    [{'name': 'user', 'type': ['null', 'string']}]
     """
     return _derived_record(schema, _RECORD, set())
 
@@ -145,13 +134,7 @@ def avro_misfit(avro: Avro, schema: T.StructType) -> Column | None:
 
 
 def _linked(avro: Any, space: str, named: dict[str, Any]) -> Any:
-    """Return a schema with the definition in place of each name of a type, also within itself.
-
-    Parameters
-    ----------
-    space
-        The namespace around it, in which a name without dots is looked for first.
-    """
+    """Return a schema with the definition in place of each name of a type, also within itself."""
     if isinstance(avro, list):
         return [_linked(one, space, named) for one in avro]
     name = str(avro if isinstance(avro, str) else avro["type"])
@@ -218,7 +201,6 @@ def _of_value(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterato
 
 
 def _own_field(kind: T.StructType, name: str) -> T.StructField | None:
-    """Return the field that Spark's encoder takes for one of a nested record: it may differ in case."""
     alike = [one for one in kind.fields if one.name.lower() == name.lower()]
     return next((one for one in alike if one.name == name), alike[0] if alike else None)
 
@@ -237,22 +219,7 @@ def _within(elements: Column, kind: T.DataType, avro: Any, path: str) -> Iterato
 
 
 def check_avro(spark: SparkSession, avro: Avro, schema: T.StructType, whose: str) -> None:
-    """Compare schema and fields as Spark's encoder does, before anything starts.
-
-    Parameters
-    ----------
-    whose
-        Such as ``"the value of sink 'out'"``.
-
-    Raises
-    ------
-    SchemaError
-        They do not fit.
-    ConfigError
-        The session writes old times as others.
-    EnvironmentFault
-        The session does not have Spark's Avro JAR.
-    """
+    """Compare schema and fields as Spark's encoder does, before anything starts."""
     missing = [name for name in avro_fields(avro, schema) if name not in schema.names]
     if missing:
         raise SchemaError(

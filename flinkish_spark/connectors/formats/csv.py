@@ -25,13 +25,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
 def check_flat(fields: T.StructType, whose: str) -> None:
-    """Refuse fields that are no single values.
-
-    Raises
-    ------
-    SchemaError
-        With the name of the first.
-    """
+    """Refuse fields that are no single values."""
     for one in fields:
         if isinstance(one.dataType, T.StructType | T.ArrayType | T.MapType):
             raise SchemaError(
@@ -58,13 +52,7 @@ def line_of(fields: T.StructType, delimiter: str) -> Column:
 
 @dataclass(frozen=True)
 class CsvReader(Reader):
-    """Gives each line as a JSON object of the fields, whose values Spark then reads exactly.
-
-    Parameters
-    ----------
-    fields
-        As JSON of Spark's.
-    """
+    """Gives each line as a JSON object of the fields, whose values Spark then reads exactly."""
 
     fields: str
     delimiter: str

@@ -56,31 +56,19 @@ _CORRUPT = f"{PREFIX}corrupt"
 
 @dataclass(frozen=True)
 class Part:
-    """A part of each record, its key or its value, and the columns that it becomes.
+    """A part of each record, its key or its value, and the columns that it becomes."""
 
-    Parameters
-    ----------
-    name
-        ``key`` or ``value``: the column with the bytes.
-    form
-        How it is read.
-    fields
-        The columns.
-    reader
-        What reads the bytes in Python; None where Spark does.
-    what
-        What the bytes should be, in words, where Spark reads them.
-    """
-
+    #: ``key`` or ``value``: the column with the bytes.
     name: str
     form: Format
     fields: T.StructType
+    #: What reads the bytes in Python; None where Spark does.
     reader: Reader | None = None
+    #: What the bytes should be, in words, where Spark reads them.
     what: str = ""
 
     @property
     def read(self) -> str:
-        """The column of :func:`with_part` that has the fields."""
         return f"{PREFIX}read_{self.name}"
 
 
@@ -89,13 +77,7 @@ class Part:
 
 
 def stated_part(form: Format, name: str) -> Part | None:
-    """Return a part whose columns its format says itself; None if a registry's subject says them.
-
-    Raises
-    ------
-    ConfigError, SchemaError
-        They cannot be.
-    """
+    """Return a part whose columns its format says itself; None if a registry's subject says them."""
     match form:
         case Raw():
             return Part(name, form, T.StructType([T.StructField(form.column, T.BinaryType())]))
@@ -157,13 +139,6 @@ def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence
     Called at each start of the query. Without EVOLVE a job reads by the schema of its first start for ever,
     which is a fact in its directory and in its savepoints. With EVOLVE it takes the newest, and from which
     checkpoint on it has read by each is a fact.
-
-    Parameters
-    ----------
-    uid
-        Of the source.
-    topics
-        That it reads.
     """
     stated = stated_part(form, name)
     if stated is not None or not isinstance(form, RegisteredFormat) or form.registry is None:
@@ -211,7 +186,6 @@ def _newest(registry: SchemaRegistry, name: str, topics: Sequence[str]) -> Regis
 
 
 def schema_facts(uid: str) -> tuple[str, ...]:
-    """Return the names under which a job keeps the schemas that its source began with."""
     return tuple(f"schema-{uid}-{name}" for name in ("key", "value"))
 
 
@@ -223,12 +197,10 @@ class _Kept:
         self._name = f"schema-{uid}-{name}"
 
     def first(self) -> Registered | None:
-        """Return what the job began with; None before its first start."""
         found = self._job_dir.recorded(self._name)
         return None if found is None else Registered.from_json(found)
 
     def began_with(self, schema: Registered) -> Registered:
-        """Keep a schema as the first one; return the one that is, which another process may have kept."""
         return Registered.from_json(self._job_dir.recorded_once(self._name, schema.to_json()))
 
     def goes_on_with(self, schema: Registered) -> None:
@@ -277,13 +249,7 @@ def with_part(raw: DataFrame, part: Part) -> tuple[DataFrame, Column]:
 
 
 def unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
-    """Return what raises the error that names a record and says why it is bad.
-
-    Parameters
-    ----------
-    at
-        Returns its topic, partition and offset, by name.
-    """
+    """Return what raises the error that names a record and says why it is bad."""
     place = [at(name).alias(name) for name in ("topic", "partition", "offset")]
     told = F.to_json(F.struct(*place, reason.alias("reason")))
     return F.raise_error(F.concat(F.lit(UNREADABLE_MARKER), told))
@@ -292,15 +258,7 @@ def unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
 def without_bad(
     found: DataFrame, policy: BadRecordPolicy, counted_as: Sequence[str], passes: Column
 ) -> DataFrame:
-    """Return the rows without a :data:`REASON`; what becomes of the others the policy says.
-
-    Parameters
-    ----------
-    counted_as
-        As of :func:`~flinkish_spark.connectors.json.dropped_metric`.
-    passes
-        Which rows are no records.
-    """
+    """Return the rows without a :data:`REASON`; what becomes of the others the policy says."""
     is_good = passes | F.col(REASON).isNull()
     if policy is OnBadRecord.FAIL:
         failed = unreadable(F.col(REASON)).cast("boolean")

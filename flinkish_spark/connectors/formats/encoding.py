@@ -63,17 +63,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The bytes of each row.
+    """The bytes of each row."""
 
-    Parameters
-    ----------
-    data
-        The bytes; of no meaning where there is a misfit.
-    misfit
-        Why a row has none, null where it has; None if every row has.
-    """
-
+    #: The bytes; of no meaning where there is a misfit.
     data: Column
+    #: Why a row has none, null where it has; None if every row has.
     misfit: Column | None = None
 
 
@@ -92,13 +86,7 @@ def named_columns(form: Format) -> list[str]:
 
 
 def check_encodable(form: Format, schema: T.StructType, whose: str) -> None:
-    """Refuse a format that does not fit a stream's fields; Avro is compared in :func:`check_written`.
-
-    Raises
-    ------
-    SchemaError
-        With the name of the field.
-    """
+    """Refuse a format that does not fit a stream's fields; Avro is compared in :func:`check_written`."""
     match form:
         case Raw() | String():
             unfit, names = unfit_for_text, [form.column]
@@ -173,22 +161,7 @@ def check_written(
 
 
 def prefix_of(form: Format, schema: T.StructType, topics: Sequence[str], part: str) -> bytes:
-    """Return what stands in front of each record; with a registry its schema is registered for it.
-
-    Parameters
-    ----------
-    topics
-        That are written.
-    part
-        ``key`` or ``value``.
-
-    Raises
-    ------
-    SchemaError
-        The registry does not take the schema, or gives it another number for another topic.
-    RegistryUnavailableError
-        It does not answer.
-    """
+    """Return what stands in front of each record; with a registry its schema is registered for it."""
     if isinstance(form, Avro) and form.schema_id is not None:
         return header(form.schema_id)
     if not isinstance(form, RegisteredFormat) or form.registry is None:
@@ -252,13 +225,7 @@ def _dependencies(registry: SchemaRegistry, file: object) -> list[tuple[str, str
 
 
 def encoded(form: Format | None, schema: T.StructType, prefix: bytes) -> Encoded:
-    """Return the bytes of each row of a stream with these fields.
-
-    Parameters
-    ----------
-    prefix
-        As of :func:`prefix_of`.
-    """
+    """Return the bytes of each row of a stream with these fields."""
     match form:
         case None:
             return Encoded(F.lit(None).cast("binary"))
@@ -290,7 +257,6 @@ def encoded(form: Format | None, schema: T.StructType, prefix: bytes) -> Encoded
 
 
 def json_bytes(names: Sequence[str], *, null_fields: bool = True) -> Column:
-    """Return some fields as the bytes of a JSON object."""
     fields = F.struct(*[F.col(quoted(name)).alias(name) for name in names])
     return json_of(fields, null_fields=null_fields).cast("binary")
 

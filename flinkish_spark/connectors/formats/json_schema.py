@@ -45,13 +45,7 @@ _REF_ALONE = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
 def validator_of(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
-    """Return what holds values against a schema.
-
-    Raises
-    ------
-    SchemaError
-        It is no JSON Schema.
-    """
+    """Return what holds values against a schema."""
     return _opened(text, references)[0]
 
 
@@ -98,15 +92,12 @@ class _Number(Decimal):
     """One with decimal places."""
 
     def __repr__(self) -> str:
-        """Return it as reasons tell it."""
         return str(self)
 
     def __mod__(self, other: Decimal | int) -> Decimal:
-        """Return what is left, exactly: for `multipleOf`."""
         return _EXACT.remainder(self, other)
 
     def __rmod__(self, other: Decimal | int) -> Decimal:
-        """Return what is left of an integer."""
         return _EXACT.remainder(other, self)
 
 
@@ -139,13 +130,7 @@ _DECODER_OF_DRAFT_4 = json.JSONDecoder(parse_constant=_constant, parse_float=_nu
 
 
 def fields_of(text: str, references: Sequence[tuple[str, str]] = ()) -> T.StructType:
-    """Return the columns of the objects that a schema describes.
-
-    Raises
-    ------
-    SchemaError
-        It describes no object, a value that could be of several types, or properties of some records only.
-    """
+    """Return the columns of the objects that a schema describes."""
     found = _type_of([_opened(text, references)[1]], "")
     if not isinstance(found, T.StructType):
         raise SchemaError(
@@ -173,7 +158,6 @@ class _Place:
         return _Place(schema, draft, self.resolver.in_subresource(draft.create_resource(schema)))
 
     def each(self, *keywords: str) -> list[_Place]:
-        """Return those in the lists of keywords."""
         return [self.within(one) for keyword in keywords for one in self.schema.get(keyword, ())]
 
     def referred(self, path: str) -> _Place:
@@ -326,21 +310,14 @@ def _sometimes(place: _Place) -> list[_Place]:
 
 @dataclass(frozen=True)
 class JsonSchemaReader(Reader):
-    """Gives the text of each record that is valid.
+    """Gives the text of each record that is valid."""
 
-    Parameters
-    ----------
-    text, references
-        The schema of the source.
-    fields
-        What its objects are read as, as JSON of Spark's.
-    registry
-        Who knows the schemas that records name. None: they were written with `text`, and name none.
-    """
-
+    #: The schema of the source.
     text: str
     references: tuple[tuple[str, str], ...]
+    #: What its objects are read as, as JSON of Spark's.
     fields: str
+    #: Who knows the schemas that records name. None: they were written with `text`, and name none.
     registry: SchemaRegistry | None
     on_schema_change: OnSchemaChange
 
@@ -478,13 +455,7 @@ def why_never_valid(kind: T.DataType, wanted: T.DataType, path: str) -> str | No
 
 
 def check_references(text: str) -> None:
-    """Refuse a schema that refers to what is not in it: a validator finds that out at some record.
-
-    Raises
-    ------
-    SchemaError
-        With the reference.
-    """
+    """Refuse a schema that refers to what is not in it: a validator finds that out at some record."""
     left = [_opened(text, ())[1]]
     while left:
         place = left.pop()
@@ -504,13 +475,7 @@ def check_references(text: str) -> None:
 
 
 def derived_schema(fields: T.StructType) -> str:
-    """Return a schema of rows, in which every field may be null.
-
-    Examples
-    --------
-    >>> derived_schema(T.StructType().add("n", "long"))[-61:]
-    '"object", "properties": {"n": {"type": ["integer", "null"]}}}'
-    """
+    """Return a schema of rows, in which every field may be null."""
     draft = "http://json-schema.org/draft-07/schema#"
     return json.dumps({"$schema": draft, "title": "Record", **_described(fields)})
 

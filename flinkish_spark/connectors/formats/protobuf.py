@@ -84,20 +84,7 @@ _UNSIGNED_64 = ("uint64", "fixed64")
 
 
 def descriptor_of(files: bytes, message: str) -> Any:
-    """Return the descriptor of a message.
-
-    Parameters
-    ----------
-    files
-        A FileDescriptorSet; Google's own files may be missing.
-    message
-        Its full name; empty for the first one of the last file, which must be the only one.
-
-    Raises
-    ------
-    SchemaError
-        These are no files, or the message is not among them.
-    """
+    """Return the descriptor of a message."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool
     except ImportError as missing:
@@ -203,15 +190,7 @@ _IMPORT = re.compile(r"""(?m)(?:^|;|\*/)\s*import\s+(?:public\s+|weak\s+)?["']([
 
 
 def files_of(schema: Registered) -> bytes:
-    """Return the descriptors of a registry's schema, which is text of Protobuf's language, or base64 of one.
-
-    Raises
-    ------
-    SchemaError
-        It is neither.
-    EnvironmentFault
-        It is text, and the compiler is not installed.
-    """
+    """Return the descriptors of a registry's schema: Protobuf text, or base64 of descriptors."""
     from google.protobuf import descriptor_pb2
 
     texts = [*schema.references, ("schema.proto", schema.text)]
@@ -241,15 +220,7 @@ def _file_in(text: str, name: str) -> Any:
 
 
 def _compiled(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> bytes:
-    """Return descriptors of sources, by Protobuf's own compiler, which sees no other files.
-
-    Parameters
-    ----------
-    parsed
-        Files that are descriptors already: a sink of ours registers what it imports as these.
-    last
-        Name of the file that all others are for.
-    """
+    """Return descriptors of sources, by Protobuf's own compiler, which sees no other files."""
     try:
         import grpc_tools
     except ImportError as missing:
@@ -317,13 +288,7 @@ def _names_within(around: Any) -> list[str]:
 
 
 def _message_at(file: Any, path: Sequence[int], *, counts_entries: bool = True) -> Any:
-    """Return a message by its place; None if there is none.
-
-    Parameters
-    ----------
-    counts_entries
-        Whether what a map is made of counts among the messages within another: clients in Java say no.
-    """
+    """Return a message by its place; None if there is none."""
     around = file
     for at in path:
         names = [
@@ -341,13 +306,7 @@ def _message_at(file: Any, path: Sequence[int], *, counts_entries: bool = True) 
 
 
 def path_bytes(path: Sequence[int]) -> bytes:
-    r"""Return what names a message between the number of the schema and the record; most are the first.
-
-    Examples
-    --------
-    >>> path_bytes((0,)), path_bytes((1, 0))
-    (b'\x00', b'\x04\x02\x00')
-    """
+    r"""Return what names a message between the number of the schema and the record; most are the first."""
     if tuple(path) == (0,):
         return b"\0"
     return b"".join(_zigzag(number) for number in (len(path), *path))
@@ -363,13 +322,7 @@ def _zigzag(number: int) -> bytes:
 
 
 def path_in(data: bytes, start: int) -> tuple[tuple[int, ...], int]:
-    r"""Return which message it is, and where it begins; raises Unreadable.
-
-    Examples
-    --------
-    >>> path_in(b"\4\2\0rest", 0)
-    ((1, 0), 3)
-    """
+    r"""Return which message it is, and where it begins; raises Unreadable."""
     count, at = _number(data, start)
     if count == 0:
         return (0,), at
@@ -406,13 +359,7 @@ def _is_map(one: Any) -> bool:
 
 
 def fields_of(message: Any, path: str = "", within: tuple[str, ...] = ()) -> T.StructType:
-    """Return the columns of a message.
-
-    Raises
-    ------
-    SchemaError
-        It has itself within it, or two fields that Spark takes for one.
-    """
+    """Return the columns of a message."""
     if message.full_name in within:
         raise SchemaError(
             f"the Protobuf message '{message.full_name}' has itself within it, in '{path}'",
@@ -495,24 +442,16 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ProtobufReader(Reader):
-    """Reads messages of one descriptor.
-
-    Parameters
-    ----------
-    files, message
-        As of :func:`descriptor_of`.
-    registry
-        Who knows the schemas that records name. None: they name none.
-    """
+    """Reads messages of one descriptor."""
 
     files: bytes
     message: str
+    #: Who knows the schemas that records name. None: they name none.
     registry: SchemaRegistry | None
     on_schema_change: OnSchemaChange
 
     @property
     def kind(self) -> T.StructType:  # type: ignore[override]
-        """The fields."""
         return fields_of(descriptor_of(self.files, self.message))
 
     def opened(self) -> Callable[[bytes], tuple[Any, ...]]:
@@ -687,16 +626,11 @@ def _names_of(enum: Any) -> dict[int, list[str]]:
 
 @dataclass(frozen=True)
 class ProtobufWriter(Writer):
-    """Writes rows as messages.
-
-    Parameters
-    ----------
-    prefix
-        What stands in front of each message.
-    """
+    """Writes rows as messages."""
 
     files: bytes
     message: str
+    #: What stands in front of each message.
     prefix: bytes = b""
 
     def opened(self) -> Callable[[Any], bytes]:
@@ -719,7 +653,6 @@ class ProtobufWriter(Writer):
 
 
 def wire_prefix(schema_id: int, files: bytes, message: str) -> bytes:
-    """Return what stands in front of each message of the wire format."""
     return header(schema_id) + path_bytes(index_path(descriptor_of(files, message)))
 
 

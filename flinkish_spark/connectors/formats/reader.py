@@ -75,7 +75,6 @@ def read_column(reader: Reader, data: Column) -> Column:
 
 
 def written_column(writer: Writer, row: Column) -> Column:
-    """Return a struct with the bytes of each row, and why it has none."""
     kind = T.StructType([T.StructField(READ, T.BinaryType()), T.StructField(REASON, T.StringType())])
     column: Column = arrow_udf(_Write(writer).__call__, kind)(row)  # type: ignore[call-overload]
     return column
@@ -139,12 +138,10 @@ def _those_that_fit(found: list[Any], kind: pa.DataType, reasons: list[str | Non
 
 
 def reason_of(read: Column) -> Column:
-    """Return why :func:`read_column` or :func:`written_column` made nothing of a value."""
     return read[REASON]
 
 
 def made_of(read: Column) -> Column:
-    """Return what they made."""
     return read[READ]
 
 
@@ -163,15 +160,7 @@ class Difference:
 
 
 def check_difference(writer: Registered, found: Difference, policy: OnSchemaChange) -> None:
-    """Raise what the policy says about a writer's schema.
-
-    Raises
-    ------
-    SchemaError
-        It has fields that would be left out, and the policy is to fail; or values that would be others.
-    SchemaChangedError
-        It has fields that would be left out, and the policy is to evolve.
-    """
+    """Raise what the policy says about a writer's schema."""
     if found.other:
         raise SchemaError(
             f"records were written with {writer.name}, whose values the schema of the source reads as others",
@@ -198,13 +187,7 @@ def check_difference(writer: Registered, found: Difference, policy: OnSchemaChan
 
 
 def unlike_error(writer: Registered, what: str, policy: OnSchemaChange) -> SchemaError | SchemaChangedError:
-    """Return the error about values that have no place in the schema that is read with.
-
-    Parameters
-    ----------
-    what
-        Which values.
-    """
+    """Return the error about values that have no place in the schema that is read with."""
     if policy is OnSchemaChange.EVOLVE:
         return SchemaChangedError(
             f"records were written with {writer.name}, which cannot be read with the schema of the source",
@@ -221,13 +204,7 @@ def unlike_error(writer: Registered, what: str, policy: OnSchemaChange) -> Schem
 
 
 def registered(registry: SchemaRegistry, schema_id: int, kind: str) -> Registered:
-    """Return the schema that a record names.
-
-    Raises
-    ------
-    Unreadable
-        There is none of that number, or it is one of another format.
-    """
+    """Return the schema that a record names."""
     try:
         found = client_of(registry).by_id(schema_id)
     except NoSuchSchema:
@@ -238,13 +215,7 @@ def registered(registry: SchemaRegistry, schema_id: int, kind: str) -> Registere
 
 
 def schema_id_of(data: bytes) -> int:
-    """Return the number of the schema that a record names.
-
-    Raises
-    ------
-    Unreadable
-        It names none.
-    """
+    """Return the number of the schema that a record names."""
     schema_id = schema_id_in(data)
     if schema_id is None:
         raise Unreadable("it does not begin with a zero byte and the number of a schema")
@@ -253,18 +224,12 @@ def schema_id_of(data: bytes) -> int:
 
 @dataclass
 class WriterSchemas:
-    """The schemas that records name, each asked for and looked at once in a process.
-
-    Parameters
-    ----------
-    kind
-        What the registry calls the format.
-    looked_at
-        Makes of a schema what its records are read by; raises what is wrong with it.
-    """
+    """The schemas that records name, each asked for and looked at once in a process."""
 
     registry: SchemaRegistry
+    #: What the registry calls the format.
     kind: str
+    #: Makes of a schema what its records are read by; raises what is wrong with it.
     looked_at: Callable[[Registered], Any]
     _known: dict[int, Any] = field(default_factory=dict)
 

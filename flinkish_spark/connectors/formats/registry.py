@@ -69,24 +69,14 @@ class NoSuchSchema(LookupError):
 
 @dataclass(frozen=True)
 class Registered:
-    """A schema as a registry has it.
-
-    Parameters
-    ----------
-    kind
-        ``AVRO``, ``PROTOBUF`` or ``JSON``.
-    text
-        The schema.
-    references
-        The name under which it names each other schema, and the text of that: what a schema needs stands
-        in front of it. What is named within another one is among them, too.
-    schema_id, subject, version
-        Where it stands; 0 and empty where that was not asked for.
-    """
+    """A schema as a registry has it."""
 
     kind: str
     text: str
+    #: The name under which it names each other schema, and the text of that: what a schema needs stands
+    #: in front of it. What is named within another one is among them, too.
     references: tuple[tuple[str, str], ...] = ()
+    #: Where it stands; 0 and empty where that was not asked for.
     schema_id: int = 0
     subject: str = ""
     version: int = 0
@@ -117,31 +107,12 @@ class Registered:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
         where = f" of subject '{self.subject}', version {self.version}" if self.subject else ""
         return f"schema {self.schema_id}{where}"
 
 
 def subject_of(registry: SchemaRegistry, topic: str, part: str, record: str) -> str:
-    """Return the subject of a schema.
-
-    Parameters
-    ----------
-    part
-        ``key`` or ``value``.
-    record
-        Full name of the record; empty if nobody knows it.
-
-    Raises
-    ------
-    SchemaError
-        The strategy needs the record's name.
-
-    Examples
-    --------
-    >>> subject_of(SchemaRegistry("http://r"), "orders", "value", "")
-    'orders-value'
-    """
+    """Return the subject of a schema."""
     if registry.subject:
         return registry.subject
     if registry.strategy is SubjectNameStrategy.TOPIC_NAME:
@@ -157,7 +128,6 @@ def subject_of(registry: SchemaRegistry, topic: str, part: str, record: str) -> 
 
 @functools.lru_cache(maxsize=16)
 def client_of(settings: SchemaRegistry) -> RegistryClient:
-    """Return the client of a registry: one for each in a process, with what it has learned."""
     return RegistryClient(settings)
 
 
@@ -179,15 +149,7 @@ class RegistryClient:
         return SchemaRegistryClient(_options(self.settings))
 
     def by_id(self, schema_id: int) -> Registered:
-        """Return a schema, from memory if it was asked for before.
-
-        Raises
-        ------
-        NoSuchSchema
-            The registry says so, more than once.
-        RegistryUnavailableError, AuthorizationError
-            It does not answer, or refuses this client.
-        """
+        """Return a schema, from memory if it was asked for before."""
         if schema_id not in self._by_id:
             if time.monotonic() < self._unknown.get(schema_id, 0):
                 raise NoSuchSchema(schema_id)
@@ -223,18 +185,7 @@ class RegistryClient:
         return self._whole(found.schema, int(found.schema_id or 0), subject, int(found.version or 0))
 
     def id_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]] = ()) -> int:
-        """Return the number of a sink's schema, registered if the settings say so.
-
-        Parameters
-        ----------
-        needs
-            What it refers to: under which name, and the subject and version of that.
-
-        Raises
-        ------
-        SchemaError
-            It is not there, or not compatible with those that are.
-        """
+        """Return the number of a sink's schema, registered if the settings say so."""
         wanted = _schema(schema, needs)
         who = f"the schema of subject '{subject}'"
         if self.settings.registration is Registration.AUTOMATIC:
@@ -299,13 +250,7 @@ class RegistryClient:
         return self._asked(what, ask, attrgetter("schema.schema_str")).schema
 
     def _asked(self, what: str, ask: Callable[[], T], part: Callable[[Any], object]) -> T:
-        """Ask until there is an answer, for as long as the settings allow.
-
-        Parameters
-        ----------
-        part
-            Returns of an answer what makes it one.
-        """
+        """Ask until there is an answer, for as long as the settings allow."""
         deadline = time.monotonic() + self.settings.retry_ms / 1_000
         pauses_ms = backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         while True:
@@ -415,26 +360,14 @@ def needed(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
 
 
 def schema_id_in(data: bytes) -> int | None:
-    r"""Return the number in front of a record; None if there is none.
-
-    Examples
-    --------
-    >>> schema_id_in(b"\0\0\0\0\7..."), schema_id_in(b"{}")
-    (7, None)
-    """
+    r"""Return the number in front of a record; None if there is none."""
     if len(data) < HEADER_BYTES or data[0] != MAGIC:
         return None
     return int.from_bytes(data[1:HEADER_BYTES], "big")
 
 
 def header(schema_id: int) -> bytes:
-    r"""Return what stands in front of a record.
-
-    Examples
-    --------
-    >>> header(7)
-    b'\x00\x00\x00\x00\x07'
-    """
+    r"""Return what stands in front of a record."""
     return bytes([MAGIC]) + schema_id.to_bytes(4, "big")
 
 

@@ -21,26 +21,14 @@ _NO_CONVERSION = (
 
 
 class TableCheck:
-    """Checks of the tables of a sink against its stream, within a transaction.
-
-    Parameters
-    ----------
-    settings, context
-        Of the sink.
-    """
+    """Checks of the tables of a sink against its stream, within a transaction."""
 
     def __init__(self, settings: JdbcSettings, context: SinkContext) -> None:
         self._settings, self._context = settings, context
         self._where = f"sink '{context.uid}'"
 
     def run(self, session: Session) -> tuple[ColumnInfo, ...]:
-        """Return the table's columns; they stay like that where :meth:`.Dialect.hold` was called before.
-
-        Raises
-        ------
-        SchemaError
-            A table would change a record, or lose it.
-        """
+        """Return the table's columns; they stay like that where :meth:`.Dialect.hold` was called before."""
         settings, dialect = self._settings, self._settings.dialect
         columns = {c.name: c for c in dialect.columns_of(session, settings.table_name)}
         if not columns:

@@ -84,23 +84,14 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one record asks for.
-
-    Parameters
-    ----------
-    row
-        The record.
-    key
-        Equal for records whose order among each other counts.
-    params
-        Of the columns of the table.
-    deletes
-        Whether the row with its key goes.
-    """
+    """What one record asks for."""
 
     row: Row
+    #: Equal for records whose order among each other counts.
     key: Params
+    #: Of the columns of the table.
     params: Params
+    #: Whether the row with its key goes.
     deletes: bool
 
 
@@ -119,28 +110,7 @@ class _EarlierCounts(Exception):
 
 
 class CheckpointWrite:
-    """Writes the rows of a checkpoint; see the module.
-
-    Parameters
-    ----------
-    session
-        Within a transaction.
-    target
-        The table; the columns are those of the rows.
-    delete_when
-        Column by which a record deletes the row with its key, of booleans or of row kinds; empty for none.
-        It is not written.
-    policy
-        For records that the database refuses.
-    uid
-        Of the sink, for messages.
-    ties
-        What ties rows of the table together.
-    scrubbed
-        Takes secrets out of what the database says.
-    checks
-        Of texts, by column; see :meth:`.Dialect.checks`.
-    """
+    """Writes the rows of a checkpoint; see the module."""
 
     def __init__(
         self,
@@ -163,15 +133,7 @@ class CheckpointWrite:
         self._refused_keys: set[Params] = set()
 
     def run(self, rows: BufferedRows) -> Written:
-        """Write everything.
-
-        Raises
-        ------
-        BadRecordError
-            A record is refused, and the policy is to fail.
-        Exception
-            Of the driver, about anything but values.
-        """
+        """Write everything."""
         if self._ties is Ties.NONE or not any(map(self._all_or_nothing, self._ways(rows))):
             self._write_one_by_one(rows)
         done = self._done
@@ -219,7 +181,6 @@ class CheckpointWrite:
         yield from self._folded(rows, last)
 
     def _lasts(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
-        """Yield the last record of each key; of inserts all."""
         for changes in self._parts(rows, last):
             # Rows that go make room for others.
             yield sorted(changes, key=lambda one: not one.deletes) if self._ties.is_blind else changes
@@ -260,14 +221,7 @@ class CheckpointWrite:
 
     # -- sending --------------------------------------------------------------------------------
     def _sent(self, changes: Sequence[Change], held: set[Params]) -> list[_Refused]:
-        """Hand changes to the database in their order; return those that it did not take, or did not get.
-
-        Parameters
-        ----------
-        held
-            Keys of which nothing is sent, so that no record overtakes another one with its key; those of
-            refused records are added.
-        """
+        """Hand changes to the database in their order; return those that it did not take, or did not get."""
         kept = [_Refused(one, _BEHIND) for one in changes if one.key in held] if held else []
         if kept:
             changes = [one for one in changes if one.key not in held]
@@ -325,13 +279,7 @@ class CheckpointWrite:
             yield self._changes(batch, position, last)
 
     def _changes(self, batch: pa.RecordBatch, first: int, last: Mapping[Params, int]) -> list[Change]:
-        """Return what the records of a batch ask for; refuse those that no database can hold.
-
-        Parameters
-        ----------
-        last
-            The position of the record that counts, by key; of keys that are not in it all do.
-        """
+        """Return what the records of a batch ask for; refuse those that no database can hold."""
         names, deletes, changes = self._columns(batch), self._deletes(batch), []
         params_of_rows = parameters(batch, names, self._dialect, self._checks)
         rows = zip(self._keys(batch, first), params_of_rows, deletes, strict=True)
@@ -415,7 +363,6 @@ def _position(refused: _Refused) -> int:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a key's value so that it is equal to itself."""
     return "NaN" if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -424,17 +371,7 @@ def _comparable(value: Any) -> Any:
 
 
 class JdbcCommitter(BufferedCommitter):
-    """Commits out of the write-ahead buffer.
-
-    Parameters
-    ----------
-    settings
-        Of the sink.
-    context
-        Whose sink it is.
-    connect
-        Replaces the making of connections; for tests.
-    """
+    """Commits out of the write-ahead buffer."""
 
     def __init__(
         self, settings: JdbcSettings, context: SinkContext, connect: Callable[[], Any] | None = None
@@ -482,7 +419,6 @@ class JdbcCommitter(BufferedCommitter):
         return CommitAnswer(Outcome.COMMITTED, facts=facts)
 
     def newest_marks(self) -> Sequence[Mark]:
-        """Ask the control table."""
         with self._database.use(self._prepare) as session:
             mark = self._control.mark(session)
         return (mark,) if mark.checkpoint > CheckpointId(0) else ()
@@ -522,7 +458,6 @@ class JdbcCommitter(BufferedCommitter):
         self._database.interrupt()
 
     def close(self) -> None:
-        """Close the connection."""
         self._database.close()
 
     def _prepare(self, session: Session) -> None:

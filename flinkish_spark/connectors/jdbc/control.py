@@ -48,14 +48,9 @@ class ControlRowGone(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True)
 class RowNote:
-    """An object at the sink's place, which says that the row was made.
+    """An object at the sink's place, which says that the row was made."""
 
-    Parameters
-    ----------
-    store, key
-        Another one for each database and each row.
-    """
-
+    #: Another one for each database and each row.
     store: Store
     key: str
 
@@ -67,23 +62,12 @@ class RowNote:
             return False
 
     def write(self) -> None:
-        """Make it, durable on return; raise StoreError if the store refuses."""
         self.store.put(self.key, b"")
 
 
 @dataclass(frozen=True)
 class ControlTable:
-    """The row of one job and sink. Every method runs within the caller's transaction.
-
-    Parameters
-    ----------
-    dialect, table
-        Where it is.
-    job, uid
-        Key of the row.
-    epoch
-        Of this process.
-    """
+    """The row of one job and sink. Every method runs within the caller's transaction."""
 
     dialect: Dialect
     table: TableName
@@ -137,24 +121,16 @@ class ControlTable:
         return None if epoch > int(self.epoch) else CheckpointId(checkpoint)
 
     def mark(self, session: Session) -> Mark:
-        """Return which checkpoint is visible, and whose it is."""
         checkpoint, epoch, facts = self.read(session)
         return Mark(CheckpointId(checkpoint), token_in([str(facts.get(TIMELINE, ""))]), OwnerEpoch(epoch))
 
     def try_out(self, session: Session) -> None:
-        """Run statements of a checkpoint that change nothing, to see whether they are allowed."""
         self._make_row(session)
         _, _, facts = self.read(session)
         self.note(session, facts)
 
     def note(self, session: Session, facts: Mapping[str, Any], token: str | None = None) -> None:
-        """Write what a repeated commit shall say about the checkpoint whose turn it is.
-
-        Parameters
-        ----------
-        token
-            Of the timeline; None for none.
-        """
+        """Write what a repeated commit shall say about the checkpoint whose turn it is."""
         facts = {**facts, **({TIMELINE: token} if token else {})}
         session.run(
             f"UPDATE {self.dialect.table(self.table)} SET {self.dialect.quoted(_FACTS)} = "
@@ -172,18 +148,11 @@ class ControlTable:
         return int(checkpoint), int(epoch), json.loads(facts)
 
     def note_in(self, where: StoreSpec, database: str) -> RowNote:
-        """Return the note about the row in a database, which is given as its URL."""
         place = f"{database} {self.table} {self.job} {self.uid}"
         return RowNote(where.open(), f"control-row-{hashlib.sha256(place.encode()).hexdigest()[:16]}")
 
     def require_row(self, session: Session, note: RowNote) -> None:
-        """Make the row if this sink never had one; call it outside of a transaction, before any other.
-
-        Raises
-        ------
-        ControlRowGone
-            There was one.
-        """
+        """Make the row if this sink never had one; call it outside of a transaction, before any other."""
         if note.is_there():
             found = session.rows(f"SELECT 1 FROM {self.dialect.table(self.table)} {self._where}", self._key)
             if not found:

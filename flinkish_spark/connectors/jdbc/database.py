@@ -28,17 +28,7 @@ class DatabaseRefused(EnvironmentFault):
 
 
 class Database(Connected):
-    """One connection at a time, made anew when it is lost; errors as this package's, without secrets.
-
-    Parameters
-    ----------
-    settings
-        Of the sink.
-    uid
-        Of the sink, for messages.
-    connect
-        Returns a connection of the driver.
-    """
+    """One connection at a time, made anew when it is lost; errors as this package's, without secrets."""
 
     def __init__(self, settings: JdbcSettings, uid: str, connect: Callable[[], Any] | None = None) -> None:
         self._settings, self._uid = settings, uid
@@ -49,30 +39,17 @@ class Database(Connected):
         self.keep_from_children()
 
     def leave_to_parent(self) -> None:
-        """Forget the connection, in a child: closing it would end the parent's session, or roll it back."""
         if self._session is not None:
             never_finalized(self._session.connection)
             self._session = None
 
     @property
     def dialect(self) -> Dialect:
-        """Of the database."""
         return self._settings.dialect
 
     @contextlib.contextmanager
     def use(self, prepare: Callable[[Session], None] = lambda session: None) -> Iterator[Session]:
-        """Give the connection; whatever goes wrong in the block closes it.
-
-        Parameters
-        ----------
-        prepare
-            Called with the first connection.
-
-        Raises
-        ------
-        DatabaseUnavailable, DatabaseRefused
-            For an error of the driver. Errors of this package pass.
-        """
+        """Give the connection; whatever goes wrong in the block closes it."""
         # Without `from`: the driver's error may show how it was called.
         failed: FlinkishError
         patience: _Patience | None = None
@@ -95,7 +72,6 @@ class Database(Connected):
         raise failed
 
     def interrupt(self) -> None:
-        """Let the statement that runs fail; called by other threads."""
         with self._lock:
             if self._session is not None:
                 self.dialect.interrupt(self._session.connection)
@@ -148,11 +124,6 @@ class _Patience:
 
     It begins anew with each answer. Where none came, the server is asked whether it is at work: a trigger may
     take longer than any limit, and the same work begins with the next try.
-
-    Attributes
-    ----------
-    is_over
-        Whether it has ended the connection.
     """
 
     def __init__(

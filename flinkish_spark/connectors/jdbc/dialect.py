@@ -78,29 +78,21 @@ class Ties(enum.Enum):
 
     @property
     def is_blind(self) -> bool:
-        """Whether nobody can tell in which steps rows came to be as they are."""
         return self in (Ties.NONE, Ties.END_STATE)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where rows go.
+    """Where rows go."""
 
-    Parameters
-    ----------
-    table, columns, key
-        The table, the columns that are written, in the order of parameters, and those of its key.
-    mode
-        What happens to a row whose key is there.
-    """
-
+    #: The table, the columns that are written, in the order of parameters, and those of its key.
     table: TableName
     columns: tuple[str, ...]
     key: tuple[str, ...]
+    #: What happens to a row whose key is there.
     mode: WriteMode
 
     def with_columns(self, columns: Sequence[str]) -> Target:
-        """Return the same for rows with other columns."""
         return replace(self, columns=tuple(columns))
 
 
@@ -119,39 +111,24 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class ColumnInfo:
-    """A column of a table as the database describes it.
+    """A column of a table as the database describes it."""
 
-    Parameters
-    ----------
-    name, type
-        The type as the database writes it, in lower case.
-    must_be_given
-        Whether a row without it is refused: not null, and no default.
-    refuses_null
-        Whether a null that is written is refused, whatever else there is: nothing could put a value there.
-    is_enum, is_generated
-        Whether its type is an enum of PostgreSQL, and whether the database computes its values.
-    letters
-        The character set of a text, in MySQL.
-    """
-
+    #: The type as the database writes it, in lower case.
     name: str
     type: str
+    #: Whether a row without it is refused: not null, and no default.
     must_be_given: bool
+    #: Whether a null that is written is refused, whatever else there is: nothing could put a value there.
     refuses_null: bool = False
+    #: Whether its type is an enum of PostgreSQL, and whether the database computes its values.
     is_enum: bool = False
     is_generated: bool = False
+    #: The character set of a text, in MySQL.
     letters: str = ""
 
 
 class TransactionLost(Exception):
-    """An error ended more than the statement: the transaction is gone, or the connection.
-
-    Parameters
-    ----------
-    first, second
-        The error, and the one when its savepoint was to be gone back to.
-    """
+    """An error ended more than the statement: the transaction is gone, or the connection."""
 
     def __init__(self, first: Exception, second: Exception) -> None:
         super().__init__(str(first))
@@ -159,13 +136,7 @@ class TransactionLost(Exception):
 
 
 class Session:
-    """A connection of a dialect; every statement of the sink goes through here.
-
-    Parameters
-    ----------
-    connection
-        Of the DB-API driver, in autocommit: transactions are begun and ended by statements.
-    """
+    """A connection of a dialect; every statement of the sink goes through here."""
 
     def __init__(self, connection: Any) -> None:
         self.connection, self._depth = connection, 0
@@ -186,24 +157,20 @@ class Session:
                 cursor.close()
 
     def run(self, sql: str, params: Params = ()) -> int:
-        """Run a statement; return how many rows it changed."""
         with self.cursor() as cursor:
             cursor.execute(sql, params)
             return int(cursor.rowcount)
 
     def rows(self, sql: str, params: Params = ()) -> list[tuple[Any, ...]]:
-        """Run a query; return its rows."""
         with self.cursor() as cursor:
             cursor.execute(sql, params)
             return [tuple(row) for row in cursor.fetchall()]
 
     def run_many(self, sql: str, params: Sequence[Params]) -> None:
-        """Run a statement once for each of `params`."""
         with self.cursor() as cursor:
             cursor.executemany(sql, self.counted(params))
 
     def counted(self, rows: Iterable[Params]) -> Iterator[Params]:
-        """Yield rows as they are taken: each of them is an answer."""
         for row in rows:
             yield row
             self.answers += 1
@@ -244,7 +211,6 @@ class Session:
             self._depth -= 1
 
     def close(self) -> None:
-        """Close the connection, whatever state it is in."""
         with contextlib.suppress(Exception):
             self.connection.close()
 
@@ -268,22 +234,13 @@ class Dialect(ABC):
     # -- connections ----------------------------------------------------------------------------
     @abstractmethod
     def connect(self, login: Login) -> Any:
-        """Return a connection of the driver, in autocommit.
-
-        Raises
-        ------
-        DriverMissing
-            The driver is not installed.
-        Exception
-            Of the driver, to be classified.
-        """
+        """Return a connection of the driver, in autocommit."""
 
     @abstractmethod
     def interrupt(self, connection: Any) -> None:
         """Make a statement that another thread runs fail soon. Never raises."""
 
     def is_at_work(self, connection: Any, other: Session) -> bool:
-        """Return whether the server works on a statement of `connection`, asked over another connection."""
         return True
 
     @abstractmethod
@@ -291,18 +248,11 @@ class Dialect(ABC):
         """Say what an error means."""
 
     def reason(self, error: BaseException) -> str:
-        """Return an error's text in one line."""
         return " ".join(str(error).split()) or type(error).__name__
 
     # -- statements -----------------------------------------------------------------------------
     def quoted(self, identifier: str) -> str:
-        """Return an identifier for SQL, whatever characters it has.
-
-        Raises
-        ------
-        ConfigError
-            No quoting makes it one that this database keeps as it is.
-        """
+        """Return an identifier for SQL, whatever characters it has."""
         size = len(identifier.encode())
         if not identifier or "\0" in identifier or size > self._longest_identifier_bytes:
             raise ConfigError(
@@ -318,15 +268,12 @@ class Dialect(ABC):
         return text.replace("%", "%%") if self.marker == "%s" else text
 
     def table(self, name: TableName) -> str:
-        """Return a table's name for SQL."""
         return ".".join(self.quoted(part) for part in name.parts)
 
     def list_of(self, columns: Sequence[str]) -> str:
-        """Return columns for SQL, with commas in between."""
         return ", ".join(self.quoted(column) for column in columns)
 
     def insert(self, table: TableName, columns: Sequence[str]) -> str:
-        """Return the INSERT of one row."""
         markers = ", ".join([self.marker] * len(columns))
         return f"INSERT INTO {self.table(table)} ({self.list_of(columns)}) VALUES ({markers})"
 
@@ -340,18 +287,15 @@ class Dialect(ABC):
         return f" ON CONFLICT ({self.list_of(target.key)}) DO {action}"
 
     def insert_if_absent(self, table: TableName, columns: Sequence[str], key: Sequence[str]) -> str:
-        """Return the INSERT of one row that does nothing if its key is there."""
         return f"{self.insert(table, columns)} ON CONFLICT ({self.list_of(key)}) DO NOTHING"
 
     def delete_by_key(self, target: Target) -> str:
-        """Return the DELETE of the row with a key."""
         where = " AND ".join(f"{self.quoted(c)} = {self.marker}" for c in target.key)
         return f"DELETE FROM {self.table(target.table)} WHERE {where}"
 
     def create_table(
         self, table: TableName, columns: Sequence[tuple[str, str]], key: Sequence[str] = ()
     ) -> str:
-        """Return the CREATE TABLE; columns as name and type."""
         parts = [f"{self.quoted(name)} {type_}" for name, type_ in columns]
         parts += [f"PRIMARY KEY ({self.list_of(key)})"] if key else []
         return f"CREATE TABLE IF NOT EXISTS {self.table(table)} ({', '.join(parts)})"
@@ -367,11 +311,9 @@ class Dialect(ABC):
 
     @contextlib.contextmanager
     def deferred(self, session: Session) -> Iterator[None]:
-        """Put off to the end of the block what the database can check later; raise there what it finds."""
         yield
 
     def delete(self, session: Session, target: Target, keys: Sequence[Params]) -> None:
-        """Delete the rows that have these keys."""
         session.run_many(self.delete_by_key(target), keys)
 
     def probe(self, session: Session, target: Target, *, deletes: bool) -> None:
@@ -393,26 +335,13 @@ class Dialect(ABC):
 
     @abstractmethod
     def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
-        """Return why two keys that differ would be one for the table; empty if all are told apart.
-
-        Parameters
-        ----------
-        key
-            The key's fields, for which the table has columns, and a unique constraint over them.
-        """
+        """Return why two keys that differ would be one for the table; empty if all are told apart."""
 
     @abstractmethod
     def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
-        """Return what ties rows of a table together, but for columns that are not written.
-
-        Parameters
-        ----------
-        deletes
-            Whether rows are deleted.
-        """
+        """Return what ties rows of a table together, but for columns that are not written."""
 
     def why_not_upserted(self, session: Session, target: Target) -> str:
-        """Return why an upsert could find another row than that with its key; empty if it cannot."""
         return ""
 
     @abstractmethod
@@ -420,11 +349,9 @@ class Dialect(ABC):
         """Return why writes into a table are not within a transaction, or do not last; empty if they are."""
 
     def why_lost_without_power(self, session: Session) -> str:
-        """Return the server's setting by which a power cut takes what was committed; empty if it has none."""
         return ""
 
     def hold(self, session: Session, table: TableName) -> None:
-        """Keep the table from being altered until the transaction ends."""
         session.run(f"SELECT 1 FROM {self.table(table)} WHERE 1 = 0")
 
     # -- types ----------------------------------------------------------------------------------
@@ -444,12 +371,10 @@ class Dialect(ABC):
         return None
 
     def checks(self, columns: Iterable[ColumnInfo]) -> dict[str, Callable[[str], str]]:
-        """Return such checks by the names of their columns."""
         found = {column.name: self.check_of(column) for column in columns}
         return {name: check for name, check in found.items() if check is not None}
 
     def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
-        """Whether a column keeps texts with a zero byte in them."""
         return True
 
     @abstractmethod
@@ -543,7 +468,6 @@ def _is_suspect(leaf: pa.Array, *, is_in_json: bool) -> bool:
 
 
 def is_text(arrow_type: pa.DataType) -> bool:
-    """Whether values are texts."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
@@ -555,13 +479,7 @@ def parameters(
     dialect: Dialect,
     checks: Mapping[str, Callable[[str], str]],
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of a batch as parameters in the order of `columns`.
-
-    Parameters
-    ----------
-    checks
-        Of texts, by column: what they refuse is an :class:`Unfit`.
-    """
+    """Return the rows of a batch as parameters in the order of `columns`."""
     if not columns:
         return [()] * batch.num_rows
     encoded = []
@@ -577,14 +495,12 @@ def parameters(
 
 
 def is_nested(arrow_type: pa.DataType) -> bool:
-    """Whether values have parts: arrays, maps, structs."""
     import pyarrow as pa
 
     return bool(pa.types.is_nested(arrow_type))
 
 
 def json_encoder(arrow_type: pa.DataType) -> Callable[[Any], str]:
-    """Return what turns values of a type into JSON text."""
     return lambda value: json.dumps(json_value(value, arrow_type), ensure_ascii=False)
 
 

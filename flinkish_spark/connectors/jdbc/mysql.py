@@ -181,7 +181,6 @@ class MySql(Dialect):
         return Trouble.PASSING if code in _PASSING or is_cut_off else Trouble.LASTING
 
     def reason(self, error: BaseException) -> str:
-        """Return the message with its number."""
         if len(error.args) == 2:
             return " ".join(f"{error.args[1]} ({error.args[0]})".split())
         return super().reason(error)
@@ -207,14 +206,12 @@ class MySql(Dialect):
         return f" ON DUPLICATE KEY UPDATE {sets}"
 
     def insert_if_absent(self, table: TableName, columns: Sequence[str], key: Sequence[str]) -> str:
-        """Return an INSERT that sets a key column to itself if the row is there."""
         same = self.quoted(key[0])
         return f"{self.insert(table, columns)} ON DUPLICATE KEY UPDATE {same} = {same}"
 
     def create_table(
         self, table: TableName, columns: Sequence[tuple[str, str]], key: Sequence[str] = ()
     ) -> str:
-        """Return the CREATE TABLE of an InnoDB table that tells all texts apart."""
         return super().create_table(table, columns, key) + (
             f" ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 {_COLLATION}"
         )
@@ -233,7 +230,6 @@ class MySql(Dialect):
             session.run(sql, params)
 
     def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
-        """Write many rows with one statement: it takes them one after the other."""
         self.write(session, target, rows)
 
     # -- what is there --------------------------------------------------------------------------
@@ -349,7 +345,6 @@ class MySql(Dialect):
         return "" if int(flush) else "innodb_flush_log_at_trx_commit is 0: a server that ends forgets commits"
 
     def why_lost_without_power(self, session: Session) -> str:
-        """Ask when the log is synced."""
         ((flush,),) = session.rows("SELECT @@innodb_flush_log_at_trx_commit")
         return "" if int(flush) == 1 else f"innodb_flush_log_at_trx_commit is {flush}"
 

@@ -31,35 +31,20 @@ _CREDENTIALS = re.compile(r"user(name)?|.*(password|passwd|passphrase|secret|tok
 
 @dataclass(frozen=True, slots=True)
 class JdbcUrl:
-    """A database's address.
-
-    Parameters
-    ----------
-    system
-        ``postgresql``, ``mysql`` or ``sqlite``.
-    database
-        Its name; for SQLite an absolute path.
-    host, port
-        Of the server; empty and 0 for SQLite.
-    options
-        For the driver, from behind the question mark.
-    """
+    """A database's address."""
 
     system: str
+    #: Its name; for SQLite an absolute path.
     database: str
+    #: Of the server; empty and 0 for SQLite.
     host: str = ""
     port: int = 0
+    #: For the driver, from behind the question mark.
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> JdbcUrl:
-        """Read a URL.
-
-        Raises
-        ------
-        ConfigError
-            It is none, or holds a password. The message shows nothing of it that could be one.
-        """
+        """Read a URL."""
         server = _SERVER.fullmatch(text)
         if server is not None:
             system, host, port, database, query = server.groups()
@@ -127,32 +112,14 @@ _PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table's name, with the schemas it is in.
+    """A table's name, with the schemas it is in."""
 
-    Parameters
-    ----------
-    parts
-        From the outermost in; the last is the table.
-
-    Examples
-    --------
-    >>> TableName.parse("sales.orders").parts
-    ('sales', 'orders')
-    >>> TableName.parse('sales."a ""b"".c"').parts
-    ('sales', 'a "b".c')
-    """
-
+    #: From the outermost in; the last is the table.
     parts: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> TableName:
-        """Read ``table`` or ``schema.table``; a part in double quotes may hold anything.
-
-        Raises
-        ------
-        ConfigError
-            It is not such a name.
-        """
+        """Read ``table`` or ``schema.table``; a part in double quotes may hold anything."""
         parts, at = [], 0
         while True:
             match = _PART.match(text, at)

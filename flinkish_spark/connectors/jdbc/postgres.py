@@ -345,12 +345,10 @@ class Postgres(Dialect):
         return ""
 
     def why_lost_without_power(self, session: Session) -> str:
-        """Ask whether anything is synced."""
         ((fsync,),) = session.rows("SELECT current_setting('fsync')")
         return "" if fsync == "on" else f"fsync is {fsync}"
 
     def hold(self, session: Session, table: TableName) -> None:
-        """Take the lock that an INSERT takes; a SELECT of no rows lets a type be changed."""
         session.run(f"LOCK TABLE {self.table(table)} IN ROW EXCLUSIVE MODE")
 
     def _has_further_keys(self, session: Session, target: Target) -> bool:
@@ -366,12 +364,10 @@ class Postgres(Dialect):
         return any(is_special or (set(names) != key and written & set(names)) for is_special, names in found)
 
     def _plain(self, table: TableName) -> str:
-        """Return the quoted name as a value, where no driver looks for parameters."""
         return self.table(table).replace("%%", "%")
 
     # -- types ----------------------------------------------------------------------------------
     def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
-        """Return PostgreSQL's type."""
         if isinstance(data_type, T.DecimalType):
             return f"numeric({data_type.precision}, {data_type.scale})"
         return _TYPES.get(type(data_type))

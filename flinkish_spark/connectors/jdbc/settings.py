@@ -94,18 +94,11 @@ RefusedPolicy = OnBadRecord | DeadLetterTable
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record on its way into the table.
-
-    Parameters
-    ----------
-    batch, index
-        Where it is.
-    position
-        Within its checkpoint, from 0.
-    """
+    """A record on its way into the table."""
 
     batch: pa.RecordBatch
     index: int
+    #: Within its checkpoint, from 0.
     position: int
 
     @property
@@ -114,7 +107,6 @@ class Row:
         return record_json(self.batch, self.index)
 
     def key(self, columns: Sequence[str]) -> str:
-        """Return its key as a JSON object."""
         return record_json(self.batch, self.index, columns)
 
 
@@ -128,28 +120,19 @@ class Refusal:
 
 
 def why_no_key(column: str) -> str:
-    """Return why a record without a value in a column of its key is refused."""
     return f"the key column {column} is null, so no row can be found by it"
 
 
 @dataclass(frozen=True)
 class RecordCheck:
-    """Refuses records that no commit could write, in the task that buffers them: nothing is decided yet.
-
-    Parameters
-    ----------
-    uid
-        Of the sink.
-    dialect, target, delete_when
-        Where records go; one that deletes needs its key only.
-    columns
-        Of the table, as far as they are known.
-    """
+    """Refuses records that no commit could write, in the task that buffers them: nothing is decided yet."""
 
     uid: str
+    #: Where records go; one that deletes needs its key only.
     dialect: Dialect
     target: Target
     delete_when: str
+    #: Of the table, as far as they are known.
     columns: tuple[ColumnInfo, ...] = ()
 
     @cached_property
@@ -225,7 +208,6 @@ def deletions(batch: pa.RecordBatch, column: str) -> pa.BooleanArray:
 
 
 def why_no_kind(column: str) -> str:
-    """Return what is said of a record without a row kind."""
     return f"{column}: {', '.join(kind.value for kind in RowKind)} are row kinds, and this is none"
 
 
@@ -249,22 +231,14 @@ DIALECTS: dict[str, Dialect] = {one.name: one for one in (Postgres(), Sqlite(), 
 
 @dataclass(frozen=True, slots=True)
 class JdbcSettings:
-    """Settings of a :class:`~flinkish_spark.connectors.jdbc.sink.JdbcSink`, in types that cannot be wrong.
+    """Settings of a :class:`~flinkish_spark.connectors.jdbc.sink.JdbcSink`, in types that cannot be wrong."""
 
-    Parameters
-    ----------
-    url, user, secret, timeout_ms
-        How the database is reached, and how long it may be silent.
-    table_name, key, mode, delete_when, row_kind, creates_table
-        Where rows go and how.
-    control_table, on_refused
-        Further tables.
-    """
-
+    #: How the database is reached, and how long it may be silent.
     url: JdbcUrl
     user: str
     secret: Secret = field(repr=False)
     timeout_ms: int
+    #: Where rows go and how.
     table_name: TableName
     key: tuple[str, ...]
     mode: WriteMode
@@ -281,7 +255,6 @@ class JdbcSettings:
 
     @property
     def dialect(self) -> Dialect:
-        """Of the database."""
         return DIALECTS[self.url.system]
 
     @property
@@ -291,7 +264,6 @@ class JdbcSettings:
         return (self.table_name, self.control_table, *letters)
 
     def connect(self) -> Any:
-        """Return a new connection of the driver; the password is read now."""
         login = Login(self.url, self.user, self.secret.read(), self.timeout_ms)
         return self.dialect.connect(login)
 
@@ -303,7 +275,6 @@ class JdbcSettings:
             return "its reason is not shown, since the password cannot be read to take it out"
 
     def target(self, schema: T.StructType) -> Target:
-        """Return where rows of a schema go."""
         columns = tuple(name for name in schema.names if name != self.deletes_by)
         return Target(self.table_name, columns, self.key, self.mode)
 

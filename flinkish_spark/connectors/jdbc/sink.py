@@ -49,33 +49,14 @@ class _LookedEnough(Exception):
 
 
 class Checks:
-    """Checks of a sink against its stream and its database.
-
-    Parameters
-    ----------
-    settings, context
-        Of the sink.
-    """
+    """Checks of a sink against its stream and its database."""
 
     def __init__(self, settings: JdbcSettings, context: SinkContext) -> None:
         self._settings, self._context = settings, context
         self._where = f"sink '{context.uid}'"
 
     def run(self) -> tuple[ColumnInfo, ...]:
-        """Look at everything; what is created for a look is taken back where the database can.
-
-        Returns
-        -------
-        tuple of ColumnInfo
-            The table's columns.
-
-        Raises
-        ------
-        ConfigError, SchemaError
-            Settings, stream and table do not fit.
-        EnvironmentFault
-            The database cannot be used, or refuses the sink's user.
-        """
+        """Look at everything; what is created for a look is taken back where the database can."""
         self._check_stream()
         dialect = self._settings.dialect
         database = Database(self._settings, self._context.uid)

@@ -67,7 +67,6 @@ class Sqlite(Dialect):
         return connection
 
     def interrupt(self, connection: Any) -> None:
-        """End the statement that runs."""
         with contextlib.suppress(Exception):
             connection.interrupt()
 
@@ -155,7 +154,6 @@ class Sqlite(Dialect):
         return Ties.END_STATE if is_upsert and is_tied else Ties.NONE
 
     def why_unsafe(self, session: Session, table: TableName) -> str:
-        """Look for temporary tables: they are the connection's, and gone with it."""
         is_temporary = self._place(table)[1].lower() == "temp"
         return "it is temporary: it is gone with its connection" if is_temporary else ""
 
@@ -206,7 +204,6 @@ def _number(value: float) -> float | Unfit:
 
 
 def _time(value: dt.datetime) -> str:
-    """Return a time that sorts as text: always with microseconds, and in UTC if it is an instant."""
     return value.isoformat(sep=" ", timespec="microseconds")
 
 

@@ -54,13 +54,7 @@ def why_decimal_unfit(data_type: T.DecimalType, column: SqlType) -> str:
 
 
 def why_integer_unfit(data_type: T.DataType, column: SqlType, bits: int | None) -> str:
-    """Return why an integer or NUMERIC column cannot hold an integer type.
-
-    Parameters
-    ----------
-    bits
-        Of the column, if it holds integers.
-    """
+    """Return why an integer or NUMERIC column cannot hold an integer type."""
     needed = INTEGER_BITS[type(data_type)]
     if bits is not None:
         return "" if bits >= needed else f"it has {needed} bits"
@@ -95,15 +89,7 @@ def is_supported(data_type: T.DataType) -> bool:
 
 
 def cuts_blanks(limit: int, column_type: str, size: Callable[[str], int]) -> Callable[[str], str]:
-    """Return what says why a text loses blanks at its end; one that is too long otherwise is refused there.
-
-    Parameters
-    ----------
-    limit
-        Of the column.
-    size
-        Of a text, as the column counts it.
-    """
+    """Return a check that says why a text would lose blanks at its end; the database refuses a longer one."""
 
     def why(text: str) -> str:
         is_cut = text.endswith(" ") and size(text) > limit

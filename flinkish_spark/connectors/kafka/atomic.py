@@ -69,16 +69,7 @@ class DoubtfulTransaction(EnvironmentFault):
 
 
 def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, context: SinkContext) -> None:
-    """Refuse where a shared transaction is not sound, or cannot be counted.
-
-    Raises
-    ------
-    ConfigError
-        Checkpoints do not align, Spark runs copies of tasks, or the brokers do not refuse what is written
-        behind a transaction's end.
-    AuthorizationError
-        The principal may not READ a topic, which DescribeProducers wants.
-    """
+    """Refuse where a shared transaction is not sound, or cannot be counted."""
     uid = context.uid
     if context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE:
         raise ConfigError(
@@ -127,19 +118,11 @@ def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, 
 
 @dataclass(frozen=True)
 class Owners:
-    """Tasks and the Kafka partitions that each of them writes alone.
+    """Tasks and the Kafka partitions that each of them writes alone."""
 
-    Parameters
-    ----------
-    partitions
-        How many each topic has.
-    default_topic
-        Of records that name none.
-    most_tasks
-        No more than that.
-    """
-
+    #: How many each topic has.
     partitions: Mapping[str, int]
+    #: Of records that name none.
     default_topic: str
     most_tasks: int
 
@@ -208,13 +191,7 @@ def _destination(partitions: Mapping[str, int], default_topic: str) -> Any:
 
 
 class AtomicWriter(SinkWriter):
-    """Stages the micro-batches of a checkpoint in one transaction.
-
-    Parameters
-    ----------
-    tasks
-        Runs the tasks that write.
-    """
+    """Stages the micro-batches of a checkpoint in one transaction."""
 
     def __init__(self, sink: KafkaSinkSettings, context: SinkContext, tasks: KafkaWriter) -> None:
         self._sink, self._context, self._tasks = sink, context, tasks

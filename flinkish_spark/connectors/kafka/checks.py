@@ -40,15 +40,7 @@ _CLOCK = SystemClock()
 
 
 class InputChecks:
-    """Compares what the brokers have with what a job recorded and has read.
-
-    Parameters
-    ----------
-    admin
-        Belongs to the thread that asks.
-    topics
-        Of the source.
-    """
+    """Compares what the brokers have with what a job recorded and has read."""
 
     def __init__(self, admin: KafkaAdmin, topics: Sequence[str]) -> None:
         self._admin, self._topics = admin, tuple(topics)
@@ -110,7 +102,6 @@ class InputChecks:
 
 
 def raise_if_it_stays(loss: Callable[[], InputLostError | None]) -> None:
-    """Raise what `loss` finds if it finds it again and again."""
     error = seen_to_stay(loss, lambda found: found is not None, _CLOCK)
     if error is not None:
         raise error
@@ -137,48 +128,30 @@ _DELETE, _COMPACT = "delete", "compact"
 
 @dataclass(frozen=True, slots=True)
 class TopicKeeping:
-    """How long a topic keeps its records.
+    """How long a topic keeps its records."""
 
-    Parameters
-    ----------
-    policies
-        Of ``cleanup.policy``; Kafka 4 has topics without any, which keep everything.
-    retention_ms
-        After which the policy ``delete`` removes a record; None for never.
-    compaction_lag_ms
-        Before which the policy ``compact`` touches no record.
-    """
-
+    #: Of ``cleanup.policy``; Kafka 4 has topics without any, which keep everything.
     policies: frozenset[str]
+    #: After which the policy ``delete`` removes a record; None for never.
     retention_ms: int | None
+    #: Before which the policy ``compact`` touches no record.
     compaction_lag_ms: int
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> TopicKeeping:
-        """Return what a topic's settings say; raise KeyError if one of them is not shown.
-
-        Examples
-        --------
-        >>> TopicKeeping.of(
-        ...     {"cleanup.policy": "delete", "retention.ms": "-1", "min.compaction.lag.ms": "0"}
-        ... ).retention_ms is None
-        True
-        """
+        """Return what a topic's settings say; raise KeyError if one of them is not shown."""
         retention_ms = int(settings[_RETENTION])
         policies = frozenset(filter(None, (one.strip() for one in settings[_POLICY].split(","))))
         return cls(policies, None if retention_ms < 0 else retention_ms, int(settings[_LAG]))
 
     @property
     def is_compacted(self) -> bool:
-        """Whether superseded records go at all."""
         return _COMPACT in self.policies
 
     def deletes_before(self, needed_ms: int) -> bool:
-        """Whether records may be gone that are younger than `needed_ms`."""
         return _DELETE in self.policies and self.retention_ms is not None and self.retention_ms < needed_ms
 
     def compacts_before(self, needed_ms: int) -> bool:
-        """Whether superseded records may be gone that are younger than `needed_ms`."""
         return self.is_compacted and self.compaction_lag_ms < needed_ms
 
 
@@ -188,20 +161,6 @@ def check_topic_retention(
     """Refuse topics that delete records younger than `needed_ms`, warn of those that compact them.
 
     Called before anything starts. Settings that are hidden from the principal are a warning.
-
-    Parameters
-    ----------
-    uid
-        Of the source, for the message.
-    needed_ms
-        Checkpoint interval + restart budget.
-
-    Raises
-    ------
-    ConfigError
-        A topic's retention.ms is shorter.
-    BrokerUnavailableError
-        No broker answered.
     """
     for topic, keeping in keeping_of(connection, topics).items():
         if keeping is None:
@@ -286,12 +245,10 @@ _MOST_LETTER_BYTES = 32 * 1024 * 1024
 
 
 def letter_topic(policy: BadRecordPolicy) -> str:
-    """Return where unreadable records go; empty where none go anywhere."""
     return policy.topic if isinstance(policy, DeadLetter) else ""
 
 
 def letters_uid(uid: str) -> str:
-    """Return the uid of the sink that takes the dead letters of a source."""
     return f"{uid}-dead-letter"
 
 
@@ -303,20 +260,7 @@ def letters_of(
     writer: Engine,
     peers: Sequence[Sink],
 ) -> SideOutput:
-    """Return the records that cannot be read, with the sink that takes them as they came.
-
-    Parameters
-    ----------
-    bad
-        They, out of a scan of its own; has `key`, `value`, `topic`, `partition`, `offset`, `timestamp`,
-        `headers`, channel and sequence, and why each is bad.
-    uid
-        Of the source.
-    writer
-        Who writes them.
-    peers
-        The job's sinks; see :class:`~flinkish_spark.core.formats.DeadLetter`.
-    """
+    """Return the records that cannot be read, with the sink that takes them as they came."""
     from flinkish_spark.connectors.kafka.sink import KafkaSink
 
     topic = letter_topic(policy)

@@ -60,28 +60,13 @@ class TooManyLeftBehind(UserError):
 
 @dataclass(frozen=True)
 class LetterFilter:
-    """Which letters are put back: those that have one of the values of every header that is named.
-
-    Examples
-    --------
-    >>> wanted = LetterFilter.of(["flinkish-error=unreadable", "flinkish-source=orders"])
-    >>> wanted.chooses([("flinkish-error", b"unreadable"), ("flinkish-source", b"orders")])
-    True
-    >>> wanted.chooses([("flinkish-error", b"unreadable")])
-    False
-    """
+    """Which letters are put back: those that have one of the values of every header that is named."""
 
     values: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, words: Iterable[str]) -> LetterFilter:
-        """Read ``NAME=VALUE`` words; several of one name are alternatives.
-
-        Raises
-        ------
-        ConfigError
-            One has no equals sign or no name.
-        """
+        """Read ``NAME=VALUE`` words; several of one name are alternatives."""
         found: dict[str, set[str]] = {}
         for word in words:
             name, equals, value = word.partition("=")
@@ -115,41 +100,20 @@ class _Letter(NamedTuple):
 
 @dataclass
 class ReplayCounts:
-    """What became of the letters that were looked at.
-
-    Parameters
-    ----------
-    put_back
-        By topic.
-    not_chosen
-        The filter did not choose them; they are left behind.
-    not_whole
-        They are no whole records (too large, or in another form) and are left behind.
-    """
+    """What became of the letters that were looked at."""
 
     put_back: dict[str, int] = field(default_factory=dict)
+    #: The filter did not choose them; they are left behind.
     not_chosen: int = 0
+    #: They are no whole records (too large, or in another form) and are left behind.
     not_whole: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `--json` says; see `docs/command-line.md`."""
         return {"put_back": dict(self.put_back), "not_chosen": self.not_chosen, "not_whole": self.not_whole}
 
 
 class LetterReplay:
-    """Puts letters of one topic back.
-
-    Parameters
-    ----------
-    letters
-        The topic.
-    group
-        Who remembers; another group begins anew, and puts back what this one has put back already.
-    wanted
-        Which letters.
-    target
-        A topic for all of them, in place of the one that each names; also for letters in another form.
-    """
+    """Puts letters of one topic back."""
 
     def __init__(
         self,
@@ -168,15 +132,6 @@ class LetterReplay:
         """Put back what there is now, and return the counts; with `dry` only count.
 
         May be cut off and called again. A second run of one group at the same time ends the first.
-
-        Raises
-        ------
-        ConfigError
-            A topic does not exist, or the letters would go where they are.
-        TooManyLeftBehind
-            A note would be longer than brokers take; what was put back before stays so.
-        FlinkishError
-            Kafka cannot be asked, or refuses.
         """
         if self._target and self._target == self._letters:
             raise ConfigError(
@@ -388,7 +343,6 @@ class _LeftBehind:
         self._is_going_on = False
 
     def was(self, offset: int) -> bool:
-        """Whether an earlier run has left an offset behind; asked for one after the other."""
         while self._earlier and self._earlier[0][1] < offset:
             del self._earlier[0]
         return bool(self._earlier) and self._earlier[0][0] <= offset

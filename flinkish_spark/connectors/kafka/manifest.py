@@ -103,7 +103,6 @@ class _KafkaManifestWriter(ManifestWriter):
         self._marks = KafkaMarks(KafkaAdmin.over(wire), context.job, ".manifest", manifest.topic)
 
     def newest_marks(self) -> Sequence[Mark]:
-        """Ask the brokers."""
         mark = self._marks.newest()
         return () if mark is None else (mark,)
 
@@ -193,11 +192,9 @@ class _KafkaManifestWriter(ManifestWriter):
         return f"{_FOLDER}/{checkpoint}"
 
     def close(self) -> None:
-        """Close the connection."""
         self._client.close()
 
 
 def _unproven(answer: CommitAnswer) -> CommitAnswer:
-    """Take a record that may have been visible for written: its proof expired, so it is old."""
     LOG.warning("the manifest may lack a record: %s", answer.detail)
     return CommitAnswer(Outcome.ALREADY_COMMITTED, f"nothing proves that it was not written: {answer.detail}")

@@ -85,13 +85,7 @@ def _no_topics(topics: object) -> ConfigError:
 
 
 def checked_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the partitions that a user named, or raise ConfigError.
-
-    Examples
-    --------
-    >>> checked_partitions({"orders": [1, 0, 1]}, ["orders"])
-    {'orders': (0, 1)}
-    """
+    """Return the partitions that a user named, or raise ConfigError."""
     to_do = 'name partitions of every topic: partitions={"orders": [0, 1]}; or leave it out'
     if partitions is None:
         return {}
@@ -107,13 +101,7 @@ def checked_partitions(partitions: object, topics: Sequence[str]) -> dict[str, t
 
 
 def places_in(admin: KafkaAdmin, topics: Sequence[str], partitions: Partitions) -> list[Place]:
-    """Return the partitions that are read now.
-
-    Raises
-    ------
-    GraphError
-        One that was named does not exist.
-    """
+    """Return the partitions that are read now."""
     there = {name: found.partitions for name, found in sorted(admin.topics(topics).items())}
     if not partitions:
         return [(name, number) for name, count in there.items() for number in range(count)]
@@ -157,13 +145,7 @@ class Wanted:
         return cls(names, checked_partitions(partitions, names))
 
     def places(self, positions: Positions, clock: Clock) -> list[Place]:
-        """Return the partitions that there are now.
-
-        Raises
-        ------
-        InputLostError
-            A topic that is named is gone, and stays so.
-        """
+        """Return the partitions that there are now."""
         if self.pattern:
             return sorted(Positions.places(positions.matching(TopicPattern(self.pattern))))
         found = seen_to_stay(
@@ -344,13 +326,7 @@ def first_at_least_as_late(
 def start_offsets(
     start: StartingOffsets | KafkaStart, admin: KafkaAdmin, places: Sequence[Place]
 ) -> dict[Place, int]:
-    """Return where each partition begins now.
-
-    Raises
-    ------
-    ConfigError
-        Records from there on are gone, or a partition is none of the source.
-    """
+    """Return where each partition begins now."""
     return start.offsets(admin, places) if isinstance(start, KafkaStart) else _ends(admin, places, start)
 
 
@@ -805,11 +781,6 @@ class GroupPatience:
 
     What comes back by itself is waited for once, for half a minute; then, and after any other refusal, the
     job goes on without them, warns once, and tries again with each checkpoint.
-
-    Parameters
-    ----------
-    clock
-        Time, replaceable in tests.
     """
 
     def __init__(self, clock: Clock = SystemClock()) -> None:  # noqa: B008 - a value without state
@@ -855,22 +826,7 @@ def store_offsets(
     direction: OffsetDirection,
     note: str = "",
 ) -> dict[str, Mapping[str, Mapping[str, int]]]:
-    """Set a group's offsets; return them as a receipt has them. May be repeated.
-
-    Parameters
-    ----------
-    group
-        Empty: nothing is set.
-    offsets
-        By topic and partition. Those of topics that are gone are left as they are.
-    note
-        Stands beside them.
-
-    Raises
-    ------
-    GroupIsActive
-        The group has members, and Kafka takes offsets from them alone.
-    """
+    """Set a group's offsets; return them as a receipt has them. May be repeated."""
     if not group:
         return {}
     flat = {(t, p): o for t, ps in offsets.items() for p, o in ps.items()}
@@ -883,19 +839,12 @@ def store_offsets(
 
 
 def group_marks(admin: KafkaAdmin, group: str, job: JobUuid) -> Sequence[Mark]:
-    """Return the newest mark of a job beside a group's offsets; none without a group."""
     mark = newest_of(admin.committed_notes(group).values(), job) if group else None
     return () if mark is None else (mark,)
 
 
 def commit_places(admin: KafkaAdmin, group: str, offsets: Mapping[Place, int], note: str) -> None:
-    """Commit a group's offsets, forward only, with a note beside them; of a source of splits.
-
-    Raises
-    ------
-    GroupIsActive
-        As for :func:`store_offsets`.
-    """
+    """Commit a group's offsets, forward only, with a note beside them; of a source of splits."""
     check_committed(admin.commit_offsets(group, offsets, note=note), group)
 
 

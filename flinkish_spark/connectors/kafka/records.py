@@ -111,18 +111,7 @@ _WITH_HEADERS = frozenset({"headers", "headers-map"})
 
 
 def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that a user asked for, each once.
-
-    Raises
-    ------
-    ConfigError
-        It is no list, or one of them is not known.
-
-    Examples
-    --------
-    >>> checked_metadata(["topic", "leader-epoch"])
-    ('topic', 'leader-epoch')
-    """
+    """Return the names that a user asked for, each once."""
     # A set is no list: columns have an order, the same in every process.
     is_list = isinstance(metadata, Sequence) and not isinstance(metadata, str)
     if not is_list or not all(name in METADATA or _is_of_value(name) for name in metadata):
@@ -149,20 +138,13 @@ def check_readable(metadata: Sequence[str], reader: Engine) -> None:
 
 
 def metadata_columns(metadata: Sequence[str]) -> list[Column]:
-    """Return the columns, made from those of a Kafka reader."""
     own = [name for name in metadata if not _is_of_value(name)]
     made = [F.unix_millis("timestamp") if name == OWN_TIME else _PARTS[name].column() for name in own]
     return [one.alias(name) for one, name in zip(made, names_of(own), strict=True)]
 
 
 def names_of(metadata: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the columns, without those that the value's format knows.
-
-    Examples
-    --------
-    >>> names_of(["topic", "timestamp-type"])
-    ('_topic', '_timestamp_type')
-    """
+    """Return the names of the columns, without those that the value's format knows."""
     own = [name for name in metadata if not _is_of_value(name)]
     return tuple(C.TIME if name == OWN_TIME else "_" + name.replace("-", "_") for name in own)
 
@@ -182,7 +164,6 @@ def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
 
 
 def options_for(metadata: Sequence[str]) -> dict[str, str]:
-    """Return the options of a reader that make it read what is asked for."""
     options = {"includeHeaders": "true"} if _WITH_HEADERS & set(metadata) else {}
     return {**options, **({INCLUDE_LEADER_EPOCH: "true"} if "leader-epoch" in metadata else {})}
 
@@ -193,31 +174,17 @@ def options_for(metadata: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Decoding:
-    """What becomes of the records of a source whose parts are read.
+    """What becomes of the records of a source whose parts are read."""
 
-    Parameters
-    ----------
-    value
-        The format of values, and what is done with bad records.
-    metadata
-        What stands beside their fields.
-    key
-        The format of keys; None where these are not read.
-    key_fields_prefix
-        In front of the name of each of a key's fields.
-    tombstones
-        What becomes of records without a value.
-
-    Raises
-    ------
-    ConfigError, SchemaError
-        They contradict each other.
-    """
-
+    #: The format of values, and what is done with bad records.
     value: Format | Changes
+    #: What stands beside their fields.
     metadata: tuple[str, ...] = ()
+    #: The format of keys; None where these are not read.
     key: Format | None = None
+    #: In front of the name of each of a key's fields.
     key_fields_prefix: str = ""
+    #: What becomes of records without a value.
     tombstones: OnTombstone = OnTombstone.REFUSE
 
     def __post_init__(self) -> None:
@@ -266,12 +233,10 @@ class Decoding:
 
     @property
     def policy(self) -> BadRecordPolicy:
-        """What is done with bad records: as the value says, or the key where the value is Raw."""
         return _own_policy(self.value) or _own_policy(self.key) or OnBadRecord.FAIL
 
     @property
     def drops_records(self) -> bool:
-        """Whether bad records are left out and counted."""
         return self.policy is OnBadRecord.DROP
 
     @property
@@ -280,13 +245,7 @@ class Decoding:
         return letter_topic(self.policy)
 
     def deserializer(self, uid: str, place: JobPlace, topics: Sequence[str]) -> Deserializer:
-        """Return what makes rows; a registry is asked where it says what the columns are.
-
-        Parameters
-        ----------
-        uid, place, topics
-            Of the source, as for :func:`~flinkish_spark.connectors.formats.decoding.part_of`.
-        """
+        """Return what makes rows; a registry is asked where it says what the columns are."""
         key = None if self.key is None else part_of(self.key, "key", uid, place, topics)
         value = self._envelope or part_of(self._format, "value", uid, place, topics)
         changelog = self._changelog_of(value)
@@ -365,13 +324,7 @@ def decoding_of(
     key_fields_prefix: str,
     tombstones: OnTombstone | None,
 ) -> Decoding | None:
-    """Return what a user asked for; None if records come as they are.
-
-    Raises
-    ------
-    ConfigError, SchemaError
-        It cannot be.
-    """
+    """Return what a user asked for; None if records come as they are."""
     is_raw = isinstance(value, Raw)
     if value is None or (is_raw and key is None):
         told = {"key": key, "tombstones": tombstones, "key_fields_prefix": key_fields_prefix or None}
@@ -399,21 +352,13 @@ _KEEPING = (OnTombstone.KEEP, OnTombstone.DELETE)
 
 @dataclass(frozen=True)
 class Deserializer:
-    """Makes rows of records, as a :class:`Decoding` says whose columns are known.
-
-    Parameters
-    ----------
-    decoding
-        What was asked for.
-    key, value
-        How the parts are read; no key where it is not.
-    changelog
-        What becomes of the values that have been read; None where they are the row.
-    """
+    """Makes rows of records, as a :class:`Decoding` says whose columns are known."""
 
     decoding: Decoding
+    #: How the parts are read; no key where it is not.
     key: Part | None
     value: Part
+    #: What becomes of the values that have been read; None where they are the row.
     changelog: Changelog | None
 
     @property
@@ -430,17 +375,7 @@ class Deserializer:
         kept: Sequence[str],
         is_barrier: Column | None = None,
     ) -> DataFrame:
-        """Return the fields of each good record and the columns `kept`.
-
-        Parameters
-        ----------
-        raw
-            Has at least `key`, `value`, `topic`, `partition`, `offset` and the columns `kept`.
-        counted_as
-            As of :func:`~flinkish_spark.connectors.json.dropped_metric`.
-        is_barrier
-            Which rows are no records: they pass, whatever the policy.
-        """
+        """Return the fields of each good record and the columns `kept`."""
         policy = self.decoding.policy
         passes = F.lit(False) if is_barrier is None else is_barrier
         if self.decoding.tombstones is OnTombstone.DROP:
@@ -484,7 +419,6 @@ class Deserializer:
         return raw, F.coalesce(*reasons)
 
     def _misfit(self, changelog: Changelog) -> Column:
-        """Return why a value that was read is no change of rows; null where it is one."""
         return F.when(changelog.misfit(F.col(self.value.read)), F.lit(changelog.why))
 
     def _named(self, frame: DataFrame, kept: Sequence[str]) -> DataFrame:

@@ -54,17 +54,7 @@ _SETTING = "transaction.max.timeout.ms"
 
 
 def with_advice(refused: ConfigError, uid: str, needed_ms: int) -> ConfigError:
-    """Return a broker's refusal of a sink's transaction timeout, with what helps.
-
-    Parameters
-    ----------
-    refused
-        As :meth:`KafkaAdmin.probe_transactional_id` raised it; returned as it is if it is another one.
-    uid
-        The sink.
-    needed_ms
-        Checkpoint interval + restart budget: a shorter timeout than that is refused, too.
-    """
+    """Return a broker's refusal of a sink's transaction timeout, with what helps."""
     timeout_ms, maximum_ms = refused.facts.get("timeout_ms"), refused.facts.get("maximum_ms")
     if timeout_ms is None:
         return refused
@@ -155,13 +145,7 @@ def _check_settings(sink: KafkaSinkSettings, spark: SparkSession, uid: str) -> N
 
 
 def check_delivery_timeout(settings: Mapping[str, str], uid: str) -> None:
-    """Refuse a delivery timeout that the client refuses only when a task makes a producer.
-
-    Parameters
-    ----------
-    settings
-        Under Kafka's names, with or without ``kafka.`` before them; each is a value that the client takes.
-    """
+    """Refuse a delivery timeout that the client refuses only when a task makes a producer."""
     known = {name.removeprefix("kafka."): value for name, value in settings.items()}
     if "delivery.timeout.ms" not in known:
         return

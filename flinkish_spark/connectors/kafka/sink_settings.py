@@ -241,13 +241,7 @@ def _barriers(value: object) -> BarrierRecords:
 
 
 def check_producer(producer: Mapping[str, str], guarantee: DeliveryGuarantee) -> None:
-    """Refuse settings of the producer that are the sink's own, or that break what it promises.
-
-    Raises
-    ------
-    ConfigError
-        With the setting's name; never its value, which may be a secret.
-    """
+    """Refuse settings of the producer that are the sink's own, or that break what it promises."""
     for given, value in producer.items():
         name = str(given).removeprefix("kafka.")
         if name in _OWN:

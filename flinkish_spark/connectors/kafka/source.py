@@ -155,13 +155,7 @@ def check_reader_options(options: Mapping[str, str]) -> None:
 def subscription(
     topics: Sequence[str], partitions: Mapping[str, Sequence[int]], pattern: str = ""
 ) -> dict[str, str]:
-    """Return the option that says what is read.
-
-    Examples
-    --------
-    >>> subscription(["orders"], {}), subscription(["orders"], {"orders": (0, 1)})
-    ({'subscribe': 'orders'}, {'assign': '{"orders": [0, 1]}'})
-    """
+    """Return the option that says what is read."""
     if pattern:
         return {"subscribePattern": pattern}
     if not partitions:
@@ -170,31 +164,14 @@ def subscription(
 
 
 def for_jvm(pattern: str) -> str:
-    """Return a pattern as Spark's own reader wants it, which looks for it anywhere in a topic's name.
-
-    Examples
-    --------
-    >>> for_jvm("orders-[0-9]|clicks")
-    '^(?:orders-[0-9]|clicks)$'
-    """
+    """Return a pattern as Spark's own reader wants it, which looks for it anywhere in a topic's name."""
     return f"^(?:{pattern})$" if pattern else ""
 
 
 def ranges_between(
     starts: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]
 ) -> dict[str, str] | None:
-    """Return the options of a batch read of what a micro-batch has read; None if that was nothing.
-
-    Parameters
-    ----------
-    starts
-        By topic and partition; what is not in it is read from the first record there is.
-
-    Examples
-    --------
-    >>> ranges_between({}, {"orders": {0: 7}})["startingOffsets"]
-    '{"orders": {"0": -2}}'
-    """
+    """Return the options of a batch read of what a micro-batch has read; None if that was nothing."""
     if not ends:
         return None
     earliest = -2
@@ -221,19 +198,12 @@ def with_checked_times(records: DataFrame) -> DataFrame:
 
 
 def with_known_times(records: DataFrame) -> DataFrame:
-    """Return records whose `timestamp` is null where they have none."""
     is_known = F.unix_millis("timestamp") != NO_TIME_MS
     return records.withColumn("timestamp", F.when(is_known, F.col("timestamp")))
 
 
 def channel_column(topics: Sequence[str]) -> Column:
-    """Return the number of each record's partition as a channel.
-
-    Parameters
-    ----------
-    topics
-        Of the source, as :func:`~.kafka.channels.channel_of` takes them.
-    """
+    """Return the number of each record's partition as a channel."""
     channel = F.col("partition").cast("long")
     if len(topics) != 1:
         number = F.crc32(F.col("topic").cast("binary")).bitwiseAND(F.lit(TOPIC_BITS).cast("long"))
@@ -268,7 +238,6 @@ def checked_pace(
 
 
 def pace_option(most: float | Unlimited) -> dict[str, str]:
-    """Return the option that tells the reader."""
     return {} if isinstance(most, Unlimited) else {PER_SECOND: repr(float(most))}
 
 
@@ -354,13 +323,7 @@ def check_policies(
 
 
 def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> dict[str, str]:
-    """Return the options of the Python reader that make it follow the upstream job.
-
-    Parameters
-    ----------
-    start
-        Where the source begins in a lineage that was seeded: there it is between the same cuts.
-    """
+    """Return the options of the Python reader that make it follow the upstream job."""
     if upstream is None:
         return {}
     options = {names.UPSTREAM: upstream.to_option()}
@@ -676,15 +639,7 @@ class KafkaSource(EndsAtOffsets):
         return FORMAT_NAME
 
     def _raw(self, spark: SparkSession, place: JobPlace, more: Mapping[str, str], *columns: str) -> DataFrame:
-        """Return the scan with channel and offset.
-
-        Parameters
-        ----------
-        more
-            Options of the reader, beside the source's.
-        columns
-            Those that these add.
-        """
+        """Return the scan with channel and offset."""
         frame = self._stream(spark, place, more).load()
         frame = with_checked_times(cut_at(frame, self.ends_in(place)))
         own = [*map(F.col, (*KAFKA_COLUMNS, *columns)), *metadata_columns(self.metadata)]

@@ -70,20 +70,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SinkInPython:
-    """What a task is told of a sink.
+    """What a task is told of a sink."""
 
-    Parameters
-    ----------
-    settings
-        Of its transaction; the transactional id is the prefix that task and attempt are added to.
-    headers
-        What every record gets of ours.
-    columns
-        The parts of its records.
-    """
-
+    #: Of its transaction; the transactional id is the prefix that task and attempt are added to.
     settings: StagingSettings
+    #: What every record gets of ours.
     headers: tuple[tuple[str, bytes], ...]
+    #: The parts of its records.
     columns: tuple[str, ...]
 
     def transaction(self, task: TaskContext, transactions_of_task: int) -> StagedTransaction:
@@ -127,14 +120,9 @@ class SinkInPython:
 
 @dataclass(frozen=True)
 class StageInPython:
-    """Callable for mapInArrow: stages the rows of one task, yields a row per sink, its report as JSON.
+    """Callable for mapInArrow: stages the rows of one task, yields a row per sink, its report as JSON."""
 
-    Parameters
-    ----------
-    sinks
-        Of several the column `C.SINK` says whose a row is, by place.
-    """
-
+    #: Of several the column `C.SINK` says whose a row is, by place.
     sinks: tuple[SinkInPython, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -168,7 +156,6 @@ class StageInPython:
 
 
 def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
-    """Return a column's milliseconds; null is the time of writing."""
     if column is None or not column.null_count:
         return None if column is None else column.to_numpy()
     return column.fill_null(transaction.now_ms()).to_numpy()
@@ -191,13 +178,7 @@ PARTITION, TIMESTAMP, HEADERS, MISFIT = "partition", "timestamp", "headers", "mi
 
 
 def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> None:
-    """Refuse columns that the stream does not have, or whose type is not what they are used for.
-
-    Raises
-    ------
-    SchemaError
-        With the role, the column and what to choose from.
-    """
+    """Refuse columns that the stream does not have, or whose type is not what they are used for."""
     fields = sink.fields_of(schema)
     for part, form in (("key", sink.key_format), ("value", sink.value)):
         if form is not None:
@@ -292,7 +273,6 @@ def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, C
 
 
 def _no_key(key: Format | None) -> Column | None:
-    """Say of a change that nobody knows which row it is about; None where every row has a key."""
     if not isinstance(key, Raw | String):
         return None
     return F.when(F.col(quoted(key.column)).isNull(), F.lit("it has no key"))
@@ -358,21 +338,13 @@ _BARRIER, _SEQUENCES = "barrier_of", "next_sequences"
 
 @dataclass(frozen=True, slots=True)
 class KafkaStaged:
-    """A committable of a Kafka sink: the records of a task or micro-batch, or a checkpoint's barrier records.
-
-    Parameters
-    ----------
-    handle
-        Of the transaction.
-    barrier_of
-        The checkpoint; None for data.
-    next_sequences
-        Of a transaction that all tasks of a checkpoint write into, what it holds once the micro-batch is
-        staged: by topic, the next sequence number of each partition. None for a transaction of one task.
-    """
+    """A committable of a Kafka sink: records of a task or micro-batch, or a checkpoint's barrier records."""
 
     handle: KafkaCommittable
+    #: The checkpoint; None for data.
     barrier_of: CheckpointId | None = None
+    #: Of a transaction that all tasks of a checkpoint write into, what it holds once the micro-batch is
+    #: staged: by topic, the next sequence number of each partition. None for a transaction of one task.
     next_sequences: Mapping[str, tuple[int, ...]] | None = None
 
     def to_payload(self) -> dict[str, Any]:
@@ -384,13 +356,7 @@ class KafkaStaged:
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> KafkaStaged:
-        """Read the stored form.
-
-        Raises
-        ------
-        CorruptObjectError
-            A field is missing, unknown or out of range.
-        """
+        """Read the stored form."""
         fields = dict(payload)
         barrier_of, sequences = fields.pop(_BARRIER, None), fields.pop(_SEQUENCES, None)
         try:
@@ -406,7 +372,6 @@ class KafkaStaged:
         return (self.handle.transactional_id, self.handle.producer_id, self.handle.producer_epoch)
 
     def belongs_to(self, checkpoint: CheckpointId) -> bool:
-        """Whether committing `checkpoint` makes this visible."""
         return self.barrier_of in (None, checkpoint)
 
 
@@ -420,7 +385,6 @@ def _sequences(stored: Any) -> dict[str, tuple[int, ...]]:
 
 
 def checkpoint_in(tasks: Iterable[TaskAck]) -> CheckpointId | None:
-    """Return the checkpoint whose barrier the tasks of a micro-batch saw, the newest if several."""
     return max((barrier.checkpoint for task in tasks for barrier in task.barriers), default=None)
 
 
@@ -452,7 +416,6 @@ def bound(staged: Sequence[KafkaStaged]) -> dict[int, KafkaStaged]:
 
 
 def staged_in(committables: Sequence[Committable]) -> list[KafkaStaged]:
-    """Return what the committables of one sink stand for."""
     return [KafkaStaged.of(committable.payload) for committable in committables]
 
 
@@ -496,7 +459,6 @@ class KafkaWriter(JoiningWriter):
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        """The parts of a record."""
         return self._columns
 
     def stage(self, request: StageRequest) -> StageResult:
@@ -535,13 +497,6 @@ class KafkaWriter(JoiningWriter):
         """Write into a transaction that is not the tasks' own; return each task's report.
 
         Beside its ack and its committable that says what it has `written`, and its `ticket` if it took one.
-
-        Parameters
-        ----------
-        owned
-            Brings the rows to the tasks that own their partitions, and names these.
-        partitions
-            How many each topic has.
         """
         names = self._names if PARTITION in self._names else (*self._names, PARTITION)
         rows = owned(self._parts.of(request.rows))
@@ -554,15 +509,7 @@ class KafkaWriter(JoiningWriter):
     def _reports(
         cls, rows: DataFrame, columns: Sequence[str], sinks: Sequence[Any]
     ) -> Sequence[Sequence[Mapping[str, Any]]]:
-        """Write; return by sink each task's ack with its committable.
-
-        Parameters
-        ----------
-        columns
-            Of the rows, behind the control columns.
-        sinks
-            What tasks are told of each.
-        """
+        """Write; return by sink each task's ack with its committable."""
 
     @abstractmethod
     def _told(
@@ -575,7 +522,6 @@ class KafkaWriter(JoiningWriter):
         """Return the same for tasks that share a transaction."""
 
     def _own(self, request: StageRequest) -> Any:
-        """Return what tasks are told where each has a transaction of its own."""
         return self._told(request, self._prefix(request), self._partitions())
 
     def _prefix(self, request: StageRequest) -> str:
@@ -606,7 +552,6 @@ class KafkaWriter(JoiningWriter):
 
 
 def ticket_of(prefix: str, task: int) -> str:
-    """Return the transactional id under which the attempts of a task are counted."""
     return f"{prefix}-{task}-0"
 
 
@@ -745,17 +690,7 @@ MicroBatch = Sequence[KafkaStaged]
 
 
 class KafkaCommitter(Committer):
-    """Ends what tasks staged; see the module's head.
-
-    Parameters
-    ----------
-    client
-        Asks the coordinators; closed with the committer.
-    marks
-        Says at the brokers which checkpoint was committed; None for nothing.
-    shows_whole
-        Whether a checkpoint is one transaction.
-    """
+    """Ends what tasks staged; see the module's head."""
 
     def __init__(
         self,
@@ -788,7 +723,6 @@ class KafkaCommitter(Committer):
         return answers
 
     def newest_marks(self) -> Sequence[Mark]:
-        """Ask the brokers."""
         mark = None if self._marks is None else self._marks.newest()
         return () if mark is None else (mark,)
 
@@ -807,7 +741,6 @@ class KafkaCommitter(Committer):
             self._marks.leave(ours)
 
     def _looked_at(self, micro_batches: Sequence[MicroBatch]) -> Mapping[KafkaCommittable, Liveness]:
-        """Ask about every micro-batch that could be committed halfway: one request to a coordinator."""
         data = [[one.handle for one in batch if one.barrier_of is None] for batch in micro_batches]
         handles = [handle for of_one in data if len(of_one) > 1 for handle in of_one]
         return self._client.is_alive(handles) if handles else {}
@@ -855,7 +788,6 @@ class KafkaCommitter(Committer):
         return answer
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """End each transaction with ABORT."""
         return [self._client.abort(staged.handle) for staged in staged_in(committables)]
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
@@ -912,7 +844,6 @@ class KafkaCommitter(Committer):
         return aborted
 
     def close(self) -> None:
-        """Close the connection."""
         self._client.close()
 
 

@@ -38,23 +38,17 @@ Offsets = Mapping[Place, int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Range:
-    """Offsets `start` to `end`, without `end`, of one partition.
-
-    Parameters
-    ----------
-    is_last
-        Whether it is the last piece of its partition in the micro-batch.
-    """
+    """Offsets `start` to `end`, without `end`, of one partition."""
 
     topic: str
     partition: int
     start: int
     end: int
+    #: Whether it is the last piece of its partition in the micro-batch.
     is_last: bool = True
 
     @property
     def size(self) -> int:
-        """How many offsets; some may hold no record."""
         return self.end - self.start
 
 
@@ -77,7 +71,6 @@ def limited(start: Offsets, end: Offsets, most: int) -> dict[Place, int]:
 
 
 def available(start: Offsets, end: Offsets) -> int:
-    """Return how many offsets lie between two positions."""
     return sum(max(0, end[place] - start.get(place, 0)) for place in end)
 
 
@@ -115,7 +108,6 @@ def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
 
 
 def from_json(value: Mapping[str, Mapping[str, int]]) -> dict[Place, int]:
-    """Read what :func:`to_json`, or Spark's own source, wrote."""
     return {(topic, int(p)): int(o) for topic, ps in value.items() for p, o in ps.items()}
 
 
@@ -133,46 +125,31 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a plan is made from, beside the state.
+    """What a plan is made from, beside the state."""
 
-    Parameters
-    ----------
-    begin
-        Where each partition is; with partitions that were added at their first offset.
-    ahead
-        What lies ahead of that.
-    drawn
-        This job's newest checkpoint whose barrier is in a micro-batch.
-    offer
-        The newest one that is offered.
-    most
-        Offsets that a micro-batch reads at most; None for no limit.
-    held
-        Partitions that must not be read now, for the caller's own reasons.
-    now_ms
-        Wall clock.
-    """
-
+    #: Where each partition is; with partitions that were added at their first offset.
     begin: Mapping[Place, int]
+    #: What lies ahead of that.
     ahead: Mapping[Place, Scanned]
+    #: This job's newest checkpoint whose barrier is in a micro-batch.
     drawn: CheckpointId
+    #: The newest one that is offered.
     offer: Offer
     now_ms: int
+    #: Offsets that a micro-batch reads at most; None for no limit.
     most: int | None = None
+    #: Partitions that must not be read now, for the caller's own reasons.
     held: frozenset[Place] = frozenset()
 
     @property
     def is_offered(self) -> bool:
-        """Whether a checkpoint waits to be drawn."""
         return self.offer.checkpoint > self.drawn
 
     def partitions(self, topic: str) -> int:
-        """Return how many partitions of a topic are known."""
         return sum(name == topic for name, _ in self.begin)
 
 
 def next_barrier(gate: InputGate, ahead: Scanned) -> SeenBarrier | None:
-    """Return the next barrier that means something to the gate; late ones are passed over."""
     pending = {alignment.checkpoint for alignment in gate.pending}
     wanted = (s for s in ahead.barriers if s.mark.checkpoint in pending or s.mark.checkpoint > gate.newest)
     return next(wanted, None)
@@ -233,7 +210,6 @@ def _counted(alignment: PendingAlignment) -> PendingAlignment:
 
 
 def without_time(settings: AlignmentSettings) -> AlignmentSettings:
-    """Return settings under which no checkpoint turns unaligned by itself."""
     counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
     return AlignmentSettings(AlignmentMode.AT_LEAST_ONCE if counts else AlignmentMode.ALIGNED)
 
@@ -324,23 +300,14 @@ MOST_MICRO_BATCHES = 80
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The next micro-batch.
-
-    Parameters
-    ----------
-    end
-        Where each partition ends.
-    drawn
-        This job's newest checkpoint with a barrier; rises if this micro-batch carries one.
-    state
-        What goes into its offset.
-    skipped
-        Upstream checkpoints that no checkpoint of this job will name.
-    """
+    """The next micro-batch."""
 
     end: Mapping[Place, int]
+    #: This job's newest checkpoint with a barrier; rises if this micro-batch carries one.
     drawn: CheckpointId
+    #: What goes into its offset.
     state: CutState
+    #: Upstream checkpoints that no checkpoint of this job will name.
     skipped: tuple[CheckpointId, ...] = ()
 
 
@@ -481,7 +448,6 @@ def _left_of(state: CutState, view: View, end: Mapping[Place, int]) -> dict[Plac
 
 
 def _barrier_of(checkpoint: CheckpointId, ahead: Scanned, position: int) -> int | None:
-    """Return where the barrier of a checkpoint is, or would have been, if that is known."""
     barriers = (s.offset for s in ahead.barriers if s.mark.checkpoint >= checkpoint and s.offset >= position)
     return next(barriers, None)
 

@@ -132,13 +132,7 @@ class _Known:
 
 
 class LookAhead:
-    """Answers for one reader, again and again; keeps what it has seen ahead of the reader.
-
-    Parameters
-    ----------
-    scan
-        Returns what a range of a partition holds.
-    """
+    """Answers for one reader, again and again; keeps what it has seen ahead of the reader."""
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
@@ -149,13 +143,6 @@ class LookAhead:
 
         May stop short of `end` where much has to be looked at: the answer then holds all up to its
         own end, and the next call goes on from there.
-
-        Parameters
-        ----------
-        end
-            Where the log ends for a read_committed reader.
-        passed
-            The last barrier before `position`, if any is known.
         """
         known = self._known.get(place)
         if known is None or not known.start <= position <= known.upto:
@@ -218,27 +205,14 @@ Offset = dict[str, Any]
 
 
 class SharedPlan:
-    """The rounds of one start of a query; each scan has one of these, made when the query starts.
-
-    Parameters
-    ----------
-    path
-        A file that all scans of one start of the query see, and no other start. Not durable: what
-        counts is the offset that Spark logs.
-    """
+    """The rounds of one start of a query; each scan has one of these, made when the query starts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._round = 0
 
     def agreed(self, start: Offset, plan: Callable[[], Offset]) -> Offset:
-        """Return the offset of this round, planning it if no other scan has.
-
-        Raises
-        ------
-        InternalError
-            The scans are not at the same place; the query has to be started again.
-        """
+        """Return the offset of this round, planning it if no other scan has."""
         self._round += 1
         known = self._read()
         is_planned = known is not None and known["round"] == self._round and known["start"] == start
@@ -274,15 +248,7 @@ class SharedPlan:
 
 
 def described(state: CutState, view: View, topics: str) -> AlignmentStatus:
-    """Return where a source stands.
-
-    Parameters
-    ----------
-    state, view
-        Of the last plan; `view.begin` is where it ended.
-    topics
-        What the source reads, for the text.
-    """
+    """Return where a source stands."""
     gate, cut, drawn = state.gate, state.cut, int(view.drawn)
     if cut is not None and state.is_reached:
         text = f"stands at upstream checkpoint {cut.checkpoint} and waits for a checkpoint of this job"

@@ -110,17 +110,7 @@ def _in_requests(
 
 
 class KafkaAdmin:
-    """Reads metadata and keeps group offsets; one instance belongs to one thread.
-
-    Parameters
-    ----------
-    connection
-        Where Kafka is.
-    timeout_ms
-        The longest a call may wait for a broker.
-    clock
-        Time, replaceable in tests.
-    """
+    """Reads metadata and keeps group offsets; one instance belongs to one thread."""
 
     def __init__(
         self,
@@ -133,13 +123,11 @@ class KafkaAdmin:
 
     @classmethod
     def over(cls, wire: KafkaWire) -> KafkaAdmin:
-        """Return an admin that asks over `wire`; the two are used, and closed, as one."""
         admin = cls.__new__(cls)
         admin._wire = wire
         return admin
 
     def close(self) -> None:
-        """Close the connection; a later call opens it again."""
         self._wire.close()
 
     def __enter__(self) -> KafkaAdmin:
@@ -173,13 +161,7 @@ class KafkaAdmin:
         }
 
     def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
-        """Create a topic and wait until its partitions have leaders; for tests and demos.
-
-        Raises
-        ------
-        ConfigError
-            If it exists.
-        """
+        """Create a topic and wait until its partitions have leaders; for tests and demos."""
         spec = {name: {"num_partitions": partitions, "configs": dict(configs or {})}}
 
         def create(admin: Any) -> None:
@@ -195,7 +177,6 @@ class KafkaAdmin:
         self._wire.call(f"create topic {name}", create)
 
     def beginning_offsets(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Return the first offset that each partition still holds."""
         return self._offsets(dict.fromkeys(places, OffsetSpec.EARLIEST), Isolation.READ_UNCOMMITTED)
 
     def end_offsets(
@@ -204,11 +185,6 @@ class KafkaAdmin:
         """Return the offset after the last record of each partition that a reader may see.
 
         Under read_committed that is the last stable offset: the first open transaction ends it.
-
-        Raises
-        ------
-        InputLostError
-            If a partition does not exist.
         """
         return self._offsets(dict.fromkeys(places, OffsetSpec.LATEST), isolation)
 
@@ -219,11 +195,6 @@ class KafkaAdmin:
 
         None stands for "no such record that a reader may see yet". Timestamps are milliseconds
         since 1970, not negative; Kafka takes negative ones for other questions.
-
-        Raises
-        ------
-        InputLostError
-            If a partition does not exist.
         """
         found = self._offsets(timestamps_ms, isolation)
         return {place: offset if offset >= 0 else None for place, offset in found.items()}
@@ -233,26 +204,12 @@ class KafkaAdmin:
     def committed_offsets(
         self, group: str, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> dict[Place, int]:
-        """Return the group's offsets; empty for a group that Kafka does not know.
-
-        Parameters
-        ----------
-        isolation
-            Under READ_COMMITTED, as a consumer of that kind asks: nothing that was stored before is missing,
-            and transactions with offsets of this group are waited for. Else: what the coordinator knows now.
-            One that has just become it may for a moment not have what its predecessor had stored.
-
-        Raises
-        ------
-        BrokerUnavailableError
-            Such a transaction is still open after the time allowed.
-        """
+        """Return the group's offsets; empty for a group that Kafka does not know."""
         return {place: offset for place, (offset, _) in self._wire.group_offsets(group, isolation).items()}
 
     def committed_notes(
         self, group: str, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> dict[Place, str]:
-        """Return what stands beside the group's offsets, as :meth:`committed_offsets` does."""
         return {place: note for place, (_, note) in self._wire.group_offsets(group, isolation).items()}
 
     def commit_offsets(
@@ -267,16 +224,6 @@ class KafkaAdmin:
         Under FORWARD_ONLY a partition that is already at or beyond its new offset stays as it
         is. Reading and writing are several requests: only the owner of the job may call this, and repeats
         it until all are stored.
-
-        Parameters
-        ----------
-        note
-            Stands beside each offset that is stored.
-
-        Raises
-        ------
-        EnvironmentFault
-            If Kafka refuses a partition for good, such as one that was deleted.
         """
         current = self.committed_offsets(group)
         changed = {
@@ -329,15 +276,6 @@ class KafkaAdmin:
 
         Called once before a job starts. It takes a new epoch of the id, so it aborts what is
         open under it and fences its producers: use an id of its own.
-
-        Raises
-        ------
-        ConfigError
-            If the broker does not allow transactions of that length.
-        AuthorizationError
-            If the principal may not use the id.
-        BrokerUnavailableError
-            If no broker answered in time, or the coordinator did not settle.
         """
         wire, code = self._wire, int(Code.COORDINATOR_NOT_AVAILABLE)
         lost: BrokerUnavailableError | None = None
@@ -442,13 +380,7 @@ class KafkaAdmin:
 
 
 def unknown_topic(topic: str, servers: str, *, of: str = "") -> GraphError:
-    """Return the error about a topic that somebody named and no broker knows.
-
-    Parameters
-    ----------
-    of
-        Who named it, such as ``"source 'orders'"``.
-    """
+    """Return the error about a topic that somebody named and no broker knows."""
     return GraphError(
         f"the topic '{topic}' {f'of {of} ' if of else ''}does not exist",
         why=f"the brokers at {servers} do not know it",
@@ -473,15 +405,7 @@ def _topic_id(value: object) -> str | None:
 
 
 def check_letters_stay(found: Mapping[str, TopicInfo], topics: Sequence[str], of: str) -> None:
-    """Refuse dead-letter topics that keep one letter of each key; called by the preflight.
-
-    Parameters
-    ----------
-    found
-        What the brokers know.
-    of
-        Who writes them, for the message.
-    """
+    """Refuse dead-letter topics that keep one letter of each key; called by the preflight."""
     for topic in topics:
         if topic in found and found[topic].is_compacted:
             raise ConfigError(
@@ -558,18 +482,7 @@ class TopicPartitions:
 
 
 class TopicPattern:
-    """A regular expression that a topic's whole name has to match, as in Java's ``matches()``.
-
-    Parameters
-    ----------
-    text
-        What Java's ``Pattern`` and Python's ``re`` both understand, in the same way.
-
-    Raises
-    ------
-    ConfigError
-        If Python does not understand it, or might understand something else than Java.
-    """
+    """A regular expression that a topic's whole name has to match, as in Java's ``matches()``."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -590,21 +503,13 @@ class TopicPattern:
             ) from wrong
 
     def matches(self, topic: str) -> bool:
-        """Return whether the whole name matches."""
         return self._compiled.fullmatch(topic) is not None
 
     def __contains__(self, topic: object) -> bool:
         return isinstance(topic, str) and self.matches(topic)
 
     def may_match_what(self, other: TopicPattern) -> bool:
-        """Return whether some topic may match both; False only if none can, by how their names begin.
-
-        Examples
-        --------
-        >>> orders = TopicPattern("orders-.*")
-        >>> orders.may_match_what(TopicPattern("clicks-.*")), orders.may_match_what(TopicPattern("ord.*"))
-        (False, True)
-        """
+        """Return whether some topic may match both; False only if none can, by how their names begin."""
         mine, theirs = _literal_prefix(self.text), _literal_prefix(other.text)
         return mine.startswith(theirs) or theirs.startswith(mine)
 
@@ -624,21 +529,6 @@ class Positions:
 
     All calls may be repeated and reconnect by themselves. Each takes one or two requests to one
     broker, and one more to each leader where offsets are asked for.
-
-    Parameters
-    ----------
-    connection
-        Where Kafka is.
-    timeout_ms
-        The longest a call may wait for a broker before :class:`BrokerUnavailableError`.
-    clock
-        Time, replaceable in tests.
-
-    Examples
-    --------
-    >>> positions = Positions(KafkaConnection("broker:9092"))
-    >>> places = positions.places(positions.topics(["orders"]))  # doctest: +SKIP
-    >>> ends = positions.latest(places, Isolation.READ_COMMITTED)  # doctest: +SKIP
     """
 
     def __init__(
@@ -648,7 +538,6 @@ class Positions:
         self._admin = KafkaAdmin.over(self._wire)
 
     def close(self) -> None:
-        """Close the connection; a later call opens it again."""
         self._wire.close()
 
     def __enter__(self) -> Positions:
@@ -671,13 +560,7 @@ class Positions:
         }
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicPartitions]:
-        """Return the topics of these names; one that does not exist is left out, none is created.
-
-        Raises
-        ------
-        AuthorizationError
-            If the principal may not describe one of them.
-        """
+        """Return the topics of these names; one that does not exist is left out, none is created."""
         wanted = sorted(set(names))
 
         if not wanted:
@@ -691,13 +574,7 @@ class Positions:
         return [(name, p) for name in sorted(topics) for p in range(topics[name].partitions)]
 
     def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Return the first offset that each partition still holds.
-
-        Raises
-        ------
-        InputLostError
-            If a partition does not exist.
-        """
+        """Return the first offset that each partition still holds."""
         return self._admin.beginning_offsets(places)
 
     def latest(self, places: Iterable[Place], isolation: Isolation) -> dict[Place, int]:
@@ -705,26 +582,13 @@ class Positions:
 
         That is the last stable offset under read_committed, where the first open transaction
         ends the log, and the high watermark under read_uncommitted.
-
-        Raises
-        ------
-        InputLostError
-            If a partition does not exist.
         """
         return self._admin.end_offsets(places, isolation)
 
     def at_timestamps(
         self, timestamps_ms: Mapping[Place, int], isolation: Isolation
     ) -> dict[Place, int | None]:
-        """Return the offset of each partition's first record that is at least as late, or None.
-
-        Raises
-        ------
-        ConfigError
-            If a timestamp, in milliseconds since 1970, is negative.
-        InputLostError
-            If a partition does not exist.
-        """
+        """Return the offset of each partition's first record that is at least as late, or None."""
         for (topic, partition), timestamp_ms in timestamps_ms.items():
             if timestamp_ms < 0:
                 raise ConfigError(

@@ -152,7 +152,6 @@ def reaction_to(code: int) -> Reaction:
 
 
 def described(code: int) -> str:
-    """Return `code` with its name where this module knows it."""
     return f"{code} {WriteCode(code).name}" if code in _BY_CODE else str(code)
 
 
@@ -197,7 +196,6 @@ def no_topic() -> BadRecordError:
 
 
 def refused_record(sentence: str, topic: str) -> BadRecordError:
-    """Return the error for a record that was seen to be one that cannot be written, before it was sent."""
     return BadRecordError(f"{BAD_RECORD_MARKER} {sentence}", topic=topic)
 
 
@@ -231,7 +229,6 @@ def unknown_partition(topic: str, partition: int, partitions: int) -> str:
 
 
 def no_such_partition(topic: str, partition: int, partitions: int) -> BadRecordError:
-    """Return the error for such a record."""
     return refused_record(unknown_partition(topic, partition, partitions), topic)
 
 
@@ -249,12 +246,10 @@ def no_such_topic(topic: str, servers: str) -> StagingFailed:
 
 
 def not_authorized(right: str) -> AuthorizationError:
-    """Return the error for a missing right, such as "WRITE and DESCRIBE on topics [orders]"."""
     return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} the producer's principal lacks {_one_line(right)}")
 
 
 def denied(error: AuthorizationError, right: str) -> AuthorizationError:
-    """Return the error of a task for that of a request which needs `right`, or of a login."""
     if "bootstrap_servers" in error.facts:
         return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} {error.what} ({_one_line(error.why)})")
     return not_authorized(right)
@@ -304,13 +299,11 @@ _EXPLAINED = {
 
 
 def refused(what: str, code: int, detail: str = "") -> StagingFailed:
-    """Return the error for an answer that asking again cannot change."""
     why = detail or _EXPLAINED.get(code, "")
     return StagingFailed(f"Kafka refused to {what} ({described(code)})", why=_one_line(why), code=code)
 
 
 def unreachable(what: str, error: EnvironmentFault) -> StagingUnanswered:
-    """Return the error for a connection that cannot be made, such as with a wrong TLS set-up."""
     return StagingUnanswered(
         f"could not {what}: {_one_line(error.what)}", why=_one_line(error.why), what_to_do=error.what_to_do
     )
@@ -331,21 +324,13 @@ def _one_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Records without their destination, as columns of one length.
-
-    Attributes
-    ----------
-    keys, values
-        ``pa.LargeBinaryArray``.
-    headers
-        As :func:`record_batch.encode_batches` takes them, a column in one piece.
-    timestamps_ms
-        Milliseconds since 1970 of each record.
-    """
+    """Records without their destination, as columns of one length."""
 
     keys: Any
     values: Any
+    #: As :func:`record_batch.encode_batches` takes them, a column in one piece.
     headers: Any
+    #: Milliseconds since 1970 of each record.
     timestamps_ms: Int64s
 
     def __len__(self) -> int:
@@ -380,21 +365,14 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Addressed:
-    """Rows and where they want to go.
-
-    Attributes
-    ----------
-    topics
-        One topic for all, or a string column; None and null stand for the default topic.
-    partitions
-        None, or a column of type int64; null leaves the choice to the key.
-    misfits
-        None, or a string column: why a record does not fit its format; null if it does.
-    """
+    """Rows and where they want to go."""
 
     rows: Rows
+    #: One topic for all, or a string column; None and null stand for the default topic.
     topics: Any = None
+    #: None, or a column of type int64; null leaves the choice to the key.
     partitions: Any = None
+    #: None, or a string column: why a record does not fit its format; null if it does.
     misfits: Any = None
 
     @classmethod
@@ -408,13 +386,7 @@ class Addressed:
         timestamps_ms: Int64s | int,
         misfits: Column | None = None,
     ) -> Addressed:
-        """Return a caller's columns, each in one piece and of the type used here.
-
-        Raises
-        ------
-        SchemaError
-            If a column is of another type, or the columns differ in length.
-        """
+        """Return a caller's columns, each in one piece and of the type used here."""
         if topics is not None and not isinstance(topics, str):
             topics = _cast("The topic", topics, pa.string(), pa.types.is_integer)
         if partitions is not None:
@@ -437,7 +409,6 @@ class Addressed:
 
     @property
     def highest_partition(self) -> int:
-        """The highest partition that a record names, -1 if none does."""
         if self.partitions is None or self.partitions.null_count == len(self.partitions):
             return -1
         return int(self.partitions.drop_null().to_numpy().max())
@@ -447,12 +418,10 @@ class Addressed:
         return (self.topics, self.partitions, self.misfits)
 
     def slice(self, start: int, length: int) -> Addressed:
-        """Return some of the rows, without copying them."""
         parts = [_sliced(one, start, length) for one in self._places]
         return Addressed(self.rows.slice(start, length), *parts)
 
     def take(self, indices: npt.NDArray[Any]) -> Addressed:
-        """Return the rows at `indices`, copied."""
         at = pa.array(indices)
         return Addressed(self.rows.take(indices), *[_taken(one, at) for one in self._places])
 
@@ -544,20 +513,13 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What becomes of some records of one topic.
+    """What becomes of some records of one topic."""
 
-    Attributes
-    ----------
-    admitted
-        To be written as they are.
-    letters
-        Dead letters, by their topic.
-    dropped
-        How many are left out.
-    """
-
+    #: To be written as they are.
     admitted: Addressed
+    #: Dead letters, by their topic.
     letters: tuple[tuple[str, Addressed], ...] = ()
+    #: How many are left out.
     dropped: int = 0
 
 
@@ -571,17 +533,7 @@ class _Letters:
 
 
 class Admission:
-    """Judges the records of one task.
-
-    Parameters
-    ----------
-    settings
-        Limits, declared topics and policies.
-    common
-        Headers that every record and every dead letter has.
-    clock
-        The time of dead letters.
-    """
+    """Judges the records of one task."""
 
     def __init__(self, settings: StagingSettings, common: CommonHeaders, clock: Clock) -> None:
         self._settings, self._common, self._clock = settings, tuple(common), clock
@@ -622,18 +574,11 @@ class Admission:
         return [(name, _bounded(text)) for name, text in about.items()]
 
     def _fits(self, key: bytes | None, value: bytes | None, headers: CommonHeaders) -> bool:
-        """Whether the dead-letter topic takes a record."""
         keys, values = pa.array([key], pa.large_binary()), pa.array([value], pa.large_binary())
         return int(record_sizes(keys, values, headers)[0]) <= self._settings.dead_letter_limit_bytes
 
     def judged(self, topic: str, records: Addressed) -> Judged:
-        """Return what becomes of records for `topic`.
-
-        Raises
-        ------
-        BadRecordError
-            If one of them cannot be written and its policy is to fail.
-        """
+        """Return what becomes of records for `topic`."""
         settings, rows = self._settings, records.rows
         sizes = record_sizes(rows.keys, rows.values, rows.headers)
         checks = {Reason.OVERSIZE: sizes > settings.record_limit_bytes}
@@ -744,7 +689,6 @@ class Admission:
 
 
 def _bounded(text: str) -> bytes:
-    """Return text of a header, cut at a letter: names and reasons may hold whatever a record holds."""
     return text.encode()[:_DEAD_LETTER_BYTES].decode(errors="ignore").encode()
 
 
@@ -815,11 +759,6 @@ def partitions_for_keys(keys: Column, partitions: int) -> npt.NDArray[np.int32]:
 
     Equal to what the Java producer's built-in partitioner and Spark's Kafka sink choose for a
     topic of `partitions` partitions.
-
-    Raises
-    ------
-    SchemaError
-        If `keys` is neither a binary nor a string column.
     """
     keys = binary(keys)
     chosen = ((murmur2(keys) & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)).astype(np.int32)
@@ -870,17 +809,6 @@ def row_hashes(columns: Sequence[Column]) -> UInt64s:
     Equal for equal rows only, but for chance: null is not empty, a value does not run over into
     the next column, and the order of the columns counts. Widths do not: int32 and int64, string
     and binary of the same bytes hash alike.
-
-    Parameters
-    ----------
-    columns
-        At least one; binary, string, integer, boolean or timestamp columns, and lists and
-        structs of these, such as Kafka's headers.
-
-    Raises
-    ------
-    SchemaError
-        If a column is of another type, or the columns differ in length.
     """
     # Not zero, so that a row of nothing but empty values and zeros counts in a digest.
     hashes = np.full(len(columns[0]), _STEP, np.uint64)
@@ -958,13 +886,7 @@ _FAST_SORT_PARTITIONS = 2**15
 
 
 def by_topic(records: Addressed, default: str | None) -> Iterator[tuple[str, Addressed]]:
-    """Yield the rows of each topic.
-
-    Raises
-    ------
-    BadRecordError
-        If a record names no topic and there is no default one.
-    """
+    """Yield the rows of each topic."""
     topics = records.topics
     if not is_column(topics) or topics.null_count == len(topics):
         named = topics if isinstance(topics, str) else default
@@ -986,16 +908,7 @@ def by_topic(records: Addressed, default: str | None) -> Iterator[tuple[str, Add
 
 
 class Spreader:
-    """Chooses partitions for the records without key, one batch's worth after the other.
-
-    Parameters
-    ----------
-    run_bytes
-        How much goes to one partition in a row.
-    start
-        Chooses below a number where a topic begins, so that small transactions do not all fill
-        the same partition.
-    """
+    """Chooses partitions for the records without key, one batch's worth after the other."""
 
     def __init__(self, run_bytes: int, start: Callable[[int], int] = random.randrange) -> None:
         self._run_bytes, self._start = run_bytes, start
@@ -1015,13 +928,7 @@ class Spreader:
 def by_partition(
     topic: str, records: Addressed, layout: TopicLayout, spreader: Spreader
 ) -> Mapping[int, Rows]:
-    """Return the rows of each partition of `topic`, in their order.
-
-    Raises
-    ------
-    BadRecordError
-        If a record names a partition that the topic does not have.
-    """
+    """Return the rows of each partition of `topic`, in their order."""
     rows, count = records.rows, len(layout.leaders)
     chosen = _explicit(topic, records.partitions, len(rows), count)
     undecided = chosen == _NO_PARTITION
@@ -1049,7 +956,6 @@ def _explicit(topic: str, partitions: Any, records: int, count: int) -> Int64s:
 
 
 def _led(layout: TopicLayout) -> npt.NDArray[Any]:
-    """Return the partitions that have a leader, or all of them while none has."""
     leaders = np.array(layout.leaders)
     return np.flatnonzero(leaders >= 0) if (leaders >= 0).any() else np.arange(len(leaders))
 

@@ -62,51 +62,27 @@ class BarrierRecords(Choice):
 
 @dataclass(frozen=True, slots=True)
 class BarrierMark(Stored):
-    """What a barrier record says.
-
-    Parameters
-    ----------
-    job, sink
-        Who wrote it.
-    checkpoint, lineage
-        The upstream checkpoint. Ids rise along a partition and may skip.
-    partitions
-        How many partitions of the topic got one; those added later have no barrier of this checkpoint.
-    previous
-        The checkpoint whose barrier records the same sink staged right before; None if it had staged
-        none since it started. Between the two there is no other. They may have been aborted.
-    written_at_ms
-        Wall clock.
-
-    Examples
-    --------
-    >>> mark = BarrierMark(JobUuid("0" * 32), "out", CheckpointId(7), Lineage(0), 2, None, 1_000)
-    >>> BarrierMark.from_header(mark.to_header()) == mark
-    True
-    """
+    """What a barrier record says."""
 
     job: JobUuid
     sink: SinkUid
+    #: The upstream checkpoint. Ids rise along a partition and may skip.
     checkpoint: CheckpointId
     lineage: Lineage
+    #: How many partitions of the topic got one; those added later have no barrier of this checkpoint.
     partitions: int
+    #: The checkpoint whose barrier records the same sink staged right before; None if it had staged
+    #: none since it started. Between the two there is no other. They may have been aborted.
     previous: CheckpointId | None
     written_at_ms: int
 
     def to_header(self) -> bytes:
-        """Return the value of the record's header."""
         content = {"format": _FORMAT, **self.to_json()}
         return json.dumps(content, separators=(",", ":")).encode("ascii")
 
     @classmethod
     def from_header(cls, value: bytes | None) -> BarrierMark:
-        """Return what :meth:`to_header` wrote.
-
-        Raises
-        ------
-        CorruptObjectError
-            It is none of ours, or of a newer format.
-        """
+        """Return what :meth:`to_header` wrote."""
         try:
             content: Mapping[str, Any] = json.loads(value or b"")
             if content["format"] != _FORMAT:
@@ -122,18 +98,7 @@ class BarrierMark(Stored):
 
 
 def mark_in(headers: Iterable[Mapping[str, Any]] | None) -> BarrierMark | None:
-    """Return the mark among a record's headers, None if it is an ordinary record.
-
-    Parameters
-    ----------
-    headers
-        Entries with ``key`` and ``value``, as in Spark's headers column.
-
-    Raises
-    ------
-    CorruptObjectError
-        The header is there and cannot be read.
-    """
+    """Return the mark among a record's headers, None if it is an ordinary record."""
     for entry in headers or ():
         if entry["key"] == BARRIER_HEADER:
             return BarrierMark.from_header(entry["value"])
@@ -162,33 +127,17 @@ class SeenBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """What a range holds.
+    """What a range holds."""
 
-    Parameters
-    ----------
-    end
-        Behind the last visible record, barrier records included; the start of the range if there is none.
-        Markers of transactions and what was aborted are no records.
-    barriers
-        In the order of the log.
-    """
-
+    #: Behind the last visible record, barrier records included; the start of the range if there is none.
+    #: Markers of transactions and what was aborted are no records.
     end: int
+    #: In the order of the log.
     barriers: tuple[SeenBarrier, ...]
 
 
 class BarrierScanner:
-    """Scans ranges of partitions one after the other; used by one thread, keeps nothing.
-
-    Parameters
-    ----------
-    connection
-        Where Kafka is.
-    settings
-        How to read; always read_committed, whatever they say.
-    pool, clock
-        Replaceable in tests.
-    """
+    """Scans ranges of partitions one after the other; used by one thread, keeps nothing."""
 
     def __init__(
         self,
@@ -202,15 +151,7 @@ class BarrierScanner:
         self._settings = replace(settings, isolation=Isolation.READ_COMMITTED)
 
     def scan(self, place: Place, start: int, end: int) -> Scanned:
-        """Return what lies between two offsets, `end` not included.
-
-        Raises
-        ------
-        InputLostError, BrokerUnavailableError, AuthorizationError
-            As :meth:`~flinkish_spark.connectors.kafka.client.reader.RangeReader.read`.
-        CorruptObjectError
-            A barrier record cannot be read.
-        """
+        """Return what lies between two offsets, `end` not included."""
         if start >= end:
             return Scanned(start, ())
         wanted = OffsetRange(*place, start, end)
@@ -222,13 +163,7 @@ class BarrierScanner:
 
 
 def scanned(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Scanned:
-    """Return what the answers to the Fetches of a range hold.
-
-    Parameters
-    ----------
-    answers
-        As :class:`~flinkish_spark.connectors.kafka.client.reader.RangeFetches` takes them.
-    """
+    """Return what the answers to the Fetches of a range hold."""
     behind, barriers = wanted.start, []
     for batch in _visible(wanted, answers):
         behind = max(behind, min(batch.header.last_offset + 1, wanted.end))
@@ -280,19 +215,6 @@ class BarrierWriter:
 
     Keeps which barrier it staged last. A crash loses that, which costs readers a longer look ahead
     and nothing else.
-
-    Parameters
-    ----------
-    connection
-        Where Kafka is.
-    topic
-        The sink's topic.
-    job, sink
-        Who writes.
-    transaction_timeout_ms
-        The sink's: the barrier records have to wait as long as its data.
-    pool, clock
-        Replaceable in tests.
     """
 
     def __init__(
@@ -315,19 +237,7 @@ class BarrierWriter:
             self._key = BARRIER_KEY if is_compacted(wire, topic) else None
 
     def stage(self, checkpoint: CheckpointId, lineage: Lineage, transactional_id: str) -> KafkaCommittable:
-        """Write one barrier record into every partition that the topic has now, and leave it open.
-
-        Parameters
-        ----------
-        transactional_id
-            Of this call alone.
-
-        Raises
-        ------
-        AuthorizationError, StagingFailed, GraphError
-            Kafka refuses, cannot be reached, or does not know the topic any more. Whoever leased
-            the transactional id aborts what is open under it.
-        """
+        """Write one barrier record into every partition that the topic has now, and leave it open."""
         partitions = self._partitions()
         mark = BarrierMark(
             self._job, self._sink, checkpoint, lineage, partitions, self._previous, self._clock.wall_ms()

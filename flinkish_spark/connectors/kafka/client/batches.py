@@ -62,13 +62,7 @@ _LEVELS = {Codec.GZIP: 6, Codec.ZSTD: 3}
 
 
 def require_codec(codec: Codec) -> None:
-    """Check that records can be compressed here; called before anything starts.
-
-    Raises
-    ------
-    EnvironmentFault
-        The installed pyarrow was built without the codec.
-    """
+    """Check that records can be compressed here; called before anything starts."""
     if codec is not Codec.NONE and not pa.Codec.is_available(codec.name.lower()):
         raise EnvironmentFault(
             f"the installed pyarrow cannot compress with {codec.name.lower()}",
@@ -99,13 +93,7 @@ def compress(codec: Codec, data: bytes | memoryview) -> bytes:
 
 
 def decompress(codec: Codec, data: bytes | memoryview) -> bytes:
-    """Return what was compressed into `data`, by a Java, C or Python client.
-
-    Raises
-    ------
-    UnreadableCompression
-        If `data` ends early or is not what `codec` writes.
-    """
+    """Return what was compressed into `data`, by a Java, C or Python client."""
     try:
         match codec:
             case Codec.NONE:
@@ -228,20 +216,12 @@ _NO_HEADERS = b"\x00"
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """One record batch, ready for a Produce request; the broker sets its base offset.
-
-    Attributes
-    ----------
-    data
-        The whole batch.
-    records
-        How many records it holds, at least one.
-    base_sequence
-        The sequence number of its first record.
-    """
+    """One record batch, ready for a Produce request; the broker sets its base offset."""
 
     data: bytes
+    #: How many records it holds, at least one.
     records: int
+    #: The sequence number of its first record.
     base_sequence: int
 
 
@@ -262,32 +242,6 @@ def encode_batches(
 
     Nothing happens before the first step of the iterator, which lays all records out and takes
     about twice their size in memory; each step then compresses and seals one batch.
-
-    Parameters
-    ----------
-    keys, values
-        Binary or string columns of one length. A null key is a record without key, a null value
-        a tombstone.
-    headers
-        None, or (name, value) pairs for every record, or a column of Spark's type
-        ``array<struct<key:string,value:binary>>``, where null is a record without headers.
-    timestamps_ms
-        Milliseconds since 1970, for all records or for each.
-    producer_id, producer_epoch
-        As InitProducerId granted them; both -1 for batches without sequence numbers.
-    base_sequence
-        The sequence number of the first record; :func:`sequence_after` has the next call's.
-    max_batch_bytes
-        No batch is larger, but for one that holds a single record.
-    attributes
-        Bits that every batch has beside its codec's.
-
-    Raises
-    ------
-    BadRecordError
-        If a timestamp is negative or a header has no name.
-    SchemaError
-        If a column is of another type, or the columns differ in length.
     """
     layout = _Layout(keys, values, headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD)
     if producer_id == _NO_PRODUCER:
@@ -315,7 +269,6 @@ def encode_batches(
 
 
 def sequence_after(base_sequence: int, records: int) -> int:
-    """Return the sequence number that follows `records` records; after 2**31 - 1 comes 0."""
     return (base_sequence + records) % _SEQUENCES
 
 
@@ -340,13 +293,7 @@ def record_sizes(keys: Column, values: Column, headers: Column | CommonHeaders |
 
 
 def binary(column: Column) -> Any:
-    """Return a binary or string column as one ``pa.LargeBinaryArray``, without copying its data.
-
-    Raises
-    ------
-    SchemaError
-        If the column is of another type.
-    """
+    """Return a binary or string column as one ``pa.LargeBinaryArray``, without copying its data."""
     try:
         column = column.cast(pa.large_binary())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as wrong:
@@ -433,7 +380,6 @@ def _large_binary(begins: Int64s, data: Any) -> Any:
 
 
 def _field_sizes(lengths: Int64s) -> Int64s:
-    """Return the bytes that values of these lengths take with their lengths; -1 is null."""
     return _varint_sizes(lengths) + np.maximum(lengths, 0)
 
 
@@ -615,27 +561,7 @@ class Spans(NamedTuple):
 
 
 class RecordFields:
-    """The records of some batches in one piece of memory, and where their fields lie in it.
-
-    Parameters
-    ----------
-    bodies
-        The uncompressed records of each batch, less than 2 GiB in all.
-    counts
-        How many records each batch has; a body has at least :data:`LEAST_RECORD_BYTES` for each.
-
-    Attributes
-    ----------
-    batch
-        The number of each record's batch.
-    timestamp_deltas, offset_deltas
-        As the records have them, relative to their batch.
-
-    Raises
-    ------
-    Misfit
-        From the constructor and from :meth:`headers`.
-    """
+    """The records of some batches in one piece of memory, and where their fields lie in it."""
 
     def __init__(self, bodies: Sequence[bytes | memoryview], counts: Sequence[int]) -> None:
         self._data = b"".join((*bodies, _PADDING))
@@ -690,7 +616,6 @@ class RecordFields:
         return Spans(begins, lengths, ends)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return both as ``pa.BinaryArray``, copied."""
         return _columns(self._data, self._keys, self._values)
 
     def headers(self) -> Any:
@@ -871,43 +796,29 @@ class BatchHeader:
 
 @dataclass(frozen=True, slots=True)
 class RawBatch:
-    """A record batch whose records were not looked at yet; it refers to the fetched bytes.
-
-    Attributes
-    ----------
-    body
-        The records, compressed as `header.codec` says.
-    crc
-        The checksum it came with, to be held against `covered`.
-    """
+    """A record batch whose records were not looked at yet; it refers to the fetched bytes."""
 
     header: BatchHeader
+    #: The records, compressed as `header.codec` says.
     body: memoryview
+    #: The checksum it came with, to be held against `covered`.
     crc: int
     covered: memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedRecords:
-    """Records as columns of one length; the Arrow columns are copies and keep nothing alive.
+    """Records as columns of one length; the Arrow columns are copies and keep nothing alive."""
 
-    Attributes
-    ----------
-    offsets
-        The records' places in the partition.
-    timestamps_ms
-        Milliseconds since 1970; -1 if the writer gave none.
-    keys, values
-        ``pa.BinaryArray``, null where the record has no key or is a tombstone.
-    headers
-        Of the type ``record_batch.HEADERS_TYPE``, null where a record has none; None if not
-        asked for.
-    """
-
+    #: The records' places in the partition.
     offsets: Int64s
+    #: Milliseconds since 1970; -1 if the writer gave none.
     timestamps_ms: Int64s
+    #: ``pa.BinaryArray``, null where the record has no key or is a tombstone.
     keys: Any
     values: Any
+    #: Of the type ``record_batch.HEADERS_TYPE``, null where a record has none; None if not
+    #: asked for.
     headers: Any | None
 
 
@@ -916,13 +827,6 @@ def batches(data: bytes | memoryview) -> Iterator[RawBatch]:
 
     A Fetch cuts its last batch where the byte limit falls; such a rest ends the iteration. Not
     even the first batch may be whole in an answer of Fetch v2 or older.
-
-    Raises
-    ------
-    UnsupportedFormat
-        At a batch older than Kafka 0.11 (magic 0 or 1), or with an unknown codec.
-    CorruptBatch
-        At a batch that is shorter than its own header, or whose offsets cannot be.
     """
     view, position = memoryview(data), 0
     while position + UNCHECKED.size <= len(view):
@@ -979,24 +883,13 @@ def verify(raw: RawBatch) -> None:
     """Check that a batch is what its writer made of it.
 
     The checksum covers neither the base offset nor the leader epoch, which the broker sets.
-
-    Raises
-    ------
-    CorruptBatch
-        If its CRC-32C does not fit.
     """
     if crc32c(raw.covered) != raw.crc:
         raise _corrupt(raw.header.base_offset, f"its checksum is not {raw.crc:#010x}")
 
 
 def control_type(raw: RawBatch) -> Marker | None:
-    """Return which transaction marker a batch is; None for data and for other control batches.
-
-    Raises
-    ------
-    CorruptBatch
-        As :func:`decode`.
-    """
+    """Return which transaction marker a batch is; None for data and for other control batches."""
     if not raw.header.is_control or not raw.header.records:
         return None
     key = decode(raw, with_headers=False).keys[0].as_py()
@@ -1012,13 +905,6 @@ def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
 
     Does not :func:`verify`, and leaves it to the caller what to do with control batches and
     aborted transactions. A call takes about three times the uncompressed size in memory.
-
-    Raises
-    ------
-    CorruptBatch
-        If records, lengths or compressed data contradict each other.
-    UnsupportedFormat
-        If the batches hold more than 2 GiB, uncompressed.
     """
     bodies = [_plain(raw) for raw in raws]
     if sum(map(len, bodies)) > _MOST_BYTES:
@@ -1065,7 +951,6 @@ def _timestamps_ms(batch_headers: Sequence[BatchHeader], fields: RecordFields) -
 
 
 def _of_records(batch_headers: Sequence[BatchHeader], fields: RecordFields, name: str) -> Int64s:
-    """Return for each record what the header of its batch has under `name`."""
     of_batches: Int64s = np.array([*map(attrgetter(name), batch_headers)], np.int64)
     return of_batches[fields.batch]
 

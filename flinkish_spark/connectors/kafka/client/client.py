@@ -305,15 +305,6 @@ class KafkaWire(Connected):
 
     The client is built by the first call, and again by the first call after a lost connection.
     One instance belongs to one thread. Nothing survives a crash, and nothing needs to.
-
-    Parameters
-    ----------
-    connection
-        Where Kafka is.
-    timeout_ms
-        The longest a call may wait for a broker before :class:`BrokerUnavailableError`.
-    clock
-        Time, replaceable in tests.
     """
 
     def __init__(
@@ -331,13 +322,11 @@ class KafkaWire(Connected):
         self.keep_from_children()
 
     def leave_to_parent(self) -> None:
-        """Forget the client, in a child: closing it would take the parent's sockets out of its selector."""
         if self._admin is not None:
             never_finalized(self._admin)
             self._admin = None
 
     def close(self) -> None:
-        """Close the client; a later call opens it again."""
         admin, self._admin = self._admin, None
         if admin is not None:
             admin.close()
@@ -345,19 +334,7 @@ class KafkaWire(Connected):
     # -- calling ------------------------------------------------------------------------------
 
     def attempt(self, what: str, body: Callable[[Any], _T], *, connect_within_ms: int) -> _T:
-        """Run `body(admin client)` once.
-
-        Raises
-        ------
-        BrokerUnavailableError
-            If no broker answered. The broker may nevertheless have acted on the request.
-        AuthorizationError
-            If Kafka refuses the principal.
-        UnknownRequest
-            If the brokers do not know the request.
-        kafka.errors.BrokerResponseError
-            Any other error code, for the caller to decide on.
-        """
+        """Run `body(admin client)` once."""
         if self._admin is None:
             self._admin = self._connected(connect_within_ms)
         try:
@@ -380,15 +357,7 @@ class KafkaWire(Connected):
             self._unanswered(what, lost)
 
     def call(self, what: str, body: Callable[[Any], _T]) -> _T:
-        """Run `body(admin client)`, again after a lost connection or a retriable answer.
-
-        Raises
-        ------
-        BrokerUnavailableError
-            If that did not help within the time allowed.
-        AuthorizationError, EnvironmentFault
-            If Kafka answered with something that asking again cannot change.
-        """
+        """Run `body(admin client)`, again after a lost connection or a retriable answer."""
         last: BaseException | None = None
         for left_ms in pauses_ms(self.timeout_ms, self.clock):
             try:
@@ -579,11 +548,6 @@ class KafkaWire(Connected):
         """Return the last sequence number that the leader of each partition has of a producer.
 
         None where it has none of this epoch. Kafka wants READ on the topics.
-
-        Raises
-        ------
-        BrokerUnavailableError, AuthorizationError
-            As for every request; nothing is concluded then.
         """
         seen: dict[Place, int | None] = {}
         for place, producers in self.producers(places).items():
@@ -592,13 +556,7 @@ class KafkaWire(Connected):
         return seen
 
     def producers(self, places: Iterable[Place]) -> dict[Place, tuple[ActiveProducer, ...]]:
-        """Return the producers that the leader of each partition remembers; Kafka wants READ on the topics.
-
-        Raises
-        ------
-        BrokerUnavailableError, AuthorizationError
-            As for every request.
-        """
+        """Return the producers that each partition's leader remembers; Kafka wants READ on the topics."""
         wanted = [TopicPartition(*place) for place in places]
 
         def look(admin: Any) -> dict[Place, tuple[ActiveProducer, ...]]:
@@ -776,7 +734,6 @@ FetchAnswer = Mapping[Place, RawSlice]
 
 
 def is_retriable(code: int) -> bool:
-    """Return whether the same request may succeed later, according to Kafka's list of errors."""
     return bool(kafka_errors.for_code(code).retriable)
 
 
@@ -787,15 +744,7 @@ class PendingFetch:
         self._wire, self._future, self._what, self._places = wire, future, what, places
 
     def result(self) -> FetchAnswer:
-        """Wait for the answer; call it at most once.
-
-        Raises
-        ------
-        BrokerUnavailableError
-            If the connection was lost or the answer did not come within the request timeout.
-        AuthorizationError
-            If Kafka refuses the principal.
-        """
+        """Wait for the answer; call it at most once."""
         try:
             wait = _blocking(lambda _admin: _settled(self._future))
             return self._wire.attempt(self._what, wait, connect_within_ms=self._wire.timeout_ms)
@@ -825,11 +774,6 @@ class FetchClient:
 
         A place that is led by another broker is answered with an error code. A rack counts for a Fetch of one
         place.
-
-        Raises
-        ------
-        BrokerUnavailableError, AuthorizationError
-            If there is no connection yet and none can be made.
         """
         topic, partition = next(iter(offsets))
         what = f"read {topic}-{partition} at offset {offsets[topic, partition]}"
@@ -988,36 +932,23 @@ _NO_TIME_LIMIT_MS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class TopicLayout:
-    """Answer to Metadata for one topic.
+    """Answer to Metadata for one topic."""
 
-    Attributes
-    ----------
-    code
-        An error code of Kafka; the leaders count only if it is 0.
-    leaders
-        At index i the broker that leads partition i, -1 where there is none now.
-    """
-
+    #: An error code of Kafka; the leaders count only if it is 0.
     code: int
+    #: At index i the broker that leads partition i, -1 where there is none now.
     leaders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """Answer to Produce for one batch.
+    """Answer to Produce for one batch."""
 
-    Attributes
-    ----------
-    code
-        An error code of Kafka.
-    base_offset
-        The offset of the batch's first record, -1 where the broker did not tell it.
-    detail
-        What the broker said about an error, often nothing.
-    """
-
+    #: An error code of Kafka.
     code: int
+    #: The offset of the batch's first record, -1 where the broker did not tell it.
     base_offset: int
+    #: What the broker said about an error, often nothing.
     detail: str = ""
 
 
@@ -1046,15 +977,7 @@ class ProduceInFlight:
 
 
 class ProduceClient:
-    """What a transactional writer asks of Kafka, over a borrowed wire.
-
-    Raises
-    ------
-    BrokerUnavailableError
-        By every method: nobody answered. The broker may have acted nevertheless.
-    AuthorizationError
-        By every method: Kafka refuses the principal, or its login.
-    """
+    """What a transactional writer asks of Kafka, over a borrowed wire."""
 
     def __init__(self, wire: KafkaWire) -> None:
         self._wire = wire
@@ -1264,16 +1187,7 @@ class ProduceClient:
         return self._wire.attempt("write records", begin, connect_within_ms=connect_within_ms)
 
     def finish_produce(self, request: ProduceInFlight) -> dict[Place, BatchAnswer]:
-        """Return the answer for every batch of a request; call it when the request is done.
-
-        Raises
-        ------
-        BrokerUnavailableError
-            If it was lost, or is not done yet. The connection is closed then, and with it every
-            request that is under way; the broker may have appended their batches nevertheless.
-        AuthorizationError
-            If Kafka refuses the principal altogether.
-        """
+        """Return the answer for every batch of a request; call it when the request is done."""
 
         def finish(_admin: Any) -> dict[Place, BatchAnswer]:
             response = request._response()
@@ -1344,17 +1258,7 @@ class _Shelf:
 
 
 class WirePool:
-    """Lends connections; safe to call from any thread and after a fork.
-
-    Parameters
-    ----------
-    idle_ms
-        How long a wire may lie unused.
-    clock
-        Time, replaceable in tests.
-    make
-        How a wire is made, replaceable in tests.
-    """
+    """Lends connections; safe to call from any thread and after a fork."""
 
     def __init__(
         self,

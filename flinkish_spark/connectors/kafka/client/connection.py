@@ -265,32 +265,14 @@ def is_secret(option: str) -> bool:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KafkaConnection:
-    """Where Kafka is and how to log in: a plain value, safe to print, checked on construction.
+    """Where Kafka is and how to log in: a plain value, safe to print, checked on construction."""
 
-    Parameters
-    ----------
-    bootstrap_servers
-        ``"host:port"``, several separated by commas, or a list of them.
-    options
-        Connection and security settings by Kafka's names, with or without the prefix ``kafka.``
-        that Spark wants, such as ``{"kafka.security.protocol": "SASL_SSL"}``. Values are strings. A
-        secret, and ``password`` or ``clientSecret`` within ``sasl.jaas.config``, may be ``env:NAME`` or
-        ``file:/path``.
-
-    Raises
-    ------
-    ConfigError
-        If a server, an option's name or its value cannot be used. The message names the option,
-        never a secret value.
-
-    Examples
-    --------
-    >>> connection = KafkaConnection("broker:9092", {"kafka.security.protocol": "PLAINTEXT"})
-    >>> connection.for_spark()["kafka.bootstrap.servers"]
-    'broker:9092'
-    """
-
+    #: ``"host:port"``, several separated by commas, or a list of them.
     bootstrap_servers: str | list[str] | tuple[str, ...]
+    #: Connection and security settings by Kafka's names, with or without the prefix ``kafka.``
+    #: that Spark wants, such as ``{"kafka.security.protocol": "SASL_SSL"}``. Values are strings. A
+    #: secret, and ``password`` or ``clientSecret`` within ``sasl.jaas.config``, may be ``env:NAME`` or
+    #: ``file:/path``.
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -307,7 +289,6 @@ class KafkaConnection:
 
     @property
     def servers(self) -> str:
-        """The bootstrap servers as one comma-separated string."""
         assert isinstance(self.bootstrap_servers, tuple)
         return ",".join(self.bootstrap_servers)
 
@@ -316,15 +297,12 @@ class KafkaConnection:
         return f"KafkaConnection({self.servers!r}, {shown!r})"
 
     def for_spark(self) -> dict[str, str]:
-        """Return the options of ``spark.readStream.format("kafka")``; holds secrets in clear."""
         return {_PREFIX + name: value for name, value in self.for_java().items()}
 
     def for_java(self) -> dict[str, str]:
-        """Return the properties of a Java Kafka client; holds secrets in clear."""
         return {"bootstrap.servers": self.servers, **self._resolved()}
 
     def _resolved(self) -> dict[str, str]:
-        """Return the options with secrets in the place of where they are."""
         return {name: _read(name, value) for name, value in self.options.items()}
 
     def for_python(self) -> dict[str, object]:
@@ -337,12 +315,6 @@ class KafkaConnection:
 
         At level DEBUG kafka-python's own logger ``kafka`` prints what it sends, and PLAIN sends the
         password, OAUTHBEARER the token; SCRAM sends neither.
-
-        Raises
-        ------
-        ConfigError
-            If an option has no counterpart in kafka-python, or a file or key cannot be used; the
-            message names the option.
         """
         assert isinstance(self.bootstrap_servers, tuple)
         servers = [server.rpartition("://")[2] for server in self.bootstrap_servers]
@@ -385,7 +357,6 @@ class _Known(str):
 
 
 def _is_place(name: str) -> bool:
-    """Return whether the value of an option may say where a secret is."""
     return is_secret(name) and name not in _NO_PLACE
 
 
@@ -596,26 +567,7 @@ _LEAST_SETUP_MS = 3_000
 
 
 def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: int) -> Any:
-    """Return a kafka-python admin client that has reached a broker.
-
-    Parameters
-    ----------
-    arguments
-        Keyword arguments of kafka-python.
-    servers
-        What the messages call the brokers.
-    within_ms
-        How long to try.
-
-    Raises
-    ------
-    AuthorizationError
-        If a broker refused the login.
-    TlsFailed
-        If TLS failed in a way that another attempt at once cannot change.
-    kafka.errors.KafkaError, OSError
-        The last reason why no broker could be reached.
-    """
+    """Return a kafka-python admin client that has reached a broker."""
     made: list[tuple[KafkaNetClient, _Manager]] = []
 
     def make(**configs: Any) -> KafkaNetClient:
@@ -680,7 +632,6 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
         return answer
 
     def least_loaded_node(self) -> Any:
-        """Return a broker; one that throttles this client if all do."""
         found = super().least_loaded_node()
         throttling = (node for node, one in self._conns.items() if one.paused and not one.closed)
         return next(throttling, None) if found is None else found

@@ -22,23 +22,12 @@ LOG = logging.getLogger(__name__)
 
 
 def newest_of(notes: Iterable[str], job: JobUuid) -> Mark | None:
-    """Return the newest mark of `job` among notes; None if there is none."""
     marks = [mark for note in notes if (mark := Mark.parse(note, job)) is not None]
     return max(marks, key=lambda mark: mark.checkpoint, default=None)
 
 
 class KafkaMarks:
-    """The mark of one sink or manifest; one instance belongs to one thread.
-
-    Parameters
-    ----------
-    admin
-        Of the cluster that is written to.
-    job, uid
-        Whose mark. The group is ``flinkish-<job>-<uid>``.
-    topic
-        An existing one that is written to: the offset is that of its partition 0.
-    """
+    """The mark of one sink or manifest; one instance belongs to one thread."""
 
     def __init__(self, admin: KafkaAdmin, job: JobUuid, uid: str, topic: str) -> None:
         self._admin, self._job, self._place = admin, job, (topic, 0)

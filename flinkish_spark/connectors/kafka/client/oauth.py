@@ -65,22 +65,7 @@ ContextOf = Callable[[Mapping[str, str]], ssl.SSLContext]
 def take_token_source(
     left: dict[str, str], jaas: Mapping[str, str] | None, context_of: ContextOf
 ) -> dict[str, object]:
-    """Move the options of OAUTHBEARER out of `left` and translate them for kafka-python.
-
-    Parameters
-    ----------
-    left
-        Connection options by Kafka's names.
-    jaas
-        The options of the entry in ``sasl.jaas.config``, None if that has not its form.
-    context_of
-        For the options of the entry that begin with ``ssl.``, as in Java.
-
-    Raises
-    ------
-    ConfigError
-        If something is missing or cannot be used.
-    """
+    """Move the options of OAUTHBEARER out of `left` and translate them for kafka-python."""
     given = {name: left.pop(name) for name in OAUTH_OPTIONS & left.keys()}
     handler, url = given.get(_HANDLER_OPTION, ""), given.get(_URL, "")
     if handler.rpartition(".")[2] != _HANDLER.rpartition(".")[2]:
@@ -163,19 +148,7 @@ _known: dict[TokenSource, _Token] = {}
 
 
 class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """What kafka-python asks for a token, at each login.
-
-    Parameters
-    ----------
-    source
-        Where tokens come from.
-    extensions
-        Sent with each token (RFC 7628).
-    context_of
-        Makes the TLS of the endpoint.
-    clock
-        Time, replaceable in tests.
-    """
+    """What kafka-python asks for a token, at each login."""
 
     def __init__(
         self,
@@ -190,15 +163,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         self._context_of, self._clock = context_of, clock
 
     def token(self) -> str:
-        """Return a token that lives for at least a fifth of its life, from the process or anew.
-
-        Raises
-        ------
-        AuthorizationError
-            The endpoint refuses the client.
-        kafka.errors.KafkaConnectionError
-            It cannot be reached, or its answer has no token.
-        """
+        """Return a token that lives for at least a fifth of its life, from the process or anew."""
         if self._source.url.lower().startswith("file:"):
             return self._from_file()
         known = _known.get(self._source)
@@ -207,7 +172,6 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         return known.text
 
     def extensions(self) -> dict[str, str]:
-        """Return what is sent beside the token."""
         return self._extensions
 
     def _from_file(self) -> str:
@@ -267,7 +231,6 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
 
     @property
     def _place(self) -> str:
-        """The endpoint without what may be secret in a URL."""
         parts = urllib.parse.urlsplit(self._source.url)
         return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
 

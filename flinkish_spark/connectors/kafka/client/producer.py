@@ -85,22 +85,7 @@ _known: dict[KafkaConnection, dict[str, tuple[TopicLayout, int]]] = {}
 
 
 class ProducerSession:
-    """Topics and their partitions, and who writes into them: here nobody in particular.
-
-    Parameters
-    ----------
-    wire
-        Borrowed for the output.
-    settings
-        Of the output.
-
-    Attributes
-    ----------
-    producer_id, producer_epoch
-        -1 without idempotence.
-    is_begun
-        Whether :meth:`begin` was called with success.
-    """
+    """Topics and their partitions, and who writes into them: here nobody in particular."""
 
     #: What every batch is, as bits of its attributes.
     batch_attributes = 0
@@ -116,24 +101,16 @@ class ProducerSession:
         self.is_begun = False
 
     def use(self, wire: KafkaWire) -> None:
-        """Ask over `wire` from now on."""
         self.wire, self.client = wire, ProduceClient(wire)
 
     def begin(self) -> None:
-        """Become who writes.
-
-        Raises
-        ------
-        AuthorizationError, StagingFailed
-            If Kafka refuses it, or nobody answered in time.
-        """
+        """Become who writes."""
         self.is_begun = True
 
     def join(self, places: Iterable[Place]) -> None:
         """Make partitions part of what is written, unless they are; raises as :meth:`begin`."""
 
     def first_sequence(self, place: Place) -> int:
-        """Return the sequence number of the first record that is written to a partition."""
         return 0
 
     def _take(self, what: str, right: str, ask: Callable[[int], ProducerGrant]) -> None:
@@ -142,13 +119,7 @@ class ProducerSession:
         self.is_begun = True
 
     def layout(self, topic: str) -> TopicLayout:
-        """Return partitions and leaders of a topic, at most five minutes old.
-
-        Raises
-        ------
-        AuthorizationError, StagingFailed
-            If the topic does not exist or may not be described, or nobody answered in time.
-        """
+        """Return partitions and leaders of a topic, at most five minutes old."""
         known = self._layouts.get(topic)
         now_ms = self.wire.clock.monotonic_ms()
         if known is None or now_ms - known[1] > _LAYOUT_MAX_AGE_MS:
@@ -162,7 +133,6 @@ class ProducerSession:
         return self.layout(topic)
 
     def leader(self, place: Place) -> int:
-        """Return the broker that leads a partition as far as we know, or -1."""
         leaders = self.layout(place[0]).leaders
         return leaders[place[1]] if place[1] < len(leaders) else -1
 
@@ -424,7 +394,6 @@ class SharedSession(TransactionSession):
         self._joined.update(new)
 
     def first_sequence(self, place: Place) -> int:
-        """Return what the driver said."""
         return self._shared.next_in(place) or 0
 
 
@@ -517,20 +486,7 @@ class _Flight:
 
 
 class Outbox:
-    """All records of one transaction between their encoding and their acknowledgement.
-
-    Parameters
-    ----------
-    session
-        Has begun, and joined every partition that records are posted to.
-
-    Attributes
-    ----------
-    acknowledged
-        How many records the brokers have.
-    evidence
-        The place of one of them, None before the first acknowledgement that tells an offset.
-    """
+    """All records of one transaction between their encoding and their acknowledgement."""
 
     def __init__(self, session: ProducerSession) -> None:
         self._session, self._settings = session, session.settings.producer
@@ -551,13 +507,7 @@ class Outbox:
         self.evidence: Evidence | None = None
 
     def post(self, parts: Mapping[Place, Rows]) -> None:
-        """Encode records and send them as far as possible; waits only while too much is under way.
-
-        Raises
-        ------
-        BadRecordError, AuthorizationError, StagingFailed
-            If a batch failed, of this call or an earlier one. The transaction must be aborted.
-        """
+        """Encode records and send them as far as possible; waits only while too much is under way."""
         with self._attended():
             # In turn, so that a request has a batch for each of a leader's partitions.
             for turn in _in_turn([self._parcels(place, rows) for place, rows in parts.items()]):
@@ -568,13 +518,11 @@ class Outbox:
                 self._wait_until(self._most_bytes)
 
     def drain(self) -> None:
-        """Return once every record is acknowledged; raises as :meth:`post`."""
         with self._attended():
             self._advance()
             self._wait_until(0)
 
     def acknowledged_by_place(self) -> dict[Place, int]:
-        """Return how many records the brokers have in each partition."""
         return {place: lane.acknowledged for place, lane in self._lanes.items()}
 
     def hush(self, within_ms: int) -> bool:
@@ -831,23 +779,14 @@ ABORT_BOUND_MS = 3_000
 
 @dataclass(frozen=True, slots=True)
 class StagedCounts:
-    """What became of the records that were written.
+    """What became of the records that were written."""
 
-    Attributes
-    ----------
-    sent
-        Records that went out, dead letters included.
-    bytes
-        Of their keys and values.
-    dropped
-        Left out by ``OnRefusal.DROP``.
-    dead_lettered
-        Made a dead letter by ``OnRefusal.DEAD_LETTER``.
-    """
-
+    #: Records that went out, dead letters included.
     sent: int = 0
+    #: Of their keys and values.
     bytes: int = 0
     dropped: int = 0
+    #: Made a dead letter by ``OnRefusal.DEAD_LETTER``.
     dead_lettered: int = 0
 
 
@@ -865,23 +804,6 @@ class StagedTransaction:
     :meth:`abandon`. Leaving the `with` block without having prepared abandons it. A crash at any
     point leaves at most an open transaction under `settings.transactional_id`, which read_committed
     readers do not see and which whoever leased the id, or its timeout, aborts.
-
-    Parameters
-    ----------
-    settings
-        Of this attempt alone: two attempts with one transactional id fence each other.
-    pool
-        Where the connection is borrowed from, and given back to once the transaction is prepared
-        or abandoned.
-    common_headers
-        What every record gets before its own headers, and every dead letter behind its reason.
-
-    Examples
-    --------
-    >>> with StagedTransaction(settings) as transaction:  # doctest: +SKIP
-    ...     for batch in batches:
-    ...         transaction.write(batch["key"], batch["value"], topics="orders")
-    ...     committable = transaction.prepare()
     """
 
     def __init__(
@@ -911,15 +833,12 @@ class StagedTransaction:
 
     @property
     def ticket(self) -> Ticket | None:
-        """Of this attempt, if the transaction is shared and something was written."""
         return self._session.ticket if isinstance(self._session, SharedSession) else None
 
     def acknowledged_by_place(self) -> dict[Place, int]:
-        """Return how many records the brokers have in each partition."""
         return self._outbox.acknowledged_by_place()
 
     def now_ms(self) -> int:
-        """Return the time that a record without a timestamp gets."""
         return self._clock.wall_ms()
 
     def write(
@@ -932,34 +851,7 @@ class StagedTransaction:
         timestamps_ms: Int64s | int | None = None,
         misfits: Column | None = None,
     ) -> None:
-        """Add records. They are sent once there are enough of them, at the latest by :meth:`prepare`.
-
-        Parameters
-        ----------
-        keys, values
-            Binary or string columns of one length; null is no key and a tombstone. None stands for
-            keys that are all null.
-        headers
-            None, pairs of name and value for every record, or a column of Spark's type
-            ``array<struct<key:string,value:binary>>``.
-        topics
-            One topic, or a string column. None and null stand for the default topic.
-        partitions
-            Integer column, null where the key decides; records without key are spread.
-        timestamps_ms
-            Milliseconds since 1970, for all records or for each; None is now.
-        misfits
-            String column: why a record does not fit its format; null if it does.
-
-        Raises
-        ------
-        BadRecordError
-            If one of these or of the earlier records cannot be written as it is.
-        AuthorizationError, StagingFailed
-            If Kafka refuses, or cannot be reached within ``delivery.timeout.ms``.
-        SchemaError
-            If a column is of a wrong type or length.
-        """
+        """Add records. They are sent once there are enough of them, at the latest by :meth:`prepare`."""
         self._require(_Phase.WRITING)
         if not len(values):
             return
@@ -979,11 +871,6 @@ class StagedTransaction:
 
         From here on the transaction belongs to whoever holds the handle. Returns None if there is
         no transaction, because no record was sent or because the guarantee needs none.
-
-        Raises
-        ------
-        BadRecordError, AuthorizationError, StagingFailed
-            If a record could not be written; the transaction is to be abandoned.
         """
         self._require(_Phase.WRITING)
         with self._failing():
@@ -1146,18 +1033,6 @@ def free_transactional_id(wire: KafkaWire, prefix: str, attempt: TaskAttempt) ->
     again while old tasks of it may still write, and numbers their attempts from 0 again; PySpark does
     not tell which attempt of the stage it is. Taking the id of a task whose result Spark has accepted
     would abort its transaction, so the coordinator is asked first.
-
-    Parameters
-    ----------
-    prefix
-        Leased for the micro-batch; nothing else uses it.
-
-    Raises
-    ------
-    EnvironmentFault
-        All ids of the task are in use, or its attempt number is too high.
-    BrokerUnavailableError, AuthorizationError
-        As for every request.
     """
     indexes = range(attempt.number, MAX_ATTEMPT_INDEX, _ATTEMPTS_PER_STAGE_ATTEMPT)
     names = [f"{prefix}-{attempt.partition}-{index}" for index in indexes]

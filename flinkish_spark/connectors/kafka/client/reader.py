@@ -128,26 +128,7 @@ class Fetches(Protocol):
 
 
 class RangeFetches:
-    """Takes the batches of one range, answer by answer; used once, by one thread.
-
-    Parameters
-    ----------
-    client
-        Sends the Fetches.
-    bounds
-        Asks for the first offset and the offset after the last one that the log holds now.
-    wanted
-        What to read.
-    settings
-        How.
-    clock
-        Time, replaceable in tests.
-
-    Attributes
-    ----------
-    losses
-        What was skipped, if the settings allow that.
-    """
+    """Takes the batches of one range, answer by answer; used once, by one thread."""
 
     def __init__(
         self,
@@ -168,19 +149,7 @@ class RangeFetches:
         self.losses: list[LostRange] = []
 
     def take(self) -> FetchedBatches | None:
-        """Return the next batches, or None at the end of the range.
-
-        Raises
-        ------
-        InputLostError
-            If a part of the range is gone and the settings do not allow that.
-        BrokerUnavailableError
-            If there was no progress within ``default.api.timeout.ms``.
-        AuthorizationError
-            If the principal may not read the topic.
-        EnvironmentFault
-            If the broker answers with an error that asking again cannot change.
-        """
+        """Return the next batches, or None at the end of the range."""
         if self._position >= self._end:
             return None
         trouble = "no time was allowed"
@@ -209,7 +178,6 @@ class RangeFetches:
     # -- asking -------------------------------------------------------------------------------
 
     def _answer(self, left_ms: int) -> RawSlice | None:
-        """Return the answer for the current position; None if the broker throttles this client."""
         pending, self._ahead = self._ahead, None
         return (pending or self._send(left_ms)).result().get(self._place)
 
@@ -378,7 +346,6 @@ _NO_PRODUCER = -1
 
 
 def record_schema(*, include_headers: bool, include_leader_epoch: bool = False) -> Any:
-    """Return the Arrow schema of what a :class:`RangeReader` yields."""
     headers = (("headers", HEADERS_TYPE),) if include_headers else ()
     epoch = (("leaderEpoch", pa.int32()),) if include_leader_epoch else ()
     return pa.schema([*_COLUMNS, *headers, *epoch])
@@ -411,15 +378,6 @@ def visible(
 
     Under read_committed, a transaction in `aborted` hides its producer's transactional batches
     from its first offset on, up to that producer's next ABORT marker.
-
-    Parameters
-    ----------
-    batches
-        The batches of one answer to a Fetch, in the order of the log.
-    aborted
-        (producer id, first offset) of the aborted transactions, as in the same answer.
-    marker_of
-        What a control batch says; asked for those only that could end an aborted transaction.
     """
     committed = isolation is Isolation.READ_COMMITTED
     coming = sorted(aborted, key=lambda entry: entry[1], reverse=True)
@@ -443,28 +401,6 @@ class RangeReader:
 
     Connections come from a pool of the process and go back to it, whatever ends a read. Nothing
     is kept that a crash could lose: a range read again gives the same records.
-
-    Parameters
-    ----------
-    connection
-        Where Kafka is.
-    settings
-        How to read.
-    pool
-        Where connections come from.
-    clock
-        Time, replaceable in tests.
-
-    Attributes
-    ----------
-    losses
-        The ranges that were skipped because Kafka no longer has them, in the order they were
-        found; stays empty unless the settings say not to fail on data loss.
-
-    Examples
-    --------
-    >>> reader = RangeReader(KafkaConnection("broker:9092"), ReaderSettings())
-    >>> batches = list(reader.read(OffsetRange("orders", 0, 100, 200)))  # doctest: +SKIP
     """
 
     def __init__(
@@ -488,17 +424,6 @@ class RangeReader:
         In the order of the log; no batch is empty, and a range without a visible record yields
         none. Asks Kafka for nothing if the range is empty. While the caller works on a batch the
         next answer is already on its way.
-
-        Raises
-        ------
-        InputLostError
-            If a part of the range is gone and the settings say to fail.
-        BrokerUnavailableError
-            If reading did not get on within ``default.api.timeout.ms``.
-        AuthorizationError
-            If the principal may not read the topic.
-        CorruptBatch, UnsupportedFormat, UnreadableCompression
-            If a batch cannot be decoded.
         """
         if wanted.start == wanted.end:
             return

@@ -57,49 +57,31 @@ class ReaderSettings:
     The names are those of Kafka's consumer and of Spark's Kafka source. The defaults too, but for
     read_committed and for ``max.partition.fetch.bytes``: Kafka's 1 MiB is meant for a share of an
     answer for many partitions, and takes half as long again here.
-
-    Parameters
-    ----------
-    isolation
-        Which records are seen.
-    fail_on_data_loss
-        Whether a range that is no longer there is an error; otherwise it is skipped and noted.
-    include_headers, include_leader_epoch
-        Whether the columns ``headers`` and ``leaderEpoch`` are read.
-    fetch_max_bytes, max_partition_fetch_bytes
-        How much one answer may hold; the smaller one counts, since a Fetch is for one partition.
-        A single larger batch is read nevertheless. A reader has two answers in memory.
-    fetch_max_wait_ms, fetch_min_bytes
-        How long a broker may wait for how much. They count only while a broker does not show
-        yet what the planner has already seen; a range that is there is read without waiting.
-    check_crcs
-        Whether the checksum of every batch is verified.
-    request_timeout_ms
-        How long one request may take before its connection is given up.
-    default_api_timeout_ms
-        How long reading may make no progress before it fails; at least four seconds, since less
-        would report a loss as a broker that is down.
-    client_rack
-        Where the readers are: a replica there is read, where brokers choose replicas by rack. Empty for
-        the leader.
-
-    Raises
-    ------
-    ConfigError
-        If a number is out of range; the message has Kafka's name of it.
     """
 
     isolation: Isolation = Isolation.READ_COMMITTED
+    #: Whether a range that is no longer there is an error; otherwise it is skipped and noted.
     fail_on_data_loss: bool = True
+    #: Whether the columns ``headers`` and ``leaderEpoch`` are read.
     include_headers: bool = False
+    #: How much one answer may hold; the smaller one counts, since a Fetch is for one partition.
+    #: A single larger batch is read nevertheless. A reader has two answers in memory.
     fetch_max_bytes: int = 52_428_800
     max_partition_fetch_bytes: int = 4_194_304
+    #: How long a broker may wait for how much. They count only while a broker does not show
+    #: yet what the planner has already seen; a range that is there is read without waiting.
     fetch_max_wait_ms: int = 500
     fetch_min_bytes: int = 1
+    #: Whether the checksum of every batch is verified.
     check_crcs: bool = True
+    #: How long one request may take before its connection is given up.
     request_timeout_ms: int = 30_000
+    #: How long reading may make no progress before it fails; at least four seconds, since less
+    #: would report a loss as a broker that is down.
     default_api_timeout_ms: int = 60_000
     include_leader_epoch: bool = False
+    #: Where the readers are: a replica there is read, where brokers choose replicas by rack. Empty for
+    #: the leader.
     client_rack: str = ""
 
     def __post_init__(self) -> None:
@@ -125,16 +107,6 @@ class ReaderSettings:
 
         Called by the source on the driver, with what is left of the user's options when those of
         the connection are taken out. A harmless option is accepted and changes nothing.
-
-        Raises
-        ------
-        ConfigError
-            If an option is not known here or its value cannot be used.
-
-        Examples
-        --------
-        >>> ReaderSettings.from_options({"kafka.fetch.max.bytes": "1000000"}).fetch_max_bytes
-        1000000
         """
         given: dict[str, Any] = {}
         for option, text in options.items():
@@ -165,7 +137,6 @@ class ReaderSettings:
 
     @property
     def patience_ms(self) -> int:
-        """How long reading may make no progress."""
         return max(self.default_api_timeout_ms, 2 * DOUBT_MS)
 
     def fetch_limits(self) -> FetchLimits:
@@ -288,31 +259,20 @@ class OnRefusal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """The settings of a Kafka producer that mean something to this writer.
-
-    Parameters
-    ----------
-    codec
-        ``compression.type``.
-    batch_bytes
-        ``batch.size``: no batch is larger before compression, but for one with a single record;
-        also how much goes to one partition before records without key turn to the next.
-    max_request_bytes
-        ``max.request.size``: the most one record may take, and the most one request takes.
-        None: 1 MiB, or more where the limit for records is higher.
-    request_timeout_ms
-        ``request.timeout.ms``: how long a broker may take to answer.
-    delivery_timeout_ms
-        ``delivery.timeout.ms``: how long one thing is tried again before the attempt fails.
-    acks
-        ``acks``; anything but ALL is for ``DeliveryGuarantee.NONE``.
-    """
+    """The settings of a Kafka producer that mean something to this writer."""
 
     codec: Codec = Codec.NONE
+    #: ``batch.size``: no batch is larger before compression, but for one with a single record;
+    #: also how much goes to one partition before records without key turn to the next.
     batch_bytes: int = 262_144
+    #: ``max.request.size``: the most one record may take, and the most one request takes.
+    #: None: 1 MiB, or more where the limit for records is higher.
     max_request_bytes: int | None = None
+    #: ``request.timeout.ms``: how long a broker may take to answer.
     request_timeout_ms: int = 30_000
+    #: ``delivery.timeout.ms``: how long one thing is tried again before the attempt fails.
     delivery_timeout_ms: int = 120_000
+    #: ``acks``; anything but ALL is for ``DeliveryGuarantee.NONE``.
     acks: Acks = Acks.ALL
 
     def __post_init__(self) -> None:
@@ -331,16 +291,6 @@ class ProducerSettings:
         as ``true``. ``linger.ms`` has no meaning here: what is written is sent when there is enough of
         it, or when the task ends. Settings of the Java producer about its buffer, its sockets and its
         metrics have none either, and are taken, so that the writers can take turns.
-
-        Raises
-        ------
-        ConfigError
-            If a name is unknown (the message lists the known ones) or a value cannot be used.
-
-        Examples
-        --------
-        >>> ProducerSettings.of({"compression.type": "zstd", "kafka.batch.size": "65536"}).batch_bytes
-        65536
         """
         parsed: dict[str, Any] = {}
         for given, value in settings.items():
@@ -371,21 +321,14 @@ class ProducerSettings:
 
 @dataclass(frozen=True, slots=True)
 class SharedProducer:
-    """What a task is told of a transaction that all tasks of a checkpoint write into.
+    """What a task is told of a transaction that all tasks of a checkpoint write into."""
 
-    Parameters
-    ----------
-    producer_id, producer_epoch
-        Of the transaction, which the driver began.
-    next_sequences
-        By topic, the sequence number that comes next in each partition; all of them are in the transaction.
-    ticket
-        The transactional id under which the attempts of this task are counted; nothing is written with it.
-    """
-
+    #: Of the transaction, which the driver began.
     producer_id: int
     producer_epoch: int
+    #: By topic, the sequence number that comes next in each partition; all of them are in the transaction.
     next_sequences: Mapping[str, Sequence[int]]
+    #: The transactional id under which the attempts of this task are counted; nothing is written with it.
     ticket: str
 
     def next_in(self, place: Place) -> int | None:
@@ -405,72 +348,48 @@ class TaskAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingSettings:
-    """Everything a task needs to write one transaction; safe to print, and to pickle into tasks.
-
-    Parameters
-    ----------
-    connection
-        Where Kafka is.
-    transactional_id
-        Of this task attempt alone: two attempts that share one fence each other. None where there is no
-        transaction, which is under every guarantee but EXACTLY_ONCE.
-    transaction_timeout_ms
-        How long the transaction may stay open until it is committed; at most the broker's
-        transaction.max.timeout.ms.
-    guarantee
-        What is promised about the records.
-    uid
-        Of the sink, for its dead letters.
-    max_record_bytes
-        The most a record may take with everything around it; at most what its topic takes.
-    max_dead_letter_bytes
-        The same for dead letters; None: as for other records.
-    times
-        How far from now the times of records may be.
-    compacted
-        The topics that take no record without a key.
-    default_topic
-        The topic of records that name none.
-    topics
-        Those that records may name; None: any.
-    partitions
-        How many each of `topics` has, for records that name one; None: Kafka is asked, and a record that
-        names another one fails the task.
-    oversize
-        What to do with larger records.
-    dead_letter_topic
-        Where they go under ``OnRefusal.DEAD_LETTER``, as part of the same transaction.
-    bad_record, bad_record_topic
-        The same for records that cannot be written for another reason.
-    producer
-        How batches are made and sent.
-    shared
-        The transaction, if it is not the task's own: then `transactional_id` is that of all tasks.
-    attempt
-        Of the task: then `transactional_id` is a prefix, and the id is chosen when the transaction begins.
-    transactions_of_task
-        How many the task has at a time. They share the memory that one has alone.
-    """
+    """Everything a task needs to write one transaction; safe to print, and to pickle into tasks."""
 
     connection: KafkaConnection
+    #: Of this task attempt alone: two attempts that share one fence each other. None where there is no
+    #: transaction, which is under every guarantee but EXACTLY_ONCE.
     transactional_id: str | None
+    #: How long the transaction may stay open until it is committed; at most the broker's
+    #: transaction.max.timeout.ms.
     transaction_timeout_ms: int
+    #: What is promised about the records.
     guarantee: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
+    #: Of the sink, for its dead letters.
     uid: str = ""
+    #: The most a record may take with everything around it; at most what its topic takes.
     max_record_bytes: int = DEFAULT_MAX_REQUEST_BYTES
+    #: The same for dead letters; None: as for other records.
     max_dead_letter_bytes: int | None = None
+    #: How far from now the times of records may be.
     times: TimeLimits = field(default_factory=TimeLimits)
+    #: The topics that take no record without a key.
     compacted: frozenset[str] = frozenset()
+    #: The topic of records that name none.
     default_topic: str | None = None
+    #: Those that records may name; None: any.
     topics: frozenset[str] | None = None
+    #: How many each of `topics` has, for records that name one; None: Kafka is asked, and a record that
+    #: names another one fails the task.
     partitions: Mapping[str, int] | None = None
+    #: What to do with larger records.
     oversize: OnRefusal = OnRefusal.FAIL
+    #: Where they go under ``OnRefusal.DEAD_LETTER``, as part of the same transaction.
     dead_letter_topic: str | None = None
+    #: The same for records that cannot be written for another reason.
     bad_record: OnRefusal = OnRefusal.FAIL
     bad_record_topic: str | None = None
+    #: How batches are made and sent.
     producer: ProducerSettings = field(default_factory=ProducerSettings)
+    #: The transaction, if it is not the task's own: then `transactional_id` is that of all tasks.
     shared: SharedProducer | None = None
+    #: Of the task: then `transactional_id` is a prefix, and the id is chosen when the transaction begins.
     attempt: TaskAttempt | None = None
+    #: How many the task has at a time. They share the memory that one has alone.
     transactions_of_task: int = 1
 
     def __post_init__(self) -> None:
@@ -500,7 +419,6 @@ class StagingSettings:
 
     @property
     def record_limit_bytes(self) -> int:
-        """The most a record may take: the smaller of ours and ``max.request.size``."""
         given = self.producer.max_request_bytes
         return self.max_record_bytes if given is None else min(given, self.max_record_bytes)
 
@@ -511,7 +429,6 @@ class StagingSettings:
 
     @property
     def batch_limit_bytes(self) -> int:
-        """The most several records may take in one batch."""
         return min(self.producer.batch_bytes, self.record_limit_bytes)
 
 

@@ -42,20 +42,12 @@ SHARED_TASK = 999_999_997
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What a task says about its part of a shared transaction.
-
-    Parameters
-    ----------
-    task
-        Spark's partition.
-    written
-        How many records of it the brokers have acknowledged, by Kafka partition.
-    ticket
-        Of the attempt; None if it wrote nothing, or where another attempt cannot write at all.
-    """
+    """What a task says about its part of a shared transaction."""
 
     task: int
+    #: How many records of it the brokers have acknowledged, by Kafka partition.
     written: Mapping[Place, int]
+    #: Of the attempt; None if it wrote nothing, or where another attempt cannot write at all.
     ticket: Ticket | None
 
 
@@ -64,20 +56,6 @@ class SharedTransaction:
 
     A crash leaves it open under its transactional id; whoever takes the job over aborts it, or commits it if
     the checkpoint was decided.
-
-    Parameters
-    ----------
-    wire
-        Borrowed for the micro-batch; see :meth:`ask_over`.
-    settings
-        With the transactional id of all tasks.
-    topics
-        Every topic that may be written.
-
-    Raises
-    ------
-    AuthorizationError, StagingFailed
-        By every method: Kafka refuses it, or nobody answered in time.
     """
 
     def __init__(self, wire: KafkaWire, settings: StagingSettings, topics: Sequence[str]) -> None:
@@ -96,22 +74,14 @@ class SharedTransaction:
 
     @property
     def transactional_id(self) -> str:
-        """The handle's first part; producer id and epoch are the others."""
         return str(self._settings.transactional_id)
 
     @property
     def partitions(self) -> dict[str, int]:
-        """How many partitions each topic has."""
         return {topic: len(known) for topic, known in self._next.items()}
 
     def check_partitions(self) -> None:
-        """Ask whether partitions have been added: to tasks a record that names one would be a bad record.
-
-        Raises
-        ------
-        StagingFailed
-            They have; the next transaction has them, too.
-        """
+        """Ask whether partitions have been added: to tasks a record that names one would be a bad record."""
         self._session.refresh(self._next)
         for topic, known in self._next.items():
             now = len(self._session.layout(topic).leaders)
@@ -129,11 +99,9 @@ class SharedTransaction:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has been written."""
         return not any(any(known) for known in self._next.values())
 
     def producer(self, ticket_prefix: str) -> SharedProducer:
-        """Return what tasks are told; each puts its own number behind `ticket_prefix`."""
         return SharedProducer(
             self._session.producer_id, self._session.producer_epoch, self.next_sequences, ticket_prefix
         )
@@ -147,13 +115,7 @@ class SharedTransaction:
         }
 
     def advance(self, outcomes: Iterable[TaskOutcome]) -> None:
-        """Take in what the tasks of a micro-batch have written.
-
-        Raises
-        ------
-        StagingFailed
-            The leaders have something else.
-        """
+        """Take in what the tasks of a micro-batch have written."""
         for outcome in outcomes:
             for (topic, partition), records in outcome.written.items():
                 known = self._next[topic]
@@ -169,7 +131,6 @@ class SharedTransaction:
             )
 
     def commit_offsets(self, group: str, offsets: Mapping[Place, int], note: str) -> None:
-        """Make a consumer group's offsets show together with the records."""
         self._session.commit_offsets(group, offsets, note)
 
     def abort(self) -> None:
@@ -190,15 +151,7 @@ class SharedTransaction:
 def why_other_attempts(
     before: Mapping[str, Ticket], after: Mapping[str, Ticket], given: Mapping[str, Ticket | None]
 ) -> str:
-    """Return why an attempt beside those whose result counts may have written; empty if none can have.
-
-    Parameters
-    ----------
-    before, after
-        The newest ticket under each name, around the tasks.
-    given
-        By name, the ticket of the attempt whose result counts; None if that wrote nothing.
-    """
+    """Return why an attempt beside those whose result counts may have written; empty if none can have."""
     for name, ticket in given.items():
         is_alone = (
             after.get(name) == before.get(name)

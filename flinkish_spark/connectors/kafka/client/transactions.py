@@ -140,15 +140,7 @@ def _covering(seen: LogSlice, offset: int) -> Batch | None:
 
 
 class EvidenceReader:
-    """Reads places in the log over a shared connection; see the rules of this module.
-
-    Parameters
-    ----------
-    wire
-        The connection; it reconnects by itself.
-    patience_ms
-        How long an undecided place is read again before it is reported as such.
-    """
+    """Reads places in the log over a shared connection; see the rules of this module."""
 
     def __init__(self, wire: KafkaWire, *, patience_ms: int = 2_000) -> None:
         self._wire = wire
@@ -161,13 +153,6 @@ class EvidenceReader:
 
         Reads again while the place is undecided, for at most `patience_ms`: markers follow
         within milliseconds of the decision. Typically 2 to 10 ms.
-
-        Raises
-        ------
-        BrokerUnavailableError
-            If nobody answered.
-        AuthorizationError
-            If the principal may not read the topic.
         """
         finding = Finding(Fate.UNDECIDED, f"{place} was not read")
         absences = 0
@@ -280,17 +265,6 @@ class KafkaCommittable(Stored):
 
     Written by the task that staged the records, after every record was acknowledged; stored in
     the staged file and in the decision; used by :class:`TransactionClient`.
-
-    Parameters
-    ----------
-    transactional_id, producer_id, producer_epoch
-        The handle.
-    evidence
-        The place of any one record of this transaction.
-    records
-        How many records it holds, at least one; an empty transaction is no committable.
-    protocol_version
-        The EndTxn version the handle was prepared for.
     """
 
     IS_CLOSED: ClassVar = True
@@ -298,8 +272,11 @@ class KafkaCommittable(Stored):
     transactional_id: str
     producer_id: int
     producer_epoch: int
+    #: The place of any one record of this transaction.
     evidence: Evidence
+    #: How many records it holds, at least one; an empty transaction is no committable.
     records: int
+    #: The EndTxn version the handle was prepared for.
     protocol_version: int = field(default=END_TXN_VERSION, metadata=ADDED)
 
     def __post_init__(self) -> None:
@@ -317,13 +294,7 @@ class KafkaCommittable(Stored):
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Return the committable that `value` holds.
-
-        Raises
-        ------
-        CorruptObjectError
-            If a field is missing, unknown or out of range.
-        """
+        """Return the committable that `value` holds."""
         try:
             found: Self = read(cls, value)
         except ValueError as wrong:
@@ -351,13 +322,7 @@ class OpenTransaction:
 def why_not_counted(
     wire: KafkaWire, next_sequences: Mapping[str, Sequence[int]], producer_id: int, producer_epoch: int
 ) -> str:
-    """Compare what a transaction should hold with what the leaders have; return the first difference, or "".
-
-    Raises
-    ------
-    BrokerUnavailableError, AuthorizationError
-        Nothing is concluded then.
-    """
+    """Return the first difference between a transaction's expected contents and the leaders', or ""."""
     places = [(topic, p) for topic, known in next_sequences.items() for p in range(len(known))]
     seen = wire.last_sequences(places, producer_id, producer_epoch)
     for topic, partition in places:
@@ -377,17 +342,6 @@ class TransactionClient:
     Used by the coordinator, again and again over hours; it reconnects by itself after a broker
     restart. All calls are idempotent, keep nothing between them and may be repeated after a
     crash by a new process. One instance belongs to one thread.
-
-    Parameters
-    ----------
-    connection
-        Where Kafka is.
-    retry_budget_ms
-        How long one call keeps asking a coordinator that cannot answer yet.
-    evidence_patience_ms
-        How long an undecided place in the log is read again before the answer is RETRY.
-    clock
-        Time, replaceable in tests.
     """
 
     def __init__(
@@ -402,7 +356,6 @@ class TransactionClient:
 
     @classmethod
     def over(cls, wire: KafkaWire) -> TransactionClient:
-        """Return a client that asks over `wire`; the two are used, and closed, as one."""
         client = cls.__new__(cls)
         client._use(wire, _EVIDENCE_PATIENCE_MS)
         return client
@@ -412,7 +365,6 @@ class TransactionClient:
         self._reader = EvidenceReader(wire, patience_ms=evidence_patience_ms)
 
     def close(self) -> None:
-        """Close the connection; a later call opens it again."""
         self._wire.close()
 
     def __enter__(self) -> TransactionClient:
@@ -422,36 +374,11 @@ class TransactionClient:
         self.close()
 
     def commit(self, committable: KafkaCommittable) -> CommitAnswer:
-        """Make the records of a decided committable visible.
-
-        Returns
-        -------
-        CommitAnswer
-            COMMITTED (also when repeated while the coordinator still remembers),
-            ALREADY_COMMITTED (the log shows it), RETRY (nothing is known), or LOST (the log shows
-            that it was aborted, or the record is gone; the detail says which).
-
-        Raises
-        ------
-        AuthorizationError
-            If Kafka refuses the principal.
-        """
+        """Make the records of a decided committable visible."""
         return self._ended(committable, EndAction.COMMIT)
 
     def abort(self, committable: KafkaCommittable) -> CommitAnswer:
-        """Drop the records of a committable that was never decided.
-
-        Returns
-        -------
-        CommitAnswer
-            COMMITTED (it is aborted), ALREADY_COMMITTED (it was gone before), RETRY, or FENCED
-            (somebody else committed it: another owner decided).
-
-        Raises
-        ------
-        AuthorizationError
-            If Kafka refuses the principal.
-        """
+        """Drop the records of a committable that was never decided."""
         return self._ended(committable, EndAction.ABORT)
 
     def is_alive(self, committables: Iterable[KafkaCommittable]) -> dict[KafkaCommittable, Liveness]:
@@ -459,44 +386,19 @@ class TransactionClient:
 
         One request to each coordinator. To be called right before a decision; a transaction may
         still reach its time limit between this and the commit.
-
-        Raises
-        ------
-        BrokerUnavailableError
-            If a coordinator could not tell within the retry budget; nothing is concluded then.
-        AuthorizationError
-            If Kafka refuses the principal.
         """
         wanted = list(committables)
         views = self.described(sorted({one.transactional_id for one in wanted}))
         return {one: _liveness(one, views[one.transactional_id]) for one in wanted}
 
     def why_not_counted(self, one: KafkaCommittable, next_sequences: Mapping[str, Sequence[int]]) -> str:
-        """Return the first partition that does not hold what its tasks wrote into a transaction; or "".
-
-        Parameters
-        ----------
-        next_sequences
-            By topic, the sequence number that comes next in each partition of the transaction.
-
-        Raises
-        ------
-        BrokerUnavailableError
-            If a leader could not tell; nothing is concluded then.
-        AuthorizationError
-            If the principal may not read a topic.
-        """
+        """Return the first partition that does not hold what its tasks wrote into a transaction; or ""."""
         return why_not_counted(self._wire, next_sequences, one.producer_id, one.producer_epoch)
 
     def list_of_job(self, job: JobUuid) -> list[OpenTransaction]:
         """Return the open transactions of `job`, by exact parsing of their ids.
 
         Foreign ids never match, whatever they begin with.
-
-        Raises
-        ------
-        BrokerUnavailableError
-            If not all brokers answered.
         """
         found: list[OpenTransaction] = []
         for row in self._wire.list_transactions(_OPEN_STATES):
@@ -511,17 +413,6 @@ class TransactionClient:
 
         A new epoch is taken and not just the transaction ended: a task that is still writing
         would otherwise open the next one under the same id.
-
-        Returns
-        -------
-        CommitAnswer
-            COMMITTED (something was open and is aborted), ALREADY_COMMITTED (nothing was open),
-            FENCED (its commit was under way; it has been left to finish), or RETRY.
-
-        Raises
-        ------
-        AuthorizationError
-            If Kafka refuses the principal.
         """
         name = str(transactional_id)
         try:
@@ -588,15 +479,7 @@ class TransactionClient:
         return code, lost_detail
 
     def described(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
-        """Return what the coordinators say about each id, once they can say it.
-
-        Raises
-        ------
-        BrokerUnavailableError
-            If a coordinator could not tell within the retry budget.
-        AuthorizationError
-            If Kafka refuses the principal.
-        """
+        """Return what the coordinators say about each id, once they can say it."""
         views: dict[str, TransactionView] = {}
         waiting = list(transactional_ids)
         for _left_ms in pauses_ms(self._budget_ms, self._wire.clock):

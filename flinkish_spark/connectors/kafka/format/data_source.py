@@ -39,17 +39,14 @@ class FlinkishKafka(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the format name."""
         return FORMAT_NAME
 
     def schema(self) -> str:
-        """Return the columns of a read, after a look at its options."""
         from flinkish_spark.connectors.kafka.format.reader import schema_of
 
         return schema_of(parse_any(self.options))
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
-        """Return the reader of a batch query."""
         from flinkish_spark.connectors.kafka.format.reader import KafkaBatchReader
 
         return KafkaBatchReader(parse_batch(self.options))
@@ -63,7 +60,6 @@ class FlinkishKafka(DataSource):
         return for_running_spark(reader(options))
 
     def streamWriter(self, schema: T.StructType, overwrite: bool) -> KafkaStreamWriter:
-        """Return the writer of a streaming query."""
         from flinkish_spark.connectors.kafka.format.writer import KafkaStreamWriter
 
         return KafkaStreamWriter(parse_sink(self.options, schema), self.observer)

@@ -31,27 +31,13 @@ from flinkish_spark.protocol.ids import Place
 
 
 class OffsetFinder:
-    """Turns options into offsets by asking the brokers; one per reader, on the driver.
-
-    Parameters
-    ----------
-    positions
-        The brokers.
-    options
-        Of the source.
-    """
+    """Turns options into offsets by asking the brokers; one per reader, on the driver."""
 
     def __init__(self, positions: Positions, options: SourceOptions) -> None:
         self._positions, self._options = positions, options
 
     def places(self) -> frozenset[Place]:
-        """Return the partitions to read now.
-
-        Raises
-        ------
-        GraphError
-            A topic that was named does not exist.
-        """
+        """Return the partitions to read now."""
         wanted = self._options.subscription
         if wanted.assigned:
             existing = self._existing({topic for topic, _ in wanted.assigned})
@@ -85,7 +71,6 @@ class OffsetFinder:
         return existing
 
     def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Return first offsets."""
         return self._positions.earliest(places)
 
     def latest(self, places: Iterable[Place], isolation: Isolation | None = None) -> dict[Place, int]:
@@ -93,11 +78,9 @@ class OffsetFinder:
         return self._positions.latest(places, isolation or self._options.reader.isolation)
 
     def starting(self) -> dict[Place, int]:
-        """Return where a new query begins, for every partition."""
         return self._resolved(self._options.starting, "starting")
 
     def ending(self) -> dict[Place, int]:
-        """Return where a batch read ends, for every partition."""
         return self._resolved(self._options.ending, "ending")
 
     def _resolved(self, bound: Bound, side: str) -> dict[Place, int]:
@@ -167,15 +150,7 @@ class _Look:
 
 
 class TopicWatch:
-    """Answers the same questions every few milliseconds; one per reader, on the driver.
-
-    Parameters
-    ----------
-    finder
-        Asks the brokers.
-    fails_on_loss
-        Spark's option `failOnDataLoss`.
-    """
+    """Answers the same questions every few milliseconds; one per reader, on the driver."""
 
     def __init__(self, finder: OffsetFinder, fails_on_loss: bool) -> None:
         self._finder, self._fails_on_loss = finder, fails_on_loss
@@ -184,19 +159,7 @@ class TopicWatch:
         self._reported: set[str] = set()
 
     def ends(self, begin: Mapping[Place, int]) -> dict[Place, int]:
-        """Return where each partition ends now.
-
-        Parameters
-        ----------
-        begin
-            How far the query has read. With `failOnDataLoss` no end is before it. Without, an end
-            may be: the log was made anew, and the query goes on there.
-
-        Raises
-        ------
-        InputLostError
-            With `failOnDataLoss`, if something that was read, or is still to be read, is gone.
-        """
+        """Return where each partition ends now."""
         if not self._fails_on_loss:
             return self._ends_there_are(begin)
         look = seen_to_stay(lambda: self._look(begin), lambda seen: bool(seen.losses), _CLOCK)

@@ -96,20 +96,6 @@ def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None
     """Refuse unknown options with the nearest known name.
 
     Names under ``kafka.`` are left to the client they are for.
-
-    Parameters
-    ----------
-    options
-        Names as given, in any case.
-    known
-        Names in Spark's spelling.
-    what
-        ``"source"`` or ``"sink"``, for the message.
-
-    Raises
-    ------
-    ConfigError
-        An option is unknown, or refused for a reason.
     """
     spelled = {name.lower(): name for name in (*known, *_OF_SPARK)}
     for name in sorted(options):
@@ -127,13 +113,7 @@ def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None
 
 
 def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Return bootstrap servers, connection options and client settings, without the prefix.
-
-    Raises
-    ------
-    ConfigError
-        ``kafka.bootstrap.servers`` is missing.
-    """
+    """Return bootstrap servers, connection options and client settings, without the prefix."""
     under = {
         name.lower().removeprefix(_KAFKA): value
         for name, value in options.items()
@@ -153,13 +133,7 @@ def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str]
 
 
 def producer_settings(client: Mapping[str, str]) -> dict[str, str]:
-    """Return a sink's client settings without the one that says what is so anyway.
-
-    Raises
-    ------
-    ConfigError
-        One of them asks for less than exactly once needs.
-    """
+    """Return a sink's client settings without the one that says what is so anyway."""
     left = dict(client)
     if left.pop("enable.idempotence", "true").strip().lower() != "true":
         raise ConfigError(
@@ -252,22 +226,13 @@ class BarrierRecordPolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One end of what is read, before the brokers were asked.
+    """One end of what is read, before the brokers were asked."""
 
-    Parameters
-    ----------
-    everywhere
-        EARLIEST or LATEST for all partitions, or None.
-    offsets
-        An offset, EARLIEST or LATEST by partition.
-    timestamp_ms
-        For all partitions, or None.
-    timestamps_ms
-        By partition.
-    """
-
+    #: EARLIEST or LATEST for all partitions, or None.
     everywhere: int | None = None
+    #: An offset, EARLIEST or LATEST by partition.
     offsets: Mapping[Place, int] | None = None
+    #: For all partitions, or None.
     timestamp_ms: int | None = None
     timestamps_ms: Mapping[Place, int] | None = None
 
@@ -299,13 +264,7 @@ class SourceOptions:
 
 
 def parse_batch(options: Mapping[str, str]) -> SourceOptions:
-    """Return the options of a batch read.
-
-    Raises
-    ------
-    ConfigError
-        An option is unknown, missing or contradicts another.
-    """
+    """Return the options of a batch read."""
     return _parse(options, READ_BATCH_ONLY, otherwise=EARLIEST)
 
 
@@ -529,34 +488,20 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Everything a writer needs; safe to pickle into tasks, holds secrets inside `connection` only.
-
-    Parameters
-    ----------
-    topic
-        Wins over a column `topic`; None if there is none.
-    columns
-        Which of the sink's columns the query has.
-    """
+    """Everything a writer needs; safe to pickle into tasks, holds secrets inside `connection` only."""
 
     connection: KafkaConnection
     producer: ProducerSettings
+    #: Wins over a column `topic`; None if there is none.
     topic: str | None
+    #: Which of the sink's columns the query has.
     columns: tuple[str, ...]
     checkpoint_location: Path
     transaction_timeout_ms: int
 
 
 def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
-    """Return the options of a streaming write.
-
-    Raises
-    ------
-    ConfigError
-        An option is unknown, missing or cannot be used.
-    SchemaError
-        A column is missing or has another type than the sink takes.
-    """
+    """Return the options of a streaming write."""
     check_names(options, WRITE, "sink")
     given = Given(options)
     servers, connection, producer = split_kafka_options(options)

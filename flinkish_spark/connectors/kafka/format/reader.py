@@ -76,15 +76,7 @@ CONTROL = f", {C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT"
 
 
 class KafkaPiece(InputPartition):
-    """What one task reads.
-
-    Parameters
-    ----------
-    piece
-        The range.
-    barrier
-        What follows the range, if anything; its channel also says how many there are.
-    """
+    """What one task reads."""
 
     def __init__(self, piece: Range, barrier: Barrier | None) -> None:
         super().__init__(None)
@@ -92,13 +84,7 @@ class KafkaPiece(InputPartition):
 
 
 class WakePiece(InputPartition):
-    """Rows that call key groups of a job's operators; a barrier, if there is no partition to bring it.
-
-    Parameters
-    ----------
-    rows
-        Kind, checkpoint, channel, and sequence, which travels in place of a record's offset.
-    """
+    """Rows that call key groups of a job's operators; a barrier, if there is no partition to bring it."""
 
     def __init__(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
         super().__init__(None)
@@ -106,7 +92,6 @@ class WakePiece(InputPartition):
 
 
 def schema_of(options: SourceOptions) -> str:
-    """Return the columns of the source."""
     reader = options.reader
     more = HEADERS * reader.include_headers + LEADER_EPOCH * reader.include_leader_epoch
     return SCHEMA + more + CONTROL * bool(options.control_path)
@@ -212,13 +197,7 @@ def _nothing(options: SourceOptions, count: int) -> pa.RecordBatch:
 
 
 class KafkaBatchReader(DataSourceReader):
-    """Reads from the starting to the ending offsets, as they are when Spark plans the query.
-
-    Parameters
-    ----------
-    options
-        Of the source.
-    """
+    """Reads from the starting to the ending offsets, as they are when Spark plans the query."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -239,7 +218,6 @@ class KafkaBatchReader(DataSourceReader):
         return [KafkaPiece(piece, None) for piece in cut or [nothing]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one piece."""
         assert isinstance(partition, KafkaPiece)
         return read_piece(self._options, partition)
 
@@ -255,13 +233,7 @@ _TIMEOUT_MS = 5_000
 
 
 class GroupOffsets:
-    """Commits the offsets of the option `flinkish.group.id`; does nothing without it.
-
-    Parameters
-    ----------
-    options
-        Of the source.
-    """
+    """Commits the offsets of the option `flinkish.group.id`; does nothing without it."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -317,15 +289,7 @@ _ASK_EVERY_S = 0.025
 
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The streaming source; see the module's head and `docs/drop-in.md`.
-
-    Parameters
-    ----------
-    options
-        Of the source.
-    finder
-        Asks the brokers; None to connect as the options say.
-    """
+    """The streaming source; see the module's head and `docs/drop-in.md`."""
 
     def __init__(self, options: SourceOptions, finder: OffsetFinder | None = None) -> None:
         self._options = options
@@ -343,7 +307,6 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- offsets --------------------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query without a checkpoint begins; Spark may ask several times."""
         if not self._options.first_offsets:
             return {**self._logged(self._finder.starting(), NOTHING_SAID), START_KEY: True}
         return self._logged(plan.from_json(self._first()["offsets"]), NOTHING_SAID)
@@ -367,7 +330,6 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return f"first-offsets/{digest[:16]}.json"
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return `maxOffsetsPerTrigger`."""
         most = self._options.max_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
@@ -376,17 +338,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._watch.ends({})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the end of the topics, for the lag in Spark's progress."""
         return self._logged(self._newest, NOTHING_SAID) if self._newest else None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next micro-batch ends; `start` if there is nothing new.
-
-        Raises
-        ------
-        InputLostError
-            Records that the query has not read are gone, and failOnDataLoss is true.
-        """
+        """Return where the next micro-batch ends; `start` if there is nothing new."""
         begin, checkpoint = parsed_offset(start)
         if START_KEY in start:
             logged = self._logged(begin, ControlOffset(checkpoint))
@@ -523,19 +478,7 @@ _PATIENCE_MS = 30_000
 
 
 class AlignedStreamReader(KafkaStreamReader):
-    """The source of a chained job; see `docs/chained-jobs.md`.
-
-    Parameters
-    ----------
-    options
-        Of the source, with an upstream job.
-    finder
-        Asks the brokers; None to connect as the options say.
-    scan
-        Finds barrier records; None as well.
-    clock
-        Time, replaceable in tests.
-    """
+    """The source of a chained job; see `docs/chained-jobs.md`."""
 
     def __init__(
         self,
@@ -558,7 +501,6 @@ class AlignedStreamReader(KafkaStreamReader):
         self._waiting_for, self._waiting_since_ms = CheckpointId(0), 0
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where the job began, with nothing read yet, or what its seed says."""
         first = super().initialOffset()
         positions, _ = parsed_offset(first)
         return {**first, **self._state_at_first(positions).to_json(positions)}
@@ -574,15 +516,7 @@ class AlignedStreamReader(KafkaStreamReader):
         return seeded
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next micro-batch ends; `start` if nothing is to be run now.
-
-        Raises
-        ------
-        InputLostError
-            Records that the job has not read are gone.
-        ConfigError
-            The barrier records in the topics are not those of one upstream job and sink.
-        """
+        """Return where the next micro-batch ends; `start` if nothing is to be run now."""
         self._wait_a_little()
         return self._shared.agreed(start, lambda: self._planned(start, limit))
 
@@ -643,7 +577,6 @@ class AlignedStreamReader(KafkaStreamReader):
         return replace(CutState.somewhere(begin, self._settings), job=wanted)
 
     def _held(self, state: CutState, begin: Mapping[Place, int]) -> frozenset[Place]:
-        """Return the partitions that wait until the channel state has been replayed after a start."""
         if self._is_replaying is not False:
             self._is_replaying = bool(state.channel_state)
         return frozenset(begin.keys() - state.channel_state.keys()) if self._is_replaying else frozenset()
@@ -691,7 +624,6 @@ def _of_job(scan: Scan, wanted: JobUuid | None) -> Scan:
 
 
 def _first_job(ahead: Mapping[Place, Scanned]) -> JobUuid | None:
-    """Return the job of the first barrier that is seen at all."""
     return next((s.mark.job for _, seen in sorted(ahead.items()) for s in seen.barriers), None)
 
 

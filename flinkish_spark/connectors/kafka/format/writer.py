@@ -88,13 +88,7 @@ _KEPT_BATCHES = 20
 
 
 class EpochDir:
-    """Typed access to the files of one drop-in sink.
-
-    Parameters
-    ----------
-    checkpoint_location
-        Spark's checkpoint of the query, absolute and local.
-    """
+    """Typed access to the files of one drop-in sink."""
 
     def __init__(self, checkpoint_location: Path) -> None:
         self._spark_checkpoint = checkpoint_location
@@ -120,11 +114,9 @@ class EpochDir:
         )
 
     def attempt(self, number: AttemptNumber) -> Attempt | None:
-        """Return a planned attempt, or None if it is no longer kept."""
         return self._objects.optional(_attempt_key(int(number)), "attempt", Attempt.from_json)
 
     def create_attempt(self, attempt: Attempt) -> CreateResult:
-        """Take an attempt number; exactly one driver can."""
         return self._store.create_if_absent(
             _attempt_key(int(attempt.number)), seal("attempt", attempt.to_json())
         )
@@ -164,13 +156,7 @@ class EpochDir:
         return tuple(self._decision(n) for n in sorted(numbers))
 
     def decided_batches(self) -> tuple[DecidedBatch, ...]:
-        """Return the batches with a COMMIT, in order of batch.
-
-        Raises
-        ------
-        CorruptObjectError
-            The decisions contradict each other.
-        """
+        """Return the batches with a COMMIT, in order of batch."""
         try:
             return decided_batches(self.decisions())
         except ValueError as error:
@@ -186,18 +172,11 @@ class EpochDir:
         return self._store.create_if_absent(f"receipts/{batch}.json", seal("batch-receipt", body))
 
     def confirmed(self) -> frozenset[BatchId]:
-        """Return the batches of which everything is committed, those that are kept."""
         return frozenset(BatchId(number) for number in self._objects.numbers("receipts"))
 
     # -- Spark's own ----------------------------------------------------------------------------
     def offsets_sha256(self, batch: BatchId) -> str:
-        """Return the digest of what Spark logged as the batch's offsets, without its metadata line.
-
-        Raises
-        ------
-        JobDirError
-            Spark has no such entry there: the option names another folder than Spark uses.
-        """
+        """Return the digest of what Spark logged as the batch's offsets, without its metadata line."""
         entry = self._spark_checkpoint / "offsets" / str(batch)
         try:
             lines = entry.read_text(encoding="utf-8").strip().split("\n")
@@ -248,13 +227,7 @@ _PIPELINE_CHECKPOINTS = "_checkpoints"
 
 
 def before_full_refresh(checkpoint_location: Path) -> list[Path]:
-    """Return the checkpoints that a flow of a pipeline had before its full refreshes, and that a sink used.
-
-    Examples
-    --------
-    >>> before_full_refresh(Path("/data/checkpoints/totals"))
-    []
-    """
+    """Return the checkpoints that a pipeline's flow had before its full refreshes and that a sink used."""
     flow, number = checkpoint_location.parent, checkpoint_location.name
     if _PIPELINE_CHECKPOINTS not in flow.parts or not number.isdecimal():
         return []
@@ -264,7 +237,6 @@ def before_full_refresh(checkpoint_location: Path) -> list[Path]:
 
 
 def committed(decision: AttemptDecision | None) -> bool:
-    """Return whether a decision is COMMIT."""
     return decision is not None and decision.verdict is Verdict.COMMIT
 
 
@@ -281,22 +253,6 @@ def settle(checkpoint_location: str, batch: int) -> None:
 
     Called by a person while the query is stopped, after it ended with CommittableLostError. The
     query goes on behind that micro-batch; what the repetition of it stages is aborted.
-
-    Parameters
-    ----------
-    checkpoint_location
-        Of the query, as a path or a ``file:`` URL; the sink's files are in its folder ``flinkish-kafka``.
-    batch
-        Spark's id of the micro-batch, as the error says.
-
-    Raises
-    ------
-    ConfigError
-        The sink has decided no such micro-batch, or it is confirmed already.
-
-    Examples
-    --------
-    >>> settle("/data/checkpoints/totals", 17)  # doctest: +SKIP
     """
     directory = EpochDir(checkpoint_path(checkpoint_location))
     wanted = BatchId(batch)
@@ -355,7 +311,6 @@ class Transactions(Protocol):
 
 
 def handles_of(parts: Sequence[StagedPart]) -> list[KafkaCommittable]:
-    """Return the committables of parts that hold rows."""
     return [KafkaCommittable.from_json(part.payload) for part in parts if part.payload is not None]
 
 
@@ -398,21 +353,7 @@ class _Finished:
 
 
 class SinkEpochs:
-    """The protocol of one drop-in sink; see the module's head.
-
-    Parameters
-    ----------
-    directory
-        Beside Spark's checkpoint.
-    transactions
-        Connected to the sink's brokers.
-    observer
-        Told about steps; for crash tests.
-    planner
-        Names this driver, so that it gives up no attempt of another one.
-    marks
-        Says at the brokers which attempt was committed last; None for nothing.
-    """
+    """The protocol of one drop-in sink; see the module's head."""
 
     def __init__(
         self,
@@ -431,13 +372,6 @@ class SinkEpochs:
 
         Called on the driver for every micro-batch before Spark runs its tasks. A part that is
         LOST is left for :meth:`commit`, which may have a replacement for it.
-
-        Raises
-        ------
-        FencedError
-            Another driver plans over the same checkpoint at this moment.
-        BrokerUnavailableError
-            What was decided cannot be finished now.
         """
         self._observer.before(EpochStep.PLAN, "")
         sink = self._dir.sink_uuid()
@@ -476,11 +410,6 @@ class SinkEpochs:
         Called for the checkpoints that a flow had before a full refresh, when the new one plans first; may
         be repeated. The last attempt is one that is never staged: whoever lives on finds it, or cannot take
         its number.
-
-        Raises
-        ------
-        BrokerUnavailableError
-            What was decided cannot be finished now.
         """
         while (newest := self._dir.newest_attempt()) is not None and newest.planner != _FULL_REFRESH:
             self._dir.create_attempt(next_attempt(newest, _FULL_REFRESH, newest_is_confirmed=False))
@@ -522,26 +451,6 @@ class SinkEpochs:
 
         Called on the driver when all tasks have staged; Spark writes commits/N when it returns.
         If it raises, Spark ends the query, and a restart runs the batch again.
-
-        Parameters
-        ----------
-        attempt
-            Whose tasks staged.
-        batch
-            Spark's id.
-        parts
-            One per task.
-
-        Raises
-        ------
-        StagedDataLostError
-            A transaction died before the decision; nothing is visible.
-        CommittableLostError
-            A decided part is gone and cannot be replaced.
-        FencedError
-            A later attempt was planned meanwhile.
-        BrokerUnavailableError
-            Decided, and not finished; the next attempt finishes it.
         """
         decided = {found.batch: found for found in self._dir.decided_batches()}.get(batch)
         if decided is None:
@@ -632,13 +541,6 @@ class SinkEpochs:
 
         Called when tasks or :meth:`commit` failed. Spark calls it behind a failed commit, too,
         which may have decided already: that stays as it is.
-
-        Parameters
-        ----------
-        attempt
-            None if no task lived to name it: then the newest is meant, if this driver planned it.
-        parts
-            What the tasks that succeeded staged.
         """
         if attempt is None:
             newest = self._dir.newest_attempt()
@@ -817,15 +719,7 @@ class StagedMessage(WriterCommitMessage):
 
 
 class KafkaStreamWriter(DataSourceStreamArrowWriter):
-    """Writes micro-batches exactly once; see the module's head.
-
-    Parameters
-    ----------
-    options
-        Of the sink.
-    make_observer
-        Called on the driver; for crash tests.
-    """
+    """Writes micro-batches exactly once; see the module's head."""
 
     def __init__(self, options: SinkOptions, make_observer: Callable[[], EpochObserver]) -> None:
         self._options, self._make_observer = options, make_observer
@@ -926,7 +820,6 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             epochs.commit(_common_attempt(attempts), BatchId(batchId), parts)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Give up what a failed micro-batch staged."""
         attempts, parts = _read(messages)
         with self._epochs(self._options.checkpoint_location) as epochs:
             epochs.abort(_common_attempt(attempts) if attempts else None, parts)
