@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tools.house import index as module_index
+
 if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
@@ -372,6 +374,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if page.file.src_uri == "errors.md":
         markdown = markdown.replace("<!-- messages -->", error_messages())
         markdown = markdown.replace("<!-- foreign -->", foreign_errors())
+    if page.file.src_uri == "architecture.md":
+        markdown = markdown.replace("<!-- index -->", module_index())
     parts = _FENCE.split(markdown)
     return "".join(
         re.sub(r"^```pycon spark", "```pycon", part) if at % 2 else _LINK.sub(lambda m: _link(m, page), part)

@@ -1,7 +1,7 @@
 """The floor plan in figures: files, arrows between packages, circles, files with one importer, longest files.
 
     python -m tools.house             print the figures
-    python -m tools.house --write     write the index of modules into docs/architecture.md
+    python -m tools.house --index     print the modules, floor by floor, as the page on architecture has them
 
 Imports of type hints and those within functions count like all others.
 """
@@ -129,16 +129,5 @@ def index() -> str:
     return "\n".join(found).rstrip()
 
 
-def write_index() -> None:
-    """Put the index into its page, between its two marks."""
-    page = ROOT / "docs" / "architecture.md"
-    before, mark, rest = page.read_text(encoding="utf-8").partition("<!-- index -->\n")
-    end = rest[rest.index("<!-- /index -->") :]
-    page.write_text(f"{before}{mark}{index()}\n{end}", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    if "--write" in sys.argv[1:]:
-        write_index()
-    else:
-        print(figures())
+    print(index() if "--index" in sys.argv[1:] else figures())

@@ -21,7 +21,6 @@ from flinkish_spark.reporters.metrics import metrics_table
 from tests.support.types_at_limits import types_table
 from tools import flink_names
 from tools.docs_site import error_table
-from tools.house import index
 
 #: Document, marker around the table, and what prints it.
 GENERATED = [
@@ -32,7 +31,6 @@ GENERATED = [
     ("docs/protocol.md", "task-state", task_state_table),
     ("docs/field-reports.md", "types", types_table),
     ("docs/metrics.md", "metrics", metrics_table),
-    ("docs/architecture.md", "index", index),
     ("docs/errors.md", "errors", error_table),
     ("docs/migrate/flink-datastream.md", "flink-names", flink_names.table),
 ]
