@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from flinkish_spark import (
 )
 from flinkish_spark.bridge.accumulators import NO_TALLIES, TaskTallies
 from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper, Told
-from flinkish_spark.core import accumulators
 from flinkish_spark.core.accumulators import Accumulator, Tally, TallyParam, as_results, counted
 from flinkish_spark.core.errors import UserFunctionError
 from flinkish_spark.protocol.accumulators import AccumulatorKind, AccumulatorValue
@@ -38,11 +36,6 @@ def long(value: int) -> AccumulatorValue:
 @pytest.fixture(params=[lambda: StatelessContext("f"), lambda: KeyedStates("f", 4).of_function()])
 def context(request: pytest.FixtureRequest) -> Any:
     return request.param()
-
-
-def test_the_examples_do_what_they_say() -> None:
-    found = doctest.testmod(accumulators)
-    assert found.attempted and not found.failed
 
 
 def test_a_function_adds_and_asks(context: Any) -> None:

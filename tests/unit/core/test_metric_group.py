@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import pickle
 from typing import Any
 
@@ -32,11 +31,6 @@ def tallies(monkeypatch: pytest.MonkeyPatch) -> list[Tally]:
 def sent(tally: Tally) -> dict[str, dict[str, UserMetric]]:
     """Return what the driver sees."""
     return measured(TallyParam().addInPlace(Tally(), pickle.loads(pickle.dumps(tally))))
-
-
-def test_the_examples_do_what_they_say() -> None:
-    found = doctest.testmod(metric_group)
-    assert found.attempted and not found.failed
 
 
 def test_what_a_function_measures_reaches_the_driver(tallies: list[Tally]) -> None:

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import doctest
 
-from flinkish_spark.functions import async_io
 from tests.support.pages import check_page
 
 
 def test_the_examples_on_the_page_do_what_they_say() -> None:
     check_page("async.md", at_least=4, flags=doctest.NORMALIZE_WHITESPACE)
-
-
-def test_the_examples_in_the_module_do_what_they_say() -> None:
-    found = doctest.testmod(async_io)
-    assert found.attempted > 5
-    assert found.failed == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 
-from flinkish_spark.testing import program_harness
 from tests.support.pages import check_page
 
 FLAGS = doctest.NORMALIZE_WHITESPACE
@@ -12,8 +11,3 @@ FLAGS = doctest.NORMALIZE_WHITESPACE
 
 def test_the_examples_on_the_page_do_what_they_say() -> None:
     check_page("testing.md", at_least=6, flags=FLAGS)
-
-
-def test_the_examples_of_the_harness_do_what_they_say() -> None:
-    found = doctest.testmod(program_harness, optionflags=FLAGS)
-    assert found.attempted >= 9 and found.failed == 0

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import doctest
 
-import pytest
-
-from flinkish_spark.windows import assigners, functions, spec, time_window
 from tests.support.pages import check_page
 
 FLAGS = doctest.NORMALIZE_WHITESPACE
@@ -14,8 +11,3 @@ FLAGS = doctest.NORMALIZE_WHITESPACE
 
 def test_the_examples_on_the_page_do_what_they_say() -> None:
     check_page("windows.md", at_least=12, flags=FLAGS)
-
-
-@pytest.mark.parametrize("module", [assigners, functions, spec, time_window])
-def test_the_examples_in_the_modules_do_what_they_say(module) -> None:
-    assert doctest.testmod(module, optionflags=FLAGS, extraglobs=vars(module)).failed == 0

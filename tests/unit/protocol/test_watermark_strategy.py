@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -10,12 +9,7 @@ from pyspark.sql.classic.column import Column
 
 from flinkish_spark import WatermarkGenerator, WatermarkStrategy
 from flinkish_spark.core.errors import ConfigError, UserFunctionError
-from flinkish_spark.functions import watermark_strategy
 from flinkish_spark.functions.watermark_strategy import ChannelGenerators
-from flinkish_spark.protocol import event_time as time_facts
-from flinkish_spark.protocol import event_time as watermark_valve
-from flinkish_spark.protocol import timer_index as agenda
-from flinkish_spark.protocol import watermarks
 from flinkish_spark.protocol.event_time import (
     Alignment,
     AsReported,
@@ -165,14 +159,3 @@ def test_what_a_factory_does_wrong_names_it(factory, why) -> None:
     task = ChannelGenerators(WatermarkStrategy.for_generator(factory).generator, "orders")
     with pytest.raises(UserFunctionError, match=f"the factory of .* 'orders' failed.*{why}"):
         task.on_event(0, "event", 5)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [watermark_strategy, agenda, time_facts, watermark_valve, watermarks],
-    ids=lambda one: one.__name__.rpartition(".")[2],
-)
-def test_examples_in_docstrings_run(module) -> None:
-    result = doctest.testmod(module)
-    assert result.failed == 0
-    assert result.attempted or module is time_facts

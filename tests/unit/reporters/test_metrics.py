@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import urllib.request
 from importlib.resources import files
@@ -18,7 +17,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind
-from flinkish_spark.reporters import metrics, prometheus, spark_metrics
+from flinkish_spark.reporters import metrics, prometheus
 from flinkish_spark.reporters.metrics import CATALOGUE, Kind, Scope, measurements
 from flinkish_spark.reporters.reporter import ReportedJob
 from tests.support.rest_rig import ORDERS, TABLE, TOTALS, ShownJob, asked, serving, shown_job
@@ -71,11 +70,6 @@ def parsed(text: str) -> dict[tuple[str, ...], float]:
             assert series not in found, "Prometheus refuses a page that has a series twice"
             found[series] = sample.value
     return found
-
-
-@pytest.mark.parametrize("module", [metrics, prometheus, spark_metrics])
-def test_the_examples_do_what_they_say(module: Any) -> None:
-    assert not doctest.testmod(module).failed
 
 
 def test_every_metric_has_its_place_in_the_catalogue_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from openlineage.client import OpenLineageClient
 from pyspark.sql import types as T
 
 from flinkish_spark import DeltaSink, JdbcSink, KafkaSink, OpenLineageReporter, Raw
-from flinkish_spark.contracts import dataset
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.store_spec import StoreSpec
@@ -131,7 +129,6 @@ def test_the_schemas_refuse_what_does_not_fit(tmp_path: Path, told: Told) -> Non
 
 
 def test_names_of_data_sets() -> None:
-    assert not doctest.testmod(dataset).failed
     of_path = Dataset.of_path
     assert of_path("/lake/orders") == Dataset("file", "/lake/orders")
     assert of_path("abfss://data@lake.dfs.core.windows.net/orders") == Dataset(

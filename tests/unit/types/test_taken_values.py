@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
-import doctest
 import threading
 from collections import namedtuple
 from typing import Any, NamedTuple
@@ -26,8 +25,6 @@ from flinkish_spark import (
 )
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.types import row_form as named_rows
-from flinkish_spark.types import to_python as taken_values
 from flinkish_spark.types.row_form import RowError, RowForm, element_class
 from flinkish_spark.types.to_python import taken
 from flinkish_spark.windows import CountTrigger, GlobalWindows, ProcessWindowFunction
@@ -275,10 +272,3 @@ def test_tuples_within_a_state_are_tuples_in_the_next_micro_batch() -> None:
 def test_maps_with_keys_of_several_parts_are_refused(declare) -> None:
     with pytest.raises(SchemaError, match="A key of a map is a scalar"):
         declare()
-
-
-@pytest.mark.parametrize("module", [taken_values, named_rows], ids=lambda one: one.__name__)
-def test_the_examples_do_what_they_say(module) -> None:
-    found = doctest.testmod(module)
-    assert found.attempted > 0
-    assert found.failed == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import doctest
 import json
 import random
 import subprocess
@@ -12,7 +11,6 @@ import sys
 import pyarrow as pa
 import pytest
 
-from flinkish_spark.connectors.files import input_formats as json_lines
 from flinkish_spark.connectors.files.input_formats import BadLine, tables_of
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string()), ("deep", pa.struct([("x", pa.int64())]))])
@@ -24,10 +22,6 @@ def rows(data: bytes):
 
 def numbers(data: bytes):
     return [row["n"] for row in rows(data)]
-
-
-def test_the_examples_do_what_they_say() -> None:
-    assert doctest.testmod(json_lines).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +21,6 @@ from flinkish_spark import (
     String,
     Upsert,
 )
-from flinkish_spark.connectors import changelog
 from flinkish_spark.connectors.delta.table import mode_from_json, stored_fields
 from flinkish_spark.connectors.jdbc.settings import deletions
 from flinkish_spark.connectors.kafka import records
@@ -35,11 +33,6 @@ from flinkish_spark.sources import KafkaRecordsSource
 
 VALUE = Json("id LONG, name STRING")
 KEY = Json("id LONG")
-
-
-@pytest.mark.parametrize("module", [records, changelogs, changelog])
-def test_the_examples_in_the_modules_do_what_they_say(module: Any) -> None:
-    assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.parametrize("source", [KafkaSource, KafkaRecordsSource])
