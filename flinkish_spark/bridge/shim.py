@@ -11,17 +11,18 @@ from functools import cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType, YearMonthIntervalType
 
 from flinkish_spark.bridge.session import CONTROL_SOURCE, JSON_ROWS, has_class, jvm
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.stream_readers import ReadAllAvailable
 from flinkish_spark.protocol.records import TaskAck
+from flinkish_spark.types.json_columns import JsonReader, replace_months
 
 
 @cache
@@ -43,38 +44,52 @@ def refused_producer_setting(spark: SparkSession, options: Mapping[str, Any]) ->
     return str(shim.KafkaStager.refusedSetting(json.dumps([options])))
 
 
-def from_json(spark: SparkSession, text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Return the fields of JSON objects, by our parser if the JAR is there, by Spark's if not.
+def has_json_parser(spark: SparkSession) -> bool:
+    """Return whether the JAR is there, whose parser spares JSON of the JVM a way through Python."""
+    return getattr(spark, "_jvm", None) is not None and has_class(spark, JSON_ROWS)
 
-    Both take values exactly as they stand there, or for malformed: see `docs/sources.md`.
+
+def from_json(spark: SparkSession, text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
+    """Return the fields of JSON objects, by the JAR's parser if it is there, by ours in Python if not.
+
+    Both take values exactly as they stand there, or for malformed: see `docs/sources.md`. In Python the mode
+    is PERMISSIVE.
     """
-    if getattr(spark, "_jvm", None) is None or not has_class(spark, JSON_ROWS):
-        looked_at = _looked_at(text, schema, spark.conf.get("spark.sql.session.timeZone") or "UTC")
-        return F.from_json(looked_at, schema, dict(options))
+    time_zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+    if not has_json_parser(spark):
+        return _read_json(text, schema, options.get("columnNameOfCorruptRecord", ""), time_zone)
     from pyspark.sql.classic.column import Column as ClassicColumn
 
-    time_zone = spark.conf.get("spark.sql.session.timeZone")
     rows = jvm(spark).io.github.flinkishspark.shim.JsonRows
     return ClassicColumn(rows.column(text._jc, schema.json(), json.dumps(dict(options)), time_zone))
 
 
-def _looked_at(text: Column, schema: StructType, time_zone: str) -> Column:
-    """Return texts that Spark's own parser reads exactly; what is bad is malformed there."""
-    from flinkish_spark.types.exact_json import exact_text
-
+def _read_json(text: Column, schema: StructType, corrupt: str, time_zone: str) -> Column:
+    """Return the fields of JSON objects; the field `corrupt`, if there is one, is null if all is well."""
+    fields = StructType([field for field in schema if field.name != corrupt])
     # What is wrong with the time zone is said before the start.
-    exact_text(schema, time_zone)
+    returned = JsonReader(fields, time_zone).spark_type
+    has_corrupt = corrupt in schema.names
 
-    def looked_at(values: pa.Array) -> pa.Array:
-        from flinkish_spark.types.exact_json import exact_text
+    def read(values: pa.Array) -> pa.Array:
+        rows = JsonReader(fields, time_zone).read(values)
+        if not has_corrupt:
+            return rows
+        bad = pc.if_else(rows.is_valid(), None, "malformed")
+        parts, names = [*rows.flatten(), bad], [*rows.type.names, corrupt]
+        return pa.StructArray.from_arrays(parts, names=names, mask=values.is_null())
 
-        return pa.array(map(exact_text(schema, time_zone), values.to_pylist()), pa.string())
-
-    # As bytes: of a text that is no UTF-8 Arrow could not give any.
+    if has_corrupt:
+        returned = StructType([*returned, schema[corrupt]])
     # By its hints: a type in so many words makes PySpark warn.
-    look: Any = arrow_udf(looked_at, "string")  # type: ignore[call-overload]
-    column: Column = look(text.cast("binary"))
-    return column
+    reading: Any = arrow_udf(read, returned)  # type: ignore[call-overload]
+    # Nothing that Spark may take for repeatable: it would read each record once more for a filter. As bytes:
+    # of a text that is no UTF-8 Arrow could not give any.
+    column: Column = reading.asNondeterministic()(text.cast("binary"))
+    if returned == schema:
+        return column
+    # A number becomes an interval of one unit only.
+    return column.cast(replace_months(schema, YearMonthIntervalType(1, 1))).cast(schema)
 
 
 def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:

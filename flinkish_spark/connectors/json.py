@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.shim import from_json
+from flinkish_spark.bridge.shim import from_json, has_json_parser
 from flinkish_spark.core.errors import UNREADABLE_MARKER, SchemaError
 from flinkish_spark.core.formats import Json, OnBadRecord
 from flinkish_spark.types.ddl import DdlError, parse_ddl, quoted
@@ -72,21 +72,28 @@ def decoded(
     is_barrier: Column | None = None,
 ) -> DataFrame:
     """Return the fields of each good record and the columns `kept`, under the value's policy."""
+    spark = raw.sparkSession
     passes = F.lit(False) if is_barrier is None else is_barrier
-    if value.on_bad_record is OnBadRecord.FAIL:
+    if value.on_bad_record is OnBadRecord.FAIL and has_json_parser(spark):
         # FAILFAST raises wherever a field is used; a second look for the check would parse every
         # record twice. What it lets through is refused by the look at the outside.
-        place = F.to_json(F.struct("topic", "partition", "offset"))
-        message = F.concat(F.lit(UNREADABLE_MARKER), place)
-        checked = F.when(passes | _is_object(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
-        fields = from_json(raw.sparkSession, _text(), json_schema(value), {"mode": "FAILFAST", **_STRICT})
+        checked = F.when(passes | _is_object(), F.lit(True)).otherwise(_unreadable())
+        fields = from_json(spark, _text(), json_schema(value), {"mode": "FAILFAST", **_STRICT})
         return raw.where(checked).select(fields.alias(_PARSED), *kept).select(f"{_PARSED}.*", *kept)
-    counted = raw.withColumn(_PARSED, parsed(raw.sparkSession, value))
+    counted = raw.withColumn(_PARSED, parsed(spark, value))
     wrong = ~passes & is_bad(F.col(_PARSED))
-    if value.on_bad_record is OnBadRecord.DROP:
+    is_good = ~wrong
+    if value.on_bad_record is OnBadRecord.FAIL:
+        is_good = F.when(is_good, F.lit(True)).otherwise(_unreadable())
+    elif value.on_bad_record is OnBadRecord.DROP:
         counted = counted.observe(dropped_metric(counted_as), F.count(F.when(wrong, 1)).alias("dropped"))
     names = [F.col(f"{_PARSED}.{quoted(name)}") for name in json_schema(value).names]
-    return counted.where(~wrong).select(*names, *kept)
+    return counted.where(is_good).select(*names, *kept)
+
+
+def _unreadable() -> Column:
+    place = F.to_json(F.struct("topic", "partition", "offset"))
+    return F.raise_error(F.concat(F.lit(UNREADABLE_MARKER), place)).cast("boolean")
 
 
 def dropped_metric(counted_as: Sequence[str]) -> str:

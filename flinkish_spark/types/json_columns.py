@@ -1,0 +1,487 @@
+"""JSON objects as Arrow columns of declared types: each value is what stands there, or its record is bad.
+
+Arrow reads a whole slice at once. What it would take, and must not, is looked for over the whole slice; only
+a slice in which something is found is read again, record by record, by rules that are exact for all types.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import json as pa_json
+from pyspark.sql import types as T
+
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.types import text_values as texts
+from flinkish_spark.types.arrow_types import arrow_type
+from flinkish_spark.types.text_values import NoValue
+
+#: Levels of objects and lists, as Jackson counts them.
+_DEEPEST = 1_000
+#: A record that is bad makes Arrow refuse its slice: its parts are tried before their records are.
+_PARTS, _SMALLEST_PART = 16, 64
+_NOT_A_NUMBER = ("NaN", "Infinity", "-Infinity")
+_NAMED_NUMBERS = {name: float(name) for name in _NOT_A_NUMBER} | {
+    "+Infinity": float("inf"),
+    "+INF": float("inf"),
+    "-INF": float("-inf"),
+}
+#: From here on the nearest FLOAT is an infinity.
+_FLOAT_OVERFLOWS = float(2**128 - 2**103)
+_BITS: dict[type[T.DataType], int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
+#: As Jackson writes them.
+_ESCAPES = {letter: f"\\u{letter:04X}" for letter in range(0x20)} | {
+    ord('"'): '\\"',
+    ord("\\"): "\\\\",
+    **{ord(letter): f"\\{name}" for letter, name in zip("\b\t\n\f\r", "btnfr", strict=True)},
+}
+_OPEN, _CLOSE, _NEW_LINE, _RETURN, _BACKSLASH, _BY_NUMBER = b"{}\n\r\\u"
+_BLANKS = [*b" \t"]
+#: By letter, if it may follow an object in a record, or between two.
+_GOES_ON = np.isin(np.arange(256), [*b",]}\n", *_BLANKS])
+_IS_DIGIT = np.isin(np.arange(256), [*b"0123456789"])
+_OF_NUMBERS = np.isin(np.arange(256), [*b"0123456789.+-"])
+_BEFORE_NUMBERS = frozenset(b':,[" \t')
+#: Digits of a decimal in Arrow; with fewer in front of the point than this a number goes by its slow way.
+_ARROWS_DIGITS, _FEWEST_DIGITS = 38, 12
+_Convert = Callable[[Any], Any]
+
+
+class _Whole(str):
+    """A number without point and exponent, as it was written."""
+
+
+class _Fraction(str):
+    """Any other number, or NaN, or an infinity."""
+
+
+class JsonReader:
+    """Reads JSON objects with the fields of `kind`; other fields are passed over, missing ones are null.
+
+    Times without an offset or a zone are of `time_zone`.
+    """
+
+    def __init__(self, kind: T.StructType, time_zone: str = "UTC") -> None:
+        try:
+            texts.check_time_zone(time_zone)
+        except NoValue:
+            raise ConfigError(
+                f"Python does not know the session's time zone '{time_zone}'",
+                why="times without a zone are of this one",
+                what_to_do="set spark.sql.session.timeZone to a name of the IANA's database, such as "
+                "Europe/Berlin, and install the package tzdata",
+            ) from None
+        #: An interval of months is their number: PySpark has no Arrow type for it.
+        self.spark_type = replace_months(kind, T.IntegerType())
+        self.type = arrow_type(self.spark_type)
+        self._convert = _fields(kind, time_zone)
+        self._columns = _Columns(kind) if _Columns.can_read(kind) else None
+
+    def read(self, values: pa.Array) -> pa.Array:
+        """Return a struct for each value; null for a null and for what is not exactly one object."""
+        return pa.concat_arrays([*self._read(values.cast(pa.binary()))] or [pa.nulls(0, self.type)])
+
+    def record(self, value: bytes) -> dict[str, Any] | None:
+        """Return the fields of one value; None if it is bad."""
+        try:
+            text = value.decode()
+            found = _DECODER.decode(text)
+            if not isinstance(found, dict) or _is_too_deep(text, found):
+                return None
+            if "\\u" in text:
+                # An escape may be half a letter, which is no text.
+                json.dumps(found, ensure_ascii=False).encode()
+            made: dict[str, Any] = self._convert(found)
+        except (ValueError, RecursionError):
+            return None
+        return made
+
+    def _read(self, values: pa.Array) -> Iterator[pa.Array]:
+        fast = None if self._columns is None or not len(values) else self._columns.read(values)
+        if fast is not None:
+            yield fast
+        elif self._columns is None or len(values) <= _SMALLEST_PART:
+            found = (None if value is None else self.record(value) for value in values.to_pylist())
+            yield pa.array(found, self.type)
+        else:
+            size = max(-(-len(values) // _PARTS), _SMALLEST_PART)
+            for at in range(0, len(values), size):
+                yield from self._read(values.slice(at, size))
+
+
+def replace_months(kind: Any, by: T.DataType) -> Any:
+    """Return a type with another in the place of each interval of months."""
+    match kind:
+        case T.StructType():
+            return T.StructType([T.StructField(one.name, replace_months(one.dataType, by)) for one in kind])
+        case T.ArrayType():
+            return T.ArrayType(replace_months(kind.elementType, by))
+        case T.MapType():
+            return T.MapType(kind.keyType, replace_months(kind.valueType, by))
+        case T.YearMonthIntervalType():
+            return by
+    return kind
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A slice at once.
+
+
+class _Columns:
+    """Reads a slice by Arrow, unless something in it needs a look at each record."""
+
+    def __init__(self, kind: T.StructType) -> None:
+        self._schema = pa.schema([pa.field(field.name, _read_as(field.dataType)) for field in kind])
+        self._type = arrow_type(kind)
+        #: How many digits may stand beside each other where there is a DECIMAL.
+        self._most_digits = min((_ARROWS_DIGITS - one.scale for one in _decimals(kind)), default=None)
+
+    @staticmethod
+    def can_read(kind: T.DataType) -> bool:
+        match kind:
+            case T.StructType():
+                # Arrow makes no column of a field without a name.
+                return all(field.name and _Columns.can_read(field.dataType) for field in kind)
+            case T.ArrayType():
+                return _Columns.can_read(kind.elementType)
+            case T.DecimalType():
+                return _ARROWS_DIGITS - kind.scale >= _FEWEST_DIGITS
+        return not isinstance(
+            kind, T.MapType | T.BinaryType | T.DayTimeIntervalType | T.YearMonthIntervalType | T.NullType
+        )
+
+    def read(self, values: pa.Array) -> pa.Array | None:
+        """Return the records; None if they are to be looked at one by one."""
+        lines = _lines(values)
+        if lines is None:
+            return None
+        if self._most_digits and _may_overflow(np.frombuffer(lines, np.uint8), self._most_digits):
+            return None
+        try:
+            table = pa_json.read_json(
+                pa.BufferReader(lines),
+                read_options=pa_json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+                # Fields that are not declared are read, too: two of one name make a record bad.
+                parse_options=pa_json.ParseOptions(
+                    explicit_schema=self._schema, unexpected_field_behavior="infer"
+                ),
+            )
+            if table.num_rows != len(values):
+                return None
+            columns = [
+                _converted(table.column(field.name).combine_chunks(), field.type) for field in self._type
+            ]
+            table.validate(full=True)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, NoValue):
+            return None
+        return pa.StructArray.from_arrays(columns, fields=[*self._type])
+
+
+def _decimals(kind: T.DataType) -> Iterator[T.DecimalType]:
+    match kind:
+        case T.StructType():
+            for field in kind:
+                yield from _decimals(field.dataType)
+        case T.ArrayType():
+            yield from _decimals(kind.elementType)
+        case T.DecimalType():
+            yield kind
+
+
+def _lines(values: pa.Array) -> pa.Buffer | None:
+    """Return the records behind each other, a line each; None if they cannot be read so."""
+    if values.null_count:
+        return None
+    offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+    data = values.buffers()[2]
+    if data is None or (np.diff(offsets) < 2).any():
+        return None
+    letters = np.frombuffer(data, np.uint8)
+    if (letters[offsets[:-1]] != _OPEN).any() or (letters[offsets[1:] - 1] != _CLOSE).any():
+        return None
+    if (np.diff(offsets) > 2 * _DEEPEST).any() and _is_deep(values):
+        return None
+    try:
+        values.cast(pa.string())  # Raises if anything is no UTF-8.
+    except pa.ArrowInvalid:
+        return None
+    one = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    joined: pa.Buffer = pc.binary_join(one, b"\n")[0].as_buffer()
+    return joined if _is_plain(np.frombuffer(joined, np.uint8), len(values)) else None
+
+
+def _is_plain(lines: np.ndarray[Any, Any], count: int) -> bool:
+    """Say whether no line has a line break of its own, an escape by number, or a value behind an object.
+
+    A value behind an object, `{}[]`, would take the process with it.
+    """
+    if np.count_nonzero(lines == _NEW_LINE) != count - 1 or (lines == _RETURN).any():
+        return False
+    escapes = np.flatnonzero(lines == _BACKSLASH)
+    if (lines[escapes + 1] == _BY_NUMBER).any():
+        return False
+    behind = np.flatnonzero(lines[:-1] == _CLOSE) + 1
+    while len(blank := behind[np.isin(lines[behind], _BLANKS)]):
+        if not _GOES_ON[lines[behind]].all():
+            return False
+        # The last letter of all closes an object, so there is one behind each blank.
+        behind = blank + 1
+    return bool(_GOES_ON[lines[behind]].all())
+
+
+def _may_overflow(lines: np.ndarray[Any, Any], most_digits: int) -> bool:
+    """Say whether a number may have an exponent or too many digits, of which Arrow makes another DECIMAL.
+
+    It multiplies by a power of ten without a look at the result; a large exponent ends the process.
+    """
+    others = np.flatnonzero(~_IS_DIGIT[lines])
+    if (np.diff(others) > most_digits + 1).any():
+        return True
+    at = np.flatnonzero((lines | 0x20) == ord("e"))
+    for begin in at[_OF_NUMBERS[lines[at - 1]] & _OF_NUMBERS[lines[at + 1]]].tolist():
+        while _OF_NUMBERS[lines[begin - 1]]:
+            begin -= 1
+        if lines[begin - 1] in _BEFORE_NUMBERS:
+            return True
+    return False
+
+
+def _is_deep(values: pa.Array) -> bool:
+    opened = [pc.count_substring(values, pattern).to_numpy() for pattern in (b"{", b"[")]
+    return bool((sum(opened) > _DEEPEST).any())
+
+
+def _read_as(kind: T.DataType) -> pa.DataType:
+    """Return what Arrow is told to read: texts of times, and DOUBLE for FLOAT, as Jackson does."""
+    match kind:
+        case T.StructType():
+            return pa.struct([pa.field(field.name, _read_as(field.dataType)) for field in kind])
+        case T.ArrayType():
+            return pa.list_(_read_as(kind.elementType))
+        case T.DateType() | T.TimestampType() | T.TimestampNTZType():
+            return pa.string()
+        case T.FloatType():
+            return pa.float64()
+    return arrow_type(kind)
+
+
+def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column with dates, times and FLOATs in their places; raise where a record needs a look."""
+    if pa.types.is_struct(kind):
+        # Fields that are not declared stand behind those that are. Those of a null are null after this.
+        inner = [_converted(one, field.type) for one, field in zip(column.flatten(), kind, strict=False)]
+        return pa.StructArray.from_arrays(inner, fields=[*kind], mask=column.is_null())
+    if pa.types.is_list(kind):
+        inner_column = _converted(column.flatten(), kind.value_type)
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        return pa.ListArray.from_arrays(offsets, inner_column, type=kind, mask=column.is_null())
+    if pa.types.is_floating(kind):
+        number = column.fill_null(0).to_numpy(zero_copy_only=False)
+        if not (np.abs(number) < (_FLOAT_OVERFLOWS if pa.types.is_float32(kind) else np.inf)).all():
+            raise NoValue("it may be too large")
+        return column.cast(kind, safe=False)
+    if pa.types.is_temporal(kind):
+        if pa.types.is_timestamp(kind) and kind.tz is not None and not _all_have_seconds(column):
+            raise NoValue("it may be of another zone, or no time for Spark")
+        made = column.cast(kind)
+        _check_years(made)
+        return made
+    return column
+
+
+def _all_have_seconds(times: pa.Array) -> bool:
+    """Say whether all texts have seconds: Arrow takes an offset after minutes, and Spark does not."""
+    there = times.drop_null()
+    if not len(there):
+        return True
+    begins = np.frombuffer(there.buffers()[1], np.int32)[there.offset : there.offset + len(there)]
+    lengths = pc.binary_length(there).to_numpy()
+    if lengths.min() < len("2026-01-31T12:00:00Z"):
+        return False
+    letters = np.frombuffer(there.buffers()[2], np.uint8)
+    return bool((letters[begins + len("2026-01-31T12:00")] == ord(":")).all())
+
+
+def _check_years(column: pa.Array) -> None:
+    bounds = pc.min_max(column.cast(pa.int32() if pa.types.is_date(column.type) else pa.int64()))
+    if not bounds["min"].is_valid:
+        return
+    unit = 86_400 if pa.types.is_date(column.type) else 1
+    per_second = 1 if pa.types.is_date(column.type) else 1_000_000
+    if bounds["min"].as_py() * unit // per_second < texts.FIRST_SECOND:
+        raise NoValue("it is in no year from 1 to 9999")
+    if bounds["max"].as_py() * unit // per_second > texts.LAST_SECOND:
+        raise NoValue("it is in no year from 1 to 9999")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Record by record.
+
+
+def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(fields)
+    if len(found) != len(fields):
+        raise NoValue("two fields of an object have one name")
+    return found
+
+
+_DECODER = json.JSONDecoder(
+    parse_int=_Whole, parse_float=_Fraction, parse_constant=_Fraction, object_pairs_hook=_object
+)
+
+
+def _is_too_deep(text: str, found: Any) -> bool:
+    """Say whether Spark's own parser refuses the depth; Python before 3.12 has done so already."""
+    if text.count("[") + text.count("{") <= _DEEPEST:
+        return False
+    level, depth = [found], 0
+    while containers := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        level = [each for one in containers for each in (one.values() if isinstance(one, dict) else one)]
+    return depth > _DEEPEST
+
+
+def _written(value: Any) -> str:
+    """Return a value as text without blanks, with every number as it was."""
+    match value:
+        case _Whole() | _Fraction():
+            return str.__str__(value)
+        case str():
+            return f'"{value.translate(_ESCAPES)}"'
+        case dict():
+            return "{" + ",".join(f"{_written(name)}:{_written(one)}" for name, one in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(_written, value)) + "]"
+    return json.dumps(value)
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _converter(kind: T.DataType, time_zone: str) -> _Convert:
+    """Return what makes a value of a type of parsed JSON that is not null."""
+    match kind:
+        case T.StructType():
+            return _fields(kind, time_zone)
+        case T.ArrayType():
+            return partial(_elements, _converter(kind.elementType, time_zone))
+        case T.MapType():
+            return partial(_entries, _converter(kind.valueType, time_zone))
+        case T.DecimalType():
+            return partial(_decimal, precision=kind.precision, scale=kind.scale)
+        case T.TimestampType():
+            return partial(_timestamp, time_zone=time_zone)
+        case T.TimestampNTZType():
+            return partial(_of_text, texts.parse_local_time)
+        case T.DateType():
+            return partial(_of_text, texts.parse_date)
+        case T.DayTimeIntervalType():
+            parse = partial(texts.parse_day_time, first=kind.startField, last=kind.endField)
+            return partial(_of_text, parse)
+        case T.YearMonthIntervalType():
+            parse = partial(texts.parse_year_month, first=kind.startField, last=kind.endField)
+            return partial(_of_text, parse)
+        case T.FloatType():
+            return partial(_floating, overflows=_FLOAT_OVERFLOWS)
+        case T.DoubleType():
+            return partial(_floating, overflows=float("inf"))
+        case T.BooleanType():
+            return _boolean
+        case T.BinaryType():
+            return partial(_of_text, _base64)
+        case T.StringType():
+            return _text
+    return partial(_whole, bits=_BITS[type(kind)])
+
+
+def _fields(kind: T.StructType, time_zone: str) -> _Convert:
+    fields = [(field.name, _converter(field.dataType, time_zone)) for field in kind]
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise NoValue("it is no object")
+        return {name: None if (one := value.get(name)) is None else field(one) for name, field in fields}
+
+    return convert
+
+
+def _elements(inner: _Convert, value: Any) -> Any:
+    if not isinstance(value, list):
+        raise NoValue("it is no list")
+    return [None if one is None else inner(one) for one in value]
+
+
+def _entries(inner: _Convert, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise NoValue("it is no object")
+    return [(name, None if one is None else inner(one)) for name, one in value.items()]
+
+
+def _text(value: Any) -> str:
+    return value if _is_text(value) else _written(value)
+
+
+def _of_text(parse: Callable[[str], Any], value: Any) -> Any:
+    if not _is_text(value):
+        raise NoValue("it is no text")
+    return parse(value)
+
+
+def _whole(value: Any, bits: int) -> int:
+    if not isinstance(value, _Whole):
+        raise NoValue("it is no whole number")
+    number = int(value)
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise NoValue("it is too large")
+    return number
+
+
+def _floating(value: Any, overflows: float) -> float:
+    if _is_text(value):
+        if value not in _NAMED_NUMBERS:
+            raise NoValue("it is no number")
+        return _NAMED_NUMBERS[value]
+    if not isinstance(value, _Whole | _Fraction):
+        raise NoValue("it is no number")
+    number = float(value)
+    if abs(number) >= overflows and value not in _NOT_A_NUMBER:
+        raise NoValue("it is too large")
+    return number
+
+
+def _decimal(value: Any, precision: int, scale: int) -> Any:
+    if not isinstance(value, str):
+        raise NoValue("it is no number")
+    return texts.parse_decimal(value, precision, scale)
+
+
+def _timestamp(value: Any, time_zone: str) -> int:
+    if isinstance(value, _Whole):
+        seconds = int(value)
+        if not texts.FIRST_SECOND <= seconds <= texts.LAST_SECOND:
+            raise NoValue("its seconds are in no year from 1 to 9999")
+        return seconds * 1_000_000
+    return int(_of_text(partial(texts.parse_timestamp, time_zone=time_zone), value))
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise NoValue("it is no boolean")
+    return value
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise NoValue(str(error)) from None

@@ -1,0 +1,227 @@
+"""Texts as values of Spark's types: exactly what stands there, or no value at all.
+
+The forms of dates, times, zones and intervals are those that Spark takes in a cast. Spark itself rounds
+decimals, makes an infinity of 1e400, cuts what is finer than a microsecond, and makes a time of day one of
+today; here such a text is refused.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import re
+import zoneinfo
+from functools import lru_cache
+
+EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
+FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
+_MICROS = 1_000_000
+_LAST_YEAR = 9999
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?")
+#: Blanks and control characters, which Spark takes away at both ends of a date or time.
+_EDGE = "".join(map(chr, (*range(0x21), 0x7F)))
+_DATE = re.compile(r"([+-]?)([0-9]{4,7})(?:-([0-9]{1,2})(?:-([0-9]{1,2}))?)?")
+_TIME = re.compile(
+    r"([+-]?)([0-9]{4,6})(?:-([0-9]{1,2})(?:-([0-9]{1,2})(?:[T ]"
+    r"([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]*))?([^0-9.].*)?)?)?)?)?)?",
+    re.DOTALL,
+)
+_OFFSET = re.compile(r"([+-])([0-9]{1,2})(?::?([0-9]{2})(?::?([0-9]{2}))?)?")
+_OFFSET_WITH_SHORT_MINUTE = re.compile(r"([+-][0-9]{1,2}):([0-9])")
+_LARGEST_OFFSET = 18 * 3600
+#: Names of zones that Java knows and the IANA's database does not.
+_SHORT_NAMES = {
+    **{"ACT": "Australia/Darwin", "AET": "Australia/Sydney", "AGT": "America/Argentina/Buenos_Aires"},
+    **{"ART": "Africa/Cairo", "AST": "America/Anchorage", "BET": "America/Sao_Paulo", "BST": "Asia/Dhaka"},
+    **{"CAT": "Africa/Harare", "CNT": "America/St_Johns", "CST": "America/Chicago", "CTT": "Asia/Shanghai"},
+    **{"EAT": "Africa/Addis_Ababa", "ECT": "Europe/Paris", "IET": "America/Indiana/Indianapolis"},
+    **{"IST": "Asia/Kolkata", "JST": "Asia/Tokyo", "MIT": "Pacific/Apia", "NET": "Asia/Yerevan"},
+    **{"NST": "Pacific/Auckland", "PLT": "Asia/Karachi", "PNT": "America/Phoenix"},
+    **{"PRT": "America/Puerto_Rico", "PST": "America/Los_Angeles", "SST": "Pacific/Guadalcanal"},
+    **{"VST": "Asia/Ho_Chi_Minh", "EST": "-05:00", "MST": "-07:00", "HST": "-10:00"},
+}
+_INTERVAL = re.compile(r"(?i)\s*interval\s+([+-])?\s*'([^']*)'\s+([a-z]+)(?:\s+to\s+([a-z]+))?\s*")
+_UNITS = ("DAY", "HOUR", "MINUTE", "SECOND")
+_SECONDS_OF = {"DAY": 86_400, "HOUR": 3_600, "MINUTE": 60, "SECOND": 1}
+_MOST_OF = {"HOUR": 23, "MINUTE": 59, "SECOND": 59}
+_PART = {unit: r"([0-9]+)" for unit in _UNITS[:-1]} | {"SECOND": r"([0-9]+(?:\.[0-9]{1,9})?)"}
+_MOST_MICROS, _MOST_MONTHS = 2**63 - 1, 2**31 - 1
+#: Of decimals with any number of digits.
+_EXACTLY = decimal.Context(prec=100, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
+
+
+class NoValue(ValueError):
+    """A text does not say exactly what a type can hold."""
+
+
+def parse_decimal(text: str, precision: int, scale: int) -> decimal.Decimal:
+    """Return the number; zeros at its end are no digits."""
+    if not _NUMBER.fullmatch(text):
+        raise NoValue("it is no number")
+    sign, digits, exponent = decimal.Decimal(text).as_tuple()
+    bare = "".join(map(str, digits)).lstrip("0").rstrip("0")
+    if not bare:
+        return decimal.Decimal(0).scaleb(-scale)
+    assert isinstance(exponent, int)
+    # Counted, and never scaled: of 1e999999999 that would take all memory.
+    exponent += len(digits) - len("".join(map(str, digits)).rstrip("0"))
+    if len(bare) + exponent > precision - scale:
+        raise NoValue("it has too many digits")
+    if exponent < -scale:
+        raise NoValue("it has more digits behind the point")
+    number = decimal.Decimal((sign, tuple(map(int, bare)), exponent))
+    return number.quantize(decimal.Decimal(1).scaleb(-scale), context=_EXACTLY)
+
+
+def parse_date(text: str) -> int:
+    """Return the days since 1970 of a year, a month or a day."""
+    parts = _DATE.fullmatch(text.strip(_EDGE))
+    if parts is None:
+        raise NoValue("it is more than a date, or none")
+    return _day(parts[1], parts[2], parts[3], parts[4])
+
+
+def parse_timestamp(text: str, time_zone: str) -> int:
+    """Return the microseconds since 1970 of a time; one without an offset or a zone is of `time_zone`."""
+    local, zone = _local_time(text)
+    seconds, micros = divmod(local, _MICROS)
+    offset = _offset_of(zone.strip() if zone else time_zone)
+    seconds -= _offset_at(seconds, zone or time_zone) if offset is None else offset
+    if not FIRST_SECOND <= seconds <= LAST_SECOND:
+        raise NoValue("it is in no year from 1 to 9999")
+    return seconds * _MICROS + micros
+
+
+def parse_local_time(text: str) -> int:
+    """Return the microseconds since 1970 of a time without a zone."""
+    local, zone = _local_time(text)
+    if zone:
+        raise NoValue("it has a zone")
+    return local
+
+
+def check_time_zone(name: str) -> None:
+    """Raise NoValue unless times of this zone can be read."""
+    if _offset_of(name) is None:
+        _rules_of(name)
+
+
+def parse_day_time(text: str, first: int, last: int) -> int:
+    """Return the microseconds of an interval with the units `first` to `last` of DAY to SECOND."""
+    units = _UNITS[first : last + 1]
+    sign, body = _interval(text, units)
+    form = r"([+-])?" + _PART[units[0]]
+    form += "".join((" " if unit == "HOUR" else ":") + _PART[unit] for unit in units[1:])
+    parts = re.fullmatch(form, body)
+    if parts is None:
+        raise NoValue("it is no interval")
+    micros = 0
+    for at, unit in enumerate(units):
+        whole, _, fraction = parts[at + 2].partition(".")
+        if at and int(whole) > _MOST_OF[unit]:
+            raise NoValue("it is no interval")
+        if fraction[6:].strip("0"):
+            raise NoValue("it is finer than a microsecond")
+        micros += int(whole) * _SECONDS_OF[unit] * _MICROS + int(fraction[:6].ljust(6, "0"))
+    micros *= sign * (-1 if parts[1] == "-" else 1)
+    if not -_MOST_MICROS <= micros <= _MOST_MICROS:
+        raise NoValue("it is too large")
+    return micros
+
+
+def parse_year_month(text: str, first: int, last: int) -> int:
+    """Return the months of an interval whose units are `first` to `last` of YEAR and MONTH."""
+    units = ("YEAR", "MONTH")[first : last + 1]
+    sign, body = _interval(text, units)
+    parts = re.fullmatch(r"([+-])?([0-9]+)" + (r"-([0-9]+)" if len(units) == 2 else ""), body)
+    if parts is None or (len(units) == 2 and int(parts[3]) > 11):
+        raise NoValue("it is no interval")
+    months = int(parts[2]) * (1 if units[0] == "MONTH" else 12) + (int(parts[3]) if len(units) == 2 else 0)
+    months *= sign * (-1 if parts[1] == "-" else 1)
+    if not -_MOST_MONTHS <= months <= _MOST_MONTHS:
+        raise NoValue("it is too large")
+    return months
+
+
+def _interval(text: str, units: tuple[str, ...]) -> tuple[int, str]:
+    parts = _INTERVAL.fullmatch(text)
+    if parts is None:
+        raise NoValue("it is no interval")
+    named = tuple(one.upper() for one in (parts[3], parts[4]) if one)
+    if named != ((units[0], units[-1]) if len(units) > 1 else units):
+        raise NoValue("it has other units")
+    return -1 if parts[1] == "-" else 1, parts[2]
+
+
+def _day(sign: str, year: str, month: str | None, day: str | None) -> int:
+    if sign == "-" or not 1 <= int(year) <= _LAST_YEAR:
+        raise NoValue("it is in no year from 1 to 9999")
+    try:
+        return dt.date(int(year), int(month or 1), int(day or 1)).toordinal() - EPOCH_DAY
+    except ValueError as error:
+        raise NoValue(str(error)) from None
+
+
+def _local_time(text: str) -> tuple[int, str | None]:
+    """Return the microseconds since 1970 by a clock, and the name of its zone if there is one."""
+    parts = _TIME.fullmatch(text.strip(_EDGE))
+    if parts is None:
+        raise NoValue("it is no time with a date")
+    days = _day(parts[1], parts[2], parts[3], parts[4])
+    hour, minute, second = (int(parts[at] or 0) for at in (5, 6, 7))
+    if hour > 23 or minute > 59 or second > 59:
+        raise NoValue("no clock shows it")
+    fraction = parts[8] or ""
+    if fraction[6:].strip("0"):
+        raise NoValue("it is finer than a microsecond")
+    seconds = ((days * 24 + hour) * 60 + minute) * 60 + second
+    return seconds * _MICROS + int(fraction[:6].ljust(6, "0")), parts[9]
+
+
+@lru_cache(maxsize=256)
+def _offset_of(zone: str) -> int | None:
+    """Return the seconds by which a zone is always ahead of UTC; None if its clocks are set."""
+    name = _SHORT_NAMES.get(zone, zone)
+    if name == "Z":
+        return 0
+    for prefix in ("UTC", "GMT", "UT"):
+        if name.startswith(prefix):
+            if name == prefix:
+                return 0
+            name = name.removeprefix(prefix)
+            break
+    short = _OFFSET_WITH_SHORT_MINUTE.fullmatch(name)
+    parts = _OFFSET.fullmatch(f"{short[1]}:0{short[2]}" if short else name)
+    if parts is None:
+        return None
+    hours, minutes, seconds = (int(parts[at] or 0) for at in (2, 3, 4))
+    offset = (hours * 60 + minutes) * 60 + seconds
+    if minutes > 59 or seconds > 59 or offset > _LARGEST_OFFSET:
+        raise NoValue("its time zone is not known")
+    return -offset if parts[1] == "-" else offset
+
+
+@lru_cache(maxsize=256)
+def _rules_of(zone: str) -> zoneinfo.ZoneInfo:
+    name = _SHORT_NAMES.get(zone, zone)
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        raise NoValue("its time zone is not known") from None
+
+
+def _offset_at(local_seconds: int, zone: str) -> int:
+    """Return by how many seconds a zone is ahead of UTC; of an hour that comes twice it is the first."""
+    rules = _rules_of(zone.strip())
+    local = dt.datetime(1970, 1, 1) + dt.timedelta(seconds=local_seconds)
+    offset = local.replace(tzinfo=rules).utcoffset()
+    assert offset is not None
+    try:
+        shown = (local - offset).replace(tzinfo=dt.UTC).astimezone(rules).replace(tzinfo=None)
+    except OverflowError:
+        raise NoValue("it is in no year from 1 to 9999") from None
+    if shown != local:
+        # Spark would read one that is an hour later.
+        raise NoValue("no clock of its time zone has shown it")
+    return int(offset.total_seconds())

@@ -1,0 +1,221 @@
+"""JSON as columns: a value is what stands there or its record is bad, at once or record by record."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.json import json_schema
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.formats import Json
+from flinkish_spark.types.ddl import parse_ddl
+from flinkish_spark.types.json_columns import JsonReader
+from tests.support.json_cases import BAD, EXACT, NEVER, NOT_ONE, SCHEMA, Case
+
+READER = JsonReader(parse_ddl(SCHEMA))
+TYPES = {
+    **{"t": "TINYINT", "sh": "SMALLINT", "i": "INT", "l": "LONG", "f": "FLOAT", "d": "DOUBLE", "s": "STRING"},
+    **{"n": "DECIMAL(10,2)", "n0": "DECIMAL(20,0)", "bo": "BOOLEAN", "day": "DATE", "at": "TIMESTAMP"},
+    **{"wall": "TIMESTAMP_NTZ", "a": "ARRAY<DECIMAL(4,1)>", "aa": "ARRAY<ARRAY<DATE>>"},
+    "x": "STRUCT<f: FLOAT, s: STRING, at: TIMESTAMP, q: ARRAY<STRUCT<l: LONG>>>",
+}
+VALUES = (
+    *sorted({case.value for case in EXACT} | {value for _, value in (*BAD, *NEVER)}),
+    *("null", "1", "0", "-0", "-1", "1.5", "1e2", "1E-2", "16777217", "3.4028235677973366e38", "1e-400"),
+    *("4.9e-324", "1e999", "1e-99", "1e99", "0." + "0" * 46 + "1", "9" * 38, "12345678901234567890123456789"),
+    *("true", "false", '""', '"text"', '"a,b}c"', '"}{"', '"}"', '"\\\\"', '"\\""', '"\\n"', '"é中😀"'),
+    *('"1e999"', '"3e71234"', '"12"', '"+1"', '".5"', '"1."', '" 1"', '"1e5"', '"-"', '"2026-01-31"'),
+    *(
+        '"2026-01-31T12:00:00Z"',
+        '"2026-01-31 12:00:00.5Z"',
+        '"2026-01-31T12:00Z"',
+        '"2026-01-31T12+00:00:01"',
+    ),
+    *('"2026-01-31T12:00:00+05:30"', '"2026-01-31T12:00:00"', '"2026-01-31T12:00:60Z"', '"2024-02-29"'),
+    *('"0000-01-01T00:00:00Z"', '"2026-02-29"', '"2026-1-3"', "[]", "[1,2.5]", "[null]", '["2026-01-31"]'),
+    *('[["2026-01-31",null],null,[]]', "{}", '{"f":1.5,"s":"x"}', '{"q":[]}', '{"more":[1,{"a":{}}]}'),
+    '{"f":null,"at":"2026-01-31T12:00:00Z","q":[{"l":1},null,{"l":null,"more":2}]}',
+)
+PIECES = (
+    '"s"',
+    ":",
+    ",",
+    "{",
+    "}",
+    "[",
+    "]",
+    "1",
+    "null",
+    " ",
+    "\n",
+    "\t",
+    "\r",
+    "\x00",
+    '"',
+    "\\",
+    "é",
+    "e9",
+    "-",
+)
+
+
+def read(reader: JsonReader, *values: bytes | None) -> list[Any]:
+    return reader.read(pa.array(values, pa.binary())).to_pylist()
+
+
+def shown(value: Any) -> Any:
+    """Return a value in a form in which NaN is itself, and 0 is not -0."""
+    if isinstance(value, float):
+        return "NaN" if math.isnan(value) else (value, math.copysign(1, value))
+    if isinstance(value, dict):
+        return {name: shown(one) for name, one in value.items()}
+    return [shown(one) for one in value] if isinstance(value, list) else value
+
+
+def drawn(chance: random.Random, columns: list[str]) -> str:
+    names = chance.sample(columns, chance.randrange(len(columns) + 1))
+    names += [chance.choice(["u1", "u2", "é", 'q\\"', ""])] * (chance.random() < 0.3)
+    names += names[:1] * (chance.random() < 0.03)
+    fields = [f'"{name}":{chance.choice(["", "", " "])}{chance.choice(VALUES)}' for name in names]
+    letters = [*("{" + chance.choice([",", ", "]).join(fields) + "}")]
+    for _ in range(chance.choice([0, 0, 0, 0, 0, 0, 1, 2])):
+        at = chance.randrange(len(letters) + 1)
+        if chance.random() < 0.5:
+            del letters[at : at + 1]
+        else:
+            letters.insert(at, chance.choice(PIECES))
+    return "".join(letters)
+
+
+@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.record)
+def test_exact_values_pass(case: Case) -> None:
+    (found,) = read(READER, case.record.encode())
+    assert found is not None and found[case.column] is not None
+
+
+@pytest.mark.parametrize(
+    ("record", "wanted"),
+    [
+        ('{"t": -128}', {"t": -128}),
+        ('{"l": 9223372036854775807}', {"l": 2**63 - 1}),
+        ('{"d": "-INF", "s": 1.10}', {"d": -math.inf, "s": "1.10"}),
+        ('{"b": "AAEC"}', {"b": b"\x00\x01\x02"}),
+        ('{"months": "INTERVAL \'-1-2\' YEAR TO MONTH"}', {"months": -14}),
+        (
+            '{"s": {"k" : [1.10, 1e400, "q\\u001f"], "n": null}}',
+            {"s": '{"k":[1.10,1e400,"q\\u001F"],"n":null}'},
+        ),
+        (' {"l": 1}\n', {"l": 1}),
+    ],
+)
+def test_a_value_is_what_stands_there(record: str, wanted: dict[str, Any]) -> None:
+    (found,) = read(READER, record.encode())
+    assert {name: one for name, one in found.items() if one is not None} == wanted
+
+
+@pytest.mark.parametrize(("column", "value"), (*BAD, *NEVER))
+def test_what_a_type_does_not_hold_is_bad(column: str, value: str) -> None:
+    kind = T.StructType([parse_ddl(SCHEMA)[column]])
+    record = f'{{"{column}": {value}}}'.encode()
+    assert read(READER, record) == [None]
+    # In a slice, in which others are good.
+    assert read(JsonReader(kind), *[b"{}"] * 200, record)[-2:] == [{column: None}, None]
+
+
+@pytest.mark.parametrize("text", NOT_ONE)
+def test_more_or_less_than_one_object_is_bad(text: str) -> None:
+    assert read(READER, text.encode()) == [None]
+    good = b'{"l":1}'
+    assert read(JsonReader(parse_ddl("l LONG")), good, text.encode(), good) == [{"l": 1}, None, {"l": 1}]
+
+
+def test_a_slice_at_once_is_what_its_records_are_one_by_one() -> None:
+    """Whatever is in it, and without an end of the process: Arrow has some of those."""
+    chance, at_once = random.Random(11), 0
+    for _ in range(4_000):
+        columns = chance.sample([*TYPES], chance.randrange(1, 4))
+        reader = JsonReader(parse_ddl(", ".join(f"{name} {TYPES[name]}" for name in columns)))
+        records = [drawn(chance, columns).encode() for _ in range(chance.choice([1, 1, 2, 3]))]
+        # Not at the beginning of a buffer, as in a batch of which a part is read.
+        values = pa.array([b'{"in front":1}', *records]).slice(1)
+        assert reader._columns is not None
+        found = reader._columns.read(values)
+        if found is not None:
+            at_once += 1
+            found.validate(full=True)
+            wanted = pa.array([reader.record(one) for one in records], reader.type)
+            assert shown(found.to_pylist()) == shown(wanted.to_pylist()), (columns, records)
+    assert at_once > 500
+
+
+def test_a_bad_record_spoils_no_other() -> None:
+    values = [f'{{"l":{number}}}'.encode() for number in range(5_000)]
+    values[1_234], values[1_235] = b'{"l":1.5}', None
+    found = read(JsonReader(parse_ddl("l LONG")), *values)
+    assert [at for at, one in enumerate(found) if one is None] == [1_234, 1_235]
+    assert [one["l"] for one in found if one] == [one for one in range(5_000) if one not in (1_234, 1_235)]
+
+
+def test_no_text_is_bad_and_null_is_null() -> None:
+    assert (
+        read(READER, b'{"s":"\xff"}', None, b'{"unknown":' + b"[" * 5_000 + b"]" * 5_000 + b"}") == [None] * 3
+    )
+    assert read(READER) == []
+
+
+def test_what_is_too_deep_to_be_written_is_bad_and_no_error() -> None:
+    """Python 3.12 and later read it all the same."""
+    deep = b"[" * 1_200 + b"]" * 1_200
+    reader = JsonReader(parse_ddl("s STRING"))
+    assert read(reader, b'{"s":' + deep + b"}", b'{"more":' + deep + b',"s":"1"}') == [None, None]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("MAP<BINARY, STRING>", "MAP<INT, STRING>", "MAP<TIMESTAMP, INT>", "ARRAY<MAP<DATE, INT>>"),
+        *("INTERVAL", "VARIANT", "STRUCT<a: MAP<DECIMAL(4,1), INT>>", "VOID", "CHAR(3)", "VARCHAR(3)"),
+    ],
+)
+def test_types_without_json_are_refused_when_they_are_declared(kind: str) -> None:
+    with pytest.raises(SchemaError, match="JSON"):
+        json_schema(Json(f"a {kind}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "zone", "is_good"),
+    [
+        ("2026-03-29T02:30:00", "Europe/Berlin", False),
+        ("2026-03-29 2:30:0.5", "Europe/Berlin", False),
+        ("2026-03-29T02:30:00", "UTC", True),
+        ("2026-03-29T02:30:00", "+01:00", True),
+        ("2026-03-29T02:30:00Z", "Europe/Berlin", True),
+        ("2026-03-29T02:30:00+01:00", "Europe/Berlin", True),
+        ("2026-03-29T02:30:00 Asia/Tokyo", "Europe/Berlin", True),
+        ("2026-03-29T02:30:00 Nowhere/Town", "UTC", False),
+        ("2026-03-29T02:30:00 PST", "UTC", True),
+        ("2026-03-29T02:30:00+19:00", "UTC", False),
+        ("2026-03-29T02", "UTC", True),
+        ("2026-03-29T", "UTC", False),
+        ("2026-03-29T02:30Z", "UTC", False),
+        ("2026-10-25T02:30:00", "Europe/Berlin", True),
+        # In Brazil clocks were set at midnight.
+        ("2018-11-04", "America/Sao_Paulo", False),
+        ("2018-11-05", "America/Sao_Paulo", True),
+    ],
+)
+def test_a_time_that_no_clock_has_shown_is_bad(text: str, zone: str, is_good: bool) -> None:
+    reader = JsonReader(parse_ddl("at TIMESTAMP, wall TIMESTAMP_NTZ, all ARRAY<STRUCT<at: TIMESTAMP>>"), zone)
+    for record in (f'{{"at":"{text}"}}', f'{{"all":[{{"at":"{text}"}}]}}'):
+        assert (read(reader, record.encode()) != [None]) is is_good
+    assert read(reader, b'{"wall":"2026-03-29T02:30:00"}') != [None], "it is of no zone"
+
+
+def test_a_time_zone_that_python_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not know the session's time zone 'Nowhere/Town'"):
+        JsonReader(parse_ddl("at TIMESTAMP"), "Nowhere/Town")
