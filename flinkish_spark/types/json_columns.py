@@ -50,6 +50,8 @@ _GOES_ON = np.isin(np.arange(256), [*b",]}\n", *_BLANKS])
 _IS_DIGIT = np.isin(np.arange(256), [*b"0123456789"])
 _OF_NUMBERS = np.isin(np.arange(256), [*b"0123456789.+-"])
 _BEFORE_NUMBERS = frozenset(b':,[" \t')
+#: Arrow takes up to a day.
+_SMALL_OFFSET = "[+-](0[0-9]|1[0-7])(:?[0-5][0-9])?$"
 #: Digits of a decimal in Arrow; with fewer in front of the point than this a number goes by its slow way.
 _ARROWS_DIGITS, _FEWEST_DIGITS = 38, 12
 _Convert = Callable[[Any], Any]
@@ -290,7 +292,7 @@ def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
             raise NoValue("it may be too large")
         return column.cast(kind, safe=False)
     if pa.types.is_temporal(kind):
-        if pa.types.is_timestamp(kind) and kind.tz is not None and not _all_have_seconds(column):
+        if pa.types.is_timestamp(kind) and kind.tz is not None and not _are_spark_s_times(column):
             raise NoValue("it may be of another zone, or no time for Spark")
         made = column.cast(kind)
         _check_years(made)
@@ -298,8 +300,8 @@ def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column
 
 
-def _all_have_seconds(times: pa.Array) -> bool:
-    """Say whether all texts have seconds: Arrow takes an offset after minutes, and Spark does not."""
+def _are_spark_s_times(times: pa.Array) -> bool:
+    """Say whether Spark takes the texts, too: with seconds, and with offsets that somebody may have."""
     there = times.drop_null()
     if not len(there):
         return True
@@ -308,7 +310,10 @@ def _all_have_seconds(times: pa.Array) -> bool:
     if lengths.min() < len("2026-01-31T12:00:00Z"):
         return False
     letters = np.frombuffer(there.buffers()[2], np.uint8)
-    return bool((letters[begins + len("2026-01-31T12:00")] == ord(":")).all())
+    if (letters[begins + len("2026-01-31T12:00")] != ord(":")).any():
+        return False
+    others = there.filter(pa.array(letters[begins + lengths - 1] != ord("Z")))
+    return bool(pc.all(pc.match_substring_regex(others, _SMALL_OFFSET), min_count=0).as_py())
 
 
 def _check_years(column: pa.Array) -> None:

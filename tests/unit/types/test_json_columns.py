@@ -36,7 +36,13 @@ VALUES = (
         '"2026-01-31T12:00Z"',
         '"2026-01-31T12+00:00:01"',
     ),
-    *('"2026-01-31T12:00:00+05:30"', '"2026-01-31T12:00:00"', '"2026-01-31T12:00:60Z"', '"2024-02-29"'),
+    *(
+        '"2026-01-31T12:00:00+05:30"',
+        '"2026-01-31T12:00:00-19:00"',
+        '"2026-01-31T12:00:00"',
+        '"2026-01-31T12:00:60Z"',
+        '"2024-02-29"',
+    ),
     *('"0000-01-01T00:00:00Z"', '"2026-02-29"', '"2026-1-3"', "[]", "[1,2.5]", "[null]", '["2026-01-31"]'),
     *('[["2026-01-31",null],null,[]]', "{}", '{"f":1.5,"s":"x"}', '{"q":[]}', '{"more":[1,{"a":{}}]}'),
     '{"f":null,"at":"2026-01-31T12:00:00Z","q":[{"l":1},null,{"l":null,"more":2}]}',
@@ -137,7 +143,7 @@ def test_more_or_less_than_one_object_is_bad(text: str) -> None:
 def test_a_slice_at_once_is_what_its_records_are_one_by_one() -> None:
     """Whatever is in it, and without an end of the process: Arrow has some of those."""
     chance, at_once = random.Random(11), 0
-    for _ in range(4_000):
+    for _ in range(1_500):
         columns = chance.sample([*TYPES], chance.randrange(1, 4))
         reader = JsonReader(parse_ddl(", ".join(f"{name} {TYPES[name]}" for name in columns)))
         records = [drawn(chance, columns).encode() for _ in range(chance.choice([1, 1, 2, 3]))]
@@ -150,7 +156,7 @@ def test_a_slice_at_once_is_what_its_records_are_one_by_one() -> None:
             found.validate(full=True)
             wanted = pa.array([reader.record(one) for one in records], reader.type)
             assert shown(found.to_pylist()) == shown(wanted.to_pylist()), (columns, records)
-    assert at_once > 500
+    assert at_once > 200
 
 
 def test_a_bad_record_spoils_no_other() -> None:
