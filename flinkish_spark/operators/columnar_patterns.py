@@ -39,7 +39,6 @@ _STEP_COSTS, _EVENT_COSTS = 150, 4
 
 
 def can_be_in_columns(automaton: Automaton, skip: AfterMatchSkip) -> bool:
-    """Return whether partial matches of an automaton can be worked on as columns."""
     windows = [automaton.first_to_last_ms, *(state.from_previous_ms for state in automaton.states)]
     if len(automaton.leaves) > 10 or any(window is not None and window > FAR_MS for window in windows):
         return False
@@ -250,7 +249,6 @@ class _Table:
         self.is_pending = np.array([state.kind.value == "pending" for state in matcher.automaton.states])
 
     def outcomes(self, answers: Array, states: Array | int) -> Array:
-        """Return the number of what becomes of each."""
         asked = answers * self._count + states
         found: Array = self._known[asked]
         if len(found) and found.min() < 0:
@@ -299,8 +297,6 @@ class _Complete:
 
 @dataclass
 class _Told:
-    """Parts of what goes out."""
-
     parts: list[tuple[Array, ...]] = field(default_factory=list)
 
     def add(self, complete: _Complete, step: int, is_lost: bool) -> None:
@@ -354,7 +350,6 @@ class _Run:
             self._advance(np.full(len(self._counts), now_ms), _LAST_STEP)
         return self._end()
 
-    # -- how it begins ------------------------------------------------------------------------------------
     def _entered(self, partial: Partial, chains: Chains) -> Array:
         """Return what is open already."""
         named, times_ms = self._matcher.named, self._events.times_ms
@@ -388,7 +383,6 @@ class _Run:
         if len(outcomes) and self._table.is_stopped[outcomes].any():
             self._is_left[self._rank[keys[self._table.is_stopped[outcomes]]]] = True
 
-    # -- one event of each key ----------------------------------------------------------------------------
     def _take(self, step: int, keys: int) -> None:
         """Take one event of each of the first keys."""
         events = self._events
@@ -496,7 +490,6 @@ class _Run:
                 is_meant &= partial[at, which] == NONE
             partial[at, which[is_meant]] = events[is_meant]
 
-    # -- time ---------------------------------------------------------------------------------------------
     def _ends(self) -> Array:
         """Return when each partial match is timed out: of two windows the nearer one is told."""
         matcher, open_ = self._matcher, self._partial
@@ -530,7 +523,6 @@ class _Run:
         if len(lost.keys):
             self._told.add(lost, step, is_lost=True)
 
-    # -- matches ------------------------------------------------------------------------------------------
     def _completed(self, parts: list[_Complete], step: int) -> None:
         """Tell of matches, and end what they put an end to."""
         complete = parts[0]
@@ -569,7 +561,6 @@ class _Run:
         self._partial = open_[:, kept]
         return told
 
-    # -- how it ends --------------------------------------------------------------------------------------
     def _end(self) -> Outcome:
         keys, open_ = self._order, self._partial
         open_ = open_[:, ~self._is_left[open_[_KEY]]]
@@ -625,10 +616,6 @@ def _order_of(ranks: tuple[int, ...]) -> list[int]:
     return order_of_emission(ranks)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Partial matches as they are stored, three lists per key, to arrays and back.
-
-
 @dataclass
 class StoredMatches:
     """What is open of many keys, read."""
@@ -643,7 +630,6 @@ class StoredMatches:
 
     @staticmethod
     def read(events: pa.ListArray, chains: pa.ListArray, matches: pa.ListArray, start: int) -> StoredMatches:
-        """Return what the lists of each key say."""
         count = len(matches)
         _, event_begins, event_rows = _flat(events)
         chain_key, chain_begins, chain_rows = _flat(chains)

@@ -21,13 +21,10 @@ from flinkish_spark.state.descriptors import (
     ValueStateDescriptor,
 )
 from flinkish_spark.state.keyed_states import KeyedStates
-from flinkish_spark.state.tables import (
-    KeyScope,
-)
+from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.state.timers import Timers
 
-# ----------------------------------------------------------------------------------------------------------
-# What an operator's function is given: states, times, timers, side outputs of the current key.
+_log = logging.getLogger(__name__)
 
 
 class FunctionContext:
@@ -67,16 +64,10 @@ class FunctionContext:
         return self.domain
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        """Emit a row to a side output."""
         self.emit_to(tag, value, self.timestamp_ms)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# States by their descriptors, where nothing is known of their kind.
-
-
 def declared_state(states: KeyedStates, descriptor: StateDescriptor) -> Any:
-    """Return the state of a descriptor, of whatever kind; declares it if that is not done yet."""
     match descriptor:
         case ValueStateDescriptor():
             return states.get_state(descriptor)
@@ -88,10 +79,6 @@ def declared_state(states: KeyedStates, descriptor: StateDescriptor) -> Any:
             return states.get_reducing_state(descriptor)
         case AggregatingStateDescriptor():
             return states.get_aggregating_state(descriptor)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What functions are given where a stream has no key.
 
 
 class KeyedStateWithoutKey(TypeError):
@@ -116,10 +103,6 @@ class NoKeyedState(SubtaskFacts):
     get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Functions that are parts of an operator of ours, opened and closed with it: reductions, aggregates.
-
-
 class _NoOwnState(NoKeyedState):
     """Given to `open` of a function whose values are the operator's state."""
 
@@ -134,7 +117,6 @@ class _NoOwnState(NoKeyedState):
 
 
 def open_part(function: object, uid: str, max_parallelism: int) -> None:
-    """Open a function of the user's that is a part of an operator, if it wants to be."""
     if isinstance(function, RichFunction):
         function.open(_NoOwnState(uid, max_parallelism))
 
@@ -144,25 +126,15 @@ def close_part(function: object) -> None:
         function.close()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Closes the functions of an operator when the copy that a task has made of it is given up.
-#
-# PySpark tells a worker nothing of the end of a task; what it does is to let go of what it has unpickled
-# for it. A worker that is killed closes nothing.
-
-
-_log = logging.getLogger(__name__)
-
-
 class Closes(Protocol):
     """What a task opens and closes."""
 
-    def close(self) -> None:
-        """Close it."""
+    def close(self) -> None: ...
 
 
 def close_with(holder: object, operator: object, uid: str) -> None:
-    # What a function opened is its process's, not that of a child which the function forks.
+    # PySpark tells a worker nothing of the end of a task, it lets go of what it has unpickled for it. What a
+    # function opened is its process's, not that of a child which the function forks.
     weakref.finalize(holder, in_this_process(close_operator), operator, uid)
 
 

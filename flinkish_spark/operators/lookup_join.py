@@ -15,13 +15,8 @@ from flinkish_spark.types.row_form import NoRowError, RowError, RowForm
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.types.to_python import taken
 
-# ----------------------------------------------------------------------------------------------------------
-# What lookup joins keep of their answers in the memory of a process.
-#
-# PySpark unpickles a function anew for each task, so what an object holds ends with its micro-batch. A
-# Python worker goes on, and so does what its modules hold.
-
-
+# PySpark unpickles a function anew for each task, so what an object holds ends with its micro-batch. A Python
+# worker goes on, and so does what its modules hold.
 #: The rows of a key, and when they were read; keys that were used last are last.
 KeptAnswers = OrderedDict[Any, tuple[Sequence[Any], int]]
 
@@ -31,7 +26,6 @@ _MOST_JOINS = 64
 
 
 def kept_answers(join: str) -> KeptAnswers:
-    """Return what this process keeps for a join."""
     kept = _OF_JOINS.setdefault(join, OrderedDict())
     _OF_JOINS.move_to_end(join)
     while len(_OF_JOINS) > _MOST_JOINS:
@@ -41,10 +35,6 @@ def kept_answers(join: str) -> KeptAnswers:
 
 def forget_answers() -> None:
     _OF_JOINS.clear()
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The lookup join: whole batches of elements, whose keys are asked for together. It has no state.
 
 
 Rows = Sequence[Any]
@@ -66,8 +56,6 @@ class _LookupRuntime(NoKeyedState):
 
 
 class LookupJoinRun:
-    """Runs a :class:`~flinkish_spark.joins.LookupJoin` in a worker."""
-
     def __init__(
         self,
         join: LookupJoin,
@@ -118,7 +106,6 @@ class LookupJoinRun:
         return emitted
 
     def close(self) -> None:
-        """Close the function and the table."""
         try:
             self._function.close()
         finally:
@@ -213,7 +200,6 @@ class _RowForm:
         self._tuple_of = RowForm(self._names).tuple_of if row.has_fields else None
 
     def __call__(self, row: Any) -> Any:
-        """Return a row as it was declared."""
         if self._tuple_of is None or row is None:
             return row
         try:

@@ -95,7 +95,6 @@ class TimedRows:
         self.due = DueRows()
 
     def open(self, states: KeyedStates) -> None:
-        """Declare the state."""
         states.get_list_state(self.state)
 
     def late(self, value: Any, context: FunctionContext) -> None:
@@ -109,8 +108,6 @@ class TimedRows:
 
 
 class PatternNeedsTime(ValueError):
-    """A pattern by event time got an event without one."""
-
     def __init__(self) -> None:
         super().__init__(
             "patterns by event time need events with a time: assign timestamps and watermarks, and let none "
@@ -170,7 +167,6 @@ class WaitingRows:
 
     @cached_property
     def keys(self) -> Sequence[Any]:
-        """Keys as functions see them, by number."""
         parts = [to_values(column) for column in self.index.keys]
         return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
 
@@ -214,7 +210,6 @@ class WaitingRows:
         return [column.take(taken) for column in self._columns]
 
     def store(self) -> None:
-        """Store the rows that go on waiting."""
         later = np.flatnonzero(~self._is_due)
         counts = np.bincount(self._key[later], minlength=len(self.index))
         lost = np.bincount(self._key[self._is_due], minlength=len(self.index)) > 0

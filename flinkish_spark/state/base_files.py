@@ -30,7 +30,6 @@ _MAPPED_GROUPS = 4096
 
 
 def bases_of(bases: StoreSpec, uid: str, chain: str) -> StoreSpec:
-    """Return where an operator's bases are."""
     return bases.below(uid) if bases.is_local else bases.below(f"{uid}/{chain}")
 
 
@@ -48,7 +47,6 @@ class MappedBases:
         return self.place.open_bucket()
 
     def frame(self, ref: BaseRef) -> Frame:
-        """Return the sections of a base."""
         known, frame = self._frames.get(_group(ref.file), (None, {}))
         return frame if known == ref.file else self._kept(ref, self._opened(checked_name(ref.file)))
 
@@ -123,7 +121,6 @@ class BaseFiles:
         return self._mapped.frame(ref)
 
     def write(self, group: int, frame: bytes) -> BaseRef:
-        """Write a file under a new name."""
         name = self._new_name(group)
         path = self._mapped.place.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +145,6 @@ class BaseObjects(BaseFiles):
         self._tell = tell
 
     def write(self, group: int, frame: bytes) -> BaseRef:
-        """Write an object under a new name."""
         ref = BaseRef(self._new_name(group), 0, len(frame))
         self._tell(ref.file)
         self._mapped.put(ref, frame)

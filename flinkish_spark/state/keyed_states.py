@@ -98,7 +98,6 @@ class KeyedStates(SubtaskFacts):
         self._declaring.is_over = True
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        """Return the value state of that name."""
         self._check_kind(descriptor, ValueStateDescriptor)
         handed = self._handed_out(as_fields(descriptor.value_type))
 
@@ -111,7 +110,6 @@ class KeyedStates(SubtaskFacts):
         return state
 
     def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
-        """Return the list state of that name."""
         self._check_kind(descriptor, ListStateDescriptor)
         kind = ListState if descriptor.ttl is None else ExpiringListState
         handed = self._handed_out(descriptor.element_type)
@@ -121,7 +119,6 @@ class KeyedStates(SubtaskFacts):
         return state
 
     def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
-        """Return the map state of that name."""
         self._check_kind(descriptor, MapStateDescriptor)
         kind = MapState if descriptor.ttl is None else ExpiringMapState
         handed = self._handed_out(descriptor.value_type)
@@ -134,7 +131,6 @@ class KeyedStates(SubtaskFacts):
         return state
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
-        """Return the reducing state of that name."""
         self._check_kind(descriptor, ReducingStateDescriptor)
         handed = self._handed_out(as_fields(descriptor.value_type))
         state: ReducingState[Any] = self._declared(
@@ -145,7 +141,6 @@ class KeyedStates(SubtaskFacts):
         return state
 
     def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
-        """Return the aggregating state of that name."""
         self._check_kind(descriptor, AggregatingStateDescriptor)
         handed = self._handed_out(as_fields(descriptor.accumulator_type))
         state: AggregatingState = self._declared(
@@ -165,10 +160,7 @@ class KeyedStates(SubtaskFacts):
         self.namespaced.add(name)
 
     def through(self, scope: KeyScope) -> KeyedStates:
-        """Return these states as they are seen with another key or namespace being the current one.
-
-        Both have the same tables; a state may be declared with either.
-        """
+        """Return these states, with the same tables, as they are seen by another scope."""
         other = copy.copy(self)
         other.scope, other._states = scope, {}
         return other

@@ -24,7 +24,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import PACKED, BlockPacker, as_schema
+from flinkish_spark.transport.blocks import PACKED, BlockPacker, Packing, as_schema
 from flinkish_spark.transport.columns import InTurn, Worker
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.schemas import PREFIX
@@ -64,7 +64,6 @@ class _Fed:
 
 @contextmanager
 def all_fed(workers: Iterable[Worker]) -> Iterator[list[_Fed]]:
-    """Have workers for as long as a task lasts."""
     fed = [_Fed(worker) for worker in workers]
     try:
         yield fed
@@ -84,7 +83,6 @@ class SideBySide:
     made: T.StructType
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task, making one of each."""
         schema = arrow_schema([*self.made, T.StructField(ORIGIN, T.LongType())])
         with all_fed(self.workers) as fed:
             for batch in batches:
@@ -137,7 +135,6 @@ class DealRows:
         return T.StructType([*self.control, T.StructField(INPUT, T.IntegerType()), *own])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task."""
         schema = arrow_schema(self.columns)
         with all_fed(one.worker for one in self.inputs) as fed:
             for batch in batches:
@@ -219,16 +216,12 @@ class DealtBlocks:
 
 @dataclass(frozen=True)
 class DealBlocks:
-    """Rows by input in, blocks of each out. A row may be for several; a barrier is for all of them.
-
-    The inputs are of one operator, or of several that share tasks.
-    """
+    """Rows by input in, blocks of each out. A row may be for several; a barrier is for all of them."""
 
     inputs: tuple[DealtBlocks, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task."""
-        runs = [one.packer.begun() for one in self.inputs]
+        runs = [Packing(one.packer) for one in self.inputs]
         for batch in batches:
             kinds = batch.column(C.KIND).to_numpy() if C.KIND in batch.schema.names else None
             for one, run in zip(self.inputs, runs, strict=True):
@@ -238,7 +231,6 @@ class DealBlocks:
 
     @property
     def columns(self) -> T.StructType:
-        """Columns that come out."""
         return PACKED
 
 

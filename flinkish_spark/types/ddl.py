@@ -229,10 +229,7 @@ def _unescaped(text: str, quote: str) -> str:
 
 
 def ddl_of(kind: T.DataType) -> str:
-    """Return a type as text that :func:`parse_ddl` reads, a StructType as a list of fields.
-
-    Neither NOT NULL nor comments are in it: every field may be null.
-    """
+    """Return a type as text that :func:`parse_ddl` reads, a StructType as a list of nullable fields."""
     if isinstance(kind, T.StructType):
         return ", ".join(f"{name_text(field.name)} {type_text(field.dataType)}" for field in kind)
     return type_text(kind)
@@ -261,7 +258,6 @@ def parse_ddl(text: str) -> T.DataType:
 
 
 def is_field_list(text: str) -> bool:
-    """Return whether a text is a list of fields, and not one type."""
     return _parsed(text)[1]
 
 

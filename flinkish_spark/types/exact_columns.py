@@ -45,10 +45,7 @@ _EXACT: tuple[tuple[_IsKind, tuple[_IsKind, ...]], ...] = (
 def is_of_kind(
     given: pa.DataType, wanted: pa.DataType, *, may_have_more: bool = False, may_lack: bool = False
 ) -> bool:
-    """Return whether a declared type is known to hold the values of a column, or to refuse them.
-
-    Fields of structs go by name.
-    """
+    """Return whether a declared type is known to hold the values of a column, or to refuse them."""
     within = functools.partial(is_of_kind, may_have_more=may_have_more, may_lack=may_lack)
     if pa.types.is_dictionary(given):
         given = given.value_type

@@ -80,10 +80,7 @@ _Check = Callable[[Any], Any]
 
 
 def exact_text(kind: T.StructType, time_zone: str = "UTC") -> Callable[[bytes | None], str | None]:
-    r"""Return a function that looks at values of a type: it returns a text that Spark reads exactly.
-
-    Null stays null; what is bad becomes :data:`MALFORMED`.
-    """
+    """Return a function that makes of a value a text that Spark reads exactly, or :data:`MALFORMED`."""
     if not _FIXED.fullmatch(time_zone) and _rules_of(time_zone) is None:
         raise ConfigError(
             f"Python does not know the session's time zone '{time_zone}'",

@@ -28,11 +28,8 @@ class NoRowError(RowError):
 
 
 def element_class(names: Sequence[str]) -> Any:
-    """Return the class of a stream's elements: a named tuple.
-
-    An element that goes out as it came may be declared under other names there; see :class:`RowForm`.
-    """
-    made = _named_tuple(names)
+    """Return the class of a stream's elements: a named tuple."""
+    made: Any = namedtuple("Record", list(names), rename=True)
     own = made._fields
     if own != tuple(names):
         # Python keeps names with an underscore in front, keywords and the like for itself.
@@ -44,12 +41,9 @@ def element_class(names: Sequence[str]) -> Any:
                 setattr(made, names[at], property(itemgetter(at)))
         made._fields = tuple(names)
         made.__repr__ = _shown
+    # One that goes out as it came may be declared under other names there.
     setattr(made, _IS_ELEMENT, True)
     return made
-
-
-def _named_tuple(names: Sequence[str]) -> Any:
-    return namedtuple("Record", list(names), rename=True)
 
 
 def _shown(element: Any) -> str:
@@ -58,8 +52,6 @@ def _shown(element: Any) -> str:
 
 
 class RowForm:
-    """Makes tuples of rows."""
-
     def __init__(self, names: Sequence[str], required: Collection[str] = ()) -> None:
         self._names, self._known, self._required = tuple(names), frozenset(names), tuple(required)
         self._of_class: dict[type, AsTuple] = {tuple: _same, list: tuple, Row: self._of_row}
@@ -69,7 +61,6 @@ class RowForm:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the fields."""
         return self._names
 
     @property
@@ -140,7 +131,6 @@ class RowForm:
         return self._of_names[names](row)
 
     def _by_place(self, own: tuple[str, ...], *, is_element: bool) -> AsTuple:
-        """Return what puts the values of a named tuple in order."""
         if own == self._names or (is_element and self._is_in_place(own)):
             return _same
         self._check(own)

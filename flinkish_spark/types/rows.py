@@ -19,20 +19,11 @@ from flinkish_spark.types.row_form import NoRowError, RowError, RowForm, element
 from flinkish_spark.types.to_arrow import ValueMismatch, first_missing, has_required, strict_array
 from flinkish_spark.types.to_python import Take, is_flat, taken, to_values
 
-# ----------------------------------------------------------------------------------------------------------
-# Rows of an Arrow batch as Python objects and back, exact in both directions.
-#
-# Values are those of :mod:`flinkish_spark.types.to_python`. What a function emits is never rounded, cut or
-# converted to fit.
-
-
 #: Most often somebody has returned a row instead of yielding it, or a value instead of a row.
 _ROWS = " (of one field `(value,)`); what makes several rows yields each, or returns a list of them"
 
 
 class RowReader:
-    """Turns columns into records and keys."""
-
     def __init__(
         self, fields: Sequence[str], field_columns: Sequence[str], key_columns: Sequence[str]
     ) -> None:
@@ -62,7 +53,6 @@ class OutputError(ValueError):
 
 
 def as_row(row: Any, names: Sequence[str]) -> tuple[Any, ...]:
-    """Return what a function emitted as a tuple; see :mod:`flinkish_spark.types.row_form`."""
     try:
         return _form_of(tuple(names)).tuple_of(row)
     except RowError as error:
@@ -88,7 +78,6 @@ class RowWriter:
         return cls(arrow_schema(fields), required)
 
     def write(self, rows: list[Any]) -> list[pa.Array]:
-        """Return the columns."""
         width = len(self._names)
         try:
             rows = self._form.tuples(rows)
@@ -146,10 +135,6 @@ def _why_not_run(value: Any, beside: Iterable[Any]) -> str:
         except NotRun as error:
             said = f"; {error}"
     return said if type(value) in NOT_RUN else ""
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Elements as states keep them: plain tuples, which get the names of their fields back when they are read.
 
 
 Named = Callable[[Any], Any]

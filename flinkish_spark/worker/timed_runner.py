@@ -42,10 +42,7 @@ class _Part:
 
 
 class TimedRunner(ElementRunner):
-    """Runs a :class:`~flinkish_spark.operators.timed_rows.TimedRowsOperator` whose rows wait.
-
-    A :class:`~flinkish_spark.worker.runners.GroupRunner`. Its elements are the rows that are late.
-    """
+    """Runs a :class:`.TimedRowsOperator` whose rows wait; its elements are the rows that are late."""
 
     def __init__(
         self, operator: TimedRowsOperator, timed: TimedRows, uid: str, max_parallelism: int, shape: RowShape
@@ -59,7 +56,6 @@ class TimedRunner(ElementRunner):
         self._also_due: tuple[str, ...] = ()
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
         late = self._late[failure.is_before]
         return [(part.source, at) for part in late for at in part.places.tolist()][failure.at]
 
