@@ -114,7 +114,10 @@ def element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
 
 def value_fold(fold: Fold, name: str, kind: T.DataType) -> Reduce:
     """Return the sum, least or greatest of two values of a field; null is nothing."""
-    return _adding(name, kind) if fold is Fold.SUM else _choosing_value(fold)
+    if fold is Fold.SUM:
+        return _adding(name, kind)
+    is_better = _comparing(fold)
+    return lambda first, second: second if is_better(second, first) else first
 
 
 def _choosing(choice: ElementChoice, at: int) -> Reduce:
@@ -122,11 +125,6 @@ def _choosing(choice: ElementChoice, at: int) -> Reduce:
     if choice.ties is Ties.FIRST:
         return lambda first, second: second if is_better(second[at], first[at]) else first
     return lambda first, second: first if is_better(first[at], second[at]) else second
-
-
-def _choosing_value(fold: Fold) -> Reduce:
-    is_better = _comparing(fold)
-    return lambda first, second: second if is_better(second, first) else first
 
 
 def _comparing(fold: Fold) -> Callable[[Any, Any], bool]:

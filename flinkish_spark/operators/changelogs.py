@@ -54,9 +54,6 @@ class _OverChangelog(KeyedStreamOperator, ABC):
     def processors(self) -> tuple[Processor, ...]:
         return (self._process,)
 
-    def close(self) -> None:
-        """Do nothing."""
-
     @abstractmethod
     def _process(self, value: Any, context: FunctionContext) -> Iterable[Any]:
         """Return the rows that an element makes, each with its kind as the last field."""

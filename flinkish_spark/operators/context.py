@@ -100,7 +100,10 @@ class NoKeyedState(SubtaskFacts):
     def drop_state(self, name: str) -> None:
         """Do nothing: there is no such state."""
 
-    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
+    def get_state(self, descriptor: StateDescriptor) -> NoReturn:
+        self._refuse(descriptor)
+
+    get_list_state = get_map_state = get_reducing_state = get_aggregating_state = get_state
 
 
 class _NoOwnState(NoKeyedState):
@@ -112,8 +115,6 @@ class _NoOwnState(NoKeyedState):
             f"'{descriptor.name}', but what it returns is all that is kept; use process() with a function "
             "that has states"
         )
-
-    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
 
 
 def open_part(function: object, uid: str, max_parallelism: int) -> None:

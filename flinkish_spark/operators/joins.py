@@ -38,7 +38,7 @@ from flinkish_spark.state.tables import StateTable
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType, Named
-from flinkish_spark.types.to_python import Take
+from flinkish_spark.types.to_python import Take, as_it_is
 from flinkish_spark.windows.functions import ProcessWindowFunction, WindowContext, WindowRuntimeContext
 from flinkish_spark.windows.spec import ProcessWindow
 
@@ -194,7 +194,7 @@ class _JoinAll(CoGroupFunction):
         self, function: ProcessJoinFunction, join_type: JoinType, left: ElementType, right: ElementType
     ) -> None:
         self._function, self._type = function, join_type
-        self._left, self._right = (one.take or _same for one in (left, right))
+        self._left, self._right = (one.take or as_it_is for one in (left, right))
 
     def open(self, context: WindowRuntimeContext) -> None:
         self._function.open(context)
@@ -252,7 +252,7 @@ class TimedBuffer:
         self._element = element
         self._gathered = element.gathering
         #: Makes an element's copy for one more owner.
-        self.own: Take = element.take or _same
+        self.own: Take = element.take or as_it_is
 
     def open(self, states: KeyedStates) -> None:
         states.get_list_state(self._descriptor)
@@ -589,10 +589,6 @@ class TemporalJoinOperator(KeyedStreamOperator):
         if due_ms is not None:
             # Also where it should be there: versions may have expired in between.
             self._timers.register_event_time_timer(due_ms)
-
-
-def _same(element: Any) -> Any:
-    return element
 
 
 def _valid_at(versions: list[Entry], time_ms: int) -> Entry | None:

@@ -13,7 +13,7 @@ from flinkish_spark.operators.context import NoKeyedState, close_operator
 from flinkish_spark.operators.process import ElementFailed, Emitted
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.types.to_python import taken
+from flinkish_spark.types.to_python import as_it_is, taken
 
 # PySpark unpickles a function anew for each task, so what an object holds ends with its micro-batch. A Python
 # worker goes on, and so does what its modules hold.
@@ -69,8 +69,8 @@ class LookupJoinRun:
         self._context = _LookupContext()
         #: An element goes to `key_of` and to each of its pairs; a row to each element of its key, and the
         #: table or the cache may keep it.
-        self._take = ElementType(join.left_type).take or _same
-        self._take_row = _same if join.function is None else taken
+        self._take = ElementType(join.left_type).take or as_it_is
+        self._take_row = as_it_is if join.function is None else taken
         #: Of which element each row of the last batch is made; of side outputs, by name.
         self.of_row: list[int] = []
         self.of_side_row: dict[str, list[int]] = {}
@@ -234,10 +234,6 @@ class _LookupContext:
 
     def output(self, tag: OutputTag, value: Any) -> None:
         self.emitted.side.setdefault(tag_name(tag), []).append((taken(value), self.timestamp_ms))
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _is_known(key: Any) -> bool:

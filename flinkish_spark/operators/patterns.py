@@ -52,6 +52,7 @@ from flinkish_spark.state.tables import StateTable
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType
+from flinkish_spark.types.to_python import as_it_is
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,6 @@ class _NoState(NoKeyedState):
             f"a condition of operator '{self.uid}' asks for the state '{descriptor.name}', but it sees only "
             "what its partial match has taken; give state to the function of the matches"
         )
-
-    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
 
 
 class MatchContext:
@@ -270,7 +269,7 @@ class PatternOperator(TimedRowsOperator):
         for waiting in (self.timed, self._buffer):
             if waiting is not None:
                 waiting.open(states)
-        self.searches = self._searches = [_Search(one, self.element) for one in search.patterns]
+        self._searches = [_Search(one, self.element) for one in search.patterns]
         #: What was found of keys beforehand, whose timers fire only to tell of it; and up to when it is told.
         self.found: dict[Any, tuple[FoundMatches, int]] = {}
         self._known: tuple[DueRows | None, Sequence[Sequence[Known]]] = None, ()
@@ -387,7 +386,7 @@ class PatternOperator(TimedRowsOperator):
         return self._known[1]
 
     def _in_order(self, due: DueRows, places: range) -> Iterable[int]:
-        key_of, take = self._key_of, self.element.take or _same
+        key_of, take = self._key_of, self.element.take or as_it_is
         assert key_of is not None
         return sorted(places, key=lambda at: (due.times_ms[at], key_of(take(self._gather(due.rows[at])))))
 
@@ -493,10 +492,6 @@ class PatternOperator(TimedRowsOperator):
 
     def _leaves(self) -> Iterable[Leaf]:
         return (leaf for one in self._search.patterns for leaf in one.automaton.leaves)
-
-
-def _same(event: Any) -> Any:
-    return event
 
 
 def _comparing(automaton: Automaton) -> Iterator[LooksBack]:

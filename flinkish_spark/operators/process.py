@@ -48,7 +48,9 @@ class KeyedStreamOperator(ABC):
 
 
 class KeyedProcessOperator(KeyedStreamOperator):
-    def __init__(self, function: KeyedProcessFunction) -> None:
+    _function: Any
+
+    def __init__(self, function: KeyedProcessFunction | KeyedCoProcessFunction) -> None:
         self._function = function
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
@@ -59,7 +61,8 @@ class KeyedProcessOperator(KeyedStreamOperator):
         return (self._function.process_element,)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
-        return self._function.on_timer(timer.time_ms, self._context)
+        rows: Iterable[Any] | None = self._function.on_timer(timer.time_ms, self._context)
+        return rows
 
     def close(self) -> None:
         self._function.close()
@@ -266,24 +269,13 @@ class GroupRun:
         counts[name] = counts.get(name, 0) + by
 
 
-class KeyedCoProcessOperator(KeyedStreamOperator):
+class KeyedCoProcessOperator(KeyedProcessOperator):
     """Runs a :class:`~flinkish_spark.functions.keyed.KeyedCoProcessFunction`: inputs 0 and 1."""
 
-    def __init__(self, function: KeyedCoProcessFunction) -> None:
-        self._function = function
-
-    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        self._context = context
-        self._function.open(states.of_function())
+    _function: KeyedCoProcessFunction
 
     def processors(self) -> tuple[Processor, ...]:
         return self._function.process_element1, self._function.process_element2
-
-    def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
-        return self._function.on_timer(timer.time_ms, self._context)
-
-    def close(self) -> None:
-        self._function.close()
 
 
 class RecordFunction(KeyedProcessFunction):

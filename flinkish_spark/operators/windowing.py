@@ -53,22 +53,24 @@ Fire = Callable[[Sequence[Any]], None]
 class WindowContents(ABC):
     """The content of the current key's current window; the same slot as the states of its operator."""
 
+    _state: Any
+
     @abstractmethod
     def open(self, states: KeyedStates) -> None: ...
 
-    @abstractmethod
-    def add(self, value: Any, timestamp_ms: int | None) -> None: ...
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        self._state.add(value)
 
     @abstractmethod
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
         """Fire with what is there; not if that is nothing."""
 
-    @abstractmethod
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        self._state.clear()
 
-    @abstractmethod
     def merge(self, slot: Any, into: Any) -> None:
         """Give one slot's content to another, behind what that has."""
+        self._state.merge(slot, into)
 
 
 def part_of(computation: WindowComputation) -> object:
@@ -106,21 +108,12 @@ class _Reduced(WindowContents):
     def reduce(self, first: Any, second: Any) -> Any:
         return self._reduce(first, second)
 
-    def add(self, value: Any, timestamp_ms: int | None) -> None:
-        self._state.add(value)
-
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
         value = self._state.get()
         if value is not None:
             named = self._named(value)
             # A function that goes on with it does not change what the window adds to.
             fire((named if self._then is None else taken(named),))
-
-    def clear(self) -> None:
-        self._state.clear()
-
-    def merge(self, slot: Any, into: Any) -> None:
-        self._state.merge(slot, into)
 
 
 class _Aggregated(WindowContents):
@@ -134,19 +127,10 @@ class _Aggregated(WindowContents):
         states.per_namespace(CONTENTS)
         self._state = states.get_aggregating_state(self._descriptor)
 
-    def add(self, value: Any, timestamp_ms: int | None) -> None:
-        self._state.add(value)
-
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
         result = self._state.get()
         # Of a result of None nothing is emitted; what was emitted before does not stand any more, though.
         fire(() if result is None else (result if self._then is None else taken(result),))
-
-    def clear(self) -> None:
-        self._state.clear()
-
-    def merge(self, slot: Any, into: Any) -> None:
-        self._state.merge(slot, into)
 
 
 class _Listed(WindowContents):
@@ -158,19 +142,10 @@ class _Listed(WindowContents):
         states.per_namespace(CONTENTS)
         self._state = states.get_list_state(ListStateDescriptor(CONTENTS, self._type.ddl))
 
-    def add(self, value: Any, timestamp_ms: int | None) -> None:
-        self._state.add(value)
-
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
         values = self._state.get()
         if values:
             fire([self._named(value) for value in values])
-
-    def clear(self) -> None:
-        self._state.clear()
-
-    def merge(self, slot: Any, into: Any) -> None:
-        self._state.merge(slot, into)
 
 
 class _Evicted(WindowContents):
@@ -204,12 +179,6 @@ class _Evicted(WindowContents):
             self._state.clear()
             for element in kept:
                 self.add(element.value, element.timestamp_ms)
-
-    def clear(self) -> None:
-        self._state.clear()
-
-    def merge(self, slot: Any, into: Any) -> None:
-        self._state.merge(slot, into)
 
     def _left(self, kept: Any) -> Sequence[TimestampedValue]:
         """Return what an evictor has left; raise TypeError if it did not say."""

@@ -221,9 +221,11 @@ def _is_owner(owner: Mapping[str, Any]) -> bool:
     base = owner.get("base")
     if base is not None and not (isinstance(base, dict) and _is_base(base)):
         return False
-    return all(_is_former(one) for one in owner.get("former", ())) and all(
-        _is_count(count) for count in owner.get("registered", {}).values()
-    )
+    if not all(
+        isinstance(one, list) and list(map(type, one)) == [str, int] for one in owner.get("former", ())
+    ):
+        return False
+    return all(map(_is_count, owner.get("registered", {}).values()))
 
 
 def _is_base(base: Mapping[str, Any]) -> bool:
@@ -233,10 +235,6 @@ def _is_base(base: Mapping[str, Any]) -> bool:
         and _is_count(base["offset"])
         and _is_count(base["length"])
     )
-
-
-def _is_former(one: object) -> bool:
-    return isinstance(one, list) and list(map(type, one)) == [str, int]
 
 
 def _is_count(number: object) -> bool:

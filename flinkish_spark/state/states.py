@@ -16,7 +16,7 @@ from flinkish_spark.state.tables import ExpiringLists, ExpiringMaps, HandedOut, 
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
-from flinkish_spark.types.to_python import owned, taken, to_values
+from flinkish_spark.types.to_python import as_it_is, owned, taken, to_values
 
 if TYPE_CHECKING:
     from flinkish_spark.state.descriptors import Aggregate, Reducer
@@ -125,7 +125,7 @@ class ReducingState(Generic[V]):
         self._scope, self._table = scope, table
         given: Any = reduce
         self._reduce: Callable[[V, V], V] = getattr(given, "reduce", given)
-        self._named = naming or _same
+        self._named = naming or as_it_is
         self._read, self._lends = table.lend if lends else table.read, lends
 
     def add(self, value: V) -> None:
@@ -169,7 +169,7 @@ class AggregatingState:
         lends: bool = False,
     ) -> None:
         self._scope, self._table, self._aggregate = scope, table, aggregate
-        self._named = naming or _same
+        self._named = naming or as_it_is
         self._read, self._lends = table.lend if lends else table.read, lends
 
     def add(self, value: Any) -> None:
@@ -210,10 +210,6 @@ def _merge(
         first, second = named(before), named(table.entries[into])
         made = combine(first, second)
         table.entries[into] = owned(made, first, second) if lends else made
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 # Keys of map states are brought into the form in which they come back from what is stored (a FLOAT rounds,

@@ -102,15 +102,18 @@ class Calls:
     routes: tuple[int, ...]
 
     def rows(self) -> pa.RecordBatch:
-        count = len(self.routes)
-        numbers = (0, self.operator, C.BROADCAST_CALL)
-        columns = [
-            pa.array(self.routes, pa.int32()),
-            pa.array([int(C.Kind.WAKE)] * count, pa.int32()),
-            *[pa.array([number] * count, pa.int64()) for number in numbers],
-            pa.array([b""] * count, pa.binary()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
+        numbers = [[number] * len(self.routes) for number in (0, self.operator, C.BROADCAST_CALL)]
+        return _control_rows(self.routes, int(C.Kind.WAKE), numbers)
+
+
+def _control_rows(routes: Sequence[int], kind: int, numbers: Sequence[Sequence[int]]) -> pa.RecordBatch:
+    columns = [
+        pa.array(routes, pa.int32()),
+        pa.array([kind] * len(routes), pa.int32()),
+        *[pa.array(one, pa.int64()) for one in numbers],
+        pa.array([b""] * len(routes), pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
 
 
 class _TimesSeen:
@@ -136,16 +139,8 @@ class _TimesSeen:
     def rows(self, report: TimeReport) -> pa.RecordBatch:
         """Return a report per channel: the latest time, and the number of records."""
         channels = list(self.latest_ms)
-        count = len(channels)
-        columns = [
-            pa.array([report.route] * count, pa.int32()),
-            pa.array([C.FIRST_REPORT + report.reporter] * count, pa.int32()),
-            pa.array(list(self.latest_ms.values()), pa.int64()),
-            pa.array(channels, pa.int64()),
-            pa.array([self._counts[channel] for channel in channels], pa.int64()),
-            pa.array([b""] * count, pa.binary()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
+        numbers = list(self.latest_ms.values()), channels, [self._counts[one] for one in channels]
+        return _control_rows([report.route] * len(channels), C.FIRST_REPORT + report.reporter, numbers)
 
 
 @dataclass(frozen=True)

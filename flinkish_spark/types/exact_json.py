@@ -216,14 +216,6 @@ def _tinyint(value: Any) -> Any:
     return value
 
 
-def _double(value: Any) -> Any:
-    return _finite(value, float("inf"))
-
-
-def _float(value: Any) -> Any:
-    return _finite(value, _FLOAT_OVERFLOWS)
-
-
 def _finite(value: Any, overflows: float) -> Any:
     if _is_text(value):
         if value not in _TEXTS_OF_NUMBERS:
@@ -349,8 +341,8 @@ def _interval(value: Any) -> Any:
 _SIMPLE: dict[type[T.DataType], _Check] = {
     T.StringType: _string,
     T.ByteType: _tinyint,
-    T.FloatType: _float,
-    T.DoubleType: _double,
+    T.FloatType: partial(_finite, overflows=_FLOAT_OVERFLOWS),
+    T.DoubleType: partial(_finite, overflows=float("inf")),
     T.TimestampNTZType: _time,
     T.DateType: _date,
     T.DayTimeIntervalType: _interval,

@@ -38,10 +38,6 @@ def unfit_for_rows(kind: T.DataType) -> str | None:
     return _unfit(kind, _NOT_IN_ROWS)
 
 
-def unfit_for_states(kind: T.DataType) -> str | None:
-    return _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or same_names(kind)
-
-
 def holds_nothing(kind: T.DataType) -> bool:
     return any(isinstance(part, T.NullType) for part in parts_of(kind))
 
@@ -189,7 +185,7 @@ def declared_type(given: Any) -> T.DataType:
 def declared_ddl(given: Any) -> str:
     """Return a declared type as DDL; DDL stays as it is."""
     kind = declared_type(given)
-    if (why := unfit_for_states(kind)) is not None:
+    if (why := _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or same_names(kind)) is not None:
         raise NoSuchType(why)
     _refuse_nested_keys(kind)
     if isinstance(given, str):

@@ -59,14 +59,6 @@ class RowForm:
         self._pick: AsTuple | None = itemgetter(*names) if len(self._names) > 1 else None
         self._of_names: dict[tuple[str, ...], AsTuple] = {}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._names
-
-    @property
-    def width(self) -> int:
-        return len(self._names)
-
     def tuples(self, rows: list[Any]) -> list[Any]:
         """Return rows as tuples, of whatever length those are that go by position."""
         kinds = set(map(type, rows))

@@ -17,7 +17,7 @@ from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, first_missing, has_required, strict_array
-from flinkish_spark.types.to_python import Take, is_flat, taken, to_values
+from flinkish_spark.types.to_python import Take, as_it_is, is_flat, taken, to_values
 
 #: Most often somebody has returned a row instead of yielding it, or a value instead of a row.
 _ROWS = " (of one field `(value,)`); what makes several rows yields each, or returns a list of them"
@@ -173,7 +173,7 @@ class ElementType:
     def naming(self) -> Named:
         """Return what gives a plain tuple the names of its fields, and leaves anything else as it is."""
         if not self.has_fields:
-            return _same
+            return as_it_is
         make: Named = element_class([field.name for field in self.fields])._make
         return lambda value: make(value) if type(value) is tuple else value
 
@@ -183,10 +183,6 @@ class ElementType:
             return _only
         # What `_make` does, without a call of Python for each.
         return functools.partial(tuple.__new__, element_class([field.name for field in self.fields]))
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _only(values: Any) -> Any:

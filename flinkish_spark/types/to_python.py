@@ -160,7 +160,7 @@ def _flat_taken(row: Any) -> Any:
 
 def _how_to_take(kind: type) -> Take:
     if kind in _PLAIN or issubclass(kind, (int, str, float, bytes, enum.Enum)):
-        return _same
+        return as_it_is
     if issubclass(kind, tuple):
         return _tuple
     if kind is list:
@@ -193,7 +193,7 @@ def _plain_instance(value: Any) -> Any:
     return made
 
 
-def _same(value: Any) -> Any:
+def as_it_is(value: Any) -> Any:
     return value
 
 
@@ -232,4 +232,4 @@ def _copy(value: Any) -> Any:
         return value
 
 
-_HOW: dict[type, Take] = dict.fromkeys(_PLAIN, _same)
+_HOW: dict[type, Take] = dict.fromkeys(_PLAIN, as_it_is)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from flinkish_spark.core.elements import Progress
 from flinkish_spark.functions.keyed import BroadcastProcessFunction
@@ -68,14 +68,6 @@ class PartitionDone:
     value: bytes | None
 
 
-class PartitionRunner(Protocol):
-    def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
-        """Return what a partition begins with, given what the former ones kept, in their order."""
-
-    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
-        """Begin a micro-batch of a partition, with what is stored for it."""
-
-
 class KeyedBroadcastRunner(ElementRunner):
     """Runs a :class:`KeyedBroadcastOperator`: a partition's broadcast side, and then its key groups."""
 
@@ -114,17 +106,25 @@ class KeyedBroadcastRunner(ElementRunner):
         self._operator.apply(run, progress)
 
 
-class UnkeyedBroadcastRunner:
-    """Runs an :class:`UnkeyedBroadcast`: all elements of a partition are on its broadcast route."""
+class _WithoutKeys:
+    """A runner of a partition whose elements are all on its broadcast route: there are no key groups."""
 
-    def __init__(self, given: UnkeyedBroadcast, uid: str, max_parallelism: int, shape: RowShape) -> None:
+    def __init__(self, uid: str, max_parallelism: int, shape: RowShape) -> None:
         self.counts: dict[str, int] = {}
         self._shape = shape
-        self._run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
-        self._writers = [RowWriter.of(fields) for fields in shape.outputs]
-        #: There are no key groups.
+        self._write = partial(rows_written, shape, [RowWriter.of(fields) for fields in shape.outputs])
         self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())
-        self.has_applications = False
+
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
+        raise AssertionError("an operator without keys has no key groups")
+
+
+class UnkeyedBroadcastRunner(_WithoutKeys):
+    """Runs an :class:`UnkeyedBroadcast`."""
+
+    def __init__(self, given: UnkeyedBroadcast, uid: str, max_parallelism: int, shape: RowShape) -> None:
+        super().__init__(uid, max_parallelism, shape)
+        self._run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
 
     def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
         return any_copy(values)
@@ -135,10 +135,7 @@ class UnkeyedBroadcastRunner:
             before, behind = sides_of(self._shape, inputs, Distribution.BY_CHANNEL)
             return self._run.run(value, broadcast, behind, progress, check, of_broadcast, before)
 
-        return PartitionDone(*written_or_blamed(partial(rows_written, self._shape, self._writers), run))
-
-    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        raise AssertionError("an operator without keys has no key groups")
+        return PartitionDone(*written_or_blamed(self._write, run))
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         is_broadcast = isinstance(failure, BroadcastElementFailed)
@@ -191,17 +188,12 @@ class Checkpointed:
     function: CheckpointedProcessFunction
 
 
-class ListStateRunner:
+class ListStateRunner(_WithoutKeys):
     """Runs a :class:`Checkpointed`; a partition's copy of the state is a value of its own."""
 
-    #: There are no key groups, so nobody calls them.
-    has_applications = False
-
     def __init__(self, given: Checkpointed, uid: str, max_parallelism: int, shape: RowShape) -> None:
-        self.counts: dict[str, int] = {}
-        self._function, self._uid, self._shape = given.function, uid, shape
-        self._writers = [RowWriter.of(fields) for fields in shape.outputs]
-        self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())
+        super().__init__(uid, max_parallelism, shape)
+        self._function, self._uid = given.function, uid
         self._context = ContextFacts()
         self._states = _Declaring(uid, max_parallelism)
         given.function.open(self._states)
@@ -217,11 +209,8 @@ class ListStateRunner:
             process = self._function.process_element
             return self._context.process_sides(process, before, behind, progress), lists
 
-        rows, lists = written_or_blamed(partial(rows_written, self._shape, self._writers), run)
+        rows, lists = written_or_blamed(self._write, run)
         return PartitionDone(rows, lists.dump() if lists.is_changed else None)
-
-    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        raise AssertionError("an operator without keys has no key groups")
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         return place_of(self._shape, inputs, Distribution.BY_CHANNEL, failure)
@@ -241,8 +230,6 @@ class _Declaring(NoKeyedState):
             f'call get_operator_list_state(OperatorListDescriptor("{descriptor.name}", ...)), or put key_by()'
             " before it and use a keyed function"
         )
-
-    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
 
     def get_operator_list_state(self, descriptor: OperatorListDescriptor) -> _CurrentItems:
         if descriptor.name in {one.name for one in self.descriptors}:

@@ -385,19 +385,12 @@ class LookupRows:
         return T.StructType([*self.output, *self.carried])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        expand = ExpandRows(self._blame, self.output, self.carried)
         writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
         with self._opened() as run:
             for batch in batches:
                 made, of_row = self._made(run, batch)
-                try:
-                    arrays = writer.write(made)
-                except OutputError as error:
-                    at = of_row[error.row] if error.row is not None else 0
-                    raise self._blame.blamed(batch, at, error, f"the function {error}") from error
-                taken = pa.array(np.array(of_row, dtype=np.int64))
-                carried = [batch.column(one.name).take(taken) for one in self.carried]
-                rows = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
-                yield as_schema(rows, schema)
+                yield expand.batch_of(batch, made, np.array(of_row, dtype=np.int64), writer, schema)
 
     @contextmanager
     def _opened(self) -> Iterator[LookupJoinRun]:

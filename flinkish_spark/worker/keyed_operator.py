@@ -367,21 +367,21 @@ class KeyedOperator:
             assert rows is not None
             channel, sequence = (int(rows.column(name)[at].as_py()) for name in (C.CHANNEL, C.SEQUENCE))
             origin = self.spec.origins[number].describe(channel, sequence)
-            raise self._blame(_says(failure), failure.error, **origin) from failure.error
+            raise self._blame(_says(failure), **origin) from failure.error
         except TimerFailed as failure:
             timer, clock = failure.timer, failure.domain.value
             facts = {"key": f"{timer.key!r:.200}", "timer_ms": timer.time_ms, "time_domain": clock}
-            raise self._blame(_says(failure), failure.error, **facts) from failure.error
+            raise self._blame(_says(failure), **facts) from failure.error
         except OutputError as error:
-            raise self._blame(f"the function {error}", error) from error
+            raise self._blame(f"the function {error}") from error
         except StateValueError as error:
-            raise self._blame(str(error), error) from error
+            raise self._blame(str(error)) from error
         except (*_STATE_FAULTS, OperatorValueMismatch, InternalError):
             raise
         except USER_ERRORS as error:
-            raise self._blame(describe_raised(error), error) from error
+            raise self._blame(describe_raised(error)) from error
 
-    def _blame(self, says: str, error: BaseException, **facts: Any) -> OperatorFailed:
+    def _blame(self, says: str, **facts: Any) -> OperatorFailed:
         uid, name = self.spec.uid, self.spec.name
         named = {"what": f"the function of operator '{uid}' ({name})"} if name else {}
         told = {"uid": uid, **named, **facts, "error": says}
@@ -399,7 +399,7 @@ class KeyedOperator:
             except USER_ERRORS as error:
                 close_operator(spec.operator, spec.uid)
                 what = f"open() of operator '{spec.uid}'"
-                raise self._blame(describe_raised(error), error, what=what) from error
+                raise self._blame(describe_raised(error), what=what) from error
             close_with(self, spec.operator, spec.uid)
             freeze_modules()
         return self._runner

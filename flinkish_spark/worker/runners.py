@@ -289,7 +289,7 @@ def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
         # Such a column, and one without rows, has any type in pandas.
         return pa.nulls(len(series), pa.int64() if kind is None else kind)
     try:
-        if kind is not None and _is_of_objects(series):
+        if kind is not None and (series.dtype == object or isinstance(series.dtype, pd.StringDtype)):
             values = series.tolist()
             for at in np.flatnonzero(is_null).tolist():
                 values[at] = None
@@ -305,10 +305,6 @@ def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
         wrong = first_refused(len(series), lambda count: _from_pandas(series.iloc[:count]))
         value = f" of {series.iloc[wrong]!r:.200}" if wrong is not None else ""
         raise OutputError(f"emitted a wrong column: field {name!r}{value}: {error}", wrong) from error
-
-
-def _is_of_objects(series: pd.Series) -> bool:
-    return series.dtype == object or isinstance(series.dtype, pd.StringDtype)
 
 
 def _from_pandas(series: pd.Series) -> pa.Array:
