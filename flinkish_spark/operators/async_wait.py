@@ -61,9 +61,9 @@ class AsyncSpec:
 class AsyncStatistics:
     """What async calls of an operator cost; names as in PyFlink's metrics where it has them."""
 
-    #: That had a result, counted by calls: those whose answer was recorded before are not among them.
+    #: With a result; those whose answer was recorded before are not among them.
     elements: int = 0
-    #: That were begun, and how many of them were made again.
+    #: Calls that were begun, and how many of them were made again.
     calls: int = 0
     retries: int = 0
     #: Calls that raised, and elements whose calls together took too long.

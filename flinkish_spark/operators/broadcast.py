@@ -123,7 +123,6 @@ class ContextFacts:
     def process(
         self, process: Callable[[Any, Any], Iterable[Any] | None], elements: Elements, *, is_before: bool
     ) -> None:
-        """Give elements to a function, with these facts as the context."""
         if self.check is not None:
             process = checked(process, lambda: self.emitted, self.check)
         rows, times = self.emitted.rows, self.emitted.times_ms

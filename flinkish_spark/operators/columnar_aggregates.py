@@ -406,7 +406,6 @@ _UNORDERED = ("array", "map", "struct")
 
 
 def _result_type(column: AggregateColumn, kinds: dict[str, str]) -> str:
-    """Return the type of a column, as DDL; raise ConfigError if there cannot be one."""
     if column.fold is Fold.COUNT and column.field is None:
         return "bigint"
     if column.field not in kinds:

@@ -1,12 +1,9 @@
 """The automaton of a pattern over the events of many keys at once, as columns.
 
 All keys take their first event together, then their second one, and so on; the partial matches of all of them
-are the columns of one array. So an event costs no Python, unless it is in something that goes out.
-
-What is done with partial matches is the automaton's own answer, asked once for each kind of event and state
-(:meth:`Matcher.outcome`), so the two cannot differ in it. What is not said here in columns, such as a match
-that waits for an older partial one, is left to :class:`~flinkish_spark.cep.matcher.Matcher`: the key is said
-to be `left`, and whoever calls this does all of it again, event by event.
+are the columns of one array. What becomes of these is the automaton's own answer (:meth:`Matcher.outcome`),
+so the two cannot differ in it. A key for which that cannot be said in columns is `left`: whoever calls this
+does all of it again, event by event, with a :class:`~flinkish_spark.cep.matcher.Matcher`.
 """
 
 from __future__ import annotations
@@ -170,8 +167,6 @@ class Found:
 
 @dataclass
 class Outcome:
-    """What becomes of partial matches."""
-
     #: What is open behind all events.
     partial: Partial
     chains: Chains
@@ -225,8 +220,6 @@ class ColumnarMatcher:
 
 @dataclass(frozen=True)
 class ColumnarSearch:
-    """A pattern, and where what it needs is found."""
-
     matcher: ColumnarMatcher
     #: Names of its three states.
     states: tuple[str, ...]
@@ -524,7 +517,6 @@ class _Run:
             self._told.add(lost, step, is_lost=True)
 
     def _completed(self, parts: list[_Complete], step: int) -> None:
-        """Tell of matches, and end what they put an end to."""
         complete = parts[0]
         if len(parts) > 1:
             names = "keys", "firsts", "times_ms", "chains", "stages", "events"
@@ -618,8 +610,6 @@ def _order_of(ranks: tuple[int, ...]) -> list[int]:
 
 @dataclass
 class StoredMatches:
-    """What is open of many keys, read."""
-
     #: As they are worked on; events by their numbers among all that are stored.
     partial: Partial
     chains: Chains

@@ -407,7 +407,6 @@ class WindowRules:
     def _after(
         self, pool: Pool, key: Array, together: _Together, values: tuple[pa.Array, ...], now_ms: int
     ) -> Pool:
-        """Return the windows that are open then; those that nothing came to are as they were."""
         is_touched, first, ends = together.is_touched, together.first, together.end_ms
         due_ms = np.where(last_of(ends) > now_ms, last_of(ends), self.over_ms(ends))
         origin = np.full(len(first), CHANGED)
@@ -416,7 +415,6 @@ class WindowRules:
         return Pool(key[first], together.start_ms, ends, due_ms, origin, values)
 
     def _folded(self, pool: Pool, came: Arrivals, parts: Array, together: _Together) -> tuple[pa.Array, ...]:
-        """Return the aggregates of windows, from those that are open and some parts."""
         first = np.cumsum(together.is_in)[together.first] - 1
         new = list(came.values)
         if not is_all(parts, len(came.key)):
@@ -455,7 +453,6 @@ class Rows:
     keys: tuple[pa.Array, ...]
     #: Event times; None if the stream has none.
     times_ms: pa.Array | None
-    #: The columns that an operator reads, by their names.
     fields: pa.RecordBatch
 
     def times_by(self, clock: TimeDomain, processing_time_ms: int) -> Array:
@@ -476,15 +473,12 @@ class Came:
     first_ms: Array
     last_ms: Array
     values: Sequence[pa.Array]
-    #: How many elements each part has.
     elements: Array
     #: Part of each row that came; None where rows are parts.
     of_row: Array | None = None
 
 
 class Reader(ABC):
-    """Makes parts of rows."""
-
     @abstractmethod
     def read(self, rows: Rows, rules: WindowRules, processing_time_ms: int) -> Came: ...
 
@@ -536,7 +530,6 @@ class Outcome:
     #: Elements that came too late, if there is a side output for them.
     late_before: pa.RecordBatch | None = None
     late_behind: pa.RecordBatch | None = None
-    #: What was counted, by name.
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -547,7 +540,6 @@ class WindowFold:
     rules: WindowRules
     #: Which parts of the key come out, in front of the folds.
     key_places: tuple[int, ...]
-    #: What makes parts of the rows that come in.
     reader: Reader
     #: Where late elements go; None: they are dropped and counted. Needs :class:`WholeElements`.
     late_output: OutputTag | None = None
@@ -570,8 +562,6 @@ class WindowFold:
 
 
 class _GroupWindows:
-    """The windows of a key group in one micro-batch."""
-
     def __init__(
         self, fold: WindowFold, table: DueTable, stored: Stored, before: Came | None, behind: Came | None
     ) -> None:

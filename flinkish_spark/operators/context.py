@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
-from flinkish_spark.core.elements import OutputTag, TimeDomain
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, OutputTag, TimeDomain
 from flinkish_spark.core.forks import in_this_process
 from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.core.subtask import SubtaskFacts
@@ -65,6 +65,14 @@ class FunctionContext:
 
     def output(self, tag: OutputTag, value: Any) -> None:
         self.emit_to(tag, value, self.timestamp_ms)
+
+
+def put_aside(context: FunctionContext, late_output: OutputTag | None, value: Any) -> None:
+    """Give an element that is late to its side output; count it if it has none."""
+    if late_output is None:
+        context.count(LATE_RECORDS_DROPPED)
+    else:
+        context.output(late_output, value)
 
 
 def declared_state(states: KeyedStates, descriptor: StateDescriptor) -> Any:
@@ -128,8 +136,6 @@ def close_part(function: object) -> None:
 
 
 class Closes(Protocol):
-    """What a task opens and closes."""
-
     def close(self) -> None: ...
 
 

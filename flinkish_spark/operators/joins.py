@@ -29,7 +29,7 @@ from flinkish_spark.joins.spec import (
     WindowCoGroup,
     WindowJoin,
 )
-from flinkish_spark.operators.context import FunctionContext
+from flinkish_spark.operators.context import FunctionContext, put_aside
 from flinkish_spark.operators.process import KeyedStreamOperator, Processor
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.state.descriptors import ListStateDescriptor, StateTtl
@@ -59,8 +59,6 @@ class TaggedElement(tuple[Any, ...]):
 
 
 class TaggedUnion(ElementType):
-    """The type of elements of two inputs."""
-
     def __init__(self, left: ElementType, right: ElementType) -> None:
         fields = [
             T.StructField(f"{side}_{field.name}", field.dataType)
@@ -238,7 +236,6 @@ class _WindowPair:
 Entry = tuple[Any, ...]
 
 
-#: An entry's time.
 time_of: Callable[[Entry], int] = itemgetter(-1)
 
 
@@ -413,7 +410,7 @@ class IntervalJoinOperator(KeyedStreamOperator):
             if time_ms is None or time_ms == MIN_WATERMARK_MS:
                 raise JoinNeedsTime("an interval join")
             if time_ms < timers.watermark_ms:
-                self._put_aside(own, value, context)
+                put_aside(context, own.late, value)
                 return
             partners = self._partners(other, time_ms + own.from_ms, time_ms + own.to_ms)
             self._keep(own, other, value, time_ms, bool(partners))
@@ -426,13 +423,6 @@ class IntervalJoinOperator(KeyedStreamOperator):
                     self._emit(partner, take(value), partner_ms, time_ms, result_ms)
 
         return process
-
-    @staticmethod
-    def _put_aside(half: _Half, value: Any, context: FunctionContext) -> None:
-        if half.late is None:
-            context.count(LATE_RECORDS_DROPPED)
-        else:
-            context.output(half.late, value)
 
     @staticmethod
     def _partners(other: _Half, from_ms: int, to_ms: int) -> list[Entry]:
@@ -535,10 +525,8 @@ class TemporalJoinOperator(KeyedStreamOperator):
         if version is not None or not versions or not versions[0][_IS_FIRST_KNOWN]:
             # It is late, but what was valid at its time is known still.
             self._join_one(value, time_ms, version)
-        elif self._join.late_output is None:
-            context.count(LATE_RECORDS_DROPPED)
         else:
-            context.output(self._join.late_output, value)
+            put_aside(context, self._join.late_output, value)
 
     def _process_version(self, value: Any, context: FunctionContext) -> None:
         time_ms = _time_of(context)

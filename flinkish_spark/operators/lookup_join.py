@@ -17,6 +17,7 @@ from flinkish_spark.types.to_python import as_it_is, taken
 
 # PySpark unpickles a function anew for each task, so what an object holds ends with its micro-batch. A Python
 # worker goes on, and so does what its modules hold.
+
 #: The rows of a key, and when they were read; keys that were used last are last.
 KeptAnswers = OrderedDict[Any, tuple[Sequence[Any], int]]
 

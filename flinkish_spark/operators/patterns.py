@@ -63,7 +63,6 @@ class LookedFor:
     name: str
     automaton: Automaton
     skip: AfterMatchSkip
-    #: What the automaton was made of.
     stages: tuple[Stage, ...] = ()
 
     @property
@@ -74,11 +73,8 @@ class LookedFor:
 
 @dataclass(frozen=True)
 class PatternSearch:
-    """What a pattern operator does."""
-
     #: Tried with each event in this order.
     patterns: tuple[LookedFor, ...]
-    #: What is made of matches.
     function: PatternProcessFunction
     #: Which time events have: their own, or that of their micro-batch.
     clock: TimeDomain = TimeDomain.EVENT_TIME

@@ -1,4 +1,15 @@
-"""One key group in one micro-batch: timers, elements, the watermark, in the one order that counts."""
+"""One key group in one micro-batch: timers, elements, the watermark, in the one order that counts.
+
+    processing-time timers -> elements before -> watermark, event-time timers -> elements behind
+
+A micro-batch has one watermark for an operator, which is known before it runs. Records of a source are behind
+it (the watermark is what earlier micro-batches have shown), and what an operator emits while timers of that
+watermark fire is before it. So an operator behind a window sees the window's result on time.
+
+The last micro-batch of a job that is drained goes on: behind all elements the watermark becomes the last one,
+and every event-time timer fires. What that emits is behind, too: the next operator has it before its own last
+watermark.
+"""
 
 from __future__ import annotations
 
@@ -68,16 +79,6 @@ class KeyedProcessOperator(KeyedStreamOperator):
         self._function.close()
 
 
-# A micro-batch has one watermark for an operator, which is known before it runs. An element is *before* it or
-# *behind* it: records of a source are behind (the watermark is what earlier micro-batches have shown), and
-# what an operator emits while timers of that watermark fire is before. So an operator behind a window sees
-# the window's result on time, as it does where watermarks flow between elements.
-#
-#     processing-time timers -> elements before -> watermark, event-time timers -> elements behind
-#
-# The last micro-batch of a job that is drained goes on: behind all elements the watermark becomes the last
-# one, and every event-time timer fires. What that emits is behind, too, so the next operator has it before
-# its own last watermark.
 @dataclass(frozen=True, slots=True)
 class Elements:
     """Elements of one input in their order, column by column."""
@@ -108,7 +109,6 @@ class Emitted:
     #: Rows and times by name of the side output, and how many of them are before the watermark.
     side: dict[str, list[tuple[Any, int | None]]] = field(default_factory=dict)
     side_before: dict[str, int] = field(default_factory=dict)
-    #: What the operator has counted, by name.
     counts: dict[str, int] = field(default_factory=dict)
 
     def then(self, later: Emitted) -> Emitted:

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
-from flinkish_spark.operators.context import FunctionContext
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.operators.context import FunctionContext, put_aside
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.state.columnar import ColumnarState
 from flinkish_spark.state.descriptors import ListStateDescriptor
@@ -101,10 +101,7 @@ class TimedRows:
         """Take note of a row that the watermark has passed, or that has no time; a :data:`Processor`."""
         if not has_time(context.timestamp_ms):
             raise PatternNeedsTime
-        if self._late_output is None:
-            context.count(LATE_RECORDS_DROPPED)
-        else:
-            context.output(self._late_output, value[: self.width])
+        put_aside(context, self._late_output, value[: self.width])
 
 
 class PatternNeedsTime(ValueError):

@@ -510,7 +510,6 @@ class StoredWindows:
     ) -> None:
         self._table, self._stored, self._contents = table, stored, contents
         columns = table.keys_together([stored.keys, *keys])
-        #: All keys at hand.
         self.index = KeyIndex.of(np.concatenate([stored.hashes, *hashes]), columns)
         self._stored_key = self.index.of_row[: len(stored)]
         self._living = stored.living(self._stored_key)
@@ -576,7 +575,6 @@ class WithTimers:
 
     layout: GroupLayout
     other: GroupLayout
-    #: What the windows go by.
     clock: TimeDomain
 
     def is_of(self, sections: Frame) -> bool:

@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain, Timer
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.subtask import SubtaskFacts
 from flinkish_spark.functions.keyed import AggregateFunction
-from flinkish_spark.operators.context import FunctionContext, close_part, declared_state, open_part
+from flinkish_spark.operators.context import FunctionContext, close_part, declared_state, open_part, put_aside
 from flinkish_spark.operators.process import KeyedStreamOperator, Processor
 from flinkish_spark.state.descriptors import (
     AggregatingStateDescriptor,
@@ -495,7 +495,6 @@ class WindowOperator(KeyedStreamOperator):
         self._take = input_type.take
         self._function = function_of(computation)
         self._part = part_of(computation)
-        #: What the windows go by.
         self.clock = spec.assigner.clock
         self._is_event_time = self.clock is TimeDomain.EVENT_TIME
         #: Whether all that the trigger does with an element, before its window's end, is wait for that end.
@@ -531,10 +530,7 @@ class WindowOperator(KeyedStreamOperator):
         time_ms = context.timestamp_ms
         windows = self._assign(self._own(value), time_ms, self._timers.processing_time_ms)
         if not self._add(value, time_ms, windows) and self._is_late(time_ms):
-            if self._spec.late_output is None:
-                context.count(LATE_RECORDS_DROPPED)
-            else:
-                context.output(self._spec.late_output, value)
+            put_aside(context, self._spec.late_output, value)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         window = TimeWindow._make(timer.namespace)

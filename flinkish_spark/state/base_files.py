@@ -1,13 +1,11 @@
 """Bases of key groups as files: what of a big state does not change stays out of the state value.
 
-A file holds one key group's entries as they were at some micro-batch. It is written once, by whichever
-attempt of a task; its name is new, and only the state value that this attempt stores names it. So what a lost
-attempt wrote is named by nobody.
+A file is written once, by whichever attempt of a task; its name is new, and only the state value that this
+attempt stores names it. So what a lost attempt wrote is named by nobody.
 
-On a disk it lies in the query's checkpoint and moves with it. There it is pinned and restored like Spark's
-own state (:mod:`.checkpoint.retention`), and state values delete the files that they named once
-(:mod:`flinkish_spark.state.key_group`). In a bucket it lies beside the query's checkpoint and is never
-moved; the driver is told of it, and deletes it (:mod:`flinkish_spark.protocol.bases`).
+On a disk it lies in the query's checkpoint, is pinned and restored like Spark's own state
+(:mod:`.checkpoint.retention`), and state values delete the files that they named once. In a bucket it lies
+beside the checkpoint; the driver is told of it, and deletes it (:mod:`flinkish_spark.protocol.bases`).
 """
 
 from __future__ import annotations

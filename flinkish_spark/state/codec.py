@@ -371,7 +371,6 @@ class Expiry(enum.Enum):
         return _EXPIRY_COLUMNS[self.value]
 
 
-#: Types of the columns of :class:`Expiry`.
 _TOUCH_TYPES = {TOUCHED: pa.int64(), TOUCHES: pa.list_(pa.int64())}
 
 

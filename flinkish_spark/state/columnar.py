@@ -376,7 +376,6 @@ class DueTable:
         return self._table.layout
 
     def keys_together(self, given: Sequence[Sequence[pa.Array]]) -> list[pa.Array]:
-        """Return the key columns of several batches of rows, one behind the other, with the table's types."""
         return [
             pa.concat_arrays([own[at] if own[at].type == kind else own[at].cast(kind) for own in given])
             for at, kind in enumerate(self.layout.keys)

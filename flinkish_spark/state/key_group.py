@@ -100,7 +100,6 @@ class StoredTimers:
         return queues
 
     def replace(self, queues: Mapping[TimeDomain, TimerQueue], hash_of: Mapping[Any, int]) -> None:
-        """Take over what became of the timers of :meth:`select`."""
         for domain, queue in queues.items():
             self.registered[domain] = queue.registered
             stored = self._tables[domain]
@@ -644,7 +643,6 @@ def kind_of(value: bytes | memoryview) -> str | None:
 def changed_partition(
     value: bytes | memoryview | None, owner: str, kind: str | None, changes: Mapping[str, pa.RecordBatch]
 ) -> bytes | None:
-    """Return what a partition keeps, with other entries in some of its states, and maybe another owner."""
     found = kind if value is None else kind_of(value)
     if found is None or kind not in (None, found):
         raise StateMismatch(f"operator {owner!r} keeps {found or 'keyed state'} where {kind} was to be")

@@ -171,7 +171,6 @@ class KeyedStates(SubtaskFacts):
         return other
 
     def _check_kind(self, descriptor: object, kind: type) -> None:
-        """Raise ConfigError for what describes no state of a kind."""
         if not isinstance(descriptor, kind):
             method = _GET.get(type(descriptor))
             raise unusable(

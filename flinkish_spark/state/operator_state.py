@@ -239,7 +239,6 @@ def redistribute(
     values: Sequence[bytes | memoryview | None],
     parallelism: int,
 ) -> list[bytes]:
-    """Return the values of the copies of a restored operator."""
     if parallelism < 1:
         raise ValueError(f"an operator has at least one copy, not {parallelism}")
     before = [OperatorLists(uid, descriptors, value) for value in values]
@@ -384,7 +383,6 @@ class BroadcastTables:
         self._uid = uid
         self._schemas = {descriptor.name: _schema_of(descriptor) for descriptor in descriptors}
         stored = unpack_tables(uid, BROADCAST_KIND, self._schemas, value)
-        #: What the call at hand has put into them.
         self.puts = PutValues()
         self._writable: dict[str, BroadcastState[Any, Any]] = {}
         self._readable: dict[str, ReadOnlyBroadcastState[Any, Any]] = {}

@@ -71,7 +71,6 @@ def new_state_file(place: StoreSpec, path: str) -> StateFileWriter:
 
 
 def state_in(place: StoreSpec, file: StateFile) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a state file below a place."""
     if place.is_local:
         path = place.folder / file.path
         yield from _rows(path, path.stat().st_size, file)

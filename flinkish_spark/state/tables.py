@@ -453,7 +453,6 @@ class Naming:
     __slots__ = ("_form", "_make", "_width", "kind")
 
     def __init__(self, names: list[str]) -> None:
-        #: The class of named values.
         self.kind: Any = element_class(names)
         self._make, self._form, self._width = self.kind._make, RowForm(names), len(names)
 

@@ -22,12 +22,11 @@ _new = tuple.__new__
 
 
 class TimerQueue:
-    """The timers of one clock: they fire by time, and at the same time in the order of their registration.
+    """The timers of one clock: they fire by time, then in the order of registration, part of the state.
 
-    That order is part of the state: whoever restores a queue sees the same calls. Flink's rules: a timer is
-    unique by (time, key, namespace); registering it again does nothing, and deleting one that is not there
-    does nothing. One that is registered in the past fires with the next watermark or processing time, or,
-    while timers fire, still in this round.
+    Flink's rules: a timer is unique by (time, key, namespace); registering it again does nothing, and
+    deleting one that is not there does nothing. One in the past fires with the next watermark or processing
+    time, or, while timers fire, still in this round.
     """
 
     __slots__ = ("_heap", "_live", "_stored", "registered")

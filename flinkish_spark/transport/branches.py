@@ -1,13 +1,9 @@
 """Ways that begin with one stream and lead into operators: their functions, side by side on each record.
 
-What they begin with, a source or an operator, stands in the plan once. Its rows go through :class:`DealRows`,
-which runs the functions of all ways and says of each row which input it is for; or, where there are no
-functions, through columns of the JVM that say the same. :class:`DealBlocks` packs them, for each input on its
-own.
-
     rows of the stream  --DealRows-->  rows by input  --hash of the key, route-->  DealBlocks  -->  blocks
 
-All of it runs in mapInArrow, once per task.
+What they begin with stands in the plan once. :class:`DealRows` runs the functions of all ways; where there
+are none, columns of the JVM say the same. All of it runs in mapInArrow, once per task.
 """
 
 from __future__ import annotations

@@ -72,7 +72,6 @@ class Kind(enum.IntEnum):
     BARRIER = 1
     #: Calls a key group whose timers are due. Its channel is the operator's reporter number.
     WAKE = 2
-    #: A key group's state, on its way into an operator.
     STATE = 3
     #: Measures latency. Its checkpoint is the wall clock in milliseconds when its micro-batch was planned,
     #: its channel the source and the subtask that it is in or goes to; see `protocol/latency.py`.

@@ -1,9 +1,7 @@
-"""Spark type names parsed without a JVM.
+"""Spark type names parsed without a JVM, which pyspark's own parser needs: for `open` in a Python worker.
 
-State is declared in `open`, which runs in a Python worker; pyspark's own DDL parser needs the
-JVM's. What Spark reads is read here, with the same result, but for what holds nothing (no text, ``STRUCT<>``,
-DECIMAL(0)) and GEOMETRY and GEOGRAPHY. What of it states and rows of functions can have is said in
-:mod:`flinkish_spark.types.hints`.
+What Spark reads is read here, with the same result, but for what holds nothing (no text, ``STRUCT<>``,
+DECIMAL(0)) and GEOMETRY and GEOGRAPHY. :mod:`.hints` says which types states and rows of functions can have.
 """
 
 from __future__ import annotations

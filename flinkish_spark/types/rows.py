@@ -142,8 +142,6 @@ Named = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class ElementType:
-    """The type of an input's elements."""
-
     #: Fields, for elements that are tuples, or one type.
     ddl: str
 

@@ -25,11 +25,7 @@ REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 class Nested(ABC):
-    """A type with structs somewhere in it, for which tuples stand: Arrow reads them by position.
-
-    Arrow does not look at the names of named tuples, takes no dataclass, and drops fields of dicts that it
-    does not know.
-    """
+    """A type with structs somewhere in it; Arrow reads tuples for them by position, and no names."""
 
     @abstractmethod
     def is_plain(self, values: Iterable[Any]) -> bool:

@@ -101,14 +101,12 @@ class AnswerPlace:
 class AsyncRows(ExpandRows):
     """Makes rows of each row by calls to a system outside, those of one output."""
 
-    #: What the program says of the function.
     spec: AsyncSpec
     outputs: Outputs
     #: By what name workers keep the opened function; that of all outputs is the same.
     kept_as: str
     #: Among how many the limits of the job are shared.
     workers: int = 1
-    #: What the places of elements mean.
     stream: Stream = Stream.OF_SOURCE
     #: Of idempotency keys: job, operator and way.
     key_prefix: str = ""

@@ -142,8 +142,6 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class FilterRows:
-    """Keeps the rows for which a function says so."""
-
     function: RowFunction
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -168,7 +166,6 @@ class ExpandRows:
     """Makes rows of each row: one, none or several."""
 
     function: RowFunction
-    #: Fields of the rows that are made.
     output: T.StructType
     #: Control columns that go along.
     carried: tuple[T.StructField, ...]
@@ -349,7 +346,6 @@ class TargetOf:
 
     #: From a key and the number of partitions to a partition.
     partition: Callable[[Any, int], int]
-    #: From a record to its key.
     key: Callable[[Any], Any]
     partitions: int
 
@@ -368,9 +364,7 @@ class TargetOf:
 class LookupRows:
     join: LookupJoin
     name: str
-    #: Fields of the rows that are made.
     output: T.StructType
-    #: Control columns that go along with what is made of a row.
     carried: tuple[T.StructField, ...]
     origins: Origins = field(default_factory=Origins)
     #: Name of the side output that is read; None for the main output.

@@ -145,14 +145,11 @@ class PassingRows:
 
 @dataclass(frozen=True)
 class KeyedOperatorSpec:
-    """Everything that one keyed operator needs in a worker."""
-
     #: The operator's stable name; its key groups, and which of them are worked on together.
     uid: str
     bundling: Bundling
     #: Runs the user's function, already proven to be serialisable; or that function, if it takes columns.
     operator: StatefulOperator
-    #: How rows come in and go out.
     shape: RowShape
     #: By input, whose barriers must arrive, each once, before this operator passes one on.
     upstream_channels: tuple[ExpectedChannels, ...]
@@ -165,7 +162,6 @@ class KeyedOperatorSpec:
     reporter: int = 0
     #: Partition by the route that carries the elements that belong to no key group.
     broadcast_routes: Mapping[int, int] = field(default_factory=dict)
-    #: When a key group's entries move out of its state value.
     base_policy: BasePolicy = field(default_factory=BasePolicy)
     #: What errors call it beside its uid.
     name: str = ""

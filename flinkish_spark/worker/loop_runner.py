@@ -285,8 +285,6 @@ _Given = tuple[int, bool, pa.RecordBatch]
 
 
 class _GroupLoop:
-    """A key group in one micro-batch."""
-
     def __init__(self, runner: LoopedRunner, stored: StoredWindows, group: GroupState) -> None:
         self._runner, self._stored, self._group = runner, stored, group
         operator = runner.operator

@@ -179,10 +179,9 @@ class _FoundOfKey:
 class PatternRunner(TimedRunner):
     """Runs a :class:`~flinkish_spark.operators.patterns.PatternOperator` whose events wait.
 
-    What is done as columns needs no timer and no entry of a key as an object; only keys of which something
-    goes out come to the operator, to tell of it. Keys that cannot be done so go through it as in any
-    :class:`TimedRunner`, with timers and entries of their own. A key that is done as columns has one timer,
-    for what it has to do first.
+    Keys that can be done as columns have no entries as objects, and one timer, for what they have to do
+    first; they come to the operator only to tell of what goes out. Others go through it as in any
+    :class:`TimedRunner`.
     """
 
     def __init__(

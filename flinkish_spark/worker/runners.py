@@ -65,7 +65,6 @@ class InputShape:
     is_behind_operator: bool = False
     #: Which of the operator's inputs they are for: several ways may lead into one.
     entry: int = 0
-    #: How they are spread over the partitions.
     distribution: Distribution = Distribution.BY_KEY
 
     def places(self, rows: pa.RecordBatch, *, is_before: bool) -> Array:
@@ -86,7 +85,6 @@ class RowShape:
     key_types: tuple[T.DataType, ...]
     #: Fields of the main output, then of each side output.
     outputs: tuple[T.StructType, ...]
-    #: Names of the side outputs.
     side_names: tuple[str, ...] = ()
     #: Whether rows that go out have their event time beside them.
     with_times: bool = False
@@ -313,7 +311,6 @@ def _from_pandas(series: pd.Series) -> pa.Array:
 
 
 def event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.Array:
-    """Return the event times of rows; null where they have none."""
     column = None if name is None else given.get(name)
     if column is None:
         return pa.nulls(count, pa.int64())
@@ -448,7 +445,6 @@ class _Calls:
         self._schemas = shape.block_schemas
 
     def fire(self, domain: TimeDomain, limit_ms: int) -> Iterator[OutRows]:
-        """Call the function for timers as long as there are some that are due."""
         if self._timers is None:
             return
         while (due := self._timers.take_due(domain, limit_ms)) is not None:
