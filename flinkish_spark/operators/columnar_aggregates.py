@@ -210,8 +210,6 @@ AGGREGATE = "aggregate"
 
 @dataclass(frozen=True)
 class Combined:
-    """What is left of a batch."""
-
     #: Number of each row's key; shape (rows,).
     groups: Array
     #: The first row of each key in the batch: take the key columns from there. Shape (keys,).
@@ -254,7 +252,6 @@ class ColumnAggregation(ABC):
 
 
 def combine(aggregation: ColumnAggregation, batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> Combined:
-    """Make one row per key of a batch; for each batch of records, before the shuffle."""
     groups, first = group_numbers(keys)
     columns = aggregation.fold(batch, groups, first)
     return Combined(groups, first, pa.RecordBatch.from_arrays(columns, names=aggregation.names))

@@ -603,9 +603,7 @@ def _in_order(complete: _Complete) -> _Complete:
     return complete.chosen(order)
 
 
-@functools.lru_cache(maxsize=4096)
-def _order_of(ranks: tuple[int, ...]) -> list[int]:
-    return order_of_emission(ranks)
+_order_of = functools.lru_cache(maxsize=4096)(order_of_emission)
 
 
 @dataclass

@@ -319,8 +319,6 @@ class Added(NamedTuple):
 
 
 class Fired(NamedTuple):
-    """Windows that are left, and those that fired."""
-
     pool: Pool
     fired: Pool
 
@@ -517,7 +515,6 @@ class WholeElements(Reader):
 def folded_parts(
     rules: WindowRules, batch: pa.RecordBatch, keys: Sequence[pa.Array], times_ms: Array
 ) -> tuple[Parts, list[pa.Array]]:
-    """Divide elements into parts and fold each; before the shuffle, or behind it."""
     parts = rules.windows.parts(keys, times_ms)
     return parts, rules.aggregation.fold(batch, parts.of_row, parts.first)
 

@@ -247,7 +247,6 @@ class TimedBuffer:
         fields = [element.stored_fields, *([facts] if facts else []), "__time_ms LONG"]
         self._descriptor = ListStateDescriptor(name, ", ".join(fields), ttl)
         self._element = element
-        self._gathered = element.gathering
         #: Makes an element's copy for one more owner.
         self.own: Take = element.take or as_it_is
 
@@ -255,7 +254,7 @@ class TimedBuffer:
         states.get_list_state(self._descriptor)
         self._scope = states.scope
         self._table: StateTable = states.tables[self._descriptor.name]
-        self._gather = self._gathered()
+        self._gather = self._element.gathering()
 
     def entries(self) -> list[Entry]:
         """Return the current key's entries, by time; not to be changed."""
@@ -456,7 +455,6 @@ class IntervalJoinOperator(KeyedStreamOperator):
 
     @staticmethod
     def _due_ms(one: _Half, other: _Half) -> int | None:
-        """Return when the next element of the current key is over; None if none waits."""
         here, there = one.buffer.entries(), other.buffer.entries()
         if not here:
             return other.over_ms(time_of(there[0])) if there else None
@@ -560,7 +558,6 @@ class TemporalJoinOperator(KeyedStreamOperator):
         self._settle()
 
     def _due_ms(self) -> int | None:
-        """Return when something can be done for the current key; None if there is nothing to do."""
         waiting, versions = self._left.entries(), self._right.entries()
         due_ms = time_of(waiting[0]) if waiting else None
         if len(versions) < 2:

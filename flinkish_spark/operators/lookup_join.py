@@ -46,8 +46,6 @@ class LookupAnswerWrong(TypeError):
 
 
 class _LookupRuntime(NoKeyedState):
-    """Given to `open` of the function."""
-
     def __init__(self, uid: str, max_parallelism: int, counts_as: str) -> None:
         super().__init__(uid, max_parallelism)
         self._own_counts_as = counts_as
@@ -174,14 +172,12 @@ class _Answers:
                     f"{self._says} {rows!r} for the key {key!r}; it must be a list of rows"
                 )
             if rows and self._form is not None:
-                rows_of[key] = self._formed(key, rows, self._form)
+                try:
+                    rows_of[key] = list(map(self._form, rows))
+                except RowError as error:
+                    says = f"{self._says} a wrong row for the key {key!r}: {error}"
+                    raise LookupAnswerWrong(says) from error
         return rows_of
-
-    def _formed(self, key: Any, rows: Rows, form: _RowForm) -> Rows:
-        try:
-            return [form(row) for row in rows]
-        except RowError as error:
-            raise LookupAnswerWrong(f"{self._says} a wrong row for the key {key!r}: {error}") from error
 
     def _keep(self, answer: Mapping[Any, Rows], now_ms: int) -> None:
         if self._cache is None:

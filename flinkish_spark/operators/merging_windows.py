@@ -28,8 +28,6 @@ StoredWindow = tuple[int, int, int, int]
 
 
 class Merge(NamedTuple):
-    """Windows that became one."""
-
     window: TimeWindow
     #: The windows that are gone; not the one whose coming caused the merge, which never had anything.
     merged: list[TimeWindow]

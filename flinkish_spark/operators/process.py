@@ -155,8 +155,6 @@ class ElementFailed(Exception):
 
 
 class TimerFailed(Exception):
-    """The function raised at a timer."""
-
     def __init__(self, timer: Timer, domain: TimeDomain, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.timer, self.domain, self.error = timer, domain, error
@@ -294,8 +292,6 @@ class RecordFunction(KeyedProcessFunction):
 
 
 class MapRecords(RecordFunction):
-    """Emits one row for each record."""
-
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
         made = self._call(value)
         if type(made) in NOT_RUN:
@@ -304,8 +300,6 @@ class MapRecords(RecordFunction):
 
 
 class FlatMapRecords(RecordFunction):
-    """Emits any number of rows for each record."""
-
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
         rows: Iterable[Any] | None = self._call(value)
         return rows

@@ -97,8 +97,6 @@ class Readers(enum.Enum):
 
 @dataclass(frozen=True)
 class _Object:
-    """One object of answers, by its key."""
-
     key: str
     lineage: int
     batch: int

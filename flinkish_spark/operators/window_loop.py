@@ -226,7 +226,6 @@ class OpenSessions(OpenWindows):
         return window
 
     def _merge(self, near: list[OpenWindow], time_ms: int, end_ms: int) -> None:
-        """Let the first of some windows be all of them, and the element's."""
         first, *others = near
         for other in others:
             before = first.accumulator

@@ -181,7 +181,6 @@ class _Evicted(WindowContents):
                 self.add(element.value, element.timestamp_ms)
 
     def _left(self, kept: Any) -> Sequence[TimestampedValue]:
-        """Return what an evictor has left; raise TypeError if it did not say."""
         if not isinstance(kept, Sequence):
             raise TypeError(
                 f"the evictor {type(self._evictor).__name__} has returned {kept!r}; its evict_before and "
@@ -203,7 +202,6 @@ def _named_reduce(computation: ReduceWindow, named: Named) -> Reduce:
 
 
 def _at_once(computation: WindowComputation, named: Named) -> Callable[[list[Any]], Sequence[Any]]:
-    """Return what does a computation over elements that were kept."""
     if isinstance(computation, ReduceWindow):
         reduce = _named_reduce(computation, named)
         # Copies: the elements stay in the window, and it may fire again.
@@ -563,7 +561,6 @@ class WindowOperator(KeyedStreamOperator):
         """Refuse a state per window if there cannot be one."""
 
     def _add(self, value: Any, time_ms: int | None, windows: Sequence[TimeWindow]) -> bool:
-        """Add an element to those windows that still take it; return whether there was one."""
         scope, contents, trigger, ctx = self._scope, self._contents, self._trigger, self._trigger_context
         key, kept, is_taken, take = scope.key, self._kept.entries, False, self._take
         watermark_ms = self._timers.watermark_ms

@@ -105,15 +105,7 @@ class BaseFiles:
     """The bases of an operator on a disk, as one task sees them; see `Bases` in `state/key_group.py`."""
 
     def __init__(self, mapped: MappedBases, batch: int, retained_batch: int | None) -> None:
-        self._mapped, self._batch, self._retained_batch = mapped, batch, retained_batch
-
-    @property
-    def batch(self) -> int:
-        return self._batch
-
-    @property
-    def retained_batch(self) -> int | None:
-        return self._retained_batch
+        self._mapped, self.batch, self.retained_batch = mapped, batch, retained_batch
 
     def read(self, ref: BaseRef) -> Frame:
         return self._mapped.frame(ref)
@@ -127,7 +119,7 @@ class BaseFiles:
         return BaseRef(name, 0, len(frame))
 
     def _new_name(self, group: int) -> str:
-        return f"{group}-{self._batch}-{secrets.token_hex(8)}"
+        return f"{group}-{self.batch}-{secrets.token_hex(8)}"
 
     def delete(self, file: str) -> None:
         self._mapped.forget(file)

@@ -82,7 +82,6 @@ class GivenColumns:
         return cast
 
     def _wrong(self, at: int, wrong: int | None, count: int, says: str) -> StateValueError:
-        """Return the error of a column, and of one of so many values."""
         names = self.layout.value_names
         what = f"field {names[at]!r}" if names else "the value"
         if wrong is None:
@@ -253,7 +252,6 @@ class ColumnarState:
 
 
 def _places_of(layer: pa.RecordBatch, index: KeyIndex) -> Array:
-    """Return the row of each key in a layer that is sorted by hash."""
     stored = layer.column(0).to_numpy()
     if not len(stored) or not len(index):
         return np.full(len(index), _NOWHERE)
@@ -369,11 +367,7 @@ class DueTable:
     def __init__(self, table: LayeredTable) -> None:
         if table.layout.form is not SlotForm.KEY_AND_WINDOW:
             raise ValueError(f"state {table.layout.name!r} has an entry per key, not per window")
-        self._table = table
-
-    @property
-    def layout(self) -> TableLayout:
-        return self._table.layout
+        self._table, self.layout = table, table.layout
 
     def keys_together(self, given: Sequence[Sequence[pa.Array]]) -> list[pa.Array]:
         return [

@@ -603,8 +603,6 @@ _PREFIXES = {BROADCAST_KIND: BROADCAST, LIST_KIND: LISTS}
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """What a key group's value says about itself: whose it is, and the stored types of each state."""
-
     owner: str
     types: Mapping[str, str]
 

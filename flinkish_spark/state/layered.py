@@ -117,7 +117,6 @@ def keys_rarely_repeat(hashes: Array) -> bool:
 
 
 def _is_repeated(column: pa.Array, first: Array, of_row: Array) -> bool:
-    """Return whether each row has the value of the first row of its number."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return _same(column, column.take(pa.array(first)).take(pa.array(of_row)))
     # To compare numbers of texts takes a fraction of what it takes to move the texts.

@@ -323,8 +323,7 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
     def update(self, values: Any = (), /, **named: Any) -> None:
         super().update(pairs_of(values), **named)
 
-    def contains(self, key: K) -> bool:
-        return self._keys.sought(key) in self._entries
+    contains = __contains__
 
     def remove(self, key: K) -> None:
         self.pop(key, None)
@@ -360,8 +359,7 @@ class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
     def __contains__(self, key: object) -> bool:
         return self._keys.sought(key) in self._entries
 
-    def contains(self, key: K) -> bool:
-        return self._keys.sought(key) in self._entries
+    contains = __contains__
 
     def entries(self) -> list[tuple[K, V]]:
         return list(self.items())

@@ -183,7 +183,6 @@ class Timers:
 
 
 def _whole_ms(time_ms: Any) -> int:
-    """Return a timer's time as an int, which other kinds of whole numbers can be; raise ValueError else."""
     try:
         found = operator.index(time_ms)
     except TypeError:

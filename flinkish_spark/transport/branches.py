@@ -48,7 +48,6 @@ class _Fed:
             raise AssertionError("a worker made a batch of nothing")
 
     def close(self) -> None:
-        """Have the worker close its function if it has not come to its end."""
         if isinstance(self._made, Generator):
             self._made.close()
 
@@ -153,7 +152,6 @@ class DealRows:
         return self._placed(made, schema, arrays)
 
     def _placed(self, rows: pa.RecordBatch, schema: pa.Schema, arrays: dict[str, pa.Array]) -> pa.RecordBatch:
-        """Return rows with all columns: those given, control columns as they are, and nulls."""
         shared = {name: rows.column(name) for name in self.control.names if name in rows.schema.names}
         found = {**shared, **arrays}
         columns = [found.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in schema]

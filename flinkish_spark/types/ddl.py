@@ -262,7 +262,6 @@ def is_field_list(text: str) -> bool:
 # The same few texts are asked for by each key group of each micro-batch.
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> tuple[T.DataType, bool]:
-    """Return a type, and whether it is written as a list of fields."""
     one = _Parser(text)
     try:
         kind = one.type()

@@ -152,7 +152,6 @@ def _is_text(value: Any) -> bool:
 
 
 def _check_of(kind: T.DataType, time_zone: str) -> _Check | None:
-    """Return what looks at values of a type; None where Spark itself is exact."""
     match kind:
         case T.StructType():
             return _fields(kind, time_zone)

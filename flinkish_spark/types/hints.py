@@ -71,7 +71,6 @@ def same_names(kind: T.DataType) -> str | None:
 
 
 def parts_of(kind: T.DataType) -> Iterator[T.DataType]:
-    """Return a type and all that it is made of."""
     yield kind
     match kind:
         case T.StructType():
@@ -292,7 +291,6 @@ def each_of_map(made: Made | None) -> Made | None:
 
 
 def without_none(hint: Any) -> Any:
-    """Return what a hint says besides None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         others = [one for one in typing.get_args(hint) if one is not type(None)]
         if len(others) == 1:

@@ -59,9 +59,7 @@ def as_row(row: Any, names: Sequence[str]) -> tuple[Any, ...]:
         raise OutputError(f"emitted {error}") from None
 
 
-@functools.lru_cache(maxsize=64)
-def _form_of(names: tuple[str, ...]) -> RowForm:
-    return RowForm(names)
+_form_of = functools.lru_cache(maxsize=64)(RowForm)
 
 
 class RowWriter:

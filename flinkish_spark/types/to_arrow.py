@@ -143,7 +143,6 @@ def first_missing(field: T.StructField, column: pa.Array) -> Missing | None:
 
 
 def has_required(kind: T.DataType) -> bool:
-    """Return whether a type has a part somewhere that must not be null."""
     match kind:
         case T.StructType():
             return any(not field.nullable or has_required(field.dataType) for field in kind)
@@ -224,7 +223,6 @@ def repeated_key(array: pa.Array) -> tuple[Any] | None:
 
 
 def _twice(keys: pa.Array, counts: np.ndarray[Any, Any]) -> tuple[Any] | None:
-    """Return a key that is there twice in a map; `counts` says how many keys each map has."""
     if pa.types.is_nested(keys.type):
         return None
     if pa.types.is_floating(keys.type):
@@ -502,7 +500,6 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _bytes_in_maps(maps: Sequence[Any], kind: pa.MapType) -> int:
-    """Return how many bytes or letters the values of maps have, where these are bytes or texts."""
     if not any(is_one(kind.item_type) for is_one in (pa.types.is_binary, pa.types.is_string)):
         return 0
     values = (one.values() if isinstance(one, Mapping) else (item for _, item in one) for one in maps if one)

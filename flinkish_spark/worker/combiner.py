@@ -97,7 +97,6 @@ class WindowCombiner:
         return self.rules.aggregation
 
     def _times(self, rows: pa.RecordBatch) -> Array:
-        """Return the time by which each row is assigned; by processing time the operator knows it."""
         if self.rules.windows.clock is TimeDomain.PROCESSING_TIME:
             return np.zeros(rows.num_rows, dtype=np.int64)
         if C.TIME not in rows.schema.names or rows.column(C.TIME).null_count:
@@ -130,7 +129,6 @@ class BlamedCombine:
 
     @cached_property
     def _opened(self) -> ColumnAggregation:
-        """The aggregation of the copy that this task has, opened before its first rows."""
         aggregation = self.combine.aggregation
         aggregation.open(self.uid, self.max_parallelism)
         close_with(self, aggregation, self.uid)

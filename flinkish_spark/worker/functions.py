@@ -396,7 +396,6 @@ class LookupRows:
             yield run
 
     def _made(self, run: LookupJoinRun, batch: pa.RecordBatch) -> tuple[list[object], list[int]]:
-        """Return the rows of the output that is read, and of which record each is."""
         values = list(records_of(batch))
         times = batch.column(TIME).to_pylist() if TIME in batch.schema.names else None
         try:
@@ -492,7 +491,6 @@ class TimeStage:
 
     @staticmethod
     def _with(batch: pa.RecordBatch, added: dict[str, list[int]]) -> pa.RecordBatch:
-        """Return a batch with columns added behind, or replaced where they are."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         # What is added stands behind what was there, in the order of `columns()`.
         columns = {name: column for name, column in columns.items() if name not in added or name == C.MARK}

@@ -444,7 +444,6 @@ def _says(failure: ElementFailed | TimerFailed) -> str:
 
 
 def _next_call_ms(entries: GroupState) -> tuple[int, int]:
-    """Return when a key group is to be called next, by event time and by processing time."""
     event_ms, processing_ms = map(entries.next_call_ms, (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME))
     if event_ms == MAX_WATERMARK_MS:
         # A report says "none" by that number, and the key group would not be called at the end of the input.

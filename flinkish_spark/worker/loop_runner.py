@@ -68,8 +68,6 @@ Blame = Callable[[Exception], ElementFailed | TimerFailed]
 
 
 class SideRows:
-    """Rows that go to side outputs, in their order."""
-
     def __init__(self) -> None:
         self._emitted = Emitted()
         self._blame: dict[str, list[Blame]] = {}
@@ -226,7 +224,6 @@ def timer_of(window: OpenWindow, keys: Sequence[Any]) -> Timer:
 
 
 def _spread(results: Sequence[Any]) -> list[Sequence[Any]] | None:
-    """Return columns of results: of the fields of tuples, or one; None for a mixture."""
     kinds = set(map(type, results))
     are_rows = {issubclass(kind, tuple) for kind in kinds}
     if are_rows == {False}:
@@ -272,7 +269,6 @@ class LoopedRunner:
         return rows_written(self.shape, self._writers, emitted)
 
     def _given(self, inputs: InputRows) -> Iterator[tuple[int, bool, pa.RecordBatch]]:
-        """Yield input, side of the watermark and rows: those before it first, input by input."""
         for is_before in (True, False):
             for at, (rows, shape) in enumerate(zip(inputs, self.shape.inputs, strict=True)):
                 part = rows_between(rows, shape, is_before=is_before)

@@ -162,7 +162,6 @@ class ElementRunner:
     def _prepared(
         self, inputs: InputRows, group: GroupState, progress: Progress
     ) -> tuple[list[Elements], list[Elements]]:
-        """Load what is stored, and return the elements before the watermark and those behind it."""
         before, behind, hash_of = self._elements(inputs)
         self._load(group, hash_of, progress)
         return before, behind
@@ -475,7 +474,6 @@ class _Calls:
         return OutRows(side, self.first + before, rows)
 
     def _as_declared(self, side: int, rows: Any) -> pa.RecordBatch:
-        """Return a batch as it was declared; of a wrong one say which row, and whose."""
         try:
             return self._checked(side, rows)
         except OutputError as error:
@@ -507,7 +505,6 @@ class _Calls:
 
 
 def _key_of(rows: Batch, shape: InputShape, at: int) -> str:
-    """Return a row's key for people, if an emitted batch has the columns of the key under their names."""
     name_of = dict(zip(shape.field_columns, shape.fields, strict=True))
     names = [name_of.get(column) for column in shape.key_columns]
     columns = list(rows.columns) if isinstance(rows, pd.DataFrame) else rows.schema.names
@@ -581,7 +578,6 @@ def _rows(rows: pa.RecordBatch, shape: InputShape) -> Rows:
 
 
 def _united(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of several ways, one behind the other."""
     times = [pa.nulls(len(one.hashes), pa.int64()) if one.times_ms is None else one.times_ms for one in parts]
     hashes = pa.concat_arrays([pa.array(one.hashes) for one in parts]).to_numpy()
     keys = tuple(

@@ -118,7 +118,6 @@ class TimedRunner(ElementRunner):
         return Elements(keys, values, late.times_ms.tolist(), late.shape.entry)
 
     def _put_together(self, coming: Sequence[_Part], group: GroupState, progress: Progress) -> WaitingRows:
-        """Return the rows that wait of keys that have new ones, and of those whose time may have come."""
         name, layout = self._timed.state.name, self._layout
         due = np.unique(group.timers.due(TimeDomain.EVENT_TIME, progress.limits_ms[TimeDomain.EVENT_TIME]))
         stored = pa.concat_batches([group.keys_of(one, due) for one in (name, *self._also_due)])
