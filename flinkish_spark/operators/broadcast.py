@@ -17,7 +17,6 @@ from flinkish_spark.operators.context import (
     FunctionContext,
     KeyedStateWithoutKey,
     NoKeyedState,
-    declared_state,
 )
 from flinkish_spark.operators.process import (
     NO_ELEMENTS,
@@ -285,7 +284,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
         scope = run.states.scope
         scope.now_ms = progress.processing_time_ms
         for one in self.side.applications:
-            state = declared_state(self._states, one.descriptor)
+            state = self._states.any_state(one.descriptor)
             table = self._states.tables[one.descriptor.name]
             for key in list(table.entries):
                 scope.enter(key)

@@ -12,15 +12,7 @@ from flinkish_spark.core.forks import in_this_process
 from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.core.subtask import SubtaskFacts
 from flinkish_spark.functions.keyed import RichFunction
-from flinkish_spark.state.descriptors import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    ValueStateDescriptor,
-)
-from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.descriptors import StateDescriptor
 from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.state.timers import Timers
 
@@ -73,20 +65,6 @@ def put_aside(context: FunctionContext, late_output: OutputTag | None, value: An
         context.count(LATE_RECORDS_DROPPED)
     else:
         context.output(late_output, value)
-
-
-def declared_state(states: KeyedStates, descriptor: StateDescriptor) -> Any:
-    match descriptor:
-        case ValueStateDescriptor():
-            return states.get_state(descriptor)
-        case ListStateDescriptor():
-            return states.get_list_state(descriptor)
-        case MapStateDescriptor():
-            return states.get_map_state(descriptor)
-        case ReducingStateDescriptor():
-            return states.get_reducing_state(descriptor)
-        case AggregatingStateDescriptor():
-            return states.get_aggregating_state(descriptor)
 
 
 class KeyedStateWithoutKey(TypeError):

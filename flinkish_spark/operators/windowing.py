@@ -12,7 +12,7 @@ from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.subtask import SubtaskFacts
 from flinkish_spark.functions.keyed import AggregateFunction
-from flinkish_spark.operators.context import FunctionContext, close_part, declared_state, open_part, put_aside
+from flinkish_spark.operators.context import FunctionContext, close_part, open_part, put_aside
 from flinkish_spark.operators.process import KeyedStreamOperator, Processor
 from flinkish_spark.state.descriptors import (
     AggregatingStateDescriptor,
@@ -246,7 +246,7 @@ class TriggerScope:
         for descriptor in elements_of(trigger.states()):
             own = dataclasses.replace(descriptor, name=f"trigger/{descriptor.name}")
             states.per_namespace(own.name)
-            self._states[descriptor.name] = declared_state(states, own)
+            self._states[descriptor.name] = states.any_state(own)
         # The same calls, without one in between.
         self.current_watermark = timers.current_watermark
         self.current_processing_time = timers.current_processing_time

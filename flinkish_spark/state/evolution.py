@@ -152,10 +152,9 @@ def spread_types(values: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
 
 def _is_wider_number(stored: pa.DataType, declared: pa.DataType) -> bool:
     kinds = pa.types
-    if kinds.is_signed_integer(stored) and kinds.is_signed_integer(declared):
-        return int(stored.bit_width) <= int(declared.bit_width)
-    if kinds.is_floating(stored) and kinds.is_floating(declared):
-        return int(stored.bit_width) <= int(declared.bit_width)
+    for is_one in (kinds.is_signed_integer, kinds.is_floating):
+        if is_one(stored) and is_one(declared):
+            return int(stored.bit_width) <= int(declared.bit_width)
     if kinds.is_decimal(stored) and kinds.is_decimal(declared):
         whole = declared.precision - declared.scale >= stored.precision - stored.scale
         return bool(whole and declared.scale >= stored.scale)

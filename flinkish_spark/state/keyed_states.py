@@ -145,6 +145,10 @@ class KeyedStates(SubtaskFacts):
             lends=handed[1],
         )
 
+    def any_state(self, descriptor: StateDescriptor) -> Any:
+        get = next(method for kind, method in _GET.items() if isinstance(descriptor, kind))
+        return getattr(self, get)(descriptor)
+
     def drop_state(self, name: str) -> None:
         """Give up what is stored of a state that is not declared any more."""
         if self._declaring.is_over:

@@ -12,6 +12,7 @@ import enum
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -213,6 +214,7 @@ class DealBlocks:
     """Rows by input in, blocks of each out. A row may be for several; a barrier is for all of them."""
 
     inputs: tuple[DealtBlocks, ...]
+    columns: ClassVar[T.StructType] = PACKED
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         runs = [Packing(one.packer) for one in self.inputs]
@@ -222,10 +224,6 @@ class DealBlocks:
                 yield from run.take(_own(batch, one, kinds))
         for run in runs:
             yield from run.rest()
-
-    @property
-    def columns(self) -> T.StructType:
-        return PACKED
 
 
 def _own(batch: pa.RecordBatch, one: DealtBlocks, kinds: Array | None) -> pa.RecordBatch:

@@ -29,7 +29,7 @@ class NoRowError(RowError):
 
 def element_class(names: Sequence[str]) -> Any:
     """Return the class of a stream's elements: a named tuple."""
-    made: Any = namedtuple("Record", list(names), rename=True)
+    made = _named_tuple(names)
     own = made._fields
     if own != tuple(names):
         # Python keeps names with an underscore in front, keywords and the like for itself.
@@ -44,6 +44,10 @@ def element_class(names: Sequence[str]) -> Any:
     # One that goes out as it came may be declared under other names there.
     setattr(made, _IS_ELEMENT, True)
     return made
+
+
+def _named_tuple(names: Sequence[str]) -> Any:
+    return namedtuple("Record", list(names), rename=True)
 
 
 def _shown(element: Any) -> str:
