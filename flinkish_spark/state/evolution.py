@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.state.codec import NAME, TOUCHED, TableLayout, kind_in
+from flinkish_spark.state.codec import NAME, TOUCHED, TOUCHES, TableLayout, kind_in
 
 #: How names of fields begin that a program cannot declare.
 _OURS = "_fs_"
@@ -181,6 +181,9 @@ def _cast(layout: TableLayout, name: str, column: pa.Array, declared: pa.DataTyp
 
 
 def _own(layout: TableLayout, field: pa.Field, stored: pa.RecordBatch) -> pa.Array:
+    if field.name == TOUCHES and field.name not in stored.schema.names:
+        # A writer of savepoints was told no times of elements: each has that of the whole.
+        return pa.nulls(stored.num_rows, field.type)
     if field.name == TOUCHED and field.name not in stored.schema.names:
         # A time to live was added: what is there was touched at the beginning of time, so to speak.
         raise StateMismatch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -52,7 +53,7 @@ from flinkish_spark.savepoints.group_edits import (
 )
 from flinkish_spark.savepoints.reader import files_of
 from flinkish_spark.savepoints.writer_plan import fields_by_column, state_columns
-from flinkish_spark.state.key_group import stored_tables
+from flinkish_spark.state.key_group import changed_group, stored_tables
 from flinkish_spark.state.operator_state import (
     BROADCAST_KIND,
     BroadcastTables,
@@ -153,6 +154,38 @@ def test_each_element_says_when_it_was_touched(tmp_path) -> None:
         "a": (at(4), [at(0), at(1), at(3), at(4)]),
         "b": (at(2), [at(2)]),
         "c": (at(5), [at(5)]),
+    }
+
+
+def test_lists_without_times_of_elements_are_read_beside_others(tmp_path) -> None:
+    """A key group of a writer's savepoint, which was told no times of elements, and is not touched since."""
+    harness = OperatorHarness(Keeps(), key=lambda value: value[0], key_type="STRING", uid="totals")
+    for user in "abcdefgh":
+        harness.push((user, 1))
+        harness.push((user, 2))
+    before = harness.snapshot()
+    values = {
+        group: changed_group(
+            value, "totals", {"state/seen": stored_tables(value)["state/seen"].drop_columns(["touches"])}
+        )
+        for group, value in before.values.items()
+    }
+    after = OperatorHarness(
+        Keeps(),
+        key=lambda value: value[0],
+        key_type="STRING",
+        uid="totals",
+        restore=replace(before, values=values),
+    )
+    after.processing_time(3_000)
+    after.push(("a", 3))
+    saved = written(tmp_path, after)
+    assert len(set(map(len, sections(saved)["state/seen"]))) == 2
+    columns, rows = read(saved, "seen")
+    assert columns.simpleString() == SEEN
+    assert {row["key"]: row["each_touched_at"] for row in rows} == {
+        **{user: [at(0)] * 2 for user in "bcdefgh"},
+        "a": [at(0), at(0), at(3)],
     }
 
 
