@@ -68,8 +68,6 @@ class Presence(enum.Enum):
     """Whether a member is always there."""
 
     ALWAYS = enum.auto()
-    #: Earlier versions did not write it: where it is missing, the field has its default.
-    ADDED = enum.auto()
     #: It is left out where the field has its default.
     LEFT_OUT = enum.auto()
     #: There is no such member: those of the field's class stand among those of the object.
@@ -88,7 +86,6 @@ def stored(key: str = "", presence: Presence = Presence.ALWAYS, at: int | None =
     return {_MEMBER: _Member(key, presence, at)}
 
 
-ADDED = stored(presence=Presence.ADDED)
 LEFT_OUT = stored(presence=Presence.LEFT_OUT)
 INLINE = stored(presence=Presence.INLINE)
 
@@ -125,8 +122,8 @@ def whole(least: int, most: Limit = UNLIMITED) -> Check:
 class Record:
     """What the three bases share.
 
-    A class changes what is read by `_of_older` and `_check_read`. An own `from_json` or `to_json` is for its
-    callers: it is not asked where the class is the hint of another one's field.
+    An own `from_json` or `to_json` is for its callers: it is not asked where the class is the hint of another
+    one's field. `_check_read` is.
     """
 
     __slots__ = ()
@@ -142,10 +139,6 @@ class Record:
         """Read the stored form; raise ValueError if it is none."""
         found: Self = read(cls, value)
         return found
-
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return value
 
     def _check_read(self) -> None:
         """Raise ValueError if what was read cannot be. What is made otherwise may be: it is not asked."""
@@ -347,18 +340,14 @@ def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
     steps = []
     for field, hint, member in members:
         key = "" if member.presence is Presence.INLINE else member.key or field.name
-        may_lack = member.presence in (Presence.ADDED, Presence.LEFT_OUT)
+        may_lack = member.presence is Presence.LEFT_OUT
         steps.append((key, _kind(hint), _form(hint).read, _default(field) if may_lack else None))
-    own: Any = cls._of_older
-    of_older = None if own.__func__ is vars(Record)["_of_older"].__func__ else own
     is_checked = cls._check_read is not Record._check_read
     known = {key for key, *_ in steps} | ({cls.TAG[0]} if cls.TAG else set())
 
     def read_object(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _wrong("an object", value)
-        if of_older is not None:
-            value = of_older(value)
         given = []
         for key, kind, convert, default in steps:
             # Here and not by a function: most values are of these kinds.
@@ -572,13 +561,6 @@ def object_of(value: Any, what: str) -> Mapping[str, Any]:
     """Return `value` if it is a JSON object, else raise ValueError."""
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be an object, got {value!r}")
-    return value
-
-
-def list_of(value: Any, what: str) -> list[Any]:
-    """Return `value` if it is a JSON list, else raise ValueError."""
-    if not isinstance(value, list):
-        raise ValueError(f"{what} must be a list, got {value!r}")
     return value
 
 

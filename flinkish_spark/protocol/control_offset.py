@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Annotated, Any
 
 from flinkish_spark.protocol.codec import (
@@ -146,7 +146,7 @@ class ControlOffset(Stored):
     """Everything that the driver has said."""
 
     #: The newest whose barrier went out; 0 before the first.
-    checkpoint: int = field(default=0, metadata=stored(CHECKPOINT_KEY, Presence.ADDED))
+    checkpoint: int = field(default=0, metadata=stored(CHECKPOINT_KEY))
     time: TimeOffer = field(default=NO_TIME_YET, metadata=INLINE)
     #: The micro-batch of the newest checkpoint whose state is pinned; None before the first. Tasks delete
     #: files that only older states name.
@@ -171,11 +171,7 @@ class ControlOffset(Stored):
         Spark asks each scan of the control source on its own, so one may be behind another. It gives out
         what it has missed in the next micro-batch.
         """
-        found = cls()
-        for offset in sources:
-            if isinstance(offset, dict):
-                found = found.raised_to(cls.from_json(offset))
-        return found
+        return reduce(cls.raised_to, _control_offsets(sources), cls())
 
     @classmethod
     def drained_in(cls, sources: Iterable[Any]) -> int:
@@ -183,7 +179,7 @@ class ControlOffset(Stored):
 
         Where a scan is behind another, the next micro-batch has the last barrier, and drains.
         """
-        given = [cls.from_json(o) for o in sources if isinstance(o, dict) and CHECKPOINT_KEY in o]
+        given = _control_offsets(sources)
         found = {one.drained if one.drained == one.checkpoint else 0 for one in given}
         return found.pop() if len(found) == 1 else 0
 
@@ -193,8 +189,11 @@ class ControlOffset(Stored):
 
         None of them where a scan had not heard of it yet: what that one runs was not called.
         """
-        given = [o for o in sources if isinstance(o, dict) and CHECKPOINT_KEY in o]
-        wakes = [TimeOffer.from_json(offset).wake for offset in given]
+        wakes = [offset.time.wake for offset in _control_offsets(sources)]
         if not wakes or wakes[0] is None or wakes[0].batch != batch or wakes.count(wakes[0]) != len(wakes):
             return []
         return wakes[0].rows()
+
+
+def _control_offsets(sources: Iterable[Any]) -> list[ControlOffset]:
+    return [ControlOffset.from_json(o) for o in sources if isinstance(o, dict) and CHECKPOINT_KEY in o]

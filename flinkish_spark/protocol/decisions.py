@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from flinkish_spark.protocol.accumulators import AccumulatorValue
 from flinkish_spark.protocol.bases import Base
-from flinkish_spark.protocol.codec import ADDED, LEFT_OUT, Form, Stored, stored
+from flinkish_spark.protocol.codec import LEFT_OUT, Form, Stored, stored
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE, PastRewind, RewindKind, Tables
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
@@ -49,12 +49,12 @@ class Decision(Stored):
     #: Sources, operators and sinks of the job.
     uids: tuple[str, ...] = ()
     #: What it was for, and the wall-clock time of its trigger.
-    purpose: CheckpointPurpose = field(default=CheckpointPurpose.PERIODIC, metadata=ADDED)
-    triggered_at_ms: int = field(default=0, metadata=ADDED)
+    purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC
+    triggered_at_ms: int = 0
     #: Uids that had finished before its trigger: a restore does not run them again.
-    finished: tuple[str, ...] = field(default=(), metadata=ADDED)
+    finished: tuple[str, ...] = ()
     #: What the master hooks gave, by name.
-    hook_states: Mapping[str, Any] = field(default_factory=dict, metadata=ADDED)
+    hook_states: Mapping[str, Any] = field(default_factory=dict)
     #: Where time stood behind its last micro-batch; None in a job without event time and timers.
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
     #: What they held behind it, since the job began.
@@ -96,7 +96,7 @@ class Receipt(Stored):
     #: Committed offsets by group, topic and partition.
     group_offsets: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     #: What sinks said about what they committed, by sink uid, such as the version of a table.
-    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=ADDED)
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,13 @@ class RewindIntent(Stored):
     #: ``"commits/17"``.
     removed: Mapping[str, str]
     #: What has to be done; see `protocol/lineage.py`.
-    kind: RewindKind = field(default=RewindKind.PLAIN, metadata=ADDED)
+    kind: RewindKind = RewindKind.PLAIN
     #: The checkpoint that the job goes back to; None for the very beginning.
-    target: CheckpointId | None = field(default=None, metadata=ADDED)
+    target: CheckpointId | None = None
     #: What becomes of rows that later checkpoints committed to tables.
-    tables: Tables = field(default=Tables.KEEP, metadata=ADDED)
+    tables: Tables = Tables.KEEP
     #: The order that is carried out; empty if there was none.
-    order_id: str = field(default="", metadata=ADDED)
+    order_id: str = ""
 
     def past(self) -> PastRewind:
         return PastRewind(self.lineage, self.kind, self.target, self.first_removed)

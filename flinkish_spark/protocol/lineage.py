@@ -72,8 +72,7 @@ class PastRewind:
     #: The lineage that it started.
     lineage: Lineage
     kind: RewindKind
-    #: The checkpoint it went back to; None for the very beginning, or where an older version did
-    #: not write it down. Without a target nothing was superseded.
+    #: The checkpoint it went back to; None for the very beginning: then nothing was superseded.
     target: CheckpointId | None
     #: The lowest micro-batch that it took out of Spark's log.
     first_removed: BatchId

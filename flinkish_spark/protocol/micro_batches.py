@@ -17,9 +17,9 @@ Pure: no file, no clock, no Kafka.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from flinkish_spark.protocol.codec import ADDED, Stored, StoredAlone
+from flinkish_spark.protocol.codec import Stored, StoredAlone
 from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.records import Digest, Json
@@ -59,9 +59,9 @@ class Attempt(Stored):
     highest_block: int
     #: Which driver planned it; text to be compared, never parsed.
     planner: str
-    #: Tells it from the attempt with the same number that a copy of the checkpoint plans; empty in attempts
-    #: of before there were tokens.
-    token: str = field(default="", metadata=ADDED)
+    #: Tells it from the attempt with the same number that a copy of the checkpoint plans; empty in one that
+    #: is never staged.
+    token: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.block <= self.highest_block:

@@ -72,18 +72,6 @@ class Chain(Stored):
         """Uids of its sources."""
         return frozenset(map(source_of, self.inputs))
 
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return chain_of_older(value)
-
-
-def chain_of_older(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored chain as it is written today; version 1 of savepoints knew one source per chain."""
-    if "source" not in value:
-        return value
-    source = str(value["source"])
-    return {**value, "inputs": [source], "positions": {source: value.get("position")}}
-
 
 class ScanRole(enum.Enum):
     """What a scan brings into the plan."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from flinkish_spark.protocol.accumulators import AccumulatorValue
 from flinkish_spark.protocol.bases import Base
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import ADDED, LEFT_OUT, Form, Stored, StoredRow, whole
+from flinkish_spark.protocol.codec import LEFT_OUT, Form, Stored, StoredRow, whole
 from flinkish_spark.protocol.event_time import BatchTimes
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, SinkUid, Uid
 
@@ -65,8 +65,8 @@ class TaskAck(Stored):
     #: Every barrier row that passed through this task.
     barriers: tuple[Barrier, ...] = ()
     #: Records the sink's policy kept out of the topic.
-    dropped: int = field(default=0, metadata=ADDED)
-    dead_lettered: int = field(default=0, metadata=ADDED)
+    dropped: int = field(default=0, metadata=LEFT_OUT)
+    dead_lettered: int = field(default=0, metadata=LEFT_OUT)
     #: Every report about time that passed through this task.
     reports: tuple[TimeReport, ...] = field(default=(), metadata=LEFT_OUT)
 

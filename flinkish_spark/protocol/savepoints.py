@@ -7,14 +7,14 @@ import re
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import ADDED, INLINE, LEFT_OUT, Check, Stored, stored
+from flinkish_spark.protocol.codec import INLINE, LEFT_OUT, Check, Stored, object_of, read, stored
 from flinkish_spark.protocol.envelope import NewerFormatError
 from flinkish_spark.protocol.html import html_table, utc_text
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, Uid, checked_name
-from flinkish_spark.protocol.plan_layout import Chain, Position, chain_of_older, lowest, offsets_in, source_of
+from flinkish_spark.protocol.plan_layout import Chain, Position, lowest, offsets_in, source_of
 from flinkish_spark.protocol.watermarks import EventTime
 
 # ----------------------------------------------------------------------------------------------------------
@@ -24,10 +24,8 @@ from flinkish_spark.protocol.watermarks import EventTime
 # Nothing in it names a machine or a folder: a savepoint may be moved and copied.
 
 
-#: Version of what follows. A savepoint outlives the version that wrote it, so it has one of its own.
-SAVEPOINT_VERSION = 2
-#: Version 1 knew chains of one source, whose position stood alone.
-_READ_VERSIONS = (1, SAVEPOINT_VERSION)
+#: A savepoint outlives the version that wrote it, so it has one of its own.
+SAVEPOINT_VERSION = 1
 #: Below the savepoint's directory, and below a seed's: ``state/<operator uid>/<name>.parquet``.
 STATE_FOLDER = "state"
 STATE_ENDING = ".parquet"
@@ -99,16 +97,11 @@ class SavedChain(Stored):
     chain: Chain = field(metadata=INLINE)
     #: By input; one that Spark had not asked yet has none.
     positions: Mapping[str, Position]
-    # Early versions of this package did not write down the sinks.
-    sinks: tuple[str, ...] = field(default=(), metadata=ADDED)
+    sinks: tuple[str, ...] = ()
 
     @property
     def readers(self) -> frozenset[str]:
         return readers_of(self.chain, self.sinks)
-
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return chain_of_older(value)
 
 
 def readers_of(chain: Chain, sinks: Collection[str]) -> frozenset[str]:
@@ -181,14 +174,15 @@ class SavepointMetadata(Stored):
         return {"version": SAVEPOINT_VERSION, **Stored.to_json(self), **more}
 
     @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return an object as it is written today; raise NewerFormatError if a later version wrote it."""
-        version = value.get("version")
-        if version not in _READ_VERSIONS:
+    def from_json(cls, value: Any) -> Self:
+        """Read the stored form; raise NewerFormatError if another version wrote it."""
+        version = object_of(value, "a savepoint").get("version")
+        if version != SAVEPOINT_VERSION:
             raise NewerFormatError(
                 f"written as version {version} of savepoints, this one reads {SAVEPOINT_VERSION}"
             )
-        return value
+        found: Self = read(cls, value)
+        return found
 
 
 def check_groups(operator: str, groups: int, found: Sequence[int]) -> None:
@@ -255,10 +249,6 @@ class SeededChain(Stored):
     positions: Annotated[Mapping[str, Position], Check(_without_none)]
     #: By operator, the chain in whose files its state is; an operator without begins with nothing.
     states: Mapping[str, str]
-
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return chain_of_older(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,10 @@ from flinkish_spark.protocol.codec import (
     Form,
     Presence,
     Stored,
-    list_of,
     measured,
-    member,
     read,
     text_of,
+    whole,
 )
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.html import html_table, utc_text
@@ -30,8 +29,7 @@ from flinkish_spark.protocol.user_metrics import UserMetric
 # ----------------------------------------------------------------------------------------------------------
 # What each participant did for one checkpoint, and through which channels.
 #
-# The stored form leaves out what was not measured, and what is left out is None when it is read: an older
-# form has fewer members. `to_json` and `from_json` are exact inverses.
+# The stored form leaves out what was not measured, and what is left out is None when it is read.
 
 
 _OF_A_CHANNEL = ("rows", "bytes", "alignment_ms")
@@ -139,15 +137,6 @@ class ParticipantStatistics(Stored):
         """How many entries of a list it takes: its own and one per channel."""
         return 1 + len(self.channels)
 
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return an object as it is written today; an older form knew sinks only."""
-        if "kind" in value:
-            return value
-        channels = read(tuple[ChannelStatistics, ...], value.get("channels", []))
-        barriers = sum(channel.barriers for channel in channels)
-        return {**value, "kind": ParticipantKind.SINK.value, "barriers": barriers}
-
 
 def listed(participants: Iterable[ParticipantStatistics], at_most: int) -> tuple[ParticipantStatistics, ...]:
     """Return the participants that may be listed, with the channels for which there is room.
@@ -173,8 +162,7 @@ def listed(participants: Iterable[ParticipantStatistics], at_most: int) -> tuple
 # and `from_json` are exact inverses, use JSON values only, and a value that does not fit raises ValueError:
 # a process that reads statistics runs no code from them.
 #
-# `None` means that something was not measured or not reached; 0 means that it took no time. What an older
-# form did not have is not measured.
+# `None` means that something was not measured or not reached; 0 means that it took no time.
 
 
 #: Characters of a failure's text that are kept; an exception may quote a whole record.
@@ -212,8 +200,6 @@ class CheckpointDurations(Stored):
     end_to_end_ms
         From the request to the receipt, or to the failure.
     """
-
-    DEFAULTS: ClassVar = Presence.ADDED
 
     trigger_ms: int | None = None
     start_delay_ms: int | None = None
@@ -282,8 +268,6 @@ class CheckpointStatistics(Stored):
     >>> done.status.value, done.durations.sync_ms, CheckpointStatistics.from_json(done.to_json()) == done
     ('COMPLETED', 20, True)
     """
-
-    DEFAULTS: ClassVar = Presence.ADDED
 
     checkpoint: CheckpointId
     purpose: CheckpointPurpose
@@ -374,18 +358,6 @@ class CheckpointStatistics(Stored):
         """Return the statistics of the checkpoint as a whole."""
         return replace(self, participants=(), unlisted=self.unlisted + self.detail_count)
 
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return an object as it is written today.
-
-        The older form had 0 where nothing was measured, and it never measured bytes.
-        """
-        if "unlisted" in value:
-            return value
-        is_completed = value.get("status") == CheckpointStatus.COMPLETED.value
-        rows = value.get("rows") if is_completed else None
-        return {**value, "rows": rows, "bytes_staged": value.get("bytes_staged") or None}
-
 
 def _of(participants: tuple[ParticipantStatistics, ...]) -> dict[str, Any]:
     """Return participants and their counts; those who are not known are not counted."""
@@ -423,25 +395,6 @@ def sample_of(statistics: CheckpointStatistics) -> Sample:
         "bytes_staged": statistics.bytes_staged,
     }
     return tuple(known[quantity.value] for quantity in Quantity)
-
-
-def samples_from_json(names: Any, samples: Any) -> tuple[Sample, ...]:
-    """Read stored samples, whatever quantities they are of; raise ValueError if they are none."""
-    known = [text_of(name, "a quantity") for name in list_of(names, "quantities")]
-    if len(set(known)) != len(known):
-        raise ValueError(f"a quantity occurs twice in {known}")
-    return tuple(_sample(known, sample) for sample in list_of(samples, "samples"))
-
-
-def _sample(names: list[str], value: Any) -> Sample:
-    stored = list_of(value, "a sample")
-    if len(stored) != len(names):
-        raise ValueError(f"a sample has {len(names)} numbers, got {len(stored)}")
-    numbers = dict(zip(names, stored, strict=True))
-    if Quantity.START_DELAY_MS.value not in numbers:
-        # The older form had 0 for bytes, and never measured them.
-        numbers[Quantity.BYTES_STAGED.value] = numbers.get(Quantity.BYTES_STAGED.value) or None
-    return tuple(measured(quantity.value, numbers.get(quantity.value)) for quantity in Quantity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -536,10 +489,8 @@ def added_to_totals(
     return found
 
 
-#: Stored beside the samples: a reader may know others.
-_QUANTITIES = [quantity.value for quantity in Quantity]
-#: They are read together with the names of their quantities.
-_SAMPLES = Form(lambda samples: [list(one) for one in samples], lambda samples: samples)
+_READ_SAMPLES: Any = tuple[tuple[(Annotated[int, whole(0)] | None,) * len(Quantity)], ...]
+_SAMPLES = Form(lambda samples: [list(one) for one in samples], functools.partial(read, _READ_SAMPLES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -787,16 +738,6 @@ class StatisticsHistory(Stored):
             entries=_in_order((*self.in_progress, *_detailed(kept, self.details))),
             dropped_up_to=max([self.dropped_up_to, *(e.checkpoint for e in dropped)]),
         )
-
-    # -- storing --------------------------------------------------------------------------------
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {**Stored.to_json(self), "quantities": _QUANTITIES}
-
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        names, samples = member(value, "quantities"), member(value, "samples")
-        return {**value, "samples": samples_from_json(names, samples)}
 
 
 def _in_order(entries: Iterable[CheckpointStatistics]) -> tuple[CheckpointStatistics, ...]:

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from flinkish_spark.protocol.codec import (
-    ADDED,
     INLINE,
     LEFT_OUT,
     Form,
-    Presence,
     Stored,
     member,
     read,
@@ -133,7 +131,7 @@ class _Members(Stored):
     known_since_ms: _TimeMs
     watermark_ms: WatermarkMs
     has_ended: bool
-    channels: tuple[_Channel, ...] = field(default=(), metadata=ADDED)
+    channels: tuple[_Channel, ...]
 
 
 def _is_silent(rules: AssignerRules, since_ms: int, now_ms: int) -> bool:
@@ -248,14 +246,13 @@ class EventTime(Stored):
     """
 
     assigners: Mapping[Instance, AssignerTime] = field(default_factory=dict)
-    #: Over the assigners that have not ended: the job as a whole. Where no operators are named every one
-    #: goes by it, as in what versions stored that knew no others.
+    #: Over the assigners that have not ended: the job as a whole.
     valve: StoredValve = field(default_factory=Valve, metadata=INLINE)
     #: Of the last micro-batch; None before the first.
     processing_time_ms: Annotated[int, whole(0, MAX_WATERMARK_MS)] | None = None
     #: The least watermark that the last micro-batch carried.
     carried_ms: WatermarkMs = MIN_WATERMARK_MS
-    agenda: Agenda = field(default_factory=Agenda, metadata=stored("timers", Presence.ADDED))
+    agenda: Agenda = field(default_factory=Agenda, metadata=stored("timers"))
     operators: Mapping[Uid, OperatorTime] = field(default_factory=dict, metadata=LEFT_OUT)
     #: By uid and name, of what operators count how much of it there is now; see `protocol/time_plan.py`.
     levels: Mapping[Uid, Mapping[str, int]] = field(default_factory=dict, metadata=LEFT_OUT)
@@ -325,8 +322,8 @@ class EventTime(Stored):
         """Return a stored state as a job goes on from it, which may have other assigners and operators.
 
         What the job no longer has is left out, and what is new begins. Watermarks stay: operators' state has
-        seen them. An operator that is new has seen nothing, so no record is late for it; where the state was
-        stored by a version that knew no operators, each has seen what the job has.
+        seen them. An operator that is new has seen nothing, so no record is late for it; in a job that
+        had none at all, each has seen what the job has.
         """
         kept = {uid: one for uid, one in self.assigners.items() if uid in rules}
         whole = replace(self.valve, watermark_ms=self.watermark_ms)

@@ -1,4 +1,4 @@
-"""A job directory and a savepoint that an earlier version wrote are read: what needs no Spark.
+"""A job directory and a savepoint that were kept are read: what needs no Spark.
 
 The other half is `tests/integration/spark/test_golden.py`; `tests/golden/README.md` says what was
 written, and by what.

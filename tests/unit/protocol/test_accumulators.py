@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import random
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flinkish_spark.protocol import accumulators
 from flinkish_spark.protocol.accumulators import (
     AccumulatorKind,
     AccumulatorValue,
@@ -46,11 +44,6 @@ def held(kind: AccumulatorKind, values: list[Any]) -> Any:
     for value in values:
         found = added(kind, found, value)
     return found
-
-
-def test_the_examples_do_what_they_say() -> None:
-    found = doctest.testmod(accumulators)
-    assert found.attempted and not found.failed
 
 
 @pytest.mark.parametrize("kind", K)

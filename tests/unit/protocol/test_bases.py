@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flinkish_spark.protocol import bases
 from flinkish_spark.protocol.bases import CountingBases, bases_behind, checked_base, superseded
 from flinkish_spark.protocol.ids import BatchId
 
 
 def base(group: int, batch: int, random: int = 0, place: str = "sums/sums") -> str:
     return f"{place}/{group}-{batch}-{random:016x}"
-
-
-def test_examples() -> None:
-    assert doctest.testmod(bases).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
 import sys
 
 import pytest
 
-from flinkish_spark.protocol import user_metrics
 from flinkish_spark.protocol.user_metrics import (
     MOST_USER_METRICS,
     UserMetric,
@@ -18,11 +16,6 @@ from flinkish_spark.protocol.user_metrics import (
 
 COUNTER, METER = UserMetricKind.COUNTER, UserMetricKind.METER
 GAUGE, DISTRIBUTION = UserMetricKind.GAUGE, UserMetricKind.DISTRIBUTION
-
-
-def test_the_examples_do_what_they_say() -> None:
-    found = doctest.testmod(user_metrics)
-    assert found.attempted and not found.failed
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
