@@ -26,7 +26,6 @@ BASE_NAME = re.compile(r"\d{1,9}-\d{1,18}-[0-9a-f]{16}")
 
 
 def checked_base(value: str) -> str:
-    """Return `value` if it is a base of an operator in a chain, below their folder, else raise ValueError."""
     parts = value.split("/") if isinstance(value, str) else []
     if len(parts) != 3 or not BASE_NAME.fullmatch(parts[2]):
         raise ValueError(f"{value!r:.200} is not the name of a base")

@@ -73,7 +73,6 @@ class Wake(StoredRow):
     groups: Annotated[Mapping[int, frozenset[int]], _GROUPS] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[int, int]]:
-        """Return pairs of reporter number and key group, in order."""
         return [(number, group) for number, found in sorted(self.groups.items()) for group in sorted(found)]
 
 
@@ -92,8 +91,6 @@ StoredWatermarks = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class TimeOffer(Stored):
-    """Where time stands for a micro-batch."""
-
     #: Of all operators that are not further.
     watermark_ms: WatermarkMs = field(default=MIN_WATERMARK_MS, metadata=_member(WATERMARK_KEY))
     #: Whether all input is over.
@@ -123,7 +120,6 @@ class TimeOffer(Stored):
         return Watermarks(self.watermark_ms, self.above)
 
     def raised_to(self, other: TimeOffer) -> TimeOffer:
-        """Return what is further, member by member and operator by operator."""
         ours, theirs = self.wake, other.wake
         is_later = theirs is not None and (ours is None or theirs.batch > ours.batch)
         return TimeOffer.of(
@@ -155,7 +151,6 @@ class ControlOffset(Stored):
     drained: _Count = field(default=0, metadata=_member(DRAIN_KEY))
 
     def raised_to(self, other: ControlOffset) -> ControlOffset:
-        """Return what is further, member by member."""
         pinned = [batch for batch in (self.pinned_batch, other.pinned_batch) if batch is not None]
         return ControlOffset(
             max(self.checkpoint, other.checkpoint),
@@ -175,20 +170,14 @@ class ControlOffset(Stored):
 
     @classmethod
     def drained_in(cls, sources: Iterable[Any]) -> int:
-        """Return the checkpoint that all scans of a micro-batch have drawn and that drains; 0 for none.
-
-        Where a scan is behind another, the next micro-batch has the last barrier, and drains.
-        """
+        """Return the checkpoint that all scans of a micro-batch have drawn and that drains; 0 for none."""
         given = _control_offsets(sources)
         found = {one.drained if one.drained == one.checkpoint else 0 for one in given}
         return found.pop() if len(found) == 1 else 0
 
     @classmethod
     def called_in(cls, batch: int, sources: Iterable[Any]) -> list[tuple[int, int]]:
-        """Return reporter numbers and key groups that a micro-batch has called, from its logged offsets.
-
-        None of them where a scan had not heard of it yet: what that one runs was not called.
-        """
+        """Return reporter numbers and key groups that a micro-batch has called, as all scans know it."""
         wakes = [offset.time.wake for offset in _control_offsets(sources)]
         if not wakes or wakes[0] is None or wakes[0].batch != batch or wakes.count(wakes[0]) != len(wakes):
             return []

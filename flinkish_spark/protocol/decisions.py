@@ -1,4 +1,7 @@
-"""What is decided about checkpoints and what came of it: decisions, receipts, intents, manifests."""
+"""What is decided about checkpoints and what came of it: decisions, receipts, intents, manifests.
+
+Each type says when it is written, and what it proves.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,8 @@ from flinkish_spark.protocol.lineage import FIRST_LINEAGE, PastRewind, RewindKin
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 from flinkish_spark.protocol.watermarks import EventTime
 
-# ----------------------------------------------------------------------------------------------------------
-# What is decided about checkpoints, and what came of it: decisions, receipts, rewind intents.
-#
-# Each type says who writes it, when, and what it proves. All are immutable; `to_json` and `from_json` are
-# exact inverses and use JSON values only.
-
 
 class Verdict(enum.Enum):
-    """What was decided about a checkpoint id, once and for all."""
-
     COMMIT = "COMMIT"
     ABORT = "ABORT"
 
@@ -68,7 +63,6 @@ class Decision(Stored):
 
     @property
     def batch(self) -> BatchId:
-        """The micro-batch that carried the barrier; only a COMMIT has one."""
         return self.batches[-1].batch
 
     def by_sink(self) -> dict[str, list[tuple[StagedBatch, Committable]]]:
@@ -80,7 +74,6 @@ class Decision(Stored):
         return found
 
     def committables_of(self, sink: str) -> tuple[tuple[StagedBatch, Committable], ...]:
-        """Return the committables of `sink` in batch order, each with its batch."""
         return tuple((b, c) for b in self.batches for c in b.committables if c.sink == sink)
 
 
@@ -101,10 +94,7 @@ class Receipt(Stored):
 
 @dataclass(frozen=True, slots=True)
 class RewindIntent(Stored):
-    """An unfinished rewind: written before the first delete, so that recovery can finish it.
-
-    Written by the recovery; moved into the history when everything that it names is done.
-    """
+    """An unfinished rewind: written before the first delete, so that recovery can finish it."""
 
     #: The lowest micro-batch that leaves Spark's log.
     first_removed: BatchId
@@ -129,20 +119,12 @@ class RewindIntent(Stored):
 
 @dataclass(frozen=True, slots=True)
 class TriggerRecord(Stored):
-    """An id that was given out, durable before its barrier goes out.
-
-    Written once, by the coordinator. Proof that the id may be pending somewhere: a new owner
-    seals every id that has this record and no decision.
-    """
+    """An id that was given out, durable before its barrier goes out: a new owner seals it."""
 
     checkpoint: CheckpointId
     owner_epoch: OwnerEpoch
     purpose: CheckpointPurpose
     triggered_at_ms: int
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a manifest says about one checkpoint: one record, the same in every repetition but for its facts.
 
 
 #: Topic -> partition -> first offset that is not in the checkpoint.
@@ -195,7 +177,6 @@ class ManifestRecord(Stored):
         offsets: Positions,
         log_began_in: Lineage = FIRST_LINEAGE,
     ) -> ManifestRecord:
-        """Return the record of a decided checkpoint."""
         acks = [ack for batch in decision.batches for ack in batch.acks]
         uids = dict.fromkeys(ack.sink for ack in acks)
         return cls(

@@ -86,7 +86,6 @@ class JobReport(Stored):
         settings: Mapping[str, Any],
         earlier: JobReport | None,
     ) -> JobReport:
-        """Return the report of an owner that has just taken the job over."""
         return cls(
             epoch,
             JobStatus.CREATED,
@@ -99,7 +98,6 @@ class JobReport(Stored):
         )
 
     def after(self, change: Change) -> JobReport:
-        """Return the report behind a change; changes come in the order in which they happened."""
         if not isinstance(change, JobStatusChange):
             moved = ReportedVertex(change.vertex, change.after, change.at_ms, change.attempt)
             others = (moved if one.vertex == change.vertex else one for one in self.vertices)

@@ -87,8 +87,6 @@ def next_attempt(
 
 @dataclass(frozen=True, slots=True)
 class StagedPart(Stored):
-    """What one task staged."""
-
     #: Spark partition index of the task.
     partition: int
     #: How many rows, and their order-independent 64-bit digest.
@@ -130,7 +128,6 @@ class DecidedBatch:
 
     @property
     def batch(self) -> BatchId:
-        """Spark's id."""
         assert self.first.batch is not None
         return self.first.batch
 
@@ -140,7 +137,6 @@ class DecidedBatch:
 
 
 def decided_batches(decisions: Iterable[AttemptDecision]) -> tuple[DecidedBatch, ...]:
-    """Return the batches with a COMMIT, in order of batch."""
     commits = sorted((d for d in decisions if d.verdict is Verdict.COMMIT), key=lambda d: d.attempt)
     found: dict[BatchId, list[AttemptDecision]] = {}
     for decision in commits:

@@ -1,4 +1,24 @@
-"""What checkpoints cost: one, its participants, the newest, and a summary over many."""
+"""What checkpoints cost: one, its participants, the newest, and a summary over many.
+
+Written by the coordinator while a checkpoint runs, read by programs and by `flinkish checkpoints`. Nothing
+here decides anything. `None` means that something was not measured or not reached; 0 means that it took no
+time. A :class:`StatisticsHistory` is a value of bounded size, which is stored with every change:
+
+- All checkpoints in progress are kept, and the newest `limit` that have ended.
+- At most `details` participants and channels are listed, over all entries. The newest ended one
+  has the first right to them; one before it is listed whole, or not at all. What is not listed is
+  counted. A job with a thousand participants has a short memory, not a history of megabytes.
+- The newest completed one, the newest failed one, the newest savepoint and the newest restored
+  one are remembered, as a whole, when they fall out of that. A savepoint is a completed
+  checkpoint, too.
+- The summary is exact over the newest `window` completed checkpoints; of each only nine numbers
+  are kept. Flink's window is 10,000. 1,000 are three hours at a checkpoint every ten seconds.
+- Counts and totals are over the life of the job, as far as this history was carried on. Of metrics
+  that functions have, as many are kept as :mod:`flinkish_spark.protocol.user_metrics` says.
+
+With the limits below and the longest names and numbers the stored form stays below a megabyte; totals add
+at most half a kilobyte for each source, operator and sink.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +45,6 @@ from flinkish_spark.protocol.html import html_table, utc_text
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, checked_name
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.protocol.user_metrics import UserMetric
-
-# ----------------------------------------------------------------------------------------------------------
-# What each participant did for one checkpoint, and through which channels.
-#
-# The stored form leaves out what was not measured, and what is left out is None when it is read.
-
 
 _OF_A_CHANNEL = ("rows", "bytes", "alignment_ms")
 _OF_A_PARTICIPANT = ("ack_ms", "rows", "bytes", "sync_ms", "commit_ms", "barriers", "late_dropped")
@@ -139,11 +153,7 @@ class ParticipantStatistics(Stored):
 
 
 def listed(participants: Iterable[ParticipantStatistics], at_most: int) -> tuple[ParticipantStatistics, ...]:
-    """Return the participants that may be listed, with the channels for which there is room.
-
-    Participants come before channels, and those that have not acknowledged before the others. The
-    channels of one participant are listed all or not at all.
-    """
+    """Return the participants that may be listed, and the channels of those for which there is room."""
     kept = sorted(participants, key=lambda one: one.is_acknowledged)[:at_most]
     room = at_most - len(kept)
     result = []
@@ -152,17 +162,6 @@ def listed(participants: Iterable[ParticipantStatistics], at_most: int) -> tuple
         room -= len(one.channels) if fits else 0
         result.append(one if fits else replace(one, channels=()))
     return tuple(result)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What one checkpoint cost: durations, rows, bytes, and why it failed if it did.
-#
-# Written by the coordinator while a checkpoint runs, read by programs and by `flinkish checkpoints`.
-# Nothing here decides anything. All types are immutable and check themselves when they are made; `to_json`
-# and `from_json` are exact inverses, use JSON values only, and a value that does not fit raises ValueError:
-# a process that reads statistics runs no code from them.
-#
-# `None` means that something was not measured or not reached; 0 means that it took no time.
 
 
 #: Characters of a failure's text that are kept; an exception may quote a whole record.
@@ -366,10 +365,6 @@ def _of(participants: tuple[ParticipantStatistics, ...]) -> dict[str, Any]:
     return {"participants": participants, **counts}
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What is summed up over many checkpoints: minimum, average, p50, p99 and maximum of nine quantities.
-
-
 class Quantity(Choice):
     """What is summed up; the values are the names in JSON."""
 
@@ -445,32 +440,6 @@ def summarize(samples: Iterable[Sample]) -> dict[Quantity, Summary]:
     return {quantity: Summary.of(numbers) for quantity, numbers in known.items() if numbers}
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The statistics of the newest checkpoints, counts of all, and a summary over a window.
-#
-# A :class:`StatisticsHistory` is a value of bounded size: the coordinator replaces it with every change and
-# stores it as JSON, the command line reads it. Rules:
-#
-# - All checkpoints in progress are kept, and the newest `limit` that have ended.
-# - At most `details` participants and channels are listed, over all entries. The newest ended one
-#   has the first right to them; one before it is listed whole, or not at all. What is not listed is
-#   counted. A job with a thousand participants has a short memory, not a history of megabytes that
-#   is written with every checkpoint.
-# - The newest completed one, the newest failed one, the newest savepoint and the newest restored
-#   one are remembered, as a whole, when they fall out of that. A savepoint is a completed
-#   checkpoint, too.
-# - The summary is exact over the newest `window` completed checkpoints; of each only nine numbers
-#   are kept. Flink's window is 10,000. 1,000 are three hours at a checkpoint every ten seconds, and
-#   leave the stored history small enough to be written with every checkpoint.
-# - Counts are over the life of the job, as far as this history was carried on.
-#
-# - Totals are over the life of the job, too: a few numbers for each source, operator and sink. Of metrics
-#   that functions have, as many are kept as :mod:`flinkish_spark.protocol.user_metrics` says.
-#
-# With the limits below and the longest names and numbers the stored form stays below a megabyte; totals add
-# at most half a kilobyte for each source, operator and sink.
-
-
 #: Up to where the records of a source are counted, as the source counts them.
 POSITION = "position"
 #: Totals that say how much there is, and not how much there has been.
@@ -480,7 +449,6 @@ GAUGES = frozenset({"pendingRecords", POSITION})
 def added_to_totals(
     totals: Mapping[str, Mapping[str, int]], more: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """Return totals behind one more checkpoint; a gauge is what was said last."""
     found = {uid: dict(own) for uid, own in totals.items()}
     for uid, own in more.items():
         known = found.setdefault(uid, {})
@@ -606,7 +574,6 @@ class StatisticsHistory(Stored):
         if len(self.in_progress) != self.counts.in_progress or len(self.samples) > self.window:
             raise ValueError("the entries, the counts and the window of a history contradict each other")
 
-    # -- looking --------------------------------------------------------------------------------
     @property
     def in_progress(self) -> tuple[CheckpointStatistics, ...]:
         """The checkpoints that have not ended, oldest first."""
@@ -654,7 +621,6 @@ class StatisticsHistory(Stored):
         columns = ("", "count", "min", "avg", "p50", "p99", "max")
         return listed_now + html_table(spread, columns=columns, caption="Over the newest completed ones")
 
-    # -- noting ---------------------------------------------------------------------------------
     def triggered(self, statistics: CheckpointStatistics) -> StatisticsHistory:
         """Note a checkpoint that has got its id.
 
@@ -720,7 +686,6 @@ class StatisticsHistory(Stored):
         """Note what went through with a checkpoint, by uid and name; see :attr:`totals`."""
         return replace(self, totals=added_to_totals(self.totals, more))
 
-    # -- inside ---------------------------------------------------------------------------------
     def _was_here(self, checkpoint: CheckpointId) -> bool:
         return checkpoint <= self.dropped_up_to or any(e.checkpoint == checkpoint for e in self.entries)
 

@@ -44,7 +44,6 @@ class Mark:
 
     @classmethod
     def parse(cls, text: str, job: JobUuid) -> Mark | None:
-        """Return the mark that a line holds; None if it is none of `job`."""
         word, *rest = text.split(" ")
         if word != _WORD or len(rest) not in (2, 3) or rest[0] != str(job) or not rest[1].isdecimal():
             return None

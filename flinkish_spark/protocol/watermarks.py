@@ -1,4 +1,15 @@
-"""Event time of a job: from what micro-batches report to the watermark of the next one."""
+"""Event time of a job: from what micro-batches report to the watermark of the next one.
+
+One step per micro-batch, a function of the state before it and its :class:`BatchTimes`. So whoever has a
+stored state and the facts of the micro-batches behind it continues exactly, in any process, and a micro-
+batch that runs again leads to the same watermark.
+
+    reports -> watermark of each channel -> valve over an assigner's channels
+            -> for each operator, a valve over the assigners in front of it
+
+Idleness is measured in processing times of micro-batches, and every micro-batch reads what there is: one
+that carries nothing of a channel shows that nothing came since the one before.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +46,9 @@ from flinkish_spark.protocol.event_time import (
 from flinkish_spark.protocol.ids import Instance, Uid
 from flinkish_spark.protocol.timer_index import Agenda
 
-# ----------------------------------------------------------------------------------------------------------
-# Where one assigner stands between two micro-batches: its channels, who is silent, whether it has ended.
-
 
 @dataclass(frozen=True, slots=True)
 class AssignerTime:
-    """Where one assigner stands."""
-
     #: Processing time of the first micro-batch that knew it; where all of its channels are gone, of the last
     #: one in which they had records.
     known_since_ms: int
@@ -69,7 +75,6 @@ class AssignerTime:
         known: AssignerInput | None,
         held_back: Collection[int],
     ) -> AssignerTime:
-        """Return where it stands behind a micro-batch."""
         present = None if known is None else known.channels
         has_ended = self.has_ended if known is None else known.has_ended
         new = (times_ms.keys() | (present or frozenset())) - self.valve.channels.keys()
@@ -103,7 +108,6 @@ class AssignerTime:
         )
 
     def to_json(self) -> Any:
-        """Return the stored form."""
         channels = tuple(
             (number, one.watermark_ms, one.status, one.counts, self.silent_since_ms[number])
             for number, one in sorted(self.valve.channels.items())
@@ -112,7 +116,6 @@ class AssignerTime:
 
     @classmethod
     def from_json(cls, value: Any) -> AssignerTime:
-        """Read the stored form; raise ValueError if it is none."""
         found = _Members.from_json(value)
         once_each("channel", (number for number, *_ in found.channels))
         valve = Valve({one[0]: ValveChannel(*one[1:4]) for one in found.channels}, found.watermark_ms)
@@ -138,15 +141,10 @@ def _is_silent(rules: AssignerRules, since_ms: int, now_ms: int) -> bool:
     return rules.idleness_ms is not None and now_ms - since_ms >= rules.idleness_ms
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Where one operator stands: a valve over the assigners in front of it, and over no others.
-#
 # Two parts of a job that share nothing do not wait for each other. An operator behind another one has all
 # of the other's inputs among its own, so its watermark is not the greater one: what fires in front of it is
 # never late. (But for inputs that come back from being idle: they hold nobody back who is ahead of them,
 # and as in Flink that may be the second operator alone.)
-
-
 _ROWS = tuple[tuple[Instance, WatermarkMs, ChannelStatus, bool], ...]
 
 
@@ -191,7 +189,6 @@ class OperatorTime(Stored):
         active: Collection[str],
         carried_ms: int,
     ) -> OperatorTime:
-        """Return where it stands behind a micro-batch."""
         own = {uid: one for uid, one in there.items() if uid in self.inputs}
         valve = joined(self.valve, carried_ms, own, active)
         if self.inputs and all(uid in assigners and assigners[uid].has_ended for uid in self.inputs):
@@ -199,11 +196,7 @@ class OperatorTime(Stored):
         return replace(self, valve=valve, carried_ms=carried_ms)
 
     def going_on(self, valve: Valve[str], carried_ms: int) -> OperatorTime:
-        """Return it as it goes on from a valve of before, which may be over other inputs.
-
-        The watermark stays, since its state has seen it; inputs that are gone hold it back no more, and new
-        ones join with the next micro-batch.
-        """
+        """Return it as it goes on from a valve that may be over other inputs; the watermark stays."""
         return replace(self, valve=valve.without(valve.channels.keys() - self.inputs), carried_ms=carried_ms)
 
 
@@ -220,30 +213,13 @@ def joined(
     return valve.without(uid for uid in valve.channels if uid not in there or there[uid].has_ended)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Event time of a job: from what micro-batches report to the watermark of the next one.
-#
-# One step per micro-batch, a function of the state before it and its :class:`BatchTimes`. So whoever has a
-# stored state and the facts of the micro-batches behind it continues exactly, in any process, and a micro-
-# batch that runs again leads to the same watermark.
-#
-#     reports -> watermark of each channel -> valve over an assigner's channels
-#             -> for each operator, a valve over the assigners in front of it
-#
-# Idleness is measured in processing times of micro-batches, and every micro-batch reads what there is: one
-# that carries nothing of a channel shows that nothing came since the one before.
-
-
 #: Of all assigners of a job, by uid.
 Rules = Mapping[str, AssignerRules]
 
 
 @dataclass(frozen=True, slots=True)
 class EventTime(Stored):
-    """Where time stands between two micro-batches; stored with checkpoints.
-
-    Make the first one with `EventTime()`, one for a job that starts again with :meth:`of_job`.
-    """
+    """Where time stands between two micro-batches; stored with checkpoints."""
 
     assigners: Mapping[Instance, AssignerTime] = field(default_factory=dict)
     #: Over the assigners that have not ended: the job as a whole.
@@ -370,12 +346,7 @@ def step(rules: Rules, state: EventTime, batch: BatchTimes) -> EventTime:
 
 
 def to_hold_back(rules: Rules, state: EventTime) -> frozenset[Place]:
-    """Return the assigners and channels that bring no records in the next micro-batch: they are ahead.
-
-    A channel is ahead if it is more than its assigner's drift above the slowest active channel of the
-    group. That one is never ahead itself, so the group goes on. An assigner that has brought nothing yet,
-    and is not idle, is the slowest.
-    """
+    """Return the assigners and channels that bring no records in the next micro-batch: they are ahead."""
     slowest_ms: dict[str, int] = {}
     running = _running(rules, state)
     for uid, one in running:
@@ -394,13 +365,7 @@ def to_hold_back(rules: Rules, state: EventTime) -> frozenset[Place]:
 
 
 def next_micro_batch_ms(rules: Rules, state: EventTime) -> int | None:
-    """Return the processing time at which a micro-batch is due even if no record comes; None for never.
-
-    It is due at once (at a time that is over) if an operator's watermark has reached a timer, or all input
-    has ended and the last watermark is still to be carried; else at the next processing-time timer, or when
-    a channel becomes idle for which somebody waits: an event-time timer of an operator behind it, or a
-    channel that is held back.
-    """
+    """Return the processing time at which a micro-batch is due even if no record comes; None for never."""
     if state.processing_time_ms is None:
         return None
     if state.is_due_at_once:
@@ -412,7 +377,6 @@ def next_micro_batch_ms(rules: Rules, state: EventTime) -> int | None:
 
 
 def _awaited(rules: Rules, state: EventTime) -> Collection[str]:
-    """Return the assigners in front of event-time timers."""
     waiting = state.agenda.next_event_times_ms.keys()
     if not state.operators:
         return rules.keys() if waiting else ()
