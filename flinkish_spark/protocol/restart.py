@@ -184,8 +184,8 @@ def _refuse_uncountable(name: str, limit: Limit) -> None:
 class RepeatedFailures:
     """Failures that came back without progress, counted by cause and by kind.
 
-    Progress is a confirmed checkpoint, or a failure at a later micro-batch than any before. A broker that does
-    not answer is no cause that counts: a job waits for it as long as its strategy says.
+    Progress is a confirmed checkpoint, or a failure at a later micro-batch than any before. A broker that
+    does not answer is no cause that counts: a job waits for it as long as its strategy says.
     """
 
     #: How often a cause may come before the job ends; UNLIMITED for no end.
