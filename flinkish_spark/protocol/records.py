@@ -58,8 +58,8 @@ class TaskAck(Stored):
     #: Every barrier row that passed through this task.
     barriers: tuple[Barrier, ...] = ()
     #: Records the sink's policy kept out of the topic.
-    dropped: int = field(default=0, metadata=LEFT_OUT)
-    dead_lettered: int = field(default=0, metadata=LEFT_OUT)
+    dropped: int = 0
+    dead_lettered: int = 0
     #: Every report about time that passed through this task.
     reports: tuple[TimeReport, ...] = field(default=(), metadata=LEFT_OUT)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 from functools import partial
 from typing import Any
 
 from flinkish_spark import StreamExecutionEnvironment
-from flinkish_spark.job import explanation, plan_forms
-from flinkish_spark.protocol import job_graph
+from flinkish_spark.job import plan_forms
 from tests.support.job_graphs import Session, graph_of, windows_and_patterns
 from tests.support.pages import DOCS, check_page
 
@@ -24,9 +22,3 @@ def test_the_examples_of_the_page_run() -> None:
 def test_the_picture_on_the_page_is_what_is_drawn() -> None:
     drawn = plan_forms.markdown(graph_of(windows_and_patterns))
     assert f"\n{drawn}\n" in (DOCS / "job-graph.md").read_text(encoding="utf-8")
-
-
-def test_the_examples_in_the_modules_do_what_they_say() -> None:
-    for module in (job_graph, explanation, plan_forms):
-        found = doctest.testmod(module, extraglobs=vars(module))
-        assert found.attempted and not found.failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -10,7 +9,6 @@ from pyspark.sql.classic.column import Column
 
 from flinkish_spark import WatermarkGenerator, WatermarkStrategy
 from flinkish_spark.core.errors import ConfigError, UserFunctionError
-from flinkish_spark.functions import watermark_strategy
 from flinkish_spark.functions.watermark_strategy import ChannelGenerators
 from flinkish_spark.protocol.event_time import (
     Alignment,
@@ -161,8 +159,3 @@ def test_what_a_factory_does_wrong_names_it(factory, why) -> None:
     task = ChannelGenerators(WatermarkStrategy.for_generator(factory).generator, "orders")
     with pytest.raises(UserFunctionError, match=f"the factory of .* 'orders' failed.*{why}"):
         task.on_event(0, "event", 5)
-
-
-def test_examples_in_docstrings_run() -> None:
-    result = doctest.testmod(watermark_strategy)
-    assert result.attempted and not result.failed

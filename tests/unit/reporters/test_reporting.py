@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import logging
 import sys
@@ -13,14 +12,13 @@ from typing import Any
 import pytest
 
 from flinkish_spark import JsonFormatter, SparkMetricsReporter
-from flinkish_spark.core import log_context
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.log_context import log_facts, logged_as
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
-from flinkish_spark.reporters import json_logs, reporter, spark_metrics
+from flinkish_spark.reporters import reporter, spark_metrics
 from flinkish_spark.reporters.reporter import EndedCheckpoints, ReportedJob, Reporter, Reporting
 from tests.support.rest_rig import shown_job
 
@@ -54,12 +52,6 @@ class Noting(Reporter):
 @pytest.fixture
 def place(tmp_path: Path) -> StoreSpec:
     return StoreSpec(str(shown_job(tmp_path / "orders", checkpoints=2).root))
-
-
-@pytest.mark.parametrize("module", [log_context, json_logs])
-def test_the_examples_do_what_they_say(module: Any) -> None:
-    found = doctest.testmod(module)
-    assert found.attempted and not found.failed
 
 
 def test_a_reporter_is_told_of_changes_and_of_the_end(place: StoreSpec) -> None:
