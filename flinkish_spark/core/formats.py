@@ -177,6 +177,7 @@ class SchemaRegistry:
         return {**self.__dict__, **{name: self.secret(name) for name in ("password", "token")}}
 
     def secret(self, name: str) -> str:
+        """Return a secret, read from where it is."""
         return secret_of(getattr(self, name), f"{name} of the schema registry").read()
 
     def __post_init__(self) -> None:

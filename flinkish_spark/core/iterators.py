@@ -34,7 +34,7 @@ class NotAnEnd(RuntimeError):
         self.what = what
 
 
-#: What such calls return.
+#: What a call has returned that has run nothing.
 NOT_RUN = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
 
 

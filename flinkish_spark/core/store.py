@@ -205,18 +205,6 @@ class LocalStore:
         )
 
 
-# A store behind a network may write an object and lose the answer, or answer 500; whoever asks again, and
-# client libraries do, is told that the key is taken: by itself. It may also say so while nothing is there
-# (S3's ConditionalRequestConflict). So what is there decides, and not the answer:
-#
-# 1. Every create has an id of its own, the same for all of its tries, and the object carries it.
-# 2. After every answer but a plain yes the object is looked at: one's own id means CREATED, another one
-#    EXISTS.
-# 3. If nothing is there, or nobody says what is there, the same create is tried again.
-# 4. Whoever gives up says that the outcome is unknown: a try may have been, or may yet be, carried out.
-#
-# What is left: a try that was given up may arrive later, and be carried out if the key is free by then. A key
-# that is deleted and used again must therefore hold something by which a reader knows it from an older one.
 #: Between two tries.
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
@@ -235,6 +223,18 @@ class ConditionalPuts(Protocol):
         """Return the id that the object carries; None for one that no create has written."""
 
 
+# A store behind a network may write an object and lose the answer, or answer 500; whoever asks again, and
+# client libraries do, is told that the key is taken: by itself. It may also say so while nothing is there
+# (S3's ConditionalRequestConflict). So what is there decides, and not the answer:
+#
+# 1. Every create has an id of its own, the same for all of its tries, and the object carries it.
+# 2. After every answer but a plain yes the object is looked at: one's own id means CREATED, another one
+#    EXISTS.
+# 3. If nothing is there, or nobody says what is there, the same create is tried again.
+# 4. Whoever gives up says that the outcome is unknown: a try may have been, or may yet be, carried out.
+#
+# What is left: a try that was given up may arrive later, and be carried out if the key is free by then. A key
+# that is deleted and used again must therefore hold something by which a reader knows it from an older one.
 def create_by_id(
     puts: ConditionalPuts, key: str, data: bytes, write_id: str, clock: Clock, patience_ms: int
 ) -> CreateResult:

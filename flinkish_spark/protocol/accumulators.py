@@ -131,7 +131,6 @@ class AccumulatorValue(Stored):
         return AccumulatorValue.of(self.kind, merged(self.kind, self.held, other.held))
 
 
-#: What accumulators hold, by name.
 Accumulated = Mapping[str, AccumulatorValue]
 
 

@@ -34,7 +34,6 @@ def checked_base(value: str) -> str:
     return value
 
 
-#: As it is stored.
 Base = Annotated[str, Check(checked_base)]
 
 

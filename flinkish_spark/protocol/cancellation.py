@@ -33,6 +33,7 @@ class CancellationRules:
         checked_limit("timeout_ms", self.timeout_ms, least=1)
 
     def step(self, for_ms: int, interrupts: int) -> CancellationStep:
+        """Return what to do now, so long after it was told to end, and after so many interrupts."""
         if exceeds(for_ms, self.timeout_ms):
             return CancellationStep.END_PROCESS
         is_due = for_ms >= self.interval_ms * (interrupts + 1)

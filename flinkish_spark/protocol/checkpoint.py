@@ -120,7 +120,6 @@ TRANSITIONS: Mapping[CheckpointState, Mapping[CheckpointEvent, CheckpointState]]
 }
 
 
-#: How many participants a text names.
 _MOST_NAMED = 5
 _AWAITED: Mapping[CheckpointState, str] = {
     S.INITIALISING: "its record in the job directory and the master hooks",
@@ -186,7 +185,6 @@ class PendingCheckpoint:
         self.state = CheckpointState.INITIALISING
         #: The last micro-batch that carried a barrier which was still needed.
         self.batch: BatchId | None = None
-        #: What the master hooks gave for it, by name.
         self.hook_states: dict[str, Any] = {}
 
     @property

@@ -122,6 +122,7 @@ class Record:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
+        """Read the stored form; raise ValueError if it is none."""
         found: Self = read(cls, value)
         return found
 
@@ -145,6 +146,7 @@ class Stored(Record):
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
         cls: Any = type(self)
         found: dict[str, Any] = _form(cls).write(self)
         return found
@@ -167,6 +169,7 @@ class StoredAlone(Record):
     __slots__ = ()
 
     def to_json(self) -> Any:
+        """Return the stored form."""
         cls: Any = type(self)
         return _form(cls).write(self)
 

@@ -97,7 +97,6 @@ class TimeOffer(Stored):
     has_ended: bool = field(default=False, metadata=_member(END_KEY, at=2))
     #: None if no micro-batch was ever wanted because of time.
     wake: Wake | None = field(default=None, metadata=_member(WAKE_KEY))
-    #: Watermarks of operators that are further, by uid.
     above: Annotated[_Above, _SORTED] = field(default_factory=dict, metadata=_member(ABOVE_KEY, at=1))
     #: Watermarks that operators had seen before the first micro-batch of the log, which no entry of it says.
     seen: StoredWatermarks = field(default=_NOTHING_SEEN, metadata=_member(SEEN_KEY))

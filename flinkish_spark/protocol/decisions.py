@@ -48,7 +48,6 @@ class Decision(Stored):
     triggered_at_ms: int = 0
     #: Uids that had finished before its trigger: a restore does not run them again.
     finished: tuple[str, ...] = ()
-    #: What the master hooks gave, by name.
     hook_states: Mapping[str, Any] = field(default_factory=dict)
     #: Where time stood behind its last micro-batch; None in a job without event time and timers.
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
@@ -104,11 +103,9 @@ class RewindIntent(Stored):
     #: The log entries byte for byte by their key below Spark's checkpoint, for example
     #: ``"commits/17"``.
     removed: Mapping[str, str]
-    #: What has to be done; see `protocol/lineage.py`.
     kind: RewindKind = RewindKind.PLAIN
     #: The checkpoint that the job goes back to; None for the very beginning.
     target: CheckpointId | None = None
-    #: What becomes of rows that later checkpoints committed to tables.
     tables: Tables = Tables.KEEP
     #: The order that is carried out; empty if there was none.
     order_id: str = ""
@@ -158,12 +155,10 @@ class ManifestRecord(Stored):
     lineage: Lineage
     first_batch: BatchId
     last_batch: BatchId
-    #: Wall-clock time of its decision.
     decided_at_ms: int
     purpose: CheckpointPurpose
     #: By sink uid; sinks that got nothing have a share of no rows.
     sinks: Mapping[str, SinkShare]
-    #: How far the sources have been read.
     offsets: Positions
     #: The lineage from which micro-batches are counted. A job that is given another number of shuffle
     #: partitions counts from 0 again, and supersedes nothing by that.

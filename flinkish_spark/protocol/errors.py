@@ -300,7 +300,6 @@ class Sort(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    #: What it means for the job.
     sort: Sort
     #: For people; sentences without their full stop.
     why: str

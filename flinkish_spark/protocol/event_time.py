@@ -29,7 +29,6 @@ from flinkish_spark.protocol.limits import MOST_MS, checked_whole
 MIN_WATERMARK_MS = -(1 << 63)
 #: No record comes any more: the end of a bounded input. Fires every event-time timer.
 MAX_WATERMARK_MS = (1 << 63) - 1
-#: As they are stored.
 WatermarkMs = Annotated[int, whole(MIN_WATERMARK_MS, MAX_WATERMARK_MS)]
 
 _K = TypeVar("_K")
@@ -208,7 +207,6 @@ Generation = BoundedOutOfOrderness | AsReported | NoWatermarks
 class Alignment:
     """Keeps the channels of all assigners of a group close to each other."""
 
-    #: Name that the assigners share.
     group: str
     #: How far a channel of this one may be ahead of the group's slowest.
     max_drift_ms: int
@@ -303,8 +301,8 @@ class BatchTimes(Stored):
     drained: int = 0
 
     def __post_init__(self) -> None:
-        checked_watermark("carried_ms", self.carried_ms)
-        checked_processing_time("processing_time_ms", self.processing_time_ms)
+        checked_whole("carried_ms", self.carried_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
+        checked_whole("processing_time_ms", self.processing_time_ms, least=0, most=MAX_WATERMARK_MS)
         checked_whole("drained", self.drained, least=0)
         once_each("the input of assigner", (one.assigner for one in self.inputs))
         Watermarks(self.carried_ms, self.carried_above)
@@ -325,14 +323,6 @@ def checked_time(name: str, value: Any) -> int | None:
     if value is None:
         return None
     return checked_whole(name, value, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
-
-
-def checked_watermark(name: str, value: Any) -> int:
-    return checked_whole(name, value, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
-
-
-def checked_processing_time(name: str, value: Any) -> int:
-    return checked_whole(name, value, least=0, most=MAX_WATERMARK_MS)
 
 
 def checked_flag(name: str, value: Any) -> bool:

@@ -144,7 +144,6 @@ class CheckpointPurpose(Choice):
     the job asks for, and all of them before the timer.
     """
 
-    #: The interval was over.
     PERIODIC = "PERIODIC"
     #: The job asked: something staged has to be decided soon (kept micro-batches after a recovery,
     #: a long backlog, what an aborted checkpoint left).

@@ -135,7 +135,6 @@ class AbortReason(enum.Enum):
     COORDINATOR = "COORDINATOR"
     #: Too many are pending at once; the oldest goes.
     TOO_MANY_PENDING = "TOO_MANY_PENDING"
-    #: The gate was closed.
     CLOSED = "CLOSED"
 
 

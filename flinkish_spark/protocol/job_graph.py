@@ -28,13 +28,11 @@ class ShipStrategy(enum.Enum):
     HASH = "HASH"
     #: To the task that has the state of their channel; Flink has no such thing.
     CHANNEL = "CHANNEL"
-    #: To all tasks.
     BROADCAST = "BROADCAST"
     #: Evenly, through a shuffle.
     REBALANCE = "REBALANCE"
     #: Fewer tasks read what more would; nothing is moved.
     RESCALE = "RESCALE"
-    #: To one task.
     GLOBAL = "GLOBAL"
     #: To the task that a partitioner of the user's chooses.
     CUSTOM = "CUSTOM"
@@ -100,7 +98,6 @@ class JobEdge(Stored):
     #: Id of the operator that they come from.
     source: str
     ship: ShipStrategy
-    #: Why the two share a vertex or do not.
     why: Why
     #: Which input of the operator it is: 0, or 1 for the second one of two connected streams.
     entry: int = 0
@@ -171,7 +168,6 @@ class JobVertex:
 
     #: That of its first operator.
     id: str
-    #: In the order of the program.
     operators: tuple[JobOperator, ...]
     inputs: tuple[VertexInput, ...]
 

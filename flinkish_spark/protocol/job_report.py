@@ -66,7 +66,6 @@ class JobReport(Stored):
     began_at_ms: _TimeMs
     #: Wall clock time at which each status was reached last, by its name.
     since_ms: Mapping[str, _TimeMs]
-    #: In the order of the job graph.
     vertices: tuple[ReportedVertex, ...] = ()
     #: How often the query was started again, over all owners that have reported.
     restarts: int = 0

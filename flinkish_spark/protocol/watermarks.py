@@ -141,10 +141,6 @@ def _is_silent(rules: AssignerRules, since_ms: int, now_ms: int) -> bool:
     return rules.idleness_ms is not None and now_ms - since_ms >= rules.idleness_ms
 
 
-# Two parts of a job that share nothing do not wait for each other. An operator behind another one has all
-# of the other's inputs among its own, so its watermark is not the greater one: what fires in front of it is
-# never late. (But for inputs that come back from being idle: they hold nobody back who is ahead of them,
-# and as in Flink that may be the second operator alone.)
 _ROWS = tuple[tuple[Instance, WatermarkMs, ChannelStatus, bool], ...]
 
 
@@ -165,6 +161,10 @@ def _valve_from(stored: Mapping[str, Any]) -> Valve[str]:
 StoredValve = Annotated[Valve[str], Form(_valve_members, _valve_from)]
 
 
+# Two parts of a job that share nothing do not wait for each other. An operator behind another one has all
+# of the other's inputs among its own, so its watermark is not the greater one: what fires in front of it is
+# never late. (But for inputs that come back from being idle: they hold nobody back who is ahead of them,
+# and as in Flink that may be the second operator alone.)
 @dataclass(frozen=True, slots=True)
 class OperatorTime(Stored):
     """Where an operator stands between two micro-batches."""
