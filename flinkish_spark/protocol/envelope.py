@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-#: Of everything below the job directory. Until 0.1.0 is tagged a change keeps it, and writes `tests/golden` anew.
+#: Of everything below the job directory. Until 0.1.0 is tagged a change only writes tests/golden anew.
 FORMAT = 1
 
 

@@ -23,13 +23,10 @@ class Bundling:
     key_groups: int
     #: Tasks that its key groups are spread over.
     partitions: int
-    #: Bundles of a partition; None in a log that began when there were none.
-    per_partition: int | None = BUNDLES_PER_PARTITION
+    per_partition: int = BUNDLES_PER_PARTITION
 
     @property
     def bundles(self) -> int:
-        if self.per_partition is None:
-            return self.key_groups
         return min(self.key_groups, self.partitions * self.per_partition)
 
     def bundle_of(self, group: int) -> int:

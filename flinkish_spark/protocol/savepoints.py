@@ -21,6 +21,7 @@ from flinkish_spark.protocol.codec import INLINE, LEFT_OUT, Check, Stored, objec
 from flinkish_spark.protocol.envelope import NewerFormatError
 from flinkish_spark.protocol.html import html_table, utc_text
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, Uid, checked_name
+from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.plan_layout import Chain, Position, lowest, offsets_in, source_of
 from flinkish_spark.protocol.watermarks import EventTime
 
@@ -259,8 +260,8 @@ class Seed(Stored):
     #: Where event time stood; None if the savepoint says nothing of it, and for a rescale, in which the
     #: checkpoint itself does.
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
-    #: In how many bundles a partition of the lineage has its key groups; None in one of before.
-    bundles_per_partition: int | None = field(default=None, metadata=LEFT_OUT)
+    #: In how many bundles a partition of the lineage has its key groups.
+    bundles_per_partition: int = BUNDLES_PER_PARTITION
 
     def chain(self, name: str) -> SeededChain | None:
         return next((chain for chain in self.chains if chain.chain.name == name), None)

@@ -484,8 +484,8 @@ def test_a_seed_knows_the_files_of_each_run_of_an_operator() -> None:
 @settings(deadline=None, max_examples=examples(50))
 @given(
     groups=st.integers(1, 300),
-    before=st.tuples(st.integers(1, 17), st.none() | st.integers(1, 9)),
-    after=st.tuples(st.integers(1, 17), st.none() | st.integers(1, 9)),
+    before=st.tuples(st.integers(1, 17), st.integers(1, 9)),
+    after=st.tuples(st.integers(1, 17), st.integers(1, 9)),
     data=st.data(),
 )
 def test_every_key_group_lands_exactly_once_whatever_the_parallelism(groups, before, after, data) -> None:
