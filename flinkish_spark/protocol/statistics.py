@@ -26,6 +26,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
+from types import GenericAlias
 from typing import Annotated, Any, ClassVar
 
 from flinkish_spark.protocol.checkpoint import ParticipantKind
@@ -457,8 +458,11 @@ def added_to_totals(
     return found
 
 
-_READ_SAMPLES: Any = tuple[tuple[(Annotated[int, whole(0)] | None,) * len(Quantity)], ...]
-_SAMPLES = Form(lambda samples: [list(one) for one in samples], functools.partial(read, _READ_SAMPLES))
+_SAMPLE: Any = GenericAlias(tuple, (Annotated[int, whole(0)] | None,) * len(Quantity))
+_SAMPLES = Form(
+    lambda samples: [list(one) for one in samples],
+    functools.partial(read, GenericAlias(tuple, (_SAMPLE, ...))),
+)
 
 
 @dataclass(frozen=True, slots=True)
