@@ -23,6 +23,7 @@ class Bundling:
     key_groups: int
     #: Tasks that its key groups are spread over.
     partitions: int
+    #: Bundles of a partition.
     per_partition: int = BUNDLES_PER_PARTITION
 
     @property

@@ -1,4 +1,4 @@
-"""Commit or replay: what is staged again when decided data can no longer be committed (DESIGN 8.3).
+"""Commit or replay: what is staged again when decided data can no longer be committed.
 
 A decided checkpoint must be finished. Of a sink whose system has destroyed what was staged, the lost
 committables are a suffix: commits stop at the first one. The micro-batches of the epoch run again over

@@ -59,7 +59,7 @@ def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
 
 
 def bundles_per_partition_of(job_dir: JobDir, beginning: Beginning) -> int:
-    """Return in how many bundles a partition of the live lineage has its key groups, or will have."""
+    """Return in how many bundles a partition of the live lineage has its key groups."""
     if beginning.seed is not None:
         return beginning.seed.bundles_per_partition
     settings = job_dir.known_settings()

@@ -383,7 +383,6 @@ def test_operators_that_share_tasks_have_one_number_and_scans_of_several_chains(
         "one,two": {"orders": 3},
         "behind": {"orders": 4},
     }
-    # Layouts of before have no such word, and mean what they meant.
     assert "shared" not in LAYOUT.to_json() and [one.number for one in LAYOUT.states] == [0]
 
 
@@ -421,7 +420,6 @@ def test_a_savepoint_survives_its_stored_form() -> None:
     found = savepoint(hooks={"h": None}, finished=("x",), upstream={"t": {"job": "0" * 32, "checkpoint": 4}})
     stored = json.loads(json.dumps(found.to_json()))
     assert SavepointMetadata.from_json(stored) == found
-    # One of before has no token; one of now has that of its stretch of the timeline.
     of_now = replace(found, timeline="9f3c")
     assert "timeline" not in stored
     assert SavepointMetadata.from_json(json.loads(json.dumps(of_now.to_json()))) == of_now
