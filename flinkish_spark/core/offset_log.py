@@ -25,12 +25,10 @@ OFFSET_KEY = CHECKPOINT_KEY
 
 @dataclass(frozen=True, slots=True)
 class LoggedOffsets:
-    """The parsed content of an offsets/N entry: one JSON value per source, in Spark's order.
-
-    `processing_time_ms` is the wall clock when the micro-batch was planned; None where nothing says it.
-    """
+    """The parsed content of an offsets/N entry: one JSON value per source, in Spark's order."""
 
     sources: tuple[Any, ...]
+    #: The wall clock when the micro-batch was planned; None where nothing says it.
     processing_time_ms: int | None = None
 
     @classmethod

@@ -72,11 +72,9 @@ class CountingBases:
 def superseded(
     found: Iterable[str], newest: CountingBases, checkpoints: Collection[CountingBases]
 ) -> frozenset[str]:
-    """Return the bases that no state names, nor ever will.
-
-    Only where each checkpoint that might need it has a later one of the same key group: a task's word that
-    was lost, or has not arrived yet, then costs a file and no state.
-    """
+    """Return the bases that no state names, nor ever will."""
+    # Each checkpoint that might need one has a later one of the same key group: a task's word that was lost,
+    # or has not arrived yet, then costs a file and no state.
     return frozenset(
         name
         for name in found

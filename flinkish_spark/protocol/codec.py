@@ -131,17 +131,7 @@ class Record:
 
 
 class Stored(Record):
-    """A dataclass that is stored as an object; see the module's head.
-
-    Examples
-    --------
-    >>> @dataclass(frozen=True, slots=True)
-    ... class Share(Stored):
-    ...     rows: int
-    ...     size_bytes: int = dataclasses.field(default=0, metadata=stored("bytes", Presence.LEFT_OUT))
-    >>> Share(3).to_json(), Share.from_json({"rows": 3, "bytes": 5})
-    ({'rows': 3}, Share(rows=3, size_bytes=5))
-    """
+    """A dataclass that is stored as an object; see the module's head."""
 
     __slots__ = ()
 

@@ -14,11 +14,7 @@ BUNDLES_PER_PARTITION = 4
 
 @dataclass(frozen=True, slots=True)
 class Bundling:
-    """Which key groups of an operator are in one bundle.
-
-    A bundle is known by its lowest key group. Where there are at least as many bundles as key groups, each is
-    its own bundle.
-    """
+    """Which key groups of an operator are in one bundle, which is known by its lowest key group."""
 
     key_groups: int
     #: Tasks that its key groups are spread over.
