@@ -152,7 +152,7 @@ def export_state(
     operators: Mapping[str, OperatorShape],
     layout: PlanLayout,
     shuffle_partitions: int,
-    bundles_per_partition: int,
+    bundles_per_partition: int | None,
 ) -> ExportedState:
     """Write the keyed state of a decided checkpoint below ``state/`` of a place.
 
@@ -237,7 +237,7 @@ class JobFacts:
     #: Of the lineage in which the checkpoint was taken.
     layout: PlanLayout
     shuffle_partitions: int
-    bundles_per_partition: int
+    bundles_per_partition: int | None
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ class JobSavepoints:
         now = shuffle_partitions_of(self._job_dir, self.beginning())
         return self._shuffle_partitions if now is None else now
 
-    def bundles_per_partition(self, beginning: Beginning) -> int:
+    def bundles_per_partition(self, beginning: Beginning) -> int | None:
+        """Return in how many bundles a partition of the live lineage has its key groups."""
         return bundles_per_partition_of(self._job_dir, beginning)
 
     def layout_so_far(self, beginning: Beginning) -> PlanLayout | None:

@@ -58,12 +58,17 @@ def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
     return None if settings is None else int(settings["shuffle_partitions"])
 
 
-def bundles_per_partition_of(job_dir: JobDir, beginning: Beginning) -> int:
-    """Return in how many bundles a partition of the live lineage has its key groups."""
+def bundles_per_partition_of(job_dir: JobDir, beginning: Beginning) -> int | None:
+    """Return in how many bundles a partition of the live lineage has its key groups.
+
+    None for a log that began when there were none: each key group is a bundle of its own. Before the first
+    start it is the number that a new log gets.
+    """
     if beginning.seed is not None:
         return beginning.seed.bundles_per_partition
     settings = job_dir.known_settings()
-    return BUNDLES_PER_PARTITION if settings is None else int(settings[BUNDLES])
+    found = BUNDLES_PER_PARTITION if settings is None else settings.get(BUNDLES)
+    return None if found is None else int(found)
 
 
 def lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
