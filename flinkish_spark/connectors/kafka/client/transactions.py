@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from kafka import TopicPartition
@@ -29,7 +29,7 @@ from flinkish_spark.connectors.kafka.client.client import (
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, CorruptObjectError
-from flinkish_spark.protocol.codec import ADDED, Stored, read
+from flinkish_spark.protocol.codec import Stored, read
 from flinkish_spark.protocol.ids import JobUuid, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 
@@ -277,7 +277,7 @@ class KafkaCommittable(Stored):
     #: How many records it holds, at least one; an empty transaction is no committable.
     records: int
     #: The EndTxn version the handle was prepared for.
-    protocol_version: int = field(default=END_TXN_VERSION, metadata=ADDED)
+    protocol_version: int = END_TXN_VERSION
 
     def __post_init__(self) -> None:
         if not isinstance(self.transactional_id, str) or not self.transactional_id:
