@@ -78,7 +78,6 @@ class KafkaManifest(Manifest):
 
     @cached_property
     def connection(self) -> KafkaConnection:
-        """How the brokers are reached."""
         return KafkaConnection(self.bootstrap_servers, self.options)
 
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
@@ -90,7 +89,6 @@ class KafkaManifest(Manifest):
             admin.probe_transactional_id(str(probe), _TRANSACTION_TIMEOUT_MS)
 
     def create_writer(self, spark: SparkSession, context: ManifestContext) -> ManifestWriter:
-        """Return the writer."""
         return _KafkaManifestWriter(self, context)
 
 
@@ -107,7 +105,6 @@ class _KafkaManifestWriter(ManifestWriter):
         return () if mark is None else (mark,)
 
     def write(self, record: ManifestRecord) -> CommitAnswer:
-        """Commit the record that is staged for the checkpoint, or stage it."""
         try:
             return self._write(record)
         except EnvironmentFault as fault:
