@@ -167,16 +167,13 @@ class _KafkaManifestWriter(ManifestWriter):
             transaction.write(
                 pa.array([f"{context.job}/{record.checkpoint}".encode()], pa.binary()),
                 pa.array([json.dumps(body).encode()], pa.binary()),
-                partitions=pa.array([self._partition()], pa.int32()),
+                # The one that the topic has had since the first record of the job: all are in order.
+                partitions=pa.array([0], pa.int32()),
             )
             committable = transaction.prepare()
         if committable is None:
             raise InternalError("a transaction of one record was empty")
         return committable
-
-    def _partition(self) -> int:
-        """Return the job's partition; the topic has had it since the first record of the job."""
-        return 0
 
     def _forget_before(self, checkpoint: CheckpointId) -> None:
         for known in self._objects.numbers(_FOLDER, ""):

@@ -71,18 +71,13 @@ Partitions = Mapping[str, tuple[int, ...]]
 
 def checked_topics(topics: object) -> tuple[str, ...]:
     """Return the names that a user gave, each once, or raise ConfigError."""
-    if isinstance(topics, str) or not topics or not isinstance(topics, Sequence):
-        raise _no_topics(topics)
-    if not all(isinstance(name, str) and name for name in topics):
-        raise _no_topics(topics)
-    return tuple(dict.fromkeys(topics))
-
-
-def _no_topics(topics: object) -> ConfigError:
-    return ConfigError(
-        f"topics is {topics!r}",
-        what_to_do='give a list of topic names: topics=["orders"]; or a pattern: pattern="orders-.*"',
-    )
+    names = topics if isinstance(topics, Sequence) and not isinstance(topics, str) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(
+            f"topics is {topics!r}",
+            what_to_do='give a list of topic names: topics=["orders"]; or a pattern: pattern="orders-.*"',
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def checked_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -228,10 +228,6 @@ def checked_pace(
     return RateLimit(records_per_second=most).records_per_second
 
 
-def pace_option(most: float | Unlimited) -> dict[str, str]:
-    return {} if isinstance(most, Unlimited) else {PER_SECOND: repr(float(most))}
-
-
 #: Barrier records are no records of the stream, also of a job that does not follow them.
 SKIP = {names.BARRIER_RECORDS: "skip"}
 
@@ -259,25 +255,6 @@ def check_upstream(
             "aligned_with and a dead-letter topic are set for one source",
             why="unreadable records are read by a second scan, which ends elsewhere than the cut",
             what_to_do="choose OnBadRecord.FAIL or OnBadRecord.DROP",
-        )
-
-
-def check_alignable(upstream: UpstreamJob | None, reader: Engine, uid: str) -> None:
-    """Refuse to hold back partitions of a source whose reader cannot; called before anything starts."""
-    if reader is not Engine.PYTHON:
-        raise GraphError(
-            f"the source '{uid}' cannot be aligned with others",
-            why="Spark's own Kafka source cannot hold back a partition that is ahead",
-            what_to_do='read it with KafkaSource(..., reader="python"), or leave '
-            "with_watermark_alignment() out and set max_offsets_per_trigger",
-            uid=uid,
-        )
-    if upstream is not None:
-        raise GraphError(
-            f"the source '{uid}' follows an upstream job, and has with_watermark_alignment()",
-            why="a partition that is held back would never come to the barrier for which the others wait",
-            what_to_do="leave out with_watermark_alignment() or aligned_with",
-            uid=uid,
         )
 
 
@@ -631,11 +608,9 @@ class KafkaSource(EndsAtOffsets):
 
     def _stream(self, spark: SparkSession, place: JobPlace, more: Mapping[str, str]) -> DataStreamReader:
         held = {HELD_PATH: place.control_path, HELD_SOURCE: self._uid} if self._uid else {}
-        own = {
-            FIRST_OFFSETS: place.beginnings(self._start),
-            **held,
-            **pace_option(self.max_offsets_per_second),
-        }
+        most = self.max_offsets_per_second
+        pace = {} if isinstance(most, Unlimited) else {PER_SECOND: repr(float(most))}
+        own = {FIRST_OFFSETS: place.beginnings(self._start), **held, **pace}
         own = {**own, **SKIP} if self.reader is Engine.PYTHON else READER_DEFAULTS
         own = {**own, **options_for(self.metadata)}
         reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
@@ -675,7 +650,21 @@ class KafkaSource(EndsAtOffsets):
         raise_if_it_stays(lambda: checks.replaced(job_dir, uid, None))
 
     def check_alignable(self, uid: str) -> None:
-        check_alignable(self.aligned_with, self.reader, uid)
+        if self.reader is not Engine.PYTHON:
+            raise GraphError(
+                f"the source '{uid}' cannot be aligned with others",
+                why="Spark's own Kafka source cannot hold back a partition that is ahead",
+                what_to_do='read it with KafkaSource(..., reader="python"), or leave '
+                "with_watermark_alignment() out and set max_offsets_per_trigger",
+                uid=uid,
+            )
+        if self.aligned_with is not None:
+            raise GraphError(
+                f"the source '{uid}' follows an upstream job, and has with_watermark_alignment()",
+                why="a partition that is held back would never come to the barrier for which the others wait",
+                what_to_do="leave out with_watermark_alignment() or aligned_with",
+                uid=uid,
+            )
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
         check_topic_retention(self.connection, self.topics_now(), uid, needed_ms)

@@ -481,10 +481,8 @@ class KafkaWriter(JoiningWriter):
         """Return the same for tasks that share a transaction."""
 
     def _own(self, request: StageRequest) -> Any:
-        return self._told(request, self._prefix(request), self._partitions())
-
-    def _prefix(self, request: StageRequest) -> str:
-        return TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
+        prefix = TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
+        return self._told(request, prefix, self._partitions())
 
     def _headers(self, request: StageRequest) -> dict[str, str]:
         batch = {BATCH_HEADER: f"{request.lineage}/{request.batch}"}
@@ -699,9 +697,9 @@ class KafkaCommitter(Committer):
             for position, one in enumerate(micro_batch)
             if one.handle in alive and not alive[one.handle].alive
         }
-        lost = {position: answer for position, answer in settled.items() if _is(answer, Outcome.LOST)}
+        lost = {position: answer for position, answer in settled.items() if answer.outcome is Outcome.LOST}
         is_touched = any(answer.outcome.is_done for answer in settled.values())
-        unknown = next((answer for answer in settled.values() if _is(answer, Outcome.RETRY)), None)
+        unknown = next((answer for answer in settled.values() if answer.outcome is Outcome.RETRY), None)
         if lost and not is_touched and unknown is None:
             return [_lost(lost, micro_batch, settled)]
         answers: list[CommitAnswer] = []
@@ -725,7 +723,7 @@ class KafkaCommitter(Committer):
         self, checkpoint: CheckpointId, one: KafkaStaged, alive: Mapping[KafkaCommittable, Liveness]
     ) -> CommitAnswer:
         answer = committed(self._client, checkpoint, one)
-        if one.handle in alive and _is(answer, Outcome.LOST):
+        if one.handle in alive and answer.outcome is Outcome.LOST:
             # It was open at the look. The next call looks again and sees the micro-batch as a whole.
             return CommitAnswer(Outcome.RETRY, f"lost since it was looked at: {answer.detail}")
         return answer
@@ -813,7 +811,3 @@ def _lost(
         name = micro_batch[behind[0]].handle.transactional_id
         detail += f"; {name} behind it was committed, by nobody of this package"
     return replace(lost[first], detail=detail, is_proven_aborted=is_proven and not behind)
-
-
-def _is(answer: CommitAnswer, outcome: Outcome) -> bool:
-    return answer.outcome is outcome

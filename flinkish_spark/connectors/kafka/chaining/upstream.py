@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -271,8 +271,4 @@ def _place_text(place: Place, gate: InputGate, view: View) -> str:
     ahead = view.ahead.get(place)
     barrier = None if ahead is None else next_barrier(gate, ahead)
     where = "not visible yet" if barrier is None else f"at offset {barrier.offset}"
-    return f"{place[0]}-{place[1]} ({where}, read up to {_position(gate.channels, place)})"
-
-
-def _position(channels: Mapping[str, int], place: Place) -> int:
-    return channels[channel_of(place)]
+    return f"{place[0]}-{place[1]} ({where}, read up to {gate.channels[channel_of(place)]})"

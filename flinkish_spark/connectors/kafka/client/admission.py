@@ -208,10 +208,6 @@ def unknown_partition(topic: str, partition: int, partitions: int) -> str:
     )
 
 
-def no_such_partition(topic: str, partition: int, partitions: int) -> BadRecordError:
-    return refused_record(unknown_partition(topic, partition, partitions), topic)
-
-
 def no_such_topic(topic: str, servers: str) -> StagingFailed:
     return StagingFailed(
         f"topic '{topic}' does not exist",
@@ -870,7 +866,7 @@ def _explicit(topic: str, partitions: Any, records: int, count: int) -> Int64s:
     named: Int64s = partitions.fill_null(_NO_PARTITION).to_numpy().copy()
     wrong = named[given & ((named < 0) | (named >= count))]
     if len(wrong):
-        raise no_such_partition(topic, int(wrong[0]), count)
+        raise refused_record(unknown_partition(topic, int(wrong[0]), count), topic)
     return named
 
 

@@ -504,7 +504,9 @@ class AlignedStreamReader(KafkaStreamReader):
             return start if time == before else {**start, **time.to_json()}
         drained = offered_by(content).drained
         drawn = int(planned.drawn)
-        said = ControlOffset(drawn, time, drained=drawn if drawn == drained else _drained(start))
+        said = ControlOffset(
+            drawn, time, drained=drawn if drawn == drained else ControlOffset.from_json(start).drained
+        )
         return {**self._logged(planned.end, said), **planned.state.to_json(planned.end)}
 
     def _with_new(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
@@ -548,10 +550,6 @@ class AlignedStreamReader(KafkaStreamReader):
         elif now_ms - self._waiting_since_ms >= _PATIENCE_MS:
             LOG.warning("checkpoint %s has to wait: the source %s", offered, status.text)
             self._waiting_since_ms = now_ms
-
-
-def _drained(offset: Mapping[str, Any]) -> int:
-    return ControlOffset.from_json(offset).drained
 
 
 def _offered(control: Mapping[str, Any], drawn: int) -> Offer:
