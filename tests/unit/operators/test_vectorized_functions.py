@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import doctest
 import random
 from collections import namedtuple
 from decimal import Decimal
@@ -26,10 +25,9 @@ from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.operators.vectorized import greatest_by_key, sum_by_key
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing import _operator_harness as vectorized_harness
-from flinkish_spark.testing._operator_harness import OperatorHarness, VectorizedHarness
 from flinkish_spark.types.rows import OutputError
 from tests.support.effort import seeds
+from tests.support.operator_harness import OperatorHarness, VectorizedHarness
 
 ORDERS, ALARMS = "user STRING, amount LONG", "user STRING, total LONG, at LONG"
 REFUSED = OutputTag("refused", "user STRING, amount LONG")
@@ -265,12 +263,6 @@ def test_times_of_timers_are_at_most_the_end_of_time() -> None:
 
     with pytest.raises(ValueError, match="a timer's time is 9223372036854775808; 64 bits"):
         VectorizedHarness(Late(), ORDERS, ORDERS, "user").push_all([(("ann", 1), 1)])
-
-
-def test_the_example_of_the_harness_does_what_it_says() -> None:
-    found = doctest.testmod(vectorized_harness)
-    assert found.attempted > 0
-    assert found.failed == 0
 
 
 @pytest.mark.parametrize("policy", [None, TINY], ids=["in one piece", "in two layers"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from flinkish_spark import KeyedProcessFunction, MapStateDescriptor, ValueStateDescriptor
 from flinkish_spark.core.elements import TimeDomain
-from flinkish_spark.protocol import key_groups
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, TimerReport
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.records import SinkAck, TaskAck, TimeReport
@@ -26,7 +24,7 @@ from flinkish_spark.state.key_group import (
     unbundled_groups,
     whole_group,
 )
-from flinkish_spark.testing._operator_harness import MemoryBases, OperatorHarness, Snapshot
+from tests.support.operator_harness import MemoryBases, OperatorHarness, Snapshot
 
 BUNDLING = Bundling(key_groups=12, partitions=2, per_partition=2)
 
@@ -66,10 +64,6 @@ def layout_of(one: OperatorHarness) -> Any:
 
 def state_of(one: OperatorHarness) -> tuple[dict[Any, Any], dict[Any, Any], int]:
     return one.entries("n"), one.entries("seen"), one.timer_count()
-
-
-def test_examples() -> None:
-    assert doctest.testmod(key_groups).failed == 0
 
 
 @pytest.mark.parametrize(

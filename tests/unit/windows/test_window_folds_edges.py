@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import doctest
 from decimal import Decimal
 
 import pyarrow as pa
@@ -28,9 +27,6 @@ from flinkish_spark.planning.keyed import Transport, folding_windows
 from flinkish_spark.savepoints.group_edits import next_timers
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing import _operator_harness as columns_harness
-from flinkish_spark.testing import _operator_harness as fold_harness
-from flinkish_spark.testing._operator_harness import FoldHarness, Snapshot
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, in_order
 from flinkish_spark.types.ddl import parse_ddl
@@ -51,6 +47,8 @@ from flinkish_spark.windows import (
     WithWindow,
     count_window,
 )
+from tests.support import operator_harness as columns_harness
+from tests.support.operator_harness import FoldHarness, Snapshot
 from tests.support.windows_support import INPUT, TINY
 
 TOTAL = AggregateColumn("total", Fold.SUM, "n")
@@ -71,11 +69,6 @@ def folding(assigner, *columns, input_type=INPUT, key="k", **given):
 def push(run, *elements):
     """Push (key, number, time)."""
     run.push_all([((key, number), time_ms) for key, number, time_ms in elements])
-
-
-def test_the_examples_in_the_modules_do_what_they_say() -> None:
-    for module in (column_windows, fold_harness):
-        assert doctest.testmod(module, extraglobs=vars(module)).failed == 0
 
 
 # -- what comes out -------------------------------------------------------------------------------------
