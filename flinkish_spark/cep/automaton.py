@@ -46,8 +46,6 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One row of the table."""
-
     #: Unique; what stored partial matches call it.
     name: str
     #: The name of the pattern that events are taken under here.
@@ -60,8 +58,6 @@ class State:
 
 @dataclass(frozen=True)
 class Automaton:
-    """A compiled pattern."""
-
     #: In an order that does not depend on conditions.
     states: tuple[State, ...]
     #: How much time a match may take; None: any.
@@ -96,16 +92,12 @@ class Automaton:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the pattern, in its order."""
         stages = [state.stage for state in reversed(self.states) if not state.stage.startswith("$")]
         return tuple(dict.fromkeys(stages))
 
     @cached_property
     def fingerprint(self) -> str:
-        """What stored partial matches can be read with: the pattern's names, and a mark of the states.
-
-        Conditions and windows may change.
-        """
+        """What stored partial matches fit: names and kinds of states; conditions and windows may change."""
         states = [(state.name, state.kind.value) for state in self.states]
         names = ", ".join(self.names)
         return f"({names}) {zlib.crc32(repr(states).encode()):08x}"
@@ -127,11 +119,9 @@ class Automaton:
 
     @cached_property
     def passes_over_others(self) -> bool:
-        """Whether an event for which no condition of the program holds changes nothing at all.
-
-        It does where nothing may stand between two events; and in loops and before what is optional, where
-        it makes two partial matches of one.
-        """
+        """Whether an event for which no condition of the program holds changes nothing at all."""
+        # It does where nothing may stand between two events; and in loops and before what is optional, where
+        # it makes two partial matches of one.
         nothing = _Nothing({leaf: False for leaf in self.leaves})
         if any(leaf.looks_back for leaf in self.leaves):
             return False
@@ -189,7 +179,6 @@ class Automaton:
         return "\n".join([*(line.rstrip() for line in lines), f"first to last: {window}"])
 
     def to_dot(self) -> str:
-        """Return it as a graph, in the language of Graphviz."""
         shapes = {StateKind.FINAL: "doublecircle", StateKind.STOP: "box", StateKind.START: "diamond"}
         lines = ["digraph pattern {", "  rankdir=LR;"]
         for state in self.states:

@@ -100,8 +100,7 @@ class Given(Protocol):
     """One event beside one partial match: what conditions are asked about."""
 
     @property
-    def event(self) -> Any:
-        """The event."""
+    def event(self) -> Any: ...
 
     @property
     def take(self) -> Take | None:
@@ -123,8 +122,7 @@ class Condition(ABC):
     looks_back = False
 
     @abstractmethod
-    def holds(self, given: Given) -> bool:
-        """Return whether it holds."""
+    def holds(self, given: Given) -> bool: ...
 
     def leaves(self) -> Iterator[Leaf]:
         return iter(())
@@ -151,7 +149,6 @@ class EventCondition(Leaf):
     label: str
 
     def holds(self, given: Given) -> bool:
-        """Return whether it holds."""
         known = given.facts.get(self)
         if known is None:
             event = given.event if given.take is None else given.take(given.event)
@@ -171,7 +168,6 @@ class ColumnCondition(Leaf):
         return self.text
 
     def holds(self, given: Given) -> bool:
-        """Return whether it holds."""
         known = given.facts.get(self)
         if known is None:
             raise PatternError(
@@ -210,7 +206,6 @@ class Comparison(Leaf):
         self.expression: Expression | None = None
 
     def holds(self, given: Given) -> bool:
-        """Return whether it holds."""
         known = given.facts.get(self)
         if known is not None:
             return known
@@ -236,8 +231,6 @@ class Comparison(Leaf):
 
 @dataclass(frozen=True, slots=True)
 class Always(Condition):
-    """Holds for every event."""
-
     def holds(self, given: Given) -> bool:
         return True
 
@@ -250,8 +243,6 @@ ALWAYS = Always()
 
 @dataclass(frozen=True, slots=True)
 class Not(Condition):
-    """Holds where another one does not."""
-
     of: Condition
 
     @property
@@ -284,8 +275,6 @@ class _Two(Condition):
 
 @dataclass(frozen=True, slots=True)
 class And(_Two):
-    """Holds where both do."""
-
     def holds(self, given: Given) -> bool:
         return self.first.holds(given) and self.second.holds(given)
 
@@ -295,8 +284,6 @@ class And(_Two):
 
 @dataclass(frozen=True, slots=True)
 class Or(_Two):
-    """Holds where one of them does."""
-
     def holds(self, given: Given) -> bool:
         return self.first.holds(given) or self.second.holds(given)
 
@@ -315,7 +302,6 @@ def both(first: Condition, second: Condition) -> Condition:
 
 
 def condition_of(given: ConditionLike, where: str) -> Leaf:
-    """Return a condition as it was given to a pattern."""
     if isinstance(given, str) and given.strip():
         return ColumnCondition(text=given.strip())
     if isinstance(given, SqlCondition):

@@ -60,8 +60,7 @@ class Expression(ABC):
     looks_around = False
 
     @abstractmethod
-    def value(self, frame: Frame, place: int | None) -> Any:
-        """Return what it is."""
+    def value(self, frame: Frame, place: int | None) -> Any: ...
 
     def parts(self) -> Sequence[Expression]:
         return ()
@@ -87,8 +86,6 @@ class Column(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Literal(Expression):
-    """A value."""
-
     given: Any
 
     def value(self, frame: Frame, place: int | None) -> Any:
@@ -112,7 +109,6 @@ class Navigated(Expression):
         return (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it; None if there is no such row."""
         if self.from_first:
             # The first of a variable is the first of all that is known: SQL's running rows do not cut it off.
             places = frame.places(self.variables, frame.known)
@@ -161,7 +157,6 @@ class Final(Expression):
         return (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         whole = Frame(
             *(frame.rows, frame.start, frame.labels, frame.known, frame.known),
             frame.match_number,
@@ -185,7 +180,6 @@ class Aggregated(Expression):
         return () if self.of is None else (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         places = frame.places(self.variables, frame.counted)
         if self.of is None:
             return sum(1 for _ in places)
@@ -212,7 +206,7 @@ class Applied(Expression):
 
 @dataclass(frozen=True, slots=True)
 class All(Expression):
-    """Whether all of them hold: false if one does not, else null if one is."""
+    """SQL's AND, three-valued."""
 
     of: tuple[Expression, ...]
 
@@ -220,7 +214,6 @@ class All(Expression):
         return self.of
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         found: bool | None = True
         for one in self.of:
             value = one.value(frame, place)
@@ -232,7 +225,7 @@ class All(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Negated(Expression):
-    """Whether one does not hold; null if it is."""
+    """SQL's NOT, three-valued."""
 
     of: Expression
 
@@ -250,8 +243,6 @@ def any_of(parts: tuple[Expression, ...]) -> Expression:
 
 @dataclass(frozen=True, slots=True)
 class IsNull(Expression):
-    """Whether one is null."""
-
     of: Expression
 
     def parts(self) -> Sequence[Expression]:
@@ -272,7 +263,6 @@ class Chosen(Expression):
         return (*(part for case in self.cases for part in case), self.otherwise)
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         for condition, value in self.cases:
             if condition.value(frame, place) is True:
                 return value.value(frame, place)

@@ -26,13 +26,8 @@ from flinkish_spark.cep.expressions import (
 from flinkish_spark.cep.stages import DELIMITER, Skip
 from flinkish_spark.core.errors import PatternError
 
-# ----------------------------------------------------------------------------------------------------------
-# What a row pattern says.
-
 
 class RowPattern:
-    """A part of a row pattern."""
-
     __slots__ = ()
 
 
@@ -119,10 +114,6 @@ class RowSearch:
         expressions = (*self.defined.values(), *(measure for _, measure in self.measures))
         navigated = (one for made in expressions for one in made.all_parts() if isinstance(one, Navigated))
         return max((-one.rows for one in navigated if one.rows < 0), default=0)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# From a row pattern to its automaton.
 
 
 _CHOICE, _ROUND, _END = "$choice$", "$round$", "$end$"
@@ -307,12 +298,7 @@ def _may_be_nothing(pattern: RowPattern) -> bool:
 
 
 def compiled_rows(pattern: RowPattern) -> Automaton:
-    """Return the automaton of a row pattern; the order of a state's transitions is that of preference."""
     return _RowCompiler().compile(pattern)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Running it over the rows of one key.
 
 
 @dataclass(slots=True)
@@ -334,7 +320,6 @@ class RowState:
     facts: dict[str, list[bool | None]] = field(default_factory=dict)
 
     def forget(self, count: int) -> None:
-        """Drop the first rows."""
         del self.rows[:count], self.times_ms[:count]
         for own in self.facts.values():
             del own[:count]
@@ -437,23 +422,17 @@ class RowMatcher:
         return told
 
     def next_deadline_ms(self, state: RowState) -> int | None:
-        """Return when the rows that wait are decided about, whatever comes; None if no row waits.
-
-        Without a window that is when time ends.
-        """
+        """Return when the rows that wait are decided about, whatever comes; None if no row waits."""
         if state.start >= len(state.rows):
             return None
         if self.search.window_ms is None:
             return _END_OF_TIME
         return min(state.times_ms[state.start] + self.search.window_ms, _END_OF_TIME)
 
-    # -- one attempt ------------------------------------------------------------------------------------
     def _attempt(self, state: RowState, is_ended: bool, ended_to_ms: int) -> _Found | _Unknown:
-        """Return the preferred match that begins at the start.
-
-        Ways are tried in the order of preference. One that needs a row which has not come is better than all
-        behind it, so nothing is known before that row comes.
-        """
+        """Return the preferred match that begins at the start."""
+        # Ways are tried in the order of preference. One that needs a row which has not come is better than
+        # all behind it, so nothing is known before that row comes.
         states, start, times = self.automaton.states, state.start, state.times_ms
         count, window = len(state.rows), self.search.window_ms
         labels, hidden = [""] * (count - start), [False] * (count - start)
@@ -534,7 +513,6 @@ class RowMatcher:
             return True
         return window is not None and ended_to_ms >= state.times_ms[state.start] + window
 
-    # -- what comes of it -------------------------------------------------------------------------------
     def _tell(self, state: RowState, found: _Found, is_ended: bool) -> Iterator[Told]:
         search, labels = self.search, found.labels
         first, number = state.rows[state.start], state.matches + 1

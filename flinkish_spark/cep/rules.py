@@ -46,7 +46,6 @@ class KnownToRules:
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def pattern(self, rule: str) -> Pattern:
-        """Return the pattern of a rule."""
         try:
             said = json.loads(rule)
         except (ValueError, RecursionError) as error:
@@ -62,7 +61,6 @@ class KnownToRules:
         assert isinstance(found, Pattern)
         return found
 
-    # -- graphs -----------------------------------------------------------------------------------------
     def _graph(self, said: Mapping[str, Any]) -> Pattern:
         _check_members(said, {"nodes"}, _GRAPH)
         if said.get("condition") is not None:

@@ -38,7 +38,6 @@ class Contiguity(enum.Enum):
 
     @property
     def is_negation(self) -> bool:
-        """Whether it says what must not come."""
         return self in (Contiguity.NOT_NEXT, Contiguity.NOT_FOLLOWED_BY)
 
 

@@ -99,7 +99,6 @@ def launch(
     libraries: Mapping[str, str],
     is_detached: bool,
 ) -> Launch:
-    """Return what runs a program."""
     from flinkish_spark.bridge.session import PRELOADING_CONF, TARGET_SETTING, log_variables
     from flinkish_spark.jars import spark_home
 

@@ -40,10 +40,6 @@ from flinkish_spark.job.stored_job import (
 )
 from flinkish_spark.protocol.savepoints import SavepointMetadata
 
-# ----------------------------------------------------------------------------------------------------------
-# `flinkish savepoint`: take one, stop with one, find those that are there.
-
-
 _LIST = ("path", "job", "checkpoint", "taken", "key groups", "bytes", "operators", "claimed by")
 
 
@@ -115,7 +111,6 @@ def _refuse_inside(job: StoredJob, target: str) -> None:
         raise click.UsageError(f"the job directory is inside {target}; give a directory of its own.")
 
 
-# -- looking for savepoints -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class FoundSavepoint:
     """A directory with a savepoint.json."""
@@ -128,7 +123,6 @@ class FoundSavepoint:
     error: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `--json` says; see `docs/command-line.md`."""
         return {
             "path": str(self.path),
             "error": self.error,
@@ -233,10 +227,6 @@ def _metadata_json(metadata: SavepointMetadata) -> dict[str, Any]:
         "bytes": metadata.size_bytes,
         "files": len(metadata.files),
     }
-
-
-# ----------------------------------------------------------------------------------------------------------
-# `flinkish cancel`: end a running job.
 
 
 @click.command()
