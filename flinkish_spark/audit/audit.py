@@ -45,8 +45,6 @@ class Completeness(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """What is audited."""
-
     #: Where the input topics are, and those that are outputs.
     connection: KafkaConnection
     inputs: tuple[str, ...]
@@ -104,7 +102,6 @@ class AuditResult:
         return not any(self.zeros.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `flinkish audit --json` says; see `docs/audit.md`."""
         partitions: dict[str, dict[str, list[int]]] = {}
         for (topic, partition), extent in self.extents.items():
             partitions.setdefault(topic, {})[str(partition)] = [extent.start, extent.end]

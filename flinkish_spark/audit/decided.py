@@ -60,7 +60,6 @@ class DecidedCheckpoint:
 
     @classmethod
     def of(cls, decision: Decision, *, is_confirmed: bool) -> DecidedCheckpoint:
-        """Return what a decision says."""
         rows: dict[str, dict[str, int]] = {}
         for staged in decision.batches:
             name = str(BatchName(staged.lineage, staged.batch))
@@ -72,7 +71,6 @@ class DecidedCheckpoint:
 
     @property
     def batches(self) -> frozenset[str]:
-        """Its micro-batches."""
         return frozenset(name for of_sink in self.rows.values() for name in of_sink)
 
 
@@ -87,7 +85,7 @@ class Decided:
 
     @classmethod
     def read(cls, job_dir: JobDir) -> Decided:
-        """Read them; one that is deleted meanwhile is left out. Raises CorruptObjectError."""
+        """Read the decisions; one that is deleted meanwhile is left out."""
         found, newest = {}, None
         history = job_dir.history()
         for checkpoint, decision in _commits(job_dir):
@@ -101,13 +99,11 @@ class Decided:
         return self.history.superseded_by(CheckpointId(one.checkpoint), one.lineage) is not None
 
     def may_be_dead(self, checkpoint: int) -> bool:
-        """Whether a checkpoint may be one that a rewind left behind, whose decision is deleted.
-
-        Such decisions are the first to go. Between the rewind's target and the first id that is known of a
-        later lineage there may be live ones, too, if those are deleted by now.
-        """
+        """Whether a checkpoint may be one that a rewind left behind, whose decision is deleted."""
         if checkpoint in self.checkpoints:
             return False
+        # Decisions that were left behind are the first to go. Between the rewind's target and the first id
+        # that is known of a later lineage there may be live ones, too, if those are deleted by now.
         for rewind in self.history.rewinds:
             if rewind.kind is RewindKind.TO_CHECKPOINT and rewind.target is not None:
                 later = (n for n, one in self.checkpoints.items() if one.lineage >= rewind.lineage)
@@ -116,13 +112,11 @@ class Decided:
         return False
 
     def is_dead_batch(self, text: str) -> bool:
-        """Whether a micro-batch is of a checkpoint that a rewind left behind.
-
-        What was given up without a decision is not meant: it must not be visible at all.
-        """
+        """Whether a micro-batch is of a checkpoint that a rewind left behind."""
         name = BatchName.of(text)
         if name is None:
             return False
+        # What was given up without a decision is not meant: it must not be visible at all.
         for rewind in self.history.rewinds:
             if rewind.lineage > name.lineage:
                 if name.batch >= rewind.first_removed:
@@ -227,11 +221,9 @@ def _differing(one: DecidedCheckpoint, rows: Mapping[str, int], visible: Visible
 
 
 def _undecided(before: Decided, after: Decided, visible: Visible) -> list[Partial]:
-    """Return what is visible without a decision.
-
-    What is older than the oldest decision cannot be judged. Nor can what lies between the two looks, if all
-    that the first one saw was deleted before the second.
-    """
+    """Return what is visible without a decision."""
+    # What is older than the oldest decision cannot be judged, nor what lies between the two looks, if all
+    # that the first one saw was deleted before the second.
     known = {**before.checkpoints, **after.checkpoints}
     if not known:
         return []

@@ -103,11 +103,6 @@ class Automaton:
         return f"({names}) {zlib.crc32(repr(states).encode()):08x}"
 
     @property
-    def can_be_empty(self) -> bool:
-        """Whether the pattern is found where nothing is; such matches are never emitted."""
-        return any(state.kind is StateKind.FINAL for state in self.reached_from(self.start))
-
-    @property
     def has_pending(self) -> bool:
         return any(state.kind is StateKind.PENDING for state in self.states)
 

@@ -34,9 +34,7 @@ from flinkish_spark.job.stored_job import (
     details_of,
 )
 from flinkish_spark.protocol.ids import CheckpointId
-from flinkish_spark.protocol.statistics import (
-    StatisticsHistory,
-)
+from flinkish_spark.protocol.statistics import StatisticsHistory
 
 
 def statistics_of(job: StoredJob) -> StatisticsHistory | None:

@@ -302,12 +302,13 @@ def target_argument(command: F) -> F:
 
 
 def directories_argument(command: F) -> F:
-    argument = click.argument("folders", metavar="DIR...", nargs=-1, required=True, callback=_directories)
-    return argument(command)
-
-
-def _directories(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Path, ...]:
-    return tuple(_directory(value) for value in values)
+    return click.argument(
+        "folders",
+        metavar="DIR...",
+        nargs=-1,
+        required=True,
+        callback=lambda ctx, param, values: tuple(map(_directory, values)),
+    )(command)
 
 
 def _directory(value: str) -> Path:

@@ -157,16 +157,14 @@ def list_savepoints(folders: tuple[Path, ...], as_json: bool) -> None:
 def _found_below(folders: Iterable[Path]) -> Iterator[FoundSavepoint]:
     seen = set()
     for folder in folders:
-        for place, below, files in os.walk(folder, onerror=_cannot_look):
+        for place, below, files in os.walk(
+            folder, onerror=lambda error: complain(f"not everything was looked at: {error}")
+        ):
             if SAVEPOINT_FILE in files and place not in seen:
                 seen.add(place)
                 # What lies below belongs to it.
                 below.clear()
                 yield _read(Path(place))
-
-
-def _cannot_look(error: OSError) -> None:
-    complain(f"not everything was looked at: {error}")
 
 
 def _read(path: Path) -> FoundSavepoint:

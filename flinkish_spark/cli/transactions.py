@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from flinkish_spark.cli.client import (
     ExitStatus,
+    F,
     brokers_options,
     complain,
     confirm,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from flinkish_spark.connectors.kafka.writer import KafkaCommitter
 
 
-F = TypeVar("F", bound=Callable[..., Any])
 #: Between two questions whether the job's owner lives.
 _POLL_MS = 1_000
 _LIST = ("transactional id", "state", "age s", "timeout s", "producer", "epoch", "standing", "what it is")

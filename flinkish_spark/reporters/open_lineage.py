@@ -111,7 +111,6 @@ class OpenLineageReporter(Reporter):
         if self._given is None:
             self._client.close()
 
-    # -- events ---------------------------------------------------------------------------------
     def _running(self, snapshot: JobSnapshot, ended: CheckpointStatistics) -> None:
         rows = {one.uid: (one.rows, one.bytes) for one in ended.participants}
         at_ms = ended.trigger_at_ms + (ended.durations.end_to_end_ms or 0)
@@ -182,7 +181,6 @@ class OpenLineageReporter(Reporter):
         )
         self._client.emit(event)
 
-    # -- data sets ------------------------------------------------------------------------------
     def _look(self, planned: PlannedJob) -> None:
         """Note once what is read and written; sources and Catalyst may have to be asked for it."""
         datasets = {node.uid: node.source.datasets() for node in self._job.sources}

@@ -35,10 +35,7 @@ _Known = tuple[JobSnapshot, Sequence[Measurement]]
 
 
 def text_of(snapshots: Iterable[JobSnapshot]) -> bytes:
-    """Return the metrics of jobs in Prometheus's text format.
-
-    A job whose directory cannot be read is left out, and logged: it must not hide the others.
-    """
+    """Return the metrics of jobs in Prometheus's text format, without jobs that cannot be read."""
     client = _client()
     registry = client.CollectorRegistry(auto_describe=False)
     registry.register(_Collector(lambda: _known(snapshots)))
@@ -93,7 +90,6 @@ class _Collector:
 
 
 def name_of(one: Measurement) -> str:
-    """Return Prometheus's name of a metric."""
     return _PREFIX[one.metric.scope] + _NO_LETTER.sub("_", one.metric.name)
 
 

@@ -43,7 +43,7 @@ class SparkMetricsReporter(Reporter):
         Raises
         ------
         ConfigError
-            It is not, or is an older one.
+            It is not.
         """
         if not has_class(self._spark, "io.github.flinkishspark.shim.JobMetrics"):
             raise ConfigError(

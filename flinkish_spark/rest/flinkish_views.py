@@ -152,10 +152,6 @@ def watermarks(snapshot: JobSnapshot) -> dict[str, Any]:
     }
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Checkpoints, and what was decided of them.
-
-
 def checkpoints(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict[str, Any]:
     """Return the newest checkpoints in front of an id, and how many there are."""
     ids = snapshot.checkpoint_ids
@@ -225,16 +221,8 @@ def decisions(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict[s
     }
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Sinks: what they hold that nobody sees yet, and what they have shown.
-
-
 def sinks(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return, by sink, what is staged, what is decided and not confirmed, and what is confirmed.
-
-    What a sink has staged and not committed is an *open* committable: a transaction of Kafka's, files that no
-    table names.
-    """
+    """Return, by sink, what is staged, what is decided and not confirmed, and what is confirmed."""
     job_dir = snapshot.job.job_dir
     staged = list(job_dir.staged_batches(job_dir.lineage()).values())
     commits = snapshot.newest_commits
@@ -288,10 +276,6 @@ def _sink(
 
 def _rows(batches: Iterable[StagedBatch], uid: str) -> int:
     return sum(ack.rows for batch in batches for ack in batch.acks if ack.sink == uid)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Going back, lineages, what an audit would look at.
 
 
 def rewind(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:

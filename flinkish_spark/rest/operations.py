@@ -38,8 +38,6 @@ class TriggerIdTaken(Exception):
 
 @dataclass(slots=True)
 class Operation:
-    """One of them."""
-
     #: Of which job, and what; an id counts for both only.
     job_id: str
     kind: str

@@ -104,7 +104,6 @@ class UiServer:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return self._url
 
     @property

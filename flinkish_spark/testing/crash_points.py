@@ -22,16 +22,12 @@ KILL_AT_VARIABLE = "FLINKISH_KILL_AT"
 
 
 class Moment(enum.Enum):
-    """On which side of a step the process dies."""
-
     BEFORE = "before"
     AFTER = "after"
 
 
 @dataclass(frozen=True, slots=True)
 class KillPoint:
-    """One exact place in the life of a checkpoint."""
-
     #: Right before or right after which step.
     step: Step
     moment: Moment
