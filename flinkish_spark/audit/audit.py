@@ -49,9 +49,7 @@ class AuditSettings:
     connection: KafkaConnection
     inputs: tuple[str, ...]
     outputs: tuple[OutputSpec, ...]
-    #: How rows say where they come from.
     names: OriginNames = field(default_factory=OriginNames)
-    #: Who has to name each record of the input.
     completeness: Completeness = Completeness.EACH
     #: Offsets by topic and partition; for a partition of which none is given, where the job began and the
     #: position of the newest confirmed checkpoint.
@@ -67,11 +65,8 @@ class AuditResult:
 
     #: The one whose position ends the audited input.
     checkpoint: int
-    #: The audited offsets by partition.
     extents: Mapping[Place, Extent]
-    #: How many records of the input they hold.
     records: int
-    #: What was seen in each output.
     outputs: tuple[OutputCounts, ...]
     lost_by_sink: Mapping[str, int]
     #: Checkpoints that an output shows in part, too much of, or without a decision.
@@ -186,7 +181,6 @@ def began_at(job_dir: JobDir, place: StoreSpec, topics: Sequence[str]) -> Offset
 
 
 def extents_of(settings: AuditSettings, position: LoggedOffsets) -> dict[Place, Extent]:
-    """Return which offsets are audited, by partition."""
     known = position.kafka(frozenset(settings.inputs))
     extents = {}
     for topic in settings.inputs:

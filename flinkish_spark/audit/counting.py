@@ -109,8 +109,6 @@ class NamedOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Offsets of the input that are named nowhere."""
-
     count: int
     examples: tuple[str, ...]
 

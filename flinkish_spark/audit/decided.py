@@ -47,15 +47,12 @@ class BatchName:
 
 @dataclass(frozen=True, slots=True)
 class DecidedCheckpoint:
-    """A checkpoint that was decided COMMIT.
-
-    `rows` is what each sink wrote, by micro-batch; `offsets_text` says up to where it has read.
-    """
-
     checkpoint: int
     lineage: Lineage
     is_confirmed: bool
+    #: What each sink wrote, by micro-batch.
     rows: Mapping[str, Mapping[str, int]]
+    #: Up to where it has read.
     offsets_text: str = ""
 
     @classmethod
@@ -145,16 +142,14 @@ def _commits(job_dir: JobDir) -> Iterator[tuple[CheckpointId, Decision]]:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A checkpoint, or a micro-batch without one, that an output does not show exactly.
-
-    `what` names it; `decided_rows` is 0 for what no decision names. `unread` is a record of the input that it
-    shows and had not read; then the numbers of rows may be right.
-    """
+    """A checkpoint, or a micro-batch without one, that an output does not show exactly."""
 
     sink: str
     what: str
+    #: 0 for what no decision names.
     decided_rows: int
     visible_rows: int
+    #: A record of the input that it shows and had not read; then the numbers of rows may be right.
     unread: str = ""
 
     def __str__(self) -> str:
@@ -165,15 +160,12 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """How many rows an output shows, by micro-batch or by checkpoint; the other one is None.
-
-    `newest` is the last record of the input that it names, by micro-batch (or checkpoint, as text) and
-    partition of the input.
-    """
+    """How many rows an output shows, by micro-batch or by checkpoint; the other one is None."""
 
     sink: str
     by_batch: Counter[str] | None = None
     by_checkpoint: Counter[int] | None = None
+    #: The last record of the input that it names, by micro-batch (or checkpoint, as text) and partition.
     newest: Mapping[tuple[str, Place], int] = field(default_factory=dict)
 
 

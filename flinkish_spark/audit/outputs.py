@@ -71,12 +71,7 @@ class OriginNames:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Origins of some rows.
-
-    `is_named` says which rows have one; the others' places are -1 and their offsets 0. A place is -1,
-    too, where it is none of the input.
-    """
-
+    #: -1 where a row has no origin, or one that is none of the input.
     places: Int64s
     offsets: Int64s
     is_named: Bools
@@ -258,17 +253,14 @@ class UnreadableTable(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
-    """One version of a table.
-
-    `marks` are its SetTransaction actions: (app id, version). `rows` is how many its new files have.
-    `replaces_rows` says whether it takes rows away: a MERGE that updates, an overwrite; not a compaction.
-    """
-
     number: int
+    #: Its SetTransaction actions: (app id, version).
     marks: tuple[tuple[str, int], ...]
     added: tuple[str, ...]
     removed: tuple[str, ...]
+    #: Of its new files.
     rows: int
+    #: Whether it takes rows away: a MERGE that updates, an overwrite; not a compaction.
     replaces_rows: bool = False
 
     def mark_of(self, app_id: str) -> int | None:
@@ -276,8 +268,6 @@ class TableVersion:
 
 
 class DeltaLog:
-    """Reads new versions as they come."""
-
     def __init__(self, table: Path) -> None:
         self._table = table
         self._next = 0
@@ -335,14 +325,12 @@ class DeltaLog:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as it is now.
-
-    `files` are those of its rows, each with the version that added it. `orphans` are Parquet files below
-    it that its log never named.
-    """
+    """A table as it is now."""
 
     versions: tuple[TableVersion, ...]
+    #: Files of its rows, each with the version that added it.
     added_in: Mapping[Path, TableVersion]
+    #: Parquet files below it that its log never named.
     orphans: tuple[Path, ...]
 
     @property
@@ -395,12 +383,8 @@ class OutputSpec:
 
 @dataclass
 class OutputCounts:
-    """What was seen in one output."""
-
     spec: OutputSpec
-    #: Which offsets of the input it names.
     named: NamedOffsets
-    #: How many rows were looked at.
     rows: int = 0
     #: Rows of checkpoints that a rewind left behind: looked at no further.
     superseded: int = 0
@@ -415,7 +399,6 @@ class OutputCounts:
     #: The last offset of the input that each micro-batch names, or of a table each checkpoint, by partition
     #: of the input.
     newest: dict[tuple[str, Place], int] = field(default_factory=dict)
-    #: What a reader of the result has to know.
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -438,7 +421,6 @@ class OutputCounts:
 @dataclass(frozen=True)
 class OutputReader:
     expected: InputOffsets
-    #: How rows say where they come from.
     names: OriginNames
     #: Whose marks a table's versions carry.
     job: JobUuid

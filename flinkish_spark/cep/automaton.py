@@ -77,7 +77,6 @@ class Automaton:
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
-        """The conditions that the program has given, each once."""
         found = dict.fromkeys(
             leaf
             for state in self.states
@@ -146,7 +145,6 @@ class Automaton:
                     waiting.append(one.target)
 
     def deadline_ms(self, state: int, first_ms: int, previous_ms: int) -> int | None:
-        """Return the time at which a partial match is timed out; None if it never is."""
         from_previous = self.states[state].from_previous_ms
         ends = [
             begun + window

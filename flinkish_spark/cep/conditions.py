@@ -111,8 +111,7 @@ class Given(Protocol):
         """What is known of the event alone, by condition; the same dict for all partial matches."""
 
     @property
-    def context(self) -> ConditionContext:
-        """What conditions that look back are given."""
+    def context(self) -> ConditionContext: ...
 
 
 class Condition(ABC):

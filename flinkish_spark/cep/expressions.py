@@ -28,7 +28,6 @@ class Frame:
     labels: Sequence[str]
     #: How many of the match's rows count for what looks back: those up to the current one, or all.
     counted: int
-    #: How many of the labels are known.
     known: int
     match_number: int = 0
     #: Whether there are no more rows than these.
@@ -138,8 +137,6 @@ class Classifier(Expression):
 
 @dataclass(frozen=True, slots=True)
 class MatchNumber(Expression):
-    """The number of the match, among those of its key."""
-
     looks_around = True
 
     def value(self, frame: Frame, place: int | None) -> Any:
@@ -284,6 +281,5 @@ class FirstKnown(Expression):
 
 
 def names_in(made: Expression) -> list[str]:
-    """Return the variables that an expression names, each once, in their order."""
     named = (getattr(one, "variables", None) or () for one in made.all_parts())
     return list(dict.fromkeys(name for own in named for name in sorted(own)))

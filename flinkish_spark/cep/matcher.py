@@ -329,7 +329,6 @@ class Matcher:
         known: Known | None = None,
         processing_time_ms: int = 0,
     ) -> list[Match]:
-        """Try the next event, and return the matches that it completes."""
         step, proceeds, looks_back = self._step, self._proceeds, self._looks_back
         ways: dict[int, list[_Way]] | None = None
         if known is None:
@@ -478,7 +477,6 @@ class Matcher:
         return too_many
 
     def next_deadline_ms(self, state: MatchState) -> int | None:
-        """Return when the first partial match is timed out; None if none ever is."""
         if not self._has_windows:
             return None
         ends = (
@@ -489,7 +487,6 @@ class Matcher:
         return min((end for end in ends if end is not None), default=None)
 
     def _ended_ms(self, one: PartialMatch, time_ms: int) -> int | None:
-        """Return when a partial match was timed out; None if it is not yet."""
         if one.last is None:
             return None
         window, from_previous = self.automaton.first_to_last_ms, self._states[one.state].from_previous_ms

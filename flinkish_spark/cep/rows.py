@@ -33,8 +33,6 @@ class RowPattern:
 
 @dataclass(frozen=True, slots=True)
 class Variable(RowPattern):
-    """One row that is this variable."""
-
     name: str
 
 
@@ -168,8 +166,6 @@ class _WithoutRow(Condition):
 
 
 class _Growing:
-    """A state in the making."""
-
     __slots__ = ("kind", "name", "stage", "ways")
 
     def __init__(self, name: str, stage: str, kind: StateKind) -> None:
@@ -303,8 +299,6 @@ def compiled_rows(pattern: RowPattern) -> Automaton:
 
 @dataclass(slots=True)
 class RowState:
-    """What is known of one key: a plain value."""
-
     #: Those from `start` on, and as many before as may be looked at.
     rows: list[Sequence[Any]] = field(default_factory=list)
     times_ms: list[int] = field(default_factory=list)
@@ -314,7 +308,6 @@ class RowState:
     covered: int = 0
     #: How many rows of the key are known no more.
     gone: int = 0
-    #: How many matches there were.
     matches: int = 0
     #: By variable, of each row whether it can be it; None where nobody has asked. May be left out.
     facts: dict[str, list[bool | None]] = field(default_factory=dict)
@@ -577,7 +570,6 @@ def is_of_place(name: str, made: Expression) -> bool:
 
 
 def names_in(pattern: RowPattern) -> Iterator[str]:
-    """Yield the variables of a row pattern, in their order."""
     match pattern:
         case Variable(name):
             yield name

@@ -149,8 +149,6 @@ class OpenMatches:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How often something comes."""
-
     #: Numbers of times; `most` None: any number more.
     least: int = 1
     most: int | None = 1

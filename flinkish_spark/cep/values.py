@@ -126,7 +126,6 @@ def is_like(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def like_expression(pattern: str, escape: str | None) -> str:
-    """Return the regular expression of a pattern of LIKE."""
     parts, letters = list[str](), iter(pattern)
     for letter in letters:
         if letter == escape:
@@ -258,7 +257,6 @@ def sum_of_wholes(values: Iterable[int]) -> int:
 
 
 def sum_of_doubles(values: Iterable[float]) -> float:
-    """Return a sum as DOUBLE, in the order of the rows."""
     return reduce(operator.add, values, 0.0)
 
 

@@ -451,7 +451,6 @@ def print_json(value: Any) -> None:
 
 
 def report(reply: Reply, asked: Mapping[str, Any], done: Callable[[Reply], str], as_json: bool) -> NoReturn:
-    """Print a reply and end."""
     if as_json:
         print_json({**asked, **reply.to_json()})
     elif reply.kind is ReplyKind.COMPLETED:

@@ -125,8 +125,6 @@ def rows_in(folder: Path) -> Iterator[dict[str, object]]:
 
 
 class _Job:
-    """One start of the project's job."""
-
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process, self._log = process, log
 

@@ -54,8 +54,6 @@ _MOST_NAMED = 5
 
 
 class OrderOutcome(enum.Enum):
-    """What became of an order."""
-
     #: The job has gone back.
     DONE = "DONE"
     #: The job does not run; its next start carries the order out.
@@ -76,8 +74,6 @@ class OrderOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OrderReport:
-    """What became of an order, why, and which lineage it began."""
-
     outcome: OrderOutcome
     text: str
     lineage: Lineage | None = None

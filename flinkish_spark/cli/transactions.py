@@ -226,8 +226,6 @@ Handle = tuple[str, int, int]
 
 
 class Standing(enum.Enum):
-    """What the job directory says about a transaction."""
-
     #: A COMMIT decision without receipt names it: it has to be committed.
     DECIDED = "DECIDED"
     #: A COMMIT decision with a receipt names it: it is committed.
@@ -244,8 +242,6 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A transaction that the job directory names."""
-
     #: DECIDED, CONFIRMED, LEFT_BEHIND or STAGED.
     standing: Standing
     handle: Handle
@@ -378,8 +374,6 @@ UNKNOWN_STATE = "Unknown"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One transactional id of the job."""
-
     #: Parsed exactly; ids of others that begin alike are not among them.
     name: TransactionalId
     state: str
@@ -390,7 +384,6 @@ class Found:
     age_ms: int | None
     #: After which the broker aborts it.
     timeout_ms: int | None
-    #: What the job directory says.
     standing: Standing
     named: Named | None
 
@@ -504,8 +497,6 @@ OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is to become of one transaction."""
-
     found: Found
     #: Why it is not touched; empty if it is to be ended.
     refusal: str = ""

@@ -36,8 +36,6 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: its name in Flink, what it is about, its unit by UCUM, what it means."""
-
     name: str
     kind: Kind
     scope: Scope

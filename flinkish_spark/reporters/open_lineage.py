@@ -35,8 +35,6 @@ _MOST_TEXT = 500
 
 @dataclass(frozen=True)
 class _Output:
-    """A data set that a sink writes, and from which columns of which inputs its columns come."""
-
     uid: str
     dataset: Dataset
     fields: tuple[tuple[str, str], ...]

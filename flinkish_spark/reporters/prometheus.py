@@ -72,7 +72,6 @@ class _Collector:
     known: Callable[[], Iterable[_Known]]
 
     def collect(self) -> Iterator[Any]:
-        """Yield a family for each name, with the values of all jobs."""
         core, families = _client().core, dict[str, Any]()
         shown: set[tuple[str, ...]] = set()
         for snapshot, found in self.known():

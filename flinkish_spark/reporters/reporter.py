@@ -78,7 +78,6 @@ class EndedCheckpoints:
         self._told: set[int] = set()
 
     def new_in(self, history: StatisticsHistory) -> list[CheckpointStatistics]:
-        """Return those that have ended since the last call, by rising id."""
         ended = [one for one in history.entries if one.status is not CheckpointStatus.IN_PROGRESS]
         found = [
             one

@@ -67,7 +67,6 @@ class SparkMetricsReporter(Reporter):
 
 
 def name_of(one: Measurement) -> str:
-    """Return the name of a metric below its source."""
     about = one.operator if one.task is None else one.task.name
     parts = (one.metric.scope.value, _NO_LETTER.sub("_", about), one.metric.name)
     return ".".join(part for part in parts if part)

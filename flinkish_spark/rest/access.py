@@ -49,11 +49,9 @@ def is_loopback(host: str) -> bool:
 @dataclass(frozen=True)
 class Access:
     host: str
-    #: What changes have to bring.
     token: str = field(repr=False)
     #: Further names by which it may be asked for, for example behind a proxy.
     names: frozenset[str] = frozenset()
-    #: Whether anything can be changed at all.
     can_change: bool = True
 
     def why_refused(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:

@@ -60,8 +60,6 @@ _SAVEPOINT, _STOP, _CHECKPOINT, _REWIND = "savepoint", "stop", "checkpoint", "re
 
 
 class Refused(Exception):
-    """A request is answered with a status and a reason."""
-
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status, self.text = status, text
@@ -69,8 +67,6 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class ServedJobs:
-    """What the paths work with."""
-
     jobs: JobsInPlaces
     access: Access
     #: Where savepoints go if a request says nothing; empty for nowhere.
@@ -80,7 +76,6 @@ class ServedJobs:
 
 
 def application(served: ServedJobs) -> Starlette:
-    """Return the server's paths, with Flink's also below `/v1`, and its page."""
     paths = _Paths(served)
     routes = paths.routes()
     return Starlette(

@@ -38,7 +38,6 @@ def listed_job(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def job(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return who a job is, who runs it, and why it was started again."""
     report, owner = snapshot.report, snapshot.owner
     names = {vertex.id: vertex.name for vertex in snapshot.graph.vertices}
     return {
@@ -81,7 +80,6 @@ def job(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def graph(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return the job graph with what went through each vertex of late."""
     found, flow = snapshot.graph, snapshot.flow
     return {
         "vertices": [_vertex(snapshot, found, vertex) for vertex in found.vertices],
@@ -133,7 +131,6 @@ def _kind(vertex: JobVertex) -> str:
 
 
 def watermarks(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return the watermarks of all operators at the newest complete checkpoint, with their lags."""
     commits = snapshot.newest_commits
     by_uid = snapshot.graph.by_uid
     return {
@@ -200,7 +197,6 @@ def checkpoint(snapshot: JobSnapshot, view: CheckpointView) -> dict[str, Any]:
 
 
 def decisions(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict[str, Any]:
-    """Return what was decided, the newest first."""
     return {
         "decisions": [
             {
@@ -300,7 +296,6 @@ def rewind(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:
 
 
 def lineages(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return the rewinds of a job's life, oldest first, and the lineage that it is in."""
     history = snapshot.job.job_dir.history()
     return {
         "live": int(history.live),

@@ -43,7 +43,6 @@ class Operation:
     kind: str
     #: What is told of it when it is done; None until then, and where it failed.
     result: dict[str, Any] | None = None
-    #: Why it was not done.
     failure: str | None = None
 
     @property
@@ -62,7 +61,6 @@ class Operations:
     def begin(
         self, job_id: str, kind: str, work: Callable[[], dict[str, Any]], trigger_id: str | None = None
     ) -> str:
-        """Begin an operation in a thread of its own; return its id."""
         name = uuid.uuid4().hex if trigger_id is None else trigger_id
         if not _ID.fullmatch(name):
             raise ValueError(f"a trigger id is 32 lower-case hexadecimal digits, got {name[:80]!r}")

@@ -28,7 +28,6 @@ class Moment(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class KillPoint:
-    #: Right before or right after which step.
     step: Step
     moment: Moment
     #: The how-manieth time in the life of this process; 1 is the first. Steps that the recovery
@@ -68,7 +67,6 @@ def kill_process() -> None:
 
 
 def kill_process_group() -> None:
-    """Kill this process and all of its process group."""
     if os.getpgid(0) != os.getpid():
         raise ConfigError(
             "this process does not lead its process group",

@@ -107,7 +107,6 @@ class HarnessCalls:
         return f"{'recorded' if is_kept else 'passing'}/{uid}"
 
     def next_micro_batch(self) -> int:
-        """Return the number of the next micro-batch; what is not recorded is forgotten."""
         self.store.clear("passing/")
         self._number += 1
         return self._number

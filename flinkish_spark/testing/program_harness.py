@@ -574,7 +574,6 @@ class ProgramHarness:
     def _having(
         kind: str, state: str, uid: str | None, names: Mapping[ProgramOperator, Collection[str]]
     ) -> ProgramOperator:
-        """Return the one operator that has a state, given the names of all states of that kind."""
         having = [one for one, own in names.items() if state in own and uid in (None, one.node.uid)]
         if len(having) != 1:
             known = [f"{one.node.uid}/{name}" for one, own in names.items() for name in own]

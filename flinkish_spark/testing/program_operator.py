@@ -157,7 +157,6 @@ class Way:
     """From a source or an operator through steps."""
 
     base: Base
-    #: What is done to frames.
     stages: tuple[Stage, ...]
     frame: T.StructType
 

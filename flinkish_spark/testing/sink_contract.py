@@ -143,7 +143,6 @@ class SinkProcess:
         self._blocks = itertools.count(1)
 
     def stage(self, rows: Rows, *, checkpoint: CheckpointId, change: _Change | None = None) -> Staged:
-        """Stage a micro-batch with these rows and one barrier."""
         frame = self._frame(rows, checkpoint)
         block, batch = next(self._blocks), self._subject.next_batch()
         changed = frame if change is None else change(frame)
