@@ -33,7 +33,7 @@ Offsets = Mapping[str, Mapping[int, int]]
 
 
 class Completeness(enum.Enum):
-    """Which outputs have to name a record of the input."""
+    """The outputs that have to name a record of the input."""
 
     #: Each of them.
     EACH = "EACH"
@@ -61,7 +61,7 @@ class AuditSettings:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found; :attr:`is_exact` is the answer."""
+    """The findings of an audit; :attr:`is_exact` is the answer."""
 
     #: The one whose position ends the audited input.
     checkpoint: int

@@ -35,7 +35,7 @@ class Extent:
 
 
 class InputOffsets:
-    """Which offsets of the audited extents hold a record: markers and aborted records do not."""
+    """The offsets of the audited extents that hold a record: markers and aborted records do not."""
 
     def __init__(self, extents: Mapping[Place, Extent]) -> None:
         self.places: tuple[Place, ...] = tuple(extents)
@@ -53,7 +53,7 @@ class InputOffsets:
 
 
 class NamedOffsets:
-    """Which offsets of the input one output names, and which of them it names again."""
+    """The offsets of the input that one output names, and those that it names again."""
 
     def __init__(self, expected: InputOffsets) -> None:
         self._expected = expected

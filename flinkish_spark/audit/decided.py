@@ -1,4 +1,4 @@
-"""What was decided for each checkpoint and sink, and whether the outputs show exactly that.
+"""Compares the decision for each checkpoint and sink with what the outputs show.
 
 Reads decisions and receipts before the outputs are read, and once more afterwards: what is confirmed by the
 first look must be whole, what is visible must be decided by the second.
@@ -96,7 +96,7 @@ class Decided:
         return self.history.superseded_by(CheckpointId(one.checkpoint), one.lineage) is not None
 
     def may_be_dead(self, checkpoint: int) -> bool:
-        """Whether a checkpoint may be one that a rewind left behind, whose decision is deleted."""
+        """Return whether a checkpoint may be one that a rewind left behind, whose decision is deleted."""
         if checkpoint in self.checkpoints:
             return False
         # Decisions that were left behind are the first to go. Between the rewind's target and the first id
@@ -109,7 +109,7 @@ class Decided:
         return False
 
     def is_dead_batch(self, text: str) -> bool:
-        """Whether a micro-batch is of a checkpoint that a rewind left behind."""
+        """Return whether a micro-batch is of a checkpoint that a rewind left behind."""
         name = BatchName.of(text)
         if name is None:
             return False
@@ -160,7 +160,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """How many rows an output shows, by micro-batch or by checkpoint; the other one is None."""
+    """The numbers of rows that an output shows, by micro-batch or by checkpoint; the other one is None."""
 
     sink: str
     by_batch: Counter[str] | None = None
@@ -238,7 +238,7 @@ def _undecided(before: Decided, after: Decided, visible: Visible) -> list[Partia
 
 
 def _is_judged(place: _Order, before: list[_Order], after: list[_Order]) -> bool:
-    """Whether a decision of `place` would have been seen by one of two looks, which saw these."""
+    """Return whether one of two looks, which saw these, would have seen a decision of `place`."""
     known = [*before, *after]
     if not known:
         return True

@@ -12,7 +12,7 @@ from flinkish_spark.cep.conditions import Always, Condition, ConditionContext, L
 
 
 class StateKind(enum.Enum):
-    """What becomes of a partial match that is in a state."""
+    """The fate of a partial match that is in a state."""
 
     START = "start"
     NORMAL = "normal"
@@ -25,7 +25,7 @@ class StateKind(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What a transition does with the event that it is tried with."""
+    """The use that a transition makes of an event."""
 
     #: The event becomes part of the match.
     TAKE = "take"
@@ -69,7 +69,7 @@ class Automaton:
 
     @cached_property
     def looks_back(self) -> tuple[bool, ...]:
-        """By state, whether what an event does there depends on what was taken before."""
+        """For each state: its transitions depend on the events that were taken before."""
         return tuple(
             any(one.condition.looks_back for near in self.reached_from(at) for one in near.transitions)
             for at in range(len(self.states))
@@ -96,7 +96,7 @@ class Automaton:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What stored partial matches fit: names and kinds of states; conditions and windows may change."""
+        """A mark of names and states, which stored matches need; conditions and windows may change."""
         states = [(state.name, state.kind.value) for state in self.states]
         names = ", ".join(self.names)
         return f"({names}) {zlib.crc32(repr(states).encode()):08x}"
@@ -113,7 +113,7 @@ class Automaton:
 
     @cached_property
     def passes_over_others(self) -> bool:
-        """Whether an event for which no condition of the program holds changes nothing at all."""
+        """An event for which no condition of the program holds changes nothing at all."""
         # It does where nothing may stand between two events; and in loops and before what is optional, where
         # it makes two partial matches of one.
         nothing = _Nothing({leaf: False for leaf in self.leaves})

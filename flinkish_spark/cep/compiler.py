@@ -1,4 +1,4 @@
-"""From a pattern to its automaton, from the last name to the first.
+"""Compiles a pattern to its automaton, from the last name to the first.
 
 The states and their names are those that Flink makes, in the same order: a differential test compares what
 comes of them. What is made of one name:
@@ -86,7 +86,7 @@ class _Enclosing:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in a pattern a stage is."""
+    """The place of a stage in a pattern."""
 
     stages: tuple[Stage, ...]
     at: int

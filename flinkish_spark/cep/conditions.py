@@ -97,7 +97,7 @@ ConditionLike = str | Callable[..., Any] | IterativeCondition | SqlCondition
 
 
 class Given(Protocol):
-    """One event beside one partial match: what conditions are asked about."""
+    """One event beside one partial match: conditions are asked about it."""
 
     @property
     def event(self) -> Any: ...
@@ -108,7 +108,7 @@ class Given(Protocol):
 
     @property
     def facts(self) -> dict[Leaf, bool]:
-        """What is known of the event alone, by condition; the same dict for all partial matches."""
+        """The answers about the event alone, by condition; the same dict for all partial matches."""
 
     @property
     def context(self) -> ConditionContext: ...

@@ -13,7 +13,7 @@ from typing import Any
 
 
 class MoreRowsNeeded(Exception):
-    """What was asked for is behind the last row that is known, and there may be more."""
+    """The expression asks for a row after the last one that is known, and there may be more."""
 
 
 @dataclass(slots=True)

@@ -181,7 +181,7 @@ def _match(path: Iterable[Taken], take: Take | None) -> Match:
 
 @dataclass(slots=True)
 class MatchState:
-    """All that is known of one key: a plain value."""
+    """The state of one key: a plain value."""
 
     #: What is open; the start state among it, unless the key is never to match again.
     partial: MatchQueue
@@ -201,7 +201,7 @@ class MatchState:
 
 
 class FlatMatches(NamedTuple):
-    """What is open of one key as rows that refer to each other by their places: as it is stored."""
+    """The stored form of a key's open matches: rows that refer to each other by their places."""
 
     #: That some partial match has taken, in their order.
     events: Sequence[Event]
@@ -259,7 +259,7 @@ _Way = tuple[str, bool, int, StateKind]
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """What is known of events beforehand; one object for all that are answered alike."""
+    """The answers about events that are known beforehand; one object for all that are answered alike."""
 
     #: The answers to conditions of one event.
     facts: dict[Leaf, bool]

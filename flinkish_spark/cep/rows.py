@@ -83,7 +83,7 @@ def permuted(parts: Sequence[RowPattern]) -> RowPattern:
 
 
 class RowsPerMatch(enum.Enum):
-    """What is told of a match, and of rows that are in none."""
+    """The rows that come out for a match, and for rows that are in none."""
 
     ONE_ROW = "ONE ROW PER MATCH"
     ALL_ROWS = "ALL ROWS PER MATCH SHOW EMPTY MATCHES"
@@ -336,7 +336,7 @@ class Told:
 
 
 class _Unknown(enum.Enum):
-    """What an attempt may come to besides a match."""
+    """The outcomes of an attempt that are no match."""
 
     NEEDS_MORE = enum.auto()
     FAILED = enum.auto()
@@ -351,7 +351,7 @@ class _Found:
 
 
 class _About:
-    """What the conditions of proceeds are asked about: a place between two rows."""
+    """A place between two rows, about which the conditions of proceeds are asked."""
 
     __slots__ = ("event", "facts", "take")
 
@@ -559,7 +559,7 @@ _END_OF_TIME = (1 << 63) - 1
 
 
 def is_of_place(name: str, made: Expression) -> bool:
-    """Whether the condition of a variable looks at the row alone that would be it, and at rows before."""
+    """Return whether a variable's condition looks only at the row that would be it, and at rows before."""
     if isinstance(made, Column):
         return made.variables is None or name in made.variables
     if isinstance(made, Navigated):

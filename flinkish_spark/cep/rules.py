@@ -38,7 +38,7 @@ _CONDITIONS = ("SQL", "CLASS")
 
 @dataclass(frozen=True)
 class KnownToRules:
-    """What rules may name: the only functions that they can lead to."""
+    """The patterns and conditions that rules may name: the only functions that they can lead to."""
 
     #: By name, a pattern, or what makes one of a rule's arguments.
     patterns: Mapping[str, Pattern | Callable[..., Pattern]] = field(default_factory=dict)

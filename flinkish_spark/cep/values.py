@@ -1,4 +1,4 @@
-"""What SQL makes of values: numbers, comparisons and casts as Spark's ANSI mode has them.
+"""Values as SQL computes them: numbers, comparisons and casts as Spark's ANSI mode has them.
 
 A value of a whole type is an int, of FLOAT and DOUBLE a float, of DECIMAL a decimal with the scale of its
 type. Each function gets values that are not null. Whatever Spark refuses is refused here, too: a number that

@@ -1,4 +1,4 @@
-"""What the commands share: parameters, asking a running job, tables, exit statuses, damaged directories."""
+"""Shared by the commands: parameters, asking a running job, tables, exit statuses, damaged directories."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _SHELL = "pyspark-shell"
 
 @dataclass(frozen=True)
 class Launch:
-    """What takes the place of this process: a command, and its environment variables."""
+    """A command that takes the place of this process, and its environment variables."""
 
     command: Sequence[str]
     environment: Mapping[str, str]

@@ -20,7 +20,7 @@ Number = int | float
 
 
 class Scope(enum.Enum):
-    """What a metric is about; Flink's words. A task is here a whole vertex of the job graph."""
+    """The subject of a metric, in Flink's words. A task is here a whole vertex of the job graph."""
 
     JOB = "job"
     TASK = "task"
@@ -28,7 +28,7 @@ class Scope(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """Whether a value only grows, for the life of the job directory."""
+    """The type of a metric: a counter only grows, for the life of the job directory."""
 
     COUNTER = "counter"
     GAUGE = "gauge"

@@ -1,4 +1,4 @@
-"""What a job reads and writes, for catalogs that speak OpenLineage: an event for each complete checkpoint."""
+"""Tells catalogs by OpenLineage what a job reads and writes: an event for each complete checkpoint."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _known(snapshots: Iterable[JobSnapshot]) -> Iterator[_Known]:
 
 @dataclass(frozen=True)
 class _Collector:
-    """What prometheus_client asks at each scrape."""
+    """The collector that prometheus_client asks at each scrape."""
 
     known: Callable[[], Iterable[_Known]]
 

@@ -1,4 +1,4 @@
-"""Who tells another system how a job is, and the threads in which they do."""
+"""Reporters, which tell other systems how a job is, and the threads in which they do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask a server what: the names it answers to, where requests may come from, the token for changes.
+"""The rules for requests: names the server answers to, where requests may come from, the token for changes.
 
 A page of somebody else's that is open in the same browser can send requests to any server of this machine:
 
@@ -39,7 +39,7 @@ def new_token() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is one of this machine that no other one reaches."""
+    """Return whether an address is one of this machine that no other one reaches."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

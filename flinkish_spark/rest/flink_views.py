@@ -1,4 +1,4 @@
-"""What Flink's REST paths answer, in Flink's shapes and by Flink's names, out of a snapshot of a job.
+"""The answers of Flink's REST paths, in Flink's shapes and by Flink's names, out of a snapshot of a job.
 
 Every member that a client of Flink's may look for is there. What Spark does not have, or what was not
 measured, is -1 or left out, as Flink itself does where it does not know: never a number that means something

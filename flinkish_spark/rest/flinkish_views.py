@@ -1,4 +1,4 @@
-"""What Flink's REST server has no path for: sinks, decisions, going back, lineages, chained jobs."""
+"""Answers for which Flink's REST server has no path: sinks, decisions, going back, lineages, chained jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which jobs a server shows, by id: those in job directories, and in folders with job directories."""
+"""The jobs that a server shows, by id: those in job directories, and in folders with job directories."""
 
 from __future__ import annotations
 

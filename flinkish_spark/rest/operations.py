@@ -1,4 +1,4 @@
-"""What was triggered over REST and takes its time: each has an id by which its asker hears what became of it.
+"""Operations that were triggered over REST and take their time: each has an id by which its end is asked for.
 
 As in Flink, a trigger is answered at once, and its state is asked for until it is COMPLETED. What is under
 way is known to this server alone, and forgotten when it ends: the job goes on with it all the same.
@@ -25,7 +25,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class OperationFailed(Exception):
-    """What was asked for was not done; the text says why."""
+    """The operation was not done; the text says why."""
 
 
 class TooManyOperations(Exception):
@@ -51,7 +51,7 @@ class Operation:
 
 
 class Operations:
-    """Those of a server; any thread may call."""
+    """The operations of a server; any thread may call."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads

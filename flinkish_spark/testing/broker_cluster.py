@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class ClusterDidNotSettle(EnvironmentFault):
-    """What was asked of the cluster did not come about in time."""
+    """The cluster did not do in time what it was asked for."""
 
 
 class _Node(LocalBroker):

@@ -154,7 +154,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class Way:
-    """From a source or an operator through steps."""
+    """A way from a source or an operator through steps."""
 
     base: Base
     stages: tuple[Stage, ...]
