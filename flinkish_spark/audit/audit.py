@@ -68,6 +68,7 @@ class AuditResult:
     extents: Mapping[Place, Extent]
     records: int
     outputs: tuple[OutputCounts, ...]
+    #: By sink, or under "" for all outputs together.
     lost_by_sink: Mapping[str, int]
     #: Checkpoints that an output shows in part, too much of, or without a decision.
     partial: tuple[Partial, ...]

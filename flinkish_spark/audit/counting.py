@@ -56,6 +56,7 @@ class NamedOffsets:
     """The offsets of the input that one output names, and those that it names again."""
 
     def __init__(self, expected: InputOffsets) -> None:
+        # It has to be complete before `lost` and `unexpected` are asked for.
         self._expected = expected
         self.seen = [np.zeros(len(extent), np.bool_) for extent in expected.extents]
         #: Rows whose origin an earlier row has.

@@ -59,7 +59,8 @@ class Expression(ABC):
     looks_around = False
 
     @abstractmethod
-    def value(self, frame: Frame, place: int | None) -> Any: ...
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return the value at a place; at None, each column is read at the row that it names."""
 
     def parts(self) -> Sequence[Expression]:
         return ()

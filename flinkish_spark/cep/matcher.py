@@ -192,6 +192,7 @@ class MatchState:
 
     @property
     def is_initial(self) -> bool:
+        """Nothing would be lost if it were forgotten."""
         heap = self.partial._heap
         return len(heap) == 1 and heap[0].last is None and not self.held._heap
 
@@ -329,6 +330,7 @@ class Matcher:
         known: Known | None = None,
         processing_time_ms: int = 0,
     ) -> list[Match]:
+        # Time has been advanced to the event.
         step, proceeds, looks_back = self._step, self._proceeds, self._looks_back
         ways: dict[int, list[_Way]] | None = None
         if known is None:

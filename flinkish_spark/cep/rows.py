@@ -387,7 +387,7 @@ class RowMatcher:
         self._first = self._first_variables()
 
     def run(self, state: RowState, ended_to_ms: int) -> list[Told]:
-        """Return what can be told now; rows were added to the state."""
+        """Return what can be told now; no row up to `ended_to_ms` comes any more."""
         told: list[Told] = []
         for name in self._of_place:
             own = state.facts.setdefault(name, [])

@@ -117,6 +117,7 @@ def of_decimals(
     return exact(digits, scale, found)
 
 
+# As in Spark, NaN is equal to NaN and more than all numbers.
 def is_equal(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 

@@ -447,6 +447,7 @@ EXIT_STATUS = {
 
 
 def print_json(value: Any) -> None:
+    # In ASCII no encoding of a terminal matters.
     click.echo(json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False))
 
 

@@ -376,6 +376,7 @@ UNKNOWN_STATE = "Unknown"
 class Found:
     #: Parsed exactly; ids of others that begin alike are not among them.
     name: TransactionalId
+    #: Kafka's word, or UNKNOWN_STATE.
     state: str
     #: As the brokers have it; None if they do not know the id.
     producer_id: int | None

@@ -169,4 +169,5 @@ class Reporting(QuietListener, ExecutionListener):
         self._tell()
 
     def on_job_executed(self, result: JobExecutionResult | None, error: BaseException | None) -> None:
+        # The last report is made before whoever waits for the job's end goes on.
         self.end()

@@ -68,6 +68,7 @@ class Operations:
         with self._lock:
             known = self._known.get(name)
             if known is not None:
+                # The same request, sent again under an id of the asker's, begins nothing new.
                 if (known.job_id, known.kind) != (job_id, kind):
                     raise TriggerIdTaken
                 return name

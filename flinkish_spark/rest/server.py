@@ -108,6 +108,7 @@ class UiServer:
 
     @property
     def link(self) -> str:
+        # Browsers send nothing behind `#`: who has the link may change jobs, and nobody on the way sees it.
         return f"{self.url}#token={self.token}"
 
     def join(self) -> None:
