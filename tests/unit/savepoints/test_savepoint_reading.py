@@ -61,10 +61,10 @@ from flinkish_spark.state.operator_state import (
     OperatorLists,
 )
 from flinkish_spark.state.savepoint_files import StateFileWriter
-from flinkish_spark.testing._operator_harness import BroadcastHarness, OperatorHarness
 from flinkish_spark.transport.blocks import to_block
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
+from tests.support.operator_harness import BroadcastHarness, OperatorHarness
 
 
 class Keeps(KeyedProcessFunction):

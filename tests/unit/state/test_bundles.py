@@ -24,7 +24,7 @@ from flinkish_spark.state.key_group import (
     unbundled_groups,
     whole_group,
 )
-from flinkish_spark.testing._operator_harness import MemoryBases, OperatorHarness, Snapshot
+from tests.support.operator_harness import MemoryBases, OperatorHarness, Snapshot
 
 BUNDLING = Bundling(key_groups=12, partitions=2, per_partition=2)
 

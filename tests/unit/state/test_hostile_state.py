@@ -22,7 +22,7 @@ from flinkish_spark.state.key_group import (
     whole_group,
 )
 from flinkish_spark.state.operator_state import unpack_tables
-from flinkish_spark.testing._operator_harness import OperatorHarness, Snapshot
+from tests.support.operator_harness import OperatorHarness, Snapshot
 
 _DAMAGE = (FrameError, StateMismatch)
 

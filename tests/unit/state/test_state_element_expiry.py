@@ -13,8 +13,8 @@ from flinkish_spark.functions.keyed import KeyedProcessFunction
 from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateTtl, TtlUpdate
 from flinkish_spark.state.codec import OWNER, pack_frame, table_bytes, unpack_frame
 from flinkish_spark.state.key_group import BasePolicy, whole_group
-from flinkish_spark.testing._operator_harness import OperatorHarness, Snapshot
 from tests.support.effort import examples, seeds
+from tests.support.operator_harness import OperatorHarness, Snapshot
 
 TTL_MS = 100
 WRITES, READS = TtlUpdate.ON_CREATE_AND_WRITE, TtlUpdate.ON_READ_AND_WRITE
