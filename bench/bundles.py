@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.checking import FIRST_MS
 from bench.in_process import GROUPS, Job, rows_of_users
-from flinkish_spark.testing._operator_harness import MemoryBases
+from tests.support.operator_harness import MemoryBases
 
 _MOST_ROWS = 500_000
 

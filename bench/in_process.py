@@ -43,7 +43,6 @@ from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Pa
 from flinkish_spark.planning.keyed import Folded, Transport, _combined, _kept, _names, folding_windows
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState
-from flinkish_spark.testing._operator_harness import MemoryBases
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker, in_order, to_block
 from flinkish_spark.types.ddl import parse_ddl
@@ -53,6 +52,7 @@ from flinkish_spark.windows.spec import AggregateWindow, WindowSpec
 from flinkish_spark.worker.combiner import Combiner
 from flinkish_spark.worker.keyed_operator import runner_of as opened
 from flinkish_spark.worker.runners import BatchRunner, InputShape, RowShape, WindowRunner
+from tests.support.operator_harness import MemoryBases
 
 GROUPS, PARTITIONS, UID = 128, 2, "work"
 BUNDLES = Bundling(GROUPS, PARTITIONS).bundles

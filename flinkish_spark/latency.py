@@ -1,4 +1,4 @@
-"""What latency markers have measured, as `JobClient.latencies` returns it. See `docs/latency-markers.md`."""
+"""The measurements of latency markers, as `JobClient.latencies` returns it. See `docs/latency-markers.md`."""
 
 from __future__ import annotations
 

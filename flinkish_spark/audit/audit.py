@@ -33,7 +33,7 @@ Offsets = Mapping[str, Mapping[int, int]]
 
 
 class Completeness(enum.Enum):
-    """Which outputs have to name a record of the input."""
+    """The outputs that have to name a record of the input."""
 
     #: Each of them.
     EACH = "EACH"
@@ -45,15 +45,11 @@ class Completeness(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """What is audited."""
-
     #: Where the input topics are, and those that are outputs.
     connection: KafkaConnection
     inputs: tuple[str, ...]
     outputs: tuple[OutputSpec, ...]
-    #: How rows say where they come from.
     names: OriginNames = field(default_factory=OriginNames)
-    #: Who has to name each record of the input.
     completeness: Completeness = Completeness.EACH
     #: Offsets by topic and partition; for a partition of which none is given, where the job began and the
     #: position of the newest confirmed checkpoint.
@@ -65,16 +61,14 @@ class AuditSettings:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found; :attr:`is_exact` is the answer."""
+    """The findings of an audit; :attr:`is_exact` is the answer."""
 
     #: The one whose position ends the audited input.
     checkpoint: int
-    #: The audited offsets by partition.
     extents: Mapping[Place, Extent]
-    #: How many records of the input they hold.
     records: int
-    #: What was seen in each output.
     outputs: tuple[OutputCounts, ...]
+    #: By sink, or under "" for all outputs together.
     lost_by_sink: Mapping[str, int]
     #: Checkpoints that an output shows in part, too much of, or without a decision.
     partial: tuple[Partial, ...]
@@ -104,7 +98,6 @@ class AuditResult:
         return not any(self.zeros.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `flinkish audit --json` says; see `docs/audit.md`."""
         partitions: dict[str, dict[str, list[int]]] = {}
         for (topic, partition), extent in self.extents.items():
             partitions.setdefault(topic, {})[str(partition)] = [extent.start, extent.end]
@@ -189,7 +182,6 @@ def began_at(job_dir: JobDir, place: StoreSpec, topics: Sequence[str]) -> Offset
 
 
 def extents_of(settings: AuditSettings, position: LoggedOffsets) -> dict[Place, Extent]:
-    """Return which offsets are audited, by partition."""
     known = position.kafka(frozenset(settings.inputs))
     extents = {}
     for topic in settings.inputs:

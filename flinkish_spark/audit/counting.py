@@ -1,4 +1,7 @@
-"""Counting which offsets of the input an output names, and whether keys keep their order."""
+"""Counting which offsets of the input an output names, and whether keys keep their order.
+
+An input offset costs one byte, for the input and each output; a key costs 16 bytes per source partition.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-# ----------------------------------------------------------------------------------------------------------
-# Counting which offsets of the input an output names: one byte per offset, for the input and each output.
-#
-# Pure: arrays in, numbers out.
-
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -38,7 +35,7 @@ class Extent:
 
 
 class InputOffsets:
-    """Which offsets of the audited extents hold a record: markers and aborted records do not."""
+    """The offsets of the audited extents that hold a record: markers and aborted records do not."""
 
     def __init__(self, extents: Mapping[Place, Extent]) -> None:
         self.places: tuple[Place, ...] = tuple(extents)
@@ -56,9 +53,10 @@ class InputOffsets:
 
 
 class NamedOffsets:
-    """Which offsets of the input one output names, and which of them it names again."""
+    """The offsets of the input that one output names, and those that it names again."""
 
     def __init__(self, expected: InputOffsets) -> None:
+        # It has to be complete before `lost` and `unexpected` are asked for.
         self._expected = expected
         self.seen = [np.zeros(len(extent), np.bool_) for extent in expected.extents]
         #: Rows whose origin an earlier row has.
@@ -98,7 +96,6 @@ class NamedOffsets:
 
     @property
     def examples_of_unexpected(self) -> list[str]:
-        """Some of them, in words."""
         expected = zip(self._expected.places, self._expected.extents, self._unexpected(), strict=True)
         return [
             f"{topic}-{partition} offset {offset}"
@@ -113,8 +110,6 @@ class NamedOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Offsets of the input that are named nowhere."""
-
     count: int
     examples: tuple[str, ...]
 
@@ -132,23 +127,15 @@ def lost(expected: InputOffsets, outputs: Sequence[NamedOffsets]) -> Lost:
     return Lost(count, tuple(examples[:EXAMPLES]))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Whether the records of a key come in the order of the input: 16 bytes per key and source partition.
-#
-# Pure: arrays in, numbers out.
-
-
 UInt64s = npt.NDArray[np.uint64]
 
 
 class KeyOrder:
-    """The records of one output partition, in their order.
-
-    Keys are told apart by 64-bit hashes: among a million of them two are mistaken for one with a
-    probability of 3 in 100 million, and then order may be asked of records that have none.
-    """
+    """The records of one output partition in their order; keys are told apart by 64-bit hashes."""
 
     def __init__(self) -> None:
+        # Of a million keys two have the same hash with a probability of 3 in 100 million; then order is asked
+        # of records that have none.
         self._keys = np.zeros(0, np.uint64)
         self._last = np.zeros(0, np.int64)
 
@@ -186,10 +173,7 @@ class KeyOrder:
 
 
 class BatchOrder:
-    """The micro-batches of one output partition, in the order of their records.
-
-    They are written one after the other, so that the records of one lie behind those of all earlier ones.
-    """
+    """The micro-batches of one output partition: each one's records lie behind those of all earlier ones."""
 
     def __init__(self) -> None:
         self._newest = (-1, -1)

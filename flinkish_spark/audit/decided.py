@@ -1,4 +1,4 @@
-"""What was decided for each checkpoint and sink, and whether the outputs show exactly that.
+"""Compares the decision for each checkpoint and sink with what the outputs show.
 
 Reads decisions and receipts before the outputs are read, and once more afterwards: what is confirmed by the
 first look must be whole, what is visible must be decided by the second.
@@ -47,20 +47,16 @@ class BatchName:
 
 @dataclass(frozen=True, slots=True)
 class DecidedCheckpoint:
-    """A checkpoint that was decided COMMIT.
-
-    `rows` is what each sink wrote, by micro-batch; `offsets_text` says up to where it has read.
-    """
-
     checkpoint: int
     lineage: Lineage
     is_confirmed: bool
+    #: What each sink wrote, by micro-batch.
     rows: Mapping[str, Mapping[str, int]]
+    #: Up to where it has read.
     offsets_text: str = ""
 
     @classmethod
     def of(cls, decision: Decision, *, is_confirmed: bool) -> DecidedCheckpoint:
-        """Return what a decision says."""
         rows: dict[str, dict[str, int]] = {}
         for staged in decision.batches:
             name = str(BatchName(staged.lineage, staged.batch))
@@ -72,7 +68,6 @@ class DecidedCheckpoint:
 
     @property
     def batches(self) -> frozenset[str]:
-        """Its micro-batches."""
         return frozenset(name for of_sink in self.rows.values() for name in of_sink)
 
 
@@ -87,7 +82,7 @@ class Decided:
 
     @classmethod
     def read(cls, job_dir: JobDir) -> Decided:
-        """Read them; one that is deleted meanwhile is left out. Raises CorruptObjectError."""
+        """Read the decisions; one that is deleted meanwhile is left out."""
         found, newest = {}, None
         history = job_dir.history()
         for checkpoint, decision in _commits(job_dir):
@@ -101,13 +96,11 @@ class Decided:
         return self.history.superseded_by(CheckpointId(one.checkpoint), one.lineage) is not None
 
     def may_be_dead(self, checkpoint: int) -> bool:
-        """Whether a checkpoint may be one that a rewind left behind, whose decision is deleted.
-
-        Such decisions are the first to go. Between the rewind's target and the first id that is known of a
-        later lineage there may be live ones, too, if those are deleted by now.
-        """
+        """Return whether a checkpoint may be one that a rewind left behind, whose decision is deleted."""
         if checkpoint in self.checkpoints:
             return False
+        # Decisions that were left behind are the first to go. Between the rewind's target and the first id
+        # that is known of a later lineage there may be live ones, too, if those are deleted by now.
         for rewind in self.history.rewinds:
             if rewind.kind is RewindKind.TO_CHECKPOINT and rewind.target is not None:
                 later = (n for n, one in self.checkpoints.items() if one.lineage >= rewind.lineage)
@@ -116,13 +109,11 @@ class Decided:
         return False
 
     def is_dead_batch(self, text: str) -> bool:
-        """Whether a micro-batch is of a checkpoint that a rewind left behind.
-
-        What was given up without a decision is not meant: it must not be visible at all.
-        """
+        """Return whether a micro-batch is of a checkpoint that a rewind left behind."""
         name = BatchName.of(text)
         if name is None:
             return False
+        # What was given up without a decision is not meant: it must not be visible at all.
         for rewind in self.history.rewinds:
             if rewind.lineage > name.lineage:
                 if name.batch >= rewind.first_removed:
@@ -151,16 +142,14 @@ def _commits(job_dir: JobDir) -> Iterator[tuple[CheckpointId, Decision]]:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A checkpoint, or a micro-batch without one, that an output does not show exactly.
-
-    `what` names it; `decided_rows` is 0 for what no decision names. `unread` is a record of the input that it
-    shows and had not read; then the numbers of rows may be right.
-    """
+    """A checkpoint, or a micro-batch without one, that an output does not show exactly."""
 
     sink: str
     what: str
+    #: 0 for what no decision names.
     decided_rows: int
     visible_rows: int
+    #: A record of the input that it shows and had not read; then the numbers of rows may be right.
     unread: str = ""
 
     def __str__(self) -> str:
@@ -171,15 +160,12 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """How many rows an output shows, by micro-batch or by checkpoint; the other one is None.
-
-    `newest` is the last record of the input that it names, by micro-batch (or checkpoint, as text) and
-    partition of the input.
-    """
+    """The numbers of rows that an output shows, by micro-batch or by checkpoint; the other one is None."""
 
     sink: str
     by_batch: Counter[str] | None = None
     by_checkpoint: Counter[int] | None = None
+    #: The last record of the input that it names, by micro-batch (or checkpoint, as text) and partition.
     newest: Mapping[tuple[str, Place], int] = field(default_factory=dict)
 
 
@@ -227,11 +213,9 @@ def _differing(one: DecidedCheckpoint, rows: Mapping[str, int], visible: Visible
 
 
 def _undecided(before: Decided, after: Decided, visible: Visible) -> list[Partial]:
-    """Return what is visible without a decision.
-
-    What is older than the oldest decision cannot be judged. Nor can what lies between the two looks, if all
-    that the first one saw was deleted before the second.
-    """
+    """Return what is visible without a decision."""
+    # What is older than the oldest decision cannot be judged, nor what lies between the two looks, if all
+    # that the first one saw was deleted before the second.
     known = {**before.checkpoints, **after.checkpoints}
     if not known:
         return []
@@ -254,7 +238,7 @@ def _undecided(before: Decided, after: Decided, visible: Visible) -> list[Partia
 
 
 def _is_judged(place: _Order, before: list[_Order], after: list[_Order]) -> bool:
-    """Whether a decision of `place` would have been seen by one of two looks, which saw these."""
+    """Return whether one of two looks, which saw these, would have seen a decision of `place`."""
     known = [*before, *after]
     if not known:
         return True

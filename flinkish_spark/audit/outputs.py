@@ -41,10 +41,6 @@ from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 from flinkish_spark.core.errors import EnvironmentFault, SchemaError
 from flinkish_spark.protocol.ids import JobUuid
 
-# ----------------------------------------------------------------------------------------------------------
-# Where each row of an output says that it comes from: headers, fields of JSON values, or columns.
-
-
 #: Longer numbers do not fit.
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 #: Multiplied with a place's number, it changes about half of a hash's bits.
@@ -75,12 +71,7 @@ class OriginNames:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Origins of some rows.
-
-    `is_named` says which rows have one; the others' places are -1 and their offsets 0. A place is -1,
-    too, where it is none of the input.
-    """
-
+    #: -1 where a row has no origin, or one that is none of the input.
     places: Int64s
     offsets: Int64s
     is_named: Bools
@@ -159,10 +150,7 @@ def header_column(headers: Any, name: str) -> Any:
 
 
 def json_columns(values: Any, names: Sequence[str]) -> list[Any] | None:
-    """Return fields of JSON values, one column a name; None if none of them is a JSON object.
-
-    Fields that a value does not have are null, and so are all of a record whose value is no object.
-    """
+    """Return fields of JSON values, one column a name, null where missing; None if no value is an object."""
     is_there = pc.is_valid(values)
     lines = values.filter(is_there).to_pylist()
     if not lines:
@@ -256,12 +244,6 @@ def _filled(column: Any) -> Int64s:
     return np.asarray(column.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A Delta table's log and rows, read without Spark and without a JVM.
-#
-# The audit shares no code with the sink that it looks at.
-
-
 _LOG = "_delta_log"
 
 
@@ -271,27 +253,21 @@ class UnreadableTable(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
-    """One version of a table.
-
-    `marks` are its SetTransaction actions: (app id, version). `rows` is how many its new files have.
-    `replaces_rows` says whether it takes rows away: a MERGE that updates, an overwrite; not a compaction.
-    """
-
     number: int
+    #: Its SetTransaction actions: (app id, version).
     marks: tuple[tuple[str, int], ...]
     added: tuple[str, ...]
     removed: tuple[str, ...]
+    #: Of its new files.
     rows: int
+    #: Whether it takes rows away: a MERGE that updates, an overwrite; not a compaction.
     replaces_rows: bool = False
 
     def mark_of(self, app_id: str) -> int | None:
-        """Return the version that an app id recorded here, None if it did not."""
         return next((number for name, number in self.marks if name == app_id), None)
 
 
 class DeltaLog:
-    """Reads new versions as they come."""
-
     def __init__(self, table: Path) -> None:
         self._table = table
         self._next = 0
@@ -349,14 +325,12 @@ class DeltaLog:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as it is now.
-
-    `files` are those of its rows, each with the version that added it. `orphans` are Parquet files below
-    it that its log never named.
-    """
+    """A table as it is now."""
 
     versions: tuple[TableVersion, ...]
+    #: Files of its rows, each with the version that added it.
     added_in: Mapping[Path, TableVersion]
+    #: Parquet files below it that its log never named.
     orphans: tuple[Path, ...]
 
     @property
@@ -365,7 +339,6 @@ class Table:
 
     @classmethod
     def read(cls, table: Path) -> Table:
-        """Read a table; one that does not exist has no rows. Raises as :meth:`DeltaLog.new_versions`."""
         versions = tuple(DeltaLog(table).new_versions())
         active: dict[str, TableVersion] = {}
         ever = set()
@@ -385,12 +358,6 @@ class Table:
             yield from zip(*(content.column(name).to_pylist() for name in columns), strict=True)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Reading the outputs: topics as a read_committed reader sees them, Delta tables, Parquet files.
-#
-# One chunk of rows at a time; nothing of a row is kept but what is counted.
-
-
 #: Header, or column, that names the micro-batch of a row.
 BATCH_FIELD = "flinkish-batch"
 #: Headers that a sink writes beside it under `RecordHeaders.FULL`.
@@ -400,8 +367,6 @@ _NAME_THEM = "give the source metadata=[...] and keep its columns, or name other
 
 
 class OutputKind(enum.Enum):
-    """What an output is."""
-
     KAFKA = "kafka"
     DELTA = "delta"
     PARQUET = "parquet"
@@ -409,8 +374,6 @@ class OutputKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """An output that is audited."""
-
     #: Uid of the sink that writes it.
     sink: str
     kind: OutputKind
@@ -420,12 +383,8 @@ class OutputSpec:
 
 @dataclass
 class OutputCounts:
-    """What was seen in one output."""
-
     spec: OutputSpec
-    #: Which offsets of the input it names.
     named: NamedOffsets
-    #: How many rows were looked at.
     rows: int = 0
     #: Rows of checkpoints that a rewind left behind: looked at no further.
     superseded: int = 0
@@ -440,7 +399,6 @@ class OutputCounts:
     #: The last offset of the input that each micro-batch names, or of a table each checkpoint, by partition
     #: of the input.
     newest: dict[tuple[str, Place], int] = field(default_factory=dict)
-    #: What a reader of the result has to know.
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -462,10 +420,7 @@ class OutputCounts:
 
 @dataclass(frozen=True)
 class OutputReader:
-    """Reads outputs."""
-
     expected: InputOffsets
-    #: How rows say where they come from.
     names: OriginNames
     #: Whose marks a table's versions carry.
     job: JobUuid
@@ -475,7 +430,6 @@ class OutputReader:
     connection: Callable[[], KafkaConnection]
 
     def read(self, spec: OutputSpec) -> OutputCounts:
-        """Read an output as it is now."""
         counts = OutputCounts(spec, NamedOffsets(self.expected))
         match spec.kind:
             case OutputKind.KAFKA:
@@ -492,7 +446,6 @@ class OutputReader:
             )
         return counts
 
-    # -- topics ---------------------------------------------------------------------------------
     def _read_topic(self, counts: OutputCounts) -> None:
         connection = self.connection()
         counts.by_batch, counts.reordered = Counter(), 0
@@ -592,7 +545,6 @@ class OutputReader:
         is_dead = pc.fill_null(pc.is_in(labels, pa.array(dead, pa.string())), False)
         return batch.filter(pc.invert(is_dead))
 
-    # -- files ----------------------------------------------------------------------------------
     def _read_table(self, counts: OutputCounts) -> None:
         table = Table.read(Path(counts.spec.place))
         if not table.versions:

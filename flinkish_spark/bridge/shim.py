@@ -150,4 +150,4 @@ class TappedRows:
             raise InternalError(
                 f"a writer read {len(acks)} of {self._tapped.partitions()} partitions to their end"
             )
-        return tuple(TaskAck.from_json(a) for a in acks)
+        return tuple(TaskAck.from_json({"dropped": 0, "dead_lettered": 0, **ack}) for ack in acks)

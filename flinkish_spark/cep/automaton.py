@@ -12,7 +12,7 @@ from flinkish_spark.cep.conditions import Always, Condition, ConditionContext, L
 
 
 class StateKind(enum.Enum):
-    """What becomes of a partial match that is in a state."""
+    """The fate of a partial match that is in a state."""
 
     START = "start"
     NORMAL = "normal"
@@ -25,7 +25,7 @@ class StateKind(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What a transition does with the event that it is tried with."""
+    """The use that a transition makes of an event."""
 
     #: The event becomes part of the match.
     TAKE = "take"
@@ -46,8 +46,6 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One row of the table."""
-
     #: Unique; what stored partial matches call it.
     name: str
     #: The name of the pattern that events are taken under here.
@@ -60,8 +58,6 @@ class State:
 
 @dataclass(frozen=True)
 class Automaton:
-    """A compiled pattern."""
-
     #: In an order that does not depend on conditions.
     states: tuple[State, ...]
     #: How much time a match may take; None: any.
@@ -73,7 +69,7 @@ class Automaton:
 
     @cached_property
     def looks_back(self) -> tuple[bool, ...]:
-        """By state, whether what an event does there depends on what was taken before."""
+        """For each state: its transitions depend on the events that were taken before."""
         return tuple(
             any(one.condition.looks_back for near in self.reached_from(at) for one in near.transitions)
             for at in range(len(self.states))
@@ -81,7 +77,6 @@ class Automaton:
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
-        """The conditions that the program has given, each once."""
         found = dict.fromkeys(
             leaf
             for state in self.states
@@ -96,24 +91,15 @@ class Automaton:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the pattern, in its order."""
         stages = [state.stage for state in reversed(self.states) if not state.stage.startswith("$")]
         return tuple(dict.fromkeys(stages))
 
     @cached_property
     def fingerprint(self) -> str:
-        """What stored partial matches can be read with: the pattern's names, and a mark of the states.
-
-        Conditions and windows may change.
-        """
+        """A mark of names and states, which stored matches need; conditions and windows may change."""
         states = [(state.name, state.kind.value) for state in self.states]
         names = ", ".join(self.names)
         return f"({names}) {zlib.crc32(repr(states).encode()):08x}"
-
-    @property
-    def can_be_empty(self) -> bool:
-        """Whether the pattern is found where nothing is; such matches are never emitted."""
-        return any(state.kind is StateKind.FINAL for state in self.reached_from(self.start))
 
     @property
     def has_pending(self) -> bool:
@@ -127,11 +113,9 @@ class Automaton:
 
     @cached_property
     def passes_over_others(self) -> bool:
-        """Whether an event for which no condition of the program holds changes nothing at all.
-
-        It does where nothing may stand between two events; and in loops and before what is optional, where
-        it makes two partial matches of one.
-        """
+        """An event for which no condition of the program holds changes nothing at all."""
+        # It does where nothing may stand between two events; and in loops and before what is optional, where
+        # it makes two partial matches of one.
         nothing = _Nothing({leaf: False for leaf in self.leaves})
         if any(leaf.looks_back for leaf in self.leaves):
             return False
@@ -161,7 +145,6 @@ class Automaton:
                     waiting.append(one.target)
 
     def deadline_ms(self, state: int, first_ms: int, previous_ms: int) -> int | None:
-        """Return the time at which a partial match is timed out; None if it never is."""
         from_previous = self.states[state].from_previous_ms
         ends = [
             begun + window
@@ -189,7 +172,6 @@ class Automaton:
         return "\n".join([*(line.rstrip() for line in lines), f"first to last: {window}"])
 
     def to_dot(self) -> str:
-        """Return it as a graph, in the language of Graphviz."""
         shapes = {StateKind.FINAL: "doublecircle", StateKind.STOP: "box", StateKind.START: "diamond"}
         lines = ["digraph pattern {", "  rankdir=LR;"]
         for state in self.states:

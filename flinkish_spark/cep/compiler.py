@@ -1,4 +1,4 @@
-"""From a pattern to its automaton, from the last name to the first.
+"""Compiles a pattern to its automaton, from the last name to the first.
 
 The states and their names are those that Flink makes, in the same order: a differential test compares what
 comes of them. What is made of one name:
@@ -29,7 +29,6 @@ _END, _GROUP = "$end$", "$group$"
 
 
 def compiled(pattern: Stages) -> Automaton:
-    """Return the automaton of a pattern."""
     _check_names(pattern)
     return _Compiler(pattern).compile()
 
@@ -87,7 +86,7 @@ class _Enclosing:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in a pattern a stage is."""
+    """The place of a stage in a pattern."""
 
     stages: tuple[Stage, ...]
     at: int
@@ -111,7 +110,6 @@ class _Place:
             elif not stage.is_optional:
                 return
 
-    # -- conditions of the stage: what ends the group ends all that is in it --------------------------
     def ending(self) -> Condition | None:
         return None if self.group is None else self.group.stage.until
 
@@ -193,7 +191,6 @@ class _Compiler:
             self._first_to_last_ms,
         )
 
-    # -- stages -----------------------------------------------------------------------------------------
     def _chain(
         self, stages: tuple[Stage, ...], sink: _State, following: Stage | None, group: _Enclosing | None
     ) -> _State:
@@ -238,10 +235,11 @@ class _Compiler:
         return state
 
     def _converted(self, place: _Place, sink: _State) -> _State:
-        """Return the first state of a stage."""
         stage = place.stage
         if stage.times is None:
-            first = self._once(place, sink)
+            first = self._single(
+                place, sink, sink, place.take(), place.ignore(), stage.is_optional, is_first=True
+            )
         elif stage.is_loop:
             # Once the loop has begun, what must not come before optional names is no matter any more.
             loop = self._loop(place, self._without_negations(place, sink))
@@ -250,11 +248,6 @@ class _Compiler:
             first = self._repeated(place, sink, sink, stage.times)
         self._stop_at_negations(place, first)
         return first
-
-    def _once(self, place: _Place, sink: _State) -> _State:
-        return self._single(
-            place, sink, sink, place.take(), place.ignore(), place.stage.is_optional, is_first=True
-        )
 
     def _repeated(self, place: _Place, sink: _State, past: _State, times: Times) -> _State:
         """Return a row of states in front of `sink`, for as many times; `past` is what follows them."""
@@ -365,7 +358,6 @@ class _Compiler:
         for one in sink.transitions:
             one.condition = both(one.condition, Not(take))
 
-    # -- what must not come -----------------------------------------------------------------------------
     def _stop(self, name: str, unwanted: Condition) -> _State:
         """Return the one state in which matches end that have met what must not come."""
         if name not in self._stops:
@@ -405,7 +397,6 @@ class _Compiler:
 
         return copied(sink, frozenset())
 
-    # -- states -----------------------------------------------------------------------------------------
     def _copied(self, of: _State) -> _State:
         copy = self._state(of.name.split(DELIMITER)[0], of.kind)
         for one in of.transitions:
@@ -427,7 +418,6 @@ class _Compiler:
         state = self._states[unused] = _State(unused, kind)
         return state
 
-    # -- checks of the whole ----------------------------------------------------------------------------
     def _check_windows(self) -> None:
         last, window = self._pattern.stages[-1], self._first_to_last_ms
         between = [one.from_previous_ms for one in self._states.values() if one.from_previous_ms is not None]

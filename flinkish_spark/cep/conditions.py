@@ -97,11 +97,10 @@ ConditionLike = str | Callable[..., Any] | IterativeCondition | SqlCondition
 
 
 class Given(Protocol):
-    """One event beside one partial match: what conditions are asked about."""
+    """One event beside one partial match: conditions are asked about it."""
 
     @property
-    def event(self) -> Any:
-        """The event."""
+    def event(self) -> Any: ...
 
     @property
     def take(self) -> Take | None:
@@ -109,11 +108,10 @@ class Given(Protocol):
 
     @property
     def facts(self) -> dict[Leaf, bool]:
-        """What is known of the event alone, by condition; the same dict for all partial matches."""
+        """The answers about the event alone, by condition; the same dict for all partial matches."""
 
     @property
-    def context(self) -> ConditionContext:
-        """What conditions that look back are given."""
+    def context(self) -> ConditionContext: ...
 
 
 class Condition(ABC):
@@ -123,8 +121,7 @@ class Condition(ABC):
     looks_back = False
 
     @abstractmethod
-    def holds(self, given: Given) -> bool:
-        """Return whether it holds."""
+    def holds(self, given: Given) -> bool: ...
 
     def leaves(self) -> Iterator[Leaf]:
         return iter(())
@@ -151,7 +148,6 @@ class EventCondition(Leaf):
     label: str
 
     def holds(self, given: Given) -> bool:
-        """Return whether it holds."""
         known = given.facts.get(self)
         if known is None:
             event = given.event if given.take is None else given.take(given.event)
@@ -171,7 +167,6 @@ class ColumnCondition(Leaf):
         return self.text
 
     def holds(self, given: Given) -> bool:
-        """Return whether it holds."""
         known = given.facts.get(self)
         if known is None:
             raise PatternError(
@@ -210,7 +205,6 @@ class Comparison(Leaf):
         self.expression: Expression | None = None
 
     def holds(self, given: Given) -> bool:
-        """Return whether it holds."""
         known = given.facts.get(self)
         if known is not None:
             return known
@@ -236,8 +230,6 @@ class Comparison(Leaf):
 
 @dataclass(frozen=True, slots=True)
 class Always(Condition):
-    """Holds for every event."""
-
     def holds(self, given: Given) -> bool:
         return True
 
@@ -250,8 +242,6 @@ ALWAYS = Always()
 
 @dataclass(frozen=True, slots=True)
 class Not(Condition):
-    """Holds where another one does not."""
-
     of: Condition
 
     @property
@@ -284,8 +274,6 @@ class _Two(Condition):
 
 @dataclass(frozen=True, slots=True)
 class And(_Two):
-    """Holds where both do."""
-
     def holds(self, given: Given) -> bool:
         return self.first.holds(given) and self.second.holds(given)
 
@@ -295,8 +283,6 @@ class And(_Two):
 
 @dataclass(frozen=True, slots=True)
 class Or(_Two):
-    """Holds where one of them does."""
-
     def holds(self, given: Given) -> bool:
         return self.first.holds(given) or self.second.holds(given)
 
@@ -315,7 +301,6 @@ def both(first: Condition, second: Condition) -> Condition:
 
 
 def condition_of(given: ConditionLike, where: str) -> Leaf:
-    """Return a condition as it was given to a pattern."""
     if isinstance(given, str) and given.strip():
         return ColumnCondition(text=given.strip())
     if isinstance(given, SqlCondition):

@@ -13,7 +13,7 @@ from typing import Any
 
 
 class MoreRowsNeeded(Exception):
-    """What was asked for is behind the last row that is known, and there may be more."""
+    """The expression asks for a row after the last one that is known, and there may be more."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,6 @@ class Frame:
     labels: Sequence[str]
     #: How many of the match's rows count for what looks back: those up to the current one, or all.
     counted: int
-    #: How many of the labels are known.
     known: int
     match_number: int = 0
     #: Whether there are no more rows than these.
@@ -61,7 +60,7 @@ class Expression(ABC):
 
     @abstractmethod
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return what it is."""
+        """Return the value at a place; at None, each column is read at the row that it names."""
 
     def parts(self) -> Sequence[Expression]:
         return ()
@@ -87,8 +86,6 @@ class Column(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Literal(Expression):
-    """A value."""
-
     given: Any
 
     def value(self, frame: Frame, place: int | None) -> Any:
@@ -112,7 +109,6 @@ class Navigated(Expression):
         return (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it; None if there is no such row."""
         if self.from_first:
             # The first of a variable is the first of all that is known: SQL's running rows do not cut it off.
             places = frame.places(self.variables, frame.known)
@@ -142,8 +138,6 @@ class Classifier(Expression):
 
 @dataclass(frozen=True, slots=True)
 class MatchNumber(Expression):
-    """The number of the match, among those of its key."""
-
     looks_around = True
 
     def value(self, frame: Frame, place: int | None) -> Any:
@@ -161,7 +155,6 @@ class Final(Expression):
         return (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         whole = Frame(
             *(frame.rows, frame.start, frame.labels, frame.known, frame.known),
             frame.match_number,
@@ -185,7 +178,6 @@ class Aggregated(Expression):
         return () if self.of is None else (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         places = frame.places(self.variables, frame.counted)
         if self.of is None:
             return sum(1 for _ in places)
@@ -212,7 +204,7 @@ class Applied(Expression):
 
 @dataclass(frozen=True, slots=True)
 class All(Expression):
-    """Whether all of them hold: false if one does not, else null if one is."""
+    """SQL's AND, three-valued."""
 
     of: tuple[Expression, ...]
 
@@ -220,7 +212,6 @@ class All(Expression):
         return self.of
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         found: bool | None = True
         for one in self.of:
             value = one.value(frame, place)
@@ -232,7 +223,7 @@ class All(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Negated(Expression):
-    """Whether one does not hold; null if it is."""
+    """SQL's NOT, three-valued."""
 
     of: Expression
 
@@ -250,8 +241,6 @@ def any_of(parts: tuple[Expression, ...]) -> Expression:
 
 @dataclass(frozen=True, slots=True)
 class IsNull(Expression):
-    """Whether one is null."""
-
     of: Expression
 
     def parts(self) -> Sequence[Expression]:
@@ -272,7 +261,6 @@ class Chosen(Expression):
         return (*(part for case in self.cases for part in case), self.otherwise)
 
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return it."""
         for condition, value in self.cases:
             if condition.value(frame, place) is True:
                 return value.value(frame, place)
@@ -294,6 +282,5 @@ class FirstKnown(Expression):
 
 
 def names_in(made: Expression) -> list[str]:
-    """Return the variables that an expression names, each once, in their order."""
     named = (getattr(one, "variables", None) or () for one in made.all_parts())
     return list(dict.fromkeys(name for own in named for name in sorted(own)))

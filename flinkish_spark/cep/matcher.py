@@ -38,16 +38,12 @@ class Event:
 
     @property
     def time_ms(self) -> int:
-        """Its time."""
         return self.at[0]
 
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """An event under a name of the pattern, behind those that were taken before; `first` begins the chain.
-
-    Never changed.
-    """
+    """An event under a name of the pattern, behind those that were taken before; never changed."""
 
     stage: str
     event: Event
@@ -78,13 +74,10 @@ _partial_match: Callable[[tuple[int, Taken | None]], PartialMatch] = functools.p
 
 
 class MatchQueue:
-    """Partial matches by the event that they begin with; the one that has not begun is behind all.
+    """Partial matches as a binary heap by the event with which they begin; what has not begun is last."""
 
-    A binary heap. The order among those that begin with the same event is that in which the heap has them:
-    which of two matches survives the other in a skip strategy depends on it, so it is part of the semantics,
-    is stored as it is, and is the same as in Flink.
-    """
-
+    # The heap's order among those that begin with the same event says which of them survives in a skip
+    # strategy: it is part of the semantics, is stored as it is, and is the same as in Flink.
     __slots__ = ("_heap",)
 
     def __init__(self, heap: Iterable[PartialMatch] = ()) -> None:
@@ -131,7 +124,6 @@ class MatchQueue:
         heap[at] = match
 
     def pop(self) -> PartialMatch:
-        """Remove the one that begins first, and return it."""
         heap = self._heap
         found, last = heap[0], heap.pop()
         if heap:
@@ -139,7 +131,6 @@ class MatchQueue:
         return found
 
     def remove(self, is_over: Callable[[PartialMatch], bool]) -> None:
-        """Remove some."""
         kept = [one for one in self._heap if not is_over(one)]
         if len(kept) < len(self._heap):
             self._heap = kept
@@ -190,7 +181,7 @@ def _match(path: Iterable[Taken], take: Take | None) -> Match:
 
 @dataclass(slots=True)
 class MatchState:
-    """All that is known of one key: a plain value."""
+    """The state of one key: a plain value."""
 
     #: What is open; the start state among it, unless the key is never to match again.
     partial: MatchQueue
@@ -201,6 +192,7 @@ class MatchState:
 
     @property
     def is_initial(self) -> bool:
+        """Nothing would be lost if it were forgotten."""
         heap = self.partial._heap
         return len(heap) == 1 and heap[0].last is None and not self.held._heap
 
@@ -210,7 +202,7 @@ class MatchState:
 
 
 class FlatMatches(NamedTuple):
-    """What is open of one key as rows that refer to each other by their places: as it is stored."""
+    """The stored form of a key's open matches: rows that refer to each other by their places."""
 
     #: That some partial match has taken, in their order.
     events: Sequence[Event]
@@ -268,7 +260,7 @@ _Way = tuple[str, bool, int, StateKind]
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """What is known of events beforehand; one object for all that are answered alike."""
+    """The answers about events that are known beforehand; one object for all that are answered alike."""
 
     #: The answers to conditions of one event.
     facts: dict[Leaf, bool]
@@ -290,8 +282,6 @@ class EventOutcome(NamedTuple):
 
 
 class _KnownByAnswers(dict[tuple[bool | None, ...], Known]):
-    """Makes what is not there."""
-
     def __init__(self, make: Callable[[tuple[bool | None, ...]], Known]) -> None:
         super().__init__()
         self._make = make
@@ -340,7 +330,7 @@ class Matcher:
         known: Known | None = None,
         processing_time_ms: int = 0,
     ) -> list[Match]:
-        """Try the next event, and return the matches that it completes."""
+        # Time has been advanced to the event.
         step, proceeds, looks_back = self._step, self._proceeds, self._looks_back
         ways: dict[int, list[_Way]] | None = None
         if known is None:
@@ -400,10 +390,8 @@ class Matcher:
         return [match for _, match in self._completed(state, complete)]
 
     def outcome(self, state: int, answers: Sequence[bool]) -> EventOutcome:
-        """Return what becomes of a partial match in a state with an event, as :meth:`process` would have it.
-
-        The start state is not among what is kept: it stays, unless `is_stopped`.
-        """
+        """Return what an event makes of a partial match in a state, as :meth:`process` would have it."""
+        # The start state is not among what is kept: it stays, unless the event stops it.
         step, is_start = self._step, state == self.automaton.start
         step.facts, step.last = dict(zip(self.automaton.leaves, answers, strict=True)), None
         kept: list[tuple[int, str | None]] = []
@@ -447,13 +435,11 @@ class Matcher:
         return Known(facts, {}, any(is_taken or kind is StateKind.STOP for _, is_taken, _, kind in begins))
 
     def advance(self, state: MatchState, time_ms: int) -> tuple[list[At], list[At]]:
-        """Say that no event before a time comes any more; return what is complete by that, and what is over.
-
-        The times are those of windows, and not `time_ms`: they do not depend on how often this is called. A
-        match that was held back has the time at which the last partial match that did so was over.
-        """
+        """Say that no event before a time comes any more; return what that completes, and what it ends."""
         if not self._has_windows or not self.is_due(state, time_ms):
             return [], []
+        # Times are those of windows, so they do not depend on how often this is called. A match that was held
+        # back has the time at which the last partial match that did so was over.
         partial, complete, over = MatchQueue(), [], []
         completed_ms: dict[int, int] = {}
         freed_ms = _BEFORE_ALL
@@ -493,7 +479,6 @@ class Matcher:
         return too_many
 
     def next_deadline_ms(self, state: MatchState) -> int | None:
-        """Return when the first partial match is timed out; None if none ever is."""
         if not self._has_windows:
             return None
         ends = (
@@ -504,7 +489,6 @@ class Matcher:
         return min((end for end in ends if end is not None), default=None)
 
     def _ended_ms(self, one: PartialMatch, time_ms: int) -> int | None:
-        """Return when a partial match was timed out; None if it is not yet."""
         if one.last is None:
             return None
         window, from_previous = self.automaton.first_to_last_ms, self._states[one.state].from_previous_ms
@@ -520,7 +504,6 @@ class Matcher:
             return None
         return state.stage, one.action is Action.TAKE, one.target, self._kinds[one.target]
 
-    # -- matches ----------------------------------------------------------------------------------------
     def _completed(self, state: MatchState, complete: list[PartialMatch]) -> list[tuple[PartialMatch, Match]]:
         """Return the matches that can be emitted now, the one that begins first first."""
         for one in MatchQueue.of(complete):
@@ -573,10 +556,7 @@ class Matcher:
 
 
 class _Step:
-    """One event beside all partial matches of its key; what does not depend on these is found out once.
-
-    Conditions are asked about it, and it is the context of those that look back. One for all events.
-    """
+    """One event beside all partial matches of its key; conditions are asked about it, and look back by it."""
 
     __slots__ = ("_matcher", "context", "event", "facts", "last", "processing_time_ms", "take", "time_ms")
 
@@ -587,7 +567,6 @@ class _Step:
         self.last: Taken | None = None
         self.time_ms = self.processing_time_ms = 0
 
-    # -- what conditions see ----------------------------------------------------------------------------
     def events_for(self, name: str) -> list[Any]:
         one, found, take = self.last, [], self.take
         while one is not None:
@@ -603,7 +582,6 @@ class _Step:
     def current_processing_time(self) -> int:
         return self.processing_time_ms
 
-    # -- what an event is good for ----------------------------------------------------------------------
     def find_ways(self, state: int) -> list[_Way]:
         """Return what the event is good for in a state, behind proceeds as well."""
         direct = self._matcher._direct[state]

@@ -39,7 +39,6 @@ class Pattern(Stages):
     ['first', 'second']
     """
 
-    # -- how it begins, and what comes next -------------------------------------------------------------
     @staticmethod
     def begin(first: str | Pattern, skip: AfterMatchSkip | None = None) -> Pattern:
         """Begin with a name, or with a group: a pattern that can be repeated as a whole.
@@ -76,7 +75,6 @@ class Pattern(Stages):
         """Add what must not come before what follows; at the end of a pattern, before its window is over."""
         return self._without(name, Contiguity.NOT_FOLLOWED_BY)
 
-    # -- conditions -------------------------------------------------------------------------------------
     def where(self, condition: ConditionLike) -> Pattern:
         """Ask for a condition of the last name, besides those that it has."""
         self._no_group("where")
@@ -113,7 +111,6 @@ class Pattern(Stages):
             )
         return self._last_as(until=condition_of(condition, f"{last.name}.until"))
 
-    # -- how often --------------------------------------------------------------------------------------
     def optional(self) -> Pattern:
         """Let the last name, or group, be missing."""
         last = self._last
@@ -184,7 +181,6 @@ class Pattern(Stages):
         """Let repetitions of the last name pass over events that fit."""
         return self._between(Contiguity.RELAXED_ANY, "allow_combinations")
 
-    # -- time -------------------------------------------------------------------------------------------
     def within(self, window_ms: Duration, within: WithinType = WithinType.FIRST_AND_LAST) -> Pattern:
         """Give a match no more time than this.
 
@@ -208,7 +204,6 @@ class Pattern(Stages):
             what_to_do="give WithinType.FIRST_AND_LAST or WithinType.PREVIOUS_AND_CURRENT",
         )
 
-    # -- looking at it ----------------------------------------------------------------------------------
     def explain(self) -> str:
         """Return the automaton as a table: the very one that runs.
 
@@ -223,7 +218,6 @@ class Pattern(Stages):
         """Return the automaton as a graph, in the language of Graphviz."""
         return compiled(self).to_dot()
 
-    # -- how it is made ---------------------------------------------------------------------------------
     @property
     def _last(self) -> Stage:
         return self.stages[-1]

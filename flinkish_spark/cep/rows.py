@@ -26,20 +26,13 @@ from flinkish_spark.cep.expressions import (
 from flinkish_spark.cep.stages import DELIMITER, Skip
 from flinkish_spark.core.errors import PatternError
 
-# ----------------------------------------------------------------------------------------------------------
-# What a row pattern says.
-
 
 class RowPattern:
-    """A part of a row pattern."""
-
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Variable(RowPattern):
-    """One row that is this variable."""
-
     name: str
 
 
@@ -90,7 +83,7 @@ def permuted(parts: Sequence[RowPattern]) -> RowPattern:
 
 
 class RowsPerMatch(enum.Enum):
-    """What is told of a match, and of rows that are in none."""
+    """The rows that come out for a match, and for rows that are in none."""
 
     ONE_ROW = "ONE ROW PER MATCH"
     ALL_ROWS = "ALL ROWS PER MATCH SHOW EMPTY MATCHES"
@@ -119,10 +112,6 @@ class RowSearch:
         expressions = (*self.defined.values(), *(measure for _, measure in self.measures))
         navigated = (one for made in expressions for one in made.all_parts() if isinstance(one, Navigated))
         return max((-one.rows for one in navigated if one.rows < 0), default=0)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# From a row pattern to its automaton.
 
 
 _CHOICE, _ROUND, _END = "$choice$", "$round$", "$end$"
@@ -177,8 +166,6 @@ class _WithoutRow(Condition):
 
 
 class _Growing:
-    """A state in the making."""
-
     __slots__ = ("kind", "name", "stage", "ways")
 
     def __init__(self, name: str, stage: str, kind: StateKind) -> None:
@@ -307,18 +294,11 @@ def _may_be_nothing(pattern: RowPattern) -> bool:
 
 
 def compiled_rows(pattern: RowPattern) -> Automaton:
-    """Return the automaton of a row pattern; the order of a state's transitions is that of preference."""
     return _RowCompiler().compile(pattern)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Running it over the rows of one key.
 
 
 @dataclass(slots=True)
 class RowState:
-    """What is known of one key: a plain value."""
-
     #: Those from `start` on, and as many before as may be looked at.
     rows: list[Sequence[Any]] = field(default_factory=list)
     times_ms: list[int] = field(default_factory=list)
@@ -328,13 +308,11 @@ class RowState:
     covered: int = 0
     #: How many rows of the key are known no more.
     gone: int = 0
-    #: How many matches there were.
     matches: int = 0
     #: By variable, of each row whether it can be it; None where nobody has asked. May be left out.
     facts: dict[str, list[bool | None]] = field(default_factory=dict)
 
     def forget(self, count: int) -> None:
-        """Drop the first rows."""
         del self.rows[:count], self.times_ms[:count]
         for own in self.facts.values():
             del own[:count]
@@ -358,7 +336,7 @@ class Told:
 
 
 class _Unknown(enum.Enum):
-    """What an attempt may come to besides a match."""
+    """The outcomes of an attempt that are no match."""
 
     NEEDS_MORE = enum.auto()
     FAILED = enum.auto()
@@ -373,7 +351,7 @@ class _Found:
 
 
 class _About:
-    """What the conditions of proceeds are asked about: a place between two rows."""
+    """A place between two rows, about which the conditions of proceeds are asked."""
 
     __slots__ = ("event", "facts", "take")
 
@@ -409,7 +387,7 @@ class RowMatcher:
         self._first = self._first_variables()
 
     def run(self, state: RowState, ended_to_ms: int) -> list[Told]:
-        """Return what can be told now; rows were added to the state."""
+        """Return what can be told now; no row up to `ended_to_ms` comes any more."""
         told: list[Told] = []
         for name in self._of_place:
             own = state.facts.setdefault(name, [])
@@ -437,23 +415,17 @@ class RowMatcher:
         return told
 
     def next_deadline_ms(self, state: RowState) -> int | None:
-        """Return when the rows that wait are decided about, whatever comes; None if no row waits.
-
-        Without a window that is when time ends.
-        """
+        """Return when the rows that wait are decided about, whatever comes; None if no row waits."""
         if state.start >= len(state.rows):
             return None
         if self.search.window_ms is None:
             return _END_OF_TIME
         return min(state.times_ms[state.start] + self.search.window_ms, _END_OF_TIME)
 
-    # -- one attempt ------------------------------------------------------------------------------------
     def _attempt(self, state: RowState, is_ended: bool, ended_to_ms: int) -> _Found | _Unknown:
-        """Return the preferred match that begins at the start.
-
-        Ways are tried in the order of preference. One that needs a row which has not come is better than all
-        behind it, so nothing is known before that row comes.
-        """
+        """Return the preferred match that begins at the start."""
+        # Ways are tried in the order of preference. One that needs a row which has not come is better than
+        # all behind it, so nothing is known before that row comes.
         states, start, times = self.automaton.states, state.start, state.times_ms
         count, window = len(state.rows), self.search.window_ms
         labels, hidden = [""] * (count - start), [False] * (count - start)
@@ -534,7 +506,6 @@ class RowMatcher:
             return True
         return window is not None and ended_to_ms >= state.times_ms[state.start] + window
 
-    # -- what comes of it -------------------------------------------------------------------------------
     def _tell(self, state: RowState, found: _Found, is_ended: bool) -> Iterator[Told]:
         search, labels = self.search, found.labels
         first, number = state.rows[state.start], state.matches + 1
@@ -588,7 +559,7 @@ _END_OF_TIME = (1 << 63) - 1
 
 
 def is_of_place(name: str, made: Expression) -> bool:
-    """Whether the condition of a variable looks at the row alone that would be it, and at rows before."""
+    """Return whether a variable's condition looks only at the row that would be it, and at rows before."""
     if isinstance(made, Column):
         return made.variables is None or name in made.variables
     if isinstance(made, Navigated):
@@ -599,7 +570,6 @@ def is_of_place(name: str, made: Expression) -> bool:
 
 
 def names_in(pattern: RowPattern) -> Iterator[str]:
-    """Yield the variables of a row pattern, in their order."""
     match pattern:
         case Variable(name):
             yield name

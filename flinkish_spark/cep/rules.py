@@ -38,7 +38,7 @@ _CONDITIONS = ("SQL", "CLASS")
 
 @dataclass(frozen=True)
 class KnownToRules:
-    """What rules may name: the only functions that they can lead to."""
+    """The patterns and conditions that rules may name: the only functions that they can lead to."""
 
     #: By name, a pattern, or what makes one of a rule's arguments.
     patterns: Mapping[str, Pattern | Callable[..., Pattern]] = field(default_factory=dict)
@@ -46,7 +46,6 @@ class KnownToRules:
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def pattern(self, rule: str) -> Pattern:
-        """Return the pattern of a rule."""
         try:
             said = json.loads(rule)
         except (ValueError, RecursionError) as error:
@@ -62,7 +61,6 @@ class KnownToRules:
         assert isinstance(found, Pattern)
         return found
 
-    # -- graphs -----------------------------------------------------------------------------------------
     def _graph(self, said: Mapping[str, Any]) -> Pattern:
         _check_members(said, {"nodes"}, _GRAPH)
         if said.get("condition") is not None:

@@ -1,4 +1,4 @@
-"""What a pattern consists of: stages in an order, and what a match of them puts an end to."""
+"""The parts of a pattern: stages in their order, and the matches that a match puts an end to."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ class Contiguity(enum.Enum):
 
     @property
     def is_negation(self) -> bool:
-        """Whether it says what must not come."""
         return self in (Contiguity.NOT_NEXT, Contiguity.NOT_FOLLOWED_BY)
 
 
 class Skip(enum.Enum):
-    """How far a search goes on behind a match."""
+    """The place from which a search goes on after a match."""
 
     NONE = "NONE"
     TO_NEXT = "TO_NEXT"
@@ -105,7 +104,7 @@ class AfterMatchSkip:
 
 
 class Overflow(Choice):
-    """What happens when more partial matches of a key are open than may be."""
+    """The consequence when more partial matches of a key are open than may be."""
 
     #: The job stops.
     FAIL = "FAIL"
@@ -150,8 +149,6 @@ class OpenMatches:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How often something comes."""
-
     #: Numbers of times; `most` None: any number more.
     least: int = 1
     most: int | None = 1
@@ -161,7 +158,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One name of a pattern, or a group of names, and all that is said of it."""
+    """One name of a pattern, or a group of names, with its conditions and repetitions."""
 
     name: str
     contiguity: Contiguity

@@ -1,4 +1,4 @@
-"""What SQL makes of values: numbers, comparisons and casts as Spark's ANSI mode has them.
+"""Values as SQL computes them: numbers, comparisons and casts as Spark's ANSI mode has them.
 
 A value of a whole type is an int, of FLOAT and DOUBLE a float, of DECIMAL a decimal with the scale of its
 type. Each function gets values that are not null. Whatever Spark refuses is refused here, too: a number that
@@ -41,7 +41,6 @@ class NoSuchValue(PatternError):
         )
 
 
-# -- numbers ---------------------------------------------------------------------------------------------
 def whole(bits: int, value: int) -> int:
     """Return a whole number that fits into so many bits."""
     if -(1 << (bits - 1)) <= value < 1 << (bits - 1):
@@ -118,7 +117,7 @@ def of_decimals(
     return exact(digits, scale, found)
 
 
-# -- comparisons -----------------------------------------------------------------------------------------
+# As in Spark, NaN is equal to NaN and more than all numbers.
 def is_equal(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
@@ -128,7 +127,6 @@ def is_like(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def like_expression(pattern: str, escape: str | None) -> str:
-    """Return the regular expression of a pattern of LIKE."""
     parts, letters = list[str](), iter(pattern)
     for letter in letters:
         if letter == escape:
@@ -156,12 +154,10 @@ def is_more(one: Any, other: Any) -> bool:
 
 
 def is_at_most(one: Any, other: Any) -> bool:
-    """Return whether the first is not more."""
     return not is_less(other, one)
 
 
 def is_at_least(one: Any, other: Any) -> bool:
-    """Return whether the first is not less."""
     return not is_less(one, other)
 
 
@@ -175,7 +171,6 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-# -- casts -----------------------------------------------------------------------------------------------
 def whole_of_number(bits: int, value: Any) -> int:
     if isinstance(value, float) and not math.isfinite(value):
         raise NoSuchValue(f"{value} is cast", f"it does not fit into {_SIZES[bits]}")
@@ -193,7 +188,6 @@ def double_of_number(value: Any) -> float:
 
 
 def double_of_text(text: str) -> float:
-    """Return the DOUBLE that a text is."""
     stripped = text.strip()
     if stripped.lower() in _DOUBLES:
         return _DOUBLES[stripped.lower()]
@@ -211,10 +205,7 @@ def single_of_text(text: str) -> float:
 
 
 def decimal_of_number(digits: int, scale: int, value: Any) -> decimal.Decimal | None:
-    """Return a number, or a boolean, as DECIMAL; of a DOUBLE the digits that it is written with.
-
-    Null for NaN and what has no end, as in Spark.
-    """
+    """Return a number or a boolean as DECIMAL: of a DOUBLE the digits it is written with, null for NaN."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     given = decimal.Decimal(repr(value)) if isinstance(value, float) else decimal.Decimal(value)
@@ -222,7 +213,6 @@ def decimal_of_number(digits: int, scale: int, value: Any) -> decimal.Decimal | 
 
 
 def decimal_of_text(digits: int, scale: int, text: str) -> decimal.Decimal:
-    """Return the DECIMAL that a text is."""
     stripped = text.strip()
     if not _TEXT_OF_DOUBLE.fullmatch(stripped) or stripped[-1] in "fFdD":
         raise NoSuchValue(f"{text!r} is cast to DECIMAL({digits},{scale})", "it is no number")
@@ -230,7 +220,6 @@ def decimal_of_text(digits: int, scale: int, text: str) -> decimal.Decimal:
 
 
 def boolean_of_text(text: str) -> bool:
-    """Return the boolean that a text is."""
     word = text.strip().lower()
     if word not in _TRUE | _FALSE:
         raise NoSuchValue(f"{text!r} is cast to BOOLEAN", "it is neither true nor false")
@@ -264,13 +253,11 @@ def absolute_whole(bits: int, value: int) -> int:
     return whole(bits, abs(value))
 
 
-# -- aggregates of values that are not null, of which there is one at least ---------------------------------
 def sum_of_wholes(values: Iterable[int]) -> int:
     return reduce(lambda one, other: whole(64, one + other), values, 0)
 
 
 def sum_of_doubles(values: Iterable[float]) -> float:
-    """Return a sum as DOUBLE, in the order of the rows."""
     return reduce(operator.add, values, 0.0)
 
 

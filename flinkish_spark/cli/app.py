@@ -36,7 +36,6 @@ class _OneLineErrors(click.Group):
     """A group whose commands end with one line where they would raise."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Read the options before the command's name."""
         try:
             return super().make_context(*args, **kwargs)
         except click.UsageError as error:

@@ -20,9 +20,7 @@ from flinkish_spark.cli.client import (
     print_line,
     print_table,
 )
-from flinkish_spark.job.stored_job import (
-    StoredJob,
-)
+from flinkish_spark.job.stored_job import StoredJob
 
 if TYPE_CHECKING:
     from flinkish_spark.audit.audit import AuditResult

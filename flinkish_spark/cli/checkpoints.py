@@ -34,12 +34,7 @@ from flinkish_spark.job.stored_job import (
     details_of,
 )
 from flinkish_spark.protocol.ids import CheckpointId
-from flinkish_spark.protocol.statistics import (
-    StatisticsHistory,
-)
-
-# ----------------------------------------------------------------------------------------------------------
-# What is known of a job's checkpoints, for people.
+from flinkish_spark.protocol.statistics import StatisticsHistory
 
 
 def statistics_of(job: StoredJob) -> StatisticsHistory | None:
@@ -52,7 +47,6 @@ def statistics_of(job: StoredJob) -> StatisticsHistory | None:
 
 
 def print_details(view: CheckpointView, details: dict[str, Any]) -> None:
-    """Print what :func:`details_of` returned, for people."""
     print_facts(_facts(view, details))
     for title, columns, rows in (
         ("participants", _PARTICIPANTS, _participant_rows(details)),
@@ -191,10 +185,6 @@ def _offset_rows(details: dict[str, Any]) -> list[tuple[object, ...]]:
         for topic, partitions in topics.items()
         for partition, offset in partitions.items()
     ]
-
-
-# ----------------------------------------------------------------------------------------------------------
-# `flinkish checkpoints`: list them, show one, ask for one.
 
 
 _LIST = (

@@ -1,4 +1,4 @@
-"""What the commands share: parameters, asking a running job, tables, exit statuses, damaged directories."""
+"""Shared by the commands: parameters, asking a running job, tables, exit statuses, damaged directories."""
 
 from __future__ import annotations
 
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 
 
-# ----------------------------------------------------------------------------------------------------------
-# With which status `flinkish` ends, so that scripts need not read its text.
-
-
 #: A line break with the blanks around it; blanks elsewhere may be part of a name.
 _BREAK = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
 #: What a line says at most: an object may hold megabytes, and an error quotes it.
@@ -50,8 +46,6 @@ _LONGEST_ERROR = 4_000
 
 
 class ExitStatus(enum.IntEnum):
-    """The exit statuses; part of the interface."""
-
     #: It is done. A rewind of a job that does not run is done when it is ordered.
     DONE = 0
     #: It is not: the job refused or failed it, the directory cannot be read, or you said no.
@@ -82,10 +76,6 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in _BREAK.sub(" ", text.strip()))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# How commands reach Kafka: options as Kafka's own tools have them, and their properties file.
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 #: A name ends at the first of these that is not escaped.
 _NAME = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", re.DOTALL)
@@ -106,7 +96,6 @@ def brokers_options(command: F) -> F:
 
 
 def config_option(command: F) -> F:
-    """Give a command `--command-config`, as `config`."""
     return click.option(
         "--command-config",
         "config",
@@ -117,10 +106,7 @@ def config_option(command: F) -> F:
 
 
 def connection_of(servers: str, config: Any) -> KafkaConnection:
-    """Return how the brokers are reached; end with USAGE if the options cannot be used.
-
-    Settings of the file that say nothing about the connection are named on stderr and left out.
-    """
+    """Return how the brokers are reached; other settings of the file are named and left out."""
     # Here and not above: most commands talk to no broker.
     from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
 
@@ -139,7 +125,6 @@ def connection_of(servers: str, config: Any) -> KafkaConnection:
 
 
 def parse_properties(text: str) -> Iterator[tuple[str, str]]:
-    r"""Yield names and values of a Java properties file."""
     for line in _logical_lines(text):
         match = _NAME.fullmatch(line)
         assert match is not None
@@ -172,10 +157,6 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(letter, text)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Tables and times for people: drawn on a terminal, plain where the output goes elsewhere.
-
-
 #: Wide enough that a pipe gets one line per row.
 _PIPE_WIDTH = 100_000
 #: What a terminal shows where nothing is known.
@@ -183,17 +164,12 @@ UNKNOWN = "-"
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows under headings; columns of numbers are aligned to the right.
-
-    On a terminal cells are wrapped to its width. Elsewhere a row is one line, columns are
-    separated by blanks only, and nothing is coloured.
-    """
+    """Print rows under headings: wrapped and coloured on a terminal, one plain line a row elsewhere."""
     console = output_console()
     console.print(table_of(columns, rows, is_drawn=console.is_terminal))
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], *, is_drawn: bool) -> Table:
-    """Return what :func:`print_table` prints, for a terminal or for elsewhere."""
     table = Table(
         box=SIMPLE_HEAD if is_drawn else None,
         pad_edge=False,
@@ -210,7 +186,6 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], *, is_dra
 
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:
-    """Print names and values, one a line."""
     width = max(len(name) for name, _ in facts)
     console = output_console()
     for name, value in facts:
@@ -222,7 +197,6 @@ def print_line(text: str = "") -> None:
 
 
 def local_time(wall_ms: int | None) -> str:
-    """Return a wall-clock time for people, in the time zone of this machine."""
     if not wall_ms:
         return UNKNOWN
     try:
@@ -250,16 +224,11 @@ def _shown(cell: object) -> str:
     return f"{cell:.1f}" if isinstance(cell, float) else one_line(str(cell))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What anybody may have put into a directory, and what becomes of the errors that it causes.
-#
-# A checksum says that an object is as it was written, and not who wrote it. Whatever is in a job directory,
-# the command line ends with a line and a status, never with a traceback.
-
-
 _PACKAGE = __package__.partition(".")[0]
 
 
+# A checksum does not say who wrote an object: whatever is in a job directory, a command ends with a line and
+# a status, never with a traceback.
 def unforeseen(error: Exception) -> FlinkishError:
     """Return what to say of an error that nobody expected, with the place where it was raised."""
     if isinstance(error, OSError):
@@ -286,10 +255,6 @@ def _place_of(traceback: TracebackType | None) -> str:
     return place
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What commands take: job directories, targets of savepoints, and the options that several share.
-
-
 _LOCAL = "file://"
 _STORE_OPTIONS = "flinkish.store-options"
 #: What a directory holds if there is a savepoint in it: `savepoints.files.METADATA_KEY`.
@@ -307,7 +272,6 @@ def job_argument(command: F) -> F:
 
 
 def store_option(command: F) -> F:
-    """Give a command the options of a bucket, which :func:`store_options` returns."""
     return click.option(
         "--store-option",
         metavar="NAME=VALUE",
@@ -333,24 +297,21 @@ def _keep_store_options(ctx: click.Context, param: click.Parameter, values: tupl
 
 
 def target_argument(command: F) -> F:
-    """Give a command the TARGET of a savepoint, as `target`: a path, absolute.
-
-    The job has another current directory, so a relative one would mean something else to it.
-    """
+    """Give a command the TARGET of a savepoint, made absolute: the job has another current directory."""
     return click.argument("target", metavar="TARGET", callback=_target)(command)
 
 
 def directories_argument(command: F) -> F:
-    argument = click.argument("folders", metavar="DIR...", nargs=-1, required=True, callback=_directories)
-    return argument(command)
-
-
-def _directories(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Path, ...]:
-    return tuple(_directory(value) for value in values)
+    return click.argument(
+        "folders",
+        metavar="DIR...",
+        nargs=-1,
+        required=True,
+        callback=lambda ctx, param, values: tuple(map(_directory, values)),
+    )(command)
 
 
 def _directory(value: str) -> Path:
-    """Return the path; raise BadParameter if no directory is there."""
     path = _absolute(value)
     found = _found_at(path)
     if found is None or not stat.S_ISDIR(found.st_mode):
@@ -442,7 +403,6 @@ class Seconds(click.FloatRange):
     """A range that nan is not in: it compares with nothing."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number; raise BadParameter if it is none or out of range."""
         seconds = super().convert(value, param, ctx)
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of seconds.", param, ctx)
@@ -450,7 +410,6 @@ class Seconds(click.FloatRange):
 
 
 def timeout_option(command: F) -> F:
-    """Give a command `--timeout-s`, as `timeout_s`."""
     return click.option(
         "--timeout-s",
         type=Seconds(min=0, min_open=True, max=_LONGEST_S),
@@ -474,10 +433,6 @@ def confirm(explanation: str, question: str, yes: bool, as_json: bool) -> None:
         click.confirm(question, abort=True, err=True)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Saying what a job answered, and ending the command with its status.
-
-
 #: By what an asker knows in the end.
 EXIT_STATUS = {
     ReplyKind.COMPLETED: ExitStatus.DONE,
@@ -492,11 +447,11 @@ EXIT_STATUS = {
 
 
 def print_json(value: Any) -> None:
+    # In ASCII no encoding of a terminal matters.
     click.echo(json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False))
 
 
 def report(reply: Reply, asked: Mapping[str, Any], done: Callable[[Reply], str], as_json: bool) -> NoReturn:
-    """Print a reply and end."""
     if as_json:
         print_json({**asked, **reply.to_json()})
     elif reply.kind is ReplyKind.COMPLETED:

@@ -77,8 +77,6 @@ def demo(folder: Path | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What is wrong with the rows of the demo's job."""
-
     orders: int
     rows: int
     lost: int
@@ -96,11 +94,7 @@ class Count:
 
 
 def count(rows: Iterable[dict[str, object]], orders: int) -> Count:
-    """Compare rows with what the orders 0, 1, ... must give, whatever their users and amounts are.
-
-    An order that is there twice, or not at all, is seen by its id. A total is wrong if it is not that of the
-    user's order before, and the amount: so a state that forgets, or adds twice, is seen, too.
-    """
+    """Compare rows with what the orders 0, 1, ... must give, whatever their users and amounts are."""
     times: dict[object, int] = defaultdict(int)
     amounts: dict[object, list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
@@ -131,8 +125,6 @@ def rows_in(folder: Path) -> Iterator[dict[str, object]]:
 
 
 class _Job:
-    """One start of the project's job."""
-
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process, self._log = process, log
 

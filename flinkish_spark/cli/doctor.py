@@ -114,10 +114,7 @@ def _session(master: str | None, jars: str | None) -> SparkSession:
 
 @contextmanager
 def _errors_in_file() -> Iterator[IO[bytes]]:
-    """Let standard error go into a file meanwhile; for a JVM that is started meanwhile, as long as it lives.
-
-    A dozen lines of Spark's in front of the table are the first thing that a new user would see.
-    """
+    """Let standard error go into a file: a new user is to see the table first, and not lines of Spark's."""
     sys.stderr.flush()
     kept = os.dup(_STDERR)
     with tempfile.TemporaryFile() as file:

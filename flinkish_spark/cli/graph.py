@@ -38,7 +38,7 @@ def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
     with as_damage("the job graph"):
         found = job.job_dir.job_graph()
     if found is None:
-        complain("there is no job graph yet: the job has not started since this version was installed")
+        complain("there is no job graph yet: the job has never started")
         end_with(ExitStatus.NOT_DONE)
     if as_json:
         print_json({**job.to_json(), "graph": found.to_json(), "plan": found.job_plan(str(job.uuid))})

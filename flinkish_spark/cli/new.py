@@ -25,7 +25,6 @@ def new(folder: Path) -> None:
 
 
 def write_project(folder: Path) -> None:
-    """Write the project; raise UsageError if there are files in the folder."""
     if folder.is_dir() and any(folder.iterdir()):
         raise click.UsageError(f"{str(folder)!r} has files in it; give a new directory.")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,9 @@
-"""`flinkish rewind` and `flinkish timeline`: go back to a checkpoint, or accept what outsides hold."""
+"""`flinkish rewind` and `flinkish timeline`: go back to a checkpoint, or accept what outsides hold.
+
+The order to go back is an object in the job directory, and the next start of the query carries it out. A job
+that runs is told, so that it starts its query again. What became of the order is seen in the job directory
+and not in the answer: the process that takes it may end before it has carried it out.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +46,6 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpo
 from flinkish_spark.protocol.lineage import RewindOrder, Tables
 from flinkish_spark.protocol.statistics import CheckpointStatus
 
-# ----------------------------------------------------------------------------------------------------------
-# `flinkish rewind`: order a job to go back to a retained checkpoint.
-#
-# The order is an object in the job directory, and the next start of the query carries it out. A job that
-# runs is told, so that it starts its query again. What became of the order is seen in the job directory and
-# not in the answer: the process that takes it may end before it has carried it out.
-
-
 #: A query that runs takes the request within half a second; one that starts finds the order itself.
 _TAKEN_WITHIN_MS = 5_000
 _POLL_MS = 100
@@ -57,8 +54,6 @@ _MOST_NAMED = 5
 
 
 class OrderOutcome(enum.Enum):
-    """What became of an order."""
-
     #: The job has gone back.
     DONE = "DONE"
     #: The job does not run; its next start carries the order out.
@@ -79,8 +74,6 @@ class OrderOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OrderReport:
-    """What became of an order, why, and which lineage it began."""
-
     outcome: OrderOutcome
     text: str
     lineage: Lineage | None = None
@@ -132,7 +125,6 @@ def rewind(job: StoredJob, checkpoint: int, tables: str, yes: bool, timeout_s: f
     end_with(report.outcome.exit_status)
 
 
-# -- before -----------------------------------------------------------------------------------------
 def _same_order(job: StoredJob, target: CheckpointId, tables: Tables) -> RewindOrder | None:
     """Return the order that waits, if it is the same."""
     order = job.job_dir.rewind_order()
@@ -199,7 +191,6 @@ def _what_happens(
     )
 
 
-# -- after ------------------------------------------------------------------------------------------
 def _follow(job: StoredJob, order: RewindOrder, owner: OwnerEpoch, timeout_s: float) -> OrderReport:
     """Tell the job, and wait until the order is closed; `owner` is the newest one before the order."""
     patience = Patience.of_seconds(timeout_s, _TAKEN_WITHIN_MS)
@@ -255,10 +246,6 @@ def _to_json(
         "lineage": None if report.lineage is None else int(report.lineage),
         "first_removed": None if report.first_removed is None else int(report.first_removed),
     }
-
-
-# ----------------------------------------------------------------------------------------------------------
-# `flinkish timeline`: go on from a job directory that is behind what sinks and sources hold.
 
 
 @click.group()

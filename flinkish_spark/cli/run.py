@@ -29,7 +29,7 @@ _SHELL = "pyspark-shell"
 
 @dataclass(frozen=True)
 class Launch:
-    """What takes the place of this process: a command, and its environment variables."""
+    """A command that takes the place of this process, and its environment variables."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -99,7 +99,6 @@ def launch(
     libraries: Mapping[str, str],
     is_detached: bool,
 ) -> Launch:
-    """Return what runs a program."""
     from flinkish_spark.bridge.session import PRELOADING_CONF, TARGET_SETTING, log_variables
     from flinkish_spark.jars import spark_home
 

@@ -40,10 +40,6 @@ from flinkish_spark.job.stored_job import (
 )
 from flinkish_spark.protocol.savepoints import SavepointMetadata
 
-# ----------------------------------------------------------------------------------------------------------
-# `flinkish savepoint`: take one, stop with one, find those that are there.
-
-
 _LIST = ("path", "job", "checkpoint", "taken", "key groups", "bytes", "operators", "claimed by")
 
 
@@ -115,7 +111,6 @@ def _refuse_inside(job: StoredJob, target: str) -> None:
         raise click.UsageError(f"the job directory is inside {target}; give a directory of its own.")
 
 
-# -- looking for savepoints -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class FoundSavepoint:
     """A directory with a savepoint.json."""
@@ -128,7 +123,6 @@ class FoundSavepoint:
     error: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `--json` says; see `docs/command-line.md`."""
         return {
             "path": str(self.path),
             "error": self.error,
@@ -163,16 +157,14 @@ def list_savepoints(folders: tuple[Path, ...], as_json: bool) -> None:
 def _found_below(folders: Iterable[Path]) -> Iterator[FoundSavepoint]:
     seen = set()
     for folder in folders:
-        for place, below, files in os.walk(folder, onerror=_cannot_look):
+        for place, below, files in os.walk(
+            folder, onerror=lambda error: complain(f"not everything was looked at: {error}")
+        ):
             if SAVEPOINT_FILE in files and place not in seen:
                 seen.add(place)
                 # What lies below belongs to it.
                 below.clear()
                 yield _read(Path(place))
-
-
-def _cannot_look(error: OSError) -> None:
-    complain(f"not everything was looked at: {error}")
 
 
 def _read(path: Path) -> FoundSavepoint:
@@ -233,10 +225,6 @@ def _metadata_json(metadata: SavepointMetadata) -> dict[str, Any]:
         "bytes": metadata.size_bytes,
         "files": len(metadata.files),
     }
-
-
-# ----------------------------------------------------------------------------------------------------------
-# `flinkish cancel`: end a running job.
 
 
 @click.command()

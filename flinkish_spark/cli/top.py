@@ -78,10 +78,6 @@ def top(job: StoredJob, once: bool, interval_s: float) -> None:
         _show_live(job, interval_s, console)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Live: a screen of its own, from which lines are shown that fit.
-
-
 class _Window:
     """The lines of a view that fit on the screen, and a line about the keys."""
 
@@ -138,13 +134,10 @@ class _Stale(Group):
 
 
 class _Keys:
-    """What is typed, key by key."""
-
     def __init__(self, file: int | None) -> None:
         self._file = file
 
     def pressed(self, for_s: float) -> Iterator[bytes]:
-        """Yield the keys that are pressed within a time."""
         until = time.monotonic() + for_s
         while (left_s := until - time.monotonic()) > 0:
             if self._file is None:
@@ -169,25 +162,18 @@ def _keys() -> Iterator[_Keys]:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# One view: what the page shows, out of the same answers.
-
-
 def _view(job: StoredJob, console: Console) -> RenderableType:
     # Ids are for servers, which have several jobs.
     return _Views(JobSnapshot(str(job.uuid), job), console).all()
 
 
 class _Views:
-    """The parts of a view."""
-
     def __init__(self, snapshot: JobSnapshot, console: Console) -> None:
         self._snapshot = snapshot
         self._is_drawn = console.is_terminal
         self._is_wide = console.width >= _WIDE
 
     def all(self) -> Group:
-        """Return everything, what matters most first."""
         facts = flinkish_views.job(self._snapshot)
         parts = (
             self._head(facts),

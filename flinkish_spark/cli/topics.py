@@ -16,7 +16,15 @@ from flinkish_spark.cli.client import (
     print_json,
     print_table,
 )
-from flinkish_spark.cli.transactions import Found, Named, Names, Standing, open_wire, transactions_of
+from flinkish_spark.cli.transactions import (
+    OPEN_STATES,
+    Found,
+    Named,
+    Names,
+    Standing,
+    open_wire,
+    transactions_of,
+)
 from flinkish_spark.core.errors import AuthorizationError
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.ids import TransactionalId
@@ -30,7 +38,6 @@ if TYPE_CHECKING:
 _COLUMNS = ("partition", "offset", "what", "state", "age s", "whose")
 #: A transaction of which the log shows a part, and no coordinator knows anything.
 _HANGING = "HANGING"
-_OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
 
 @click.command()
@@ -56,8 +63,6 @@ def topics(job: StoredJob, topic: str, servers: str, config: Any, as_json: bool)
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """One line of the table."""
-
     partition: int
     #: None of a checkpoint whose own record is in another topic of its transaction.
     offset: int | None
@@ -75,7 +80,6 @@ class TopicRow:
         return (self.partition, self.offset, self.what, self.state, age_s, self.whose)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `--json` says; see `docs/command-line.md`."""
         return {
             "partition": self.partition,
             "offset": self.offset,
@@ -87,7 +91,6 @@ class TopicRow:
 
 
 def rows_of(job: StoredJob, topic: str, wire: KafkaWire) -> list[TopicRow]:
-    """Return all lines, by partition and offset."""
     from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
 
     admin = KafkaAdmin.over(wire)
@@ -114,9 +117,6 @@ def _order(row: TopicRow) -> tuple[int, int, bool]:
     return (row.partition, -1 if row.offset is None else row.offset, row.what.startswith("last"))
 
 
-# -- open transactions ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Owner:
     state: str
@@ -132,7 +132,7 @@ def _owners(
     wanted = {one.producer_id for one in open_now}
     if not wanted:
         return {}
-    listed = {row.producer_id: row.transactional_id for row in wire.list_transactions(_OPEN)}
+    listed = {row.producer_id: row.transactional_id for row in wire.list_transactions(OPEN_STATES)}
     try:
         ours = {str(one.name): one for one in transactions_of(job, wire)}
     except AuthorizationError:
@@ -192,14 +192,8 @@ def _open_rows(
             )
 
 
-# -- checkpoints ------------------------------------------------------------------------------------
-
-
 def _checkpoint_rows(topic: str, partitions: int, names: Names, wire: KafkaWire) -> Iterator[TopicRow]:
-    """Yield a line for each checkpoint, sink and partition in which a committable names a record.
-
-    And one for each that has other topics in the same transaction, and its record there.
-    """
+    """Yield a line for each checkpoint and sink with a record here, or in the same transaction elsewhere."""
     from flinkish_spark.connectors.kafka.client.transactions import EvidenceReader
     from flinkish_spark.connectors.kafka.writer import KafkaStaged
 
@@ -241,9 +235,6 @@ def _checkpoint_row(one: Named, staged: KafkaStaged, place: tuple[int, int | Non
     if place[1] is None:
         whose += f", among them {staged.handle.evidence}"
     return TopicRow(*place, f"checkpoint {one.checkpoint}", fate, None, whose)
-
-
-# -- what readers wait for --------------------------------------------------------------------------
 
 
 def _stable_rows(places: Sequence[Place], admin: Any, opened: Sequence[TopicRow]) -> Iterator[TopicRow]:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from flinkish_spark.cli.client import (
     ExitStatus,
+    F,
     brokers_options,
     complain,
     confirm,
@@ -46,13 +47,6 @@ if TYPE_CHECKING:
     from flinkish_spark.connectors.kafka.writer import KafkaCommitter
 
 
-# ----------------------------------------------------------------------------------------------------------
-# `flinkish transactions`: what a job has left open on Kafka's brokers, and ending it.
-#
-# Beside `flinkish topics` and `flinkish audit` the only command that talks to brokers.
-
-
-F = TypeVar("F", bound=Callable[..., Any])
 #: Between two questions whether the job's owner lives.
 _POLL_MS = 1_000
 _LIST = ("transactional id", "state", "age s", "timeout s", "producer", "epoch", "standing", "what it is")
@@ -142,7 +136,6 @@ def _end(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Plan, ask, plan again, carry out, and end with the status."""
     from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 
     plan, carry_out, verb = how
@@ -219,7 +212,6 @@ def _seconds(duration_ms: int | None) -> float | None:
 
 @contextmanager
 def open_wire(connection: KafkaConnection) -> Iterator[KafkaWire]:
-    """Lend requests to brokers for the length of a with block."""
     from flinkish_spark.connectors.kafka.client.client import KafkaWire
 
     wire = KafkaWire(connection)
@@ -229,19 +221,11 @@ def open_wire(connection: KafkaConnection) -> Iterator[KafkaWire]:
         wire.close()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Which Kafka transactions a job directory names, and what that means for who finds one open.
-#
-# Reads the directory only. A transaction is named by transactional id, producer id and producer epoch:
-# behind a receipt the id alone is given to other transactions of the same job.
-
-
+#: Transactional id, producer id, producer epoch: after a receipt the id alone is given to other transactions.
 Handle = tuple[str, int, int]
 
 
 class Standing(enum.Enum):
-    """What the job directory says about a transaction."""
-
     #: A COMMIT decision without receipt names it: it has to be committed.
     DECIDED = "DECIDED"
     #: A COMMIT decision with a receipt names it: it is committed.
@@ -258,11 +242,8 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A transaction that the job directory names."""
-
     #: DECIDED, CONFIRMED, LEFT_BEHIND or STAGED.
     standing: Standing
-    #: Transactional id, producer id, producer epoch.
     handle: Handle
     #: Who staged it, in which micro-batch.
     sink: str
@@ -296,7 +277,6 @@ class Names:
 
     @classmethod
     def of(cls, job_dir: JobDir) -> Names:
-        """Read a job directory."""
         # This order matters: what is decided meanwhile is found as staged, or decided, or both.
         staged = list(_staged(job_dir))
         decided = list(_decided(job_dir))
@@ -304,19 +284,16 @@ class Names:
         return cls(job_dir.newest_owner(), (*decided, *(one for one in staged if one.handle not in known)))
 
     def about(self, handle: Handle) -> Named | None:
-        """Return what names a transaction.
-
-        What is to be decided or finished stands for its whole id: nobody may end anything under it.
-        """
+        """Return what names a transaction, or what is to be decided or finished under its id."""
         exact = next((one for one in self.named if one.handle == handle), None)
         return exact or self.about_id(handle[0])
 
     def about_id(self, name: str) -> Named | None:
+        # What is to be decided or finished stands for its whole id: nobody may end anything under it.
         waiting = (Standing.DECIDED, Standing.STAGED)
         return next((one for one in self.named if one.handle[0] == name and one.standing in waiting), None)
 
     def standing_by(self, name: TransactionalId, named: Named | None) -> Standing:
-        """Return the standing of a transactional id, given what names it."""
         if named is not None:
             return named.standing
         newest = name.owner_epoch >= self.newest_owner
@@ -391,20 +368,15 @@ def _handle(payload: Mapping[str, Any]) -> Handle | None:
     return handle
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The transactions of a job that brokers know or its directory names, as rows.
-
-
 #: Stands for the state of an id that the brokers do not know.
 UNKNOWN_STATE = "Unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One transactional id of the job."""
-
     #: Parsed exactly; ids of others that begin alike are not among them.
     name: TransactionalId
+    #: Kafka's word, or UNKNOWN_STATE.
     state: str
     #: As the brokers have it; None if they do not know the id.
     producer_id: int | None
@@ -413,13 +385,11 @@ class Found:
     age_ms: int | None
     #: After which the broker aborts it.
     timeout_ms: int | None
-    #: What the job directory says.
     standing: Standing
     named: Named | None
 
     @property
     def text(self) -> str:
-        """The standing in words."""
         if self.named is not None:
             handle = (str(self.name), self.producer_id, self.producer_epoch)
             if self.state == UNKNOWN_STATE:
@@ -432,7 +402,6 @@ class Found:
         return "a leftover: nobody names it"
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `--json` says; see `docs/command-line.md`."""
         named = self.named
         return {
             "transactional_id": str(self.name),
@@ -524,20 +493,11 @@ def _found(name: TransactionalId, view: TransactionView | None, names: Names, no
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Which of a job's transactions a command may end, why not the others, and ending them.
-#
-# Everything here runs with the job's lock held, so that no owner stages, decides or ends anything
-# meanwhile. A commit is what the next start would do; an abort touches nothing that anybody names.
-
-
-_OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is to become of one transaction."""
-
     found: Found
     #: Why it is not touched; empty if it is to be ended.
     refusal: str = ""
@@ -549,7 +509,6 @@ class Ending:
         return self.answer is not None and self.answer.outcome.is_done
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `--json` says; see `docs/command-line.md`."""
         return {
             **self.found.to_json(),
             "refusal": self.refusal,
@@ -559,12 +518,7 @@ class Ending:
 
 
 def lock_of(job: StoredJob) -> OwnerLock:
-    """Return the job's lock. In a bucket, what tells that nobody has the job.
-
-    There nothing keeps a start away. It does no harm: it takes an epoch of its own, which is part of the ids
-    of its transactions, so that none of them is among those that were found before; and what is decided
-    may be committed by two, as after any takeover.
-    """
+    """Return the job's lock; in a bucket, what tells that nobody has the job."""
     # Here and not above: other commands hold no lock.
     from flinkish_spark.checkpoint.ownership import BeatLease, JobLock
 
@@ -572,6 +526,8 @@ def lock_of(job: StoredJob) -> OwnerLock:
         return JobLock(job.place.folder / "owner.lock")
     from flinkish_spark.core.config import CheckpointConfig
 
+    # In a bucket nothing keeps a start away. It does no harm: its transactions have ids with an epoch of its
+    # own, and what is decided may be committed by two, as after any takeover.
     lease_ms = CheckpointConfig().owner_lease_ms
     return BeatLease(job.job_dir, job.place.url, job.clock, SystemThreads(), lease_ms)
 
@@ -607,11 +563,10 @@ def _acquire(job: StoredJob, lock: OwnerLock) -> None:
             job.clock.sleep_ms(_POLL_MS)
 
 
+# Transactions are planned and ended with the job's lock held, so that no owner stages, decides or ends
+# anything meanwhile. A commit is what the next start would do; an abort touches nothing that anybody names.
 def plan_commits(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
-    """Return what committing means: all that is decided, or what of that is `wanted`.
-
-    What a sink has in a checkpoint is committed as a whole: what of it is lost must be its end.
-    """
+    """Return what committing means: all that is decided, or what of that is `wanted`."""
     decided = [one for one in found if one.standing is Standing.DECIDED]
     ends = []
     for one in found:
@@ -625,6 +580,7 @@ def plan_commits(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]
 
 
 def _why_not_committed(one: Found, decided: Sequence[Found], wanted: frozenset[str]) -> str:
+    # What a sink has in a checkpoint is committed as a whole: what of it is lost must be its end.
     together = [other for other in decided if _whole_of(other) == _whole_of(one)]
     unknown = [str(other.name) for other in together if other.state == UNKNOWN_STATE]
     if unknown:
@@ -639,11 +595,7 @@ def _why_not_committed(one: Found, decided: Sequence[Found], wanted: frozenset[s
 
 
 def plan_aborts(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
-    """Return what aborting means: all open leftovers, or what of them is `wanted`.
-
-    With the lock held nobody writes what nobody names, so also what the newest owner began is a
-    leftover.
-    """
+    """Return what aborting means: all open leftovers, or what of them is `wanted`."""
     ends = []
     for one in found:
         if wanted and str(one.name) not in wanted:
@@ -657,9 +609,10 @@ def plan_aborts(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
 def _why_not_aborted(one: Found) -> str:
     if one.standing is Standing.STAGED:
         return f"the next start keeps it or aborts it: {one.text}"
+    # With the lock held nobody writes what nobody names, the newest owner neither.
     if one.standing not in (Standing.LEFTOVER, Standing.OF_NEWEST_OWNER):
         return f"a decision names it: {one.text}"
-    return "" if one.state in _OPEN else f"nothing is open under it (state {one.state})"
+    return "" if one.state in OPEN_STATES else f"nothing is open under it (state {one.state})"
 
 
 def commit(job: StoredJob, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
@@ -707,12 +660,10 @@ def _committer(job: StoredJob, client: TransactionClient, uid: str) -> KafkaComm
 
 
 def abort(_job: StoredJob, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
-    """Abort what is open under each id and fence whoever wrote it."""
     return [one if one.refusal else replace(one, answer=client.abort_open(one.found.name)) for one in ends]
 
 
 def unknown(wanted: frozenset[str], found: Sequence[Found]) -> list[str]:
-    """Return the ids that were named and are not among the job's transactions."""
     return sorted(wanted - {str(one.name) for one in found})
 
 

@@ -51,7 +51,6 @@ class Measured:
     show: Callable[[], float] | None = None
 
     def add(self, value: float) -> None:
-        """Add a value of a gauge or a distribution."""
         self.count += 1
         self.total += value
         self.least = value if self.least is None else min(self.least, value)
@@ -87,7 +86,6 @@ class TallyParam(AccumulatorParam[Tally]):
         return Tally()
 
     def addInPlace(self, value1: Tally, value2: Tally) -> Tally:
-        """Return the first with what the second has."""
         value1.counts.update(value2.counts)
         value1.bases.update(value2.bases)
         value1.metrics.update(value2.metrics)
@@ -255,7 +253,6 @@ class Accumulators:
     why_no_accumulators = ""
 
     def _place(self) -> str | None:
-        """Return the operator and the subtask at hand; None where what is added does not count."""
         raise NotImplementedError
 
     def _known(self) -> dict[str, Accumulator]:

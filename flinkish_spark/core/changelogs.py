@@ -48,10 +48,6 @@ class RowKind(Choice):
 RETRACTIONS = tuple(kind.value for kind in RowKind if kind.is_retraction)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Formats in which changes of databases come.
-
-
 class ChangelogMode(Choice):
     """Which rows a source makes of an update; Flink's word."""
 

@@ -1,4 +1,16 @@
-"""The one place that reads a clock; spans of time in the log, and for people; threads that are passed in."""
+"""The one place that reads a clock; spans of time in the log, and for people; threads that are passed in.
+
+Intervals and timeouts use the monotonic clock, so a wall clock that steps back changes nothing; wall-clock
+times are only written down for people.
+
+Spans say at DEBUG how long each part of a start took:
+
+    logging.getLogger("flinkish_spark.spans").setLevel(logging.DEBUG)
+
+What the threads of a job wait for (:mod:`flinkish_spark.core.watchdog`) is logged by itself when it has
+ended; parts of it that nobody waits for are marked with :func:`span`. `make bench-start ARGS=--debug`
+shows them.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +21,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Protocol, TypeVar
-
-# ----------------------------------------------------------------------------------------------------------
-# The one place that reads a clock.
-#
-# Intervals and timeouts use the monotonic clock, so a wall clock that steps back changes nothing; wall-
-# clock times are only written down for people.
 
 
 class Clock(Protocol):
@@ -39,8 +45,6 @@ def wall_ms() -> int:
 
 
 class SystemClock:
-    """The machine's clocks."""
-
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
 
@@ -48,7 +52,6 @@ class SystemClock:
         return int(time.time() * 1000)
 
     def sleep_ms(self, duration_ms: int) -> None:
-        """Sleep."""
         time.sleep(duration_ms / 1000)
 
     def wait(self, event: threading.Event, timeout_ms: int) -> bool:
@@ -61,16 +64,6 @@ def backoff_ms(first_ms: int, longest_ms: int) -> Iterator[int]:
     while True:
         yield pause_ms
         pause_ms = min(longest_ms, 2 * pause_ms)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Spans: how long each part of a start took, in the log at DEBUG.
-#
-# logging.getLogger("flinkish_spark.spans").setLevel(logging.DEBUG)
-#
-# What the threads of a job wait for (:mod:`flinkish_spark.core.watchdog`) is logged by itself when it has
-# ended; parts of it that nobody waits for are marked with :func:`span`. `make bench-start ARGS=--debug`
-# shows them.
 
 
 LOG = logging.getLogger("flinkish_spark.spans")
@@ -94,17 +87,11 @@ def span(what: str) -> Iterator[None]:
         ended(what, (time.monotonic_ns() - began_ns) // 1_000_000)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Threads, passed in: a simulator gives threads that run one at a time, in an order of its own.
-
-
 T = TypeVar("T")
 _POLL_MS = 10
 
 
 class RunningThread(Protocol):
-    """A thread that was started."""
-
     def is_alive(self) -> bool:
         """Whether it has not ended."""
 
@@ -147,20 +134,13 @@ def outcome_of(
 
 
 class SystemThreads:
-    """Python's threads."""
-
     def start(self, name: str, target: Callable[[], None]) -> RunningThread:
         thread = threading.Thread(name=name, target=copy_context().run, args=(target,), daemon=True)
         thread.start()
         return thread
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Durations for people.
-
-
 def duration_text(ms: int | None) -> str:
-    """Return a time for people, two units at most."""
     if ms is None:
         return "-"
     if ms < 1_000:

@@ -14,10 +14,6 @@ from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
 from flinkish_spark.protocol.retention import CheckpointRetention
 
-# ----------------------------------------------------------------------------------------------------------
-# Settings of a job, checked when they are made.
-
-
 #: More checkpoints than this are a slip: in flight, each holds transactions open; retained, files on disk.
 MOST_CONCURRENT = 100
 MOST_RETAINED = 1_000_000
@@ -26,7 +22,6 @@ _LEAST_LEASE_MS = 15_000
 
 
 def require_positive(name: str, value: int) -> None:
-    """Raise ConfigError unless `value` is a positive whole number."""
     with refused_as_config_errors(f"set {name} to 1 or more"):
         checked_whole(name, value, least=1)
 
@@ -135,12 +130,6 @@ class CheckpointConfig:
             max_concurrent=self.max_concurrent,
             finished=self.finished,
         )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The restart strategies as a user makes them: the rules of `protocol.restart`, refused with ConfigError.
-#
-# The rules themselves are standard library only and raise ValueError.
 
 
 NoRestart = rules.NoRestart

@@ -39,13 +39,11 @@ class TimeDomain(Choice):
 
 
 class Timer(NamedTuple):
-    """A call that a key asked for; unique by all three.
-
-    `namespace` tells a key's timers apart: a window, or None where a function has set it.
-    """
+    """A call that a key asked for; unique by all three."""
 
     time_ms: int
     key: Any
+    #: A window, or None where a function has set it.
     namespace: Any
 
 
@@ -71,7 +69,6 @@ class OutputTag:
 
 
 def tag_name(tag: OutputTag) -> str:
-    """Return the name of the side output that a function emits to."""
     try:
         return tag.name
     except AttributeError:
@@ -98,7 +95,6 @@ class Progress:
 
     @property
     def limits_ms(self) -> dict[TimeDomain, int]:
-        """Up to when timers are due, by their clock."""
         return {
             TimeDomain.EVENT_TIME: max(self.watermark_ms, self.drained_to_ms),
             TimeDomain.PROCESSING_TIME: self.processing_limit_ms,
@@ -106,6 +102,5 @@ class Progress:
 
     @property
     def processing_limit_ms(self) -> int:
-        """Up to when processing-time timers are due."""
         limit_ms = self.processing_timers_to_ms
         return self.processing_time_ms if limit_ms is None else limit_ms

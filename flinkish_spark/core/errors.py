@@ -248,10 +248,7 @@ _DO_NOT_PASS = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirec
 
 
 def may_pass(error: OSError) -> bool:
-    """Whether it may be an outage: something does not answer, is full or busy.
-
-    Libraries raise an OSError without a number for whatever a network does; it counts as one.
-    """
+    """Whether it may be an outage: something does not answer, is full or busy."""
     if isinstance(error, _DO_NOT_PASS):
         return False
     # Classes of libraries have numbers of their own: 1 is any error of TLS.
@@ -268,10 +265,7 @@ def raise_translated(known: BaseException, error: BaseException) -> NoReturn:
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, what caused it, what caused that, and so on; each once.
-
-    Libraries raise exceptions that are their own cause, or the cause of their cause.
-    """
+    """Yield an exception, what caused it, what caused that, and so on; each once."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

@@ -40,12 +40,10 @@ class _Inherited:
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.handled_before)
 
     def in_parent(self) -> None:
-        """Go on."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         self.noting.release()
 
     def let_go(self) -> None:
-        """Let go of everything; in the child."""
         self.noting = threading.Lock()
         for file in self.files:
             file.let_go()
@@ -71,7 +69,6 @@ class OwnFile:
             _INHERITED.files.add(self)
 
     def fileno(self) -> int:
-        """Return its number."""
         if self._number is None:
             raise ValueError("the file is closed")
         return self._number
@@ -111,10 +108,7 @@ def close_in_children(pipe: IO[bytes]) -> None:
 
 
 def never_finalized(thing: object) -> None:
-    """Keep an object of the parent's as long as this process lives, whatever forgets it.
-
-    Many clients say good-bye to a server, or roll back, when they are collected.
-    """
+    """Keep an object of the parent's for the life of this process: clients say good-bye at their end."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
@@ -130,10 +124,7 @@ def in_this_process(work: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def own_handler(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> Iterator[None]:
-    """Handle signals in the block, in this process: a child ends by them as it would without us.
-
-    Only in the main thread, as `signal.signal`.
-    """
+    """Handle signals in the block, in this process and its main thread; not in children."""
     before = {number: signal.signal(number, handler) or signal.SIG_DFL for number in numbers}
     _INHERITED.handled_before.update(before)
     try:

@@ -15,10 +15,6 @@ from flinkish_spark.core.validation import hold_plain_values, instance_of, membe
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
 
-# ----------------------------------------------------------------------------------------------------------
-# How a record's bytes become columns and back, and what is done with those that do not.
-
-
 #: What fits the four bytes of a schema's id.
 _MOST_SCHEMA_ID = 2**31 - 1
 
@@ -497,7 +493,6 @@ RegisteredFormat = Avro | Protobuf | JsonSchema
 
 
 def check_policy(name: str, value: object) -> None:
-    """Refuse what is no policy for bad records."""
     if not isinstance(value, BadRecordPolicy):
         raise unusable(
             name,
@@ -509,7 +504,6 @@ def check_policy(name: str, value: object) -> None:
 
 
 def check_format(name: str, value: object) -> None:
-    """Refuse what is no format."""
     if not isinstance(value, Format):
         raise ConfigError(
             f"{name} is {value!r}",
@@ -552,16 +546,8 @@ def _is_field(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("name"), str) and "type" in value
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Which side of Spark does a connector's work.
-
-
 class Engine(enum.Enum):
-    """Who reads or writes.
-
-    Both sides leave the same things behind: offsets of one can be continued, and committables of
-    one committed, by the other.
-    """
+    """Who reads or writes; either can go on from the offsets, and commit the committables, of the other."""
 
     #: Spark's native source, and the writer in this package's JAR. Faster, needs JARs.
     JVM = "jvm"
@@ -570,7 +556,6 @@ class Engine(enum.Enum):
 
     @classmethod
     def of(cls, value: str | Engine, setting: str) -> Engine:
-        """Return the engine that a user named."""
         try:
             return cls(value)
         except ValueError:

@@ -1,4 +1,18 @@
-"""A store on HDFS, by hdfs-native: files are renamed into their place, once."""
+"""A store on HDFS, by hdfs-native: files are renamed into their place, once.
+
+- An object is written under a hidden name beside its own, synced, closed, and renamed: the NameNode renames
+  in one step, so that an object is there whole or not at all.
+- A rename moves a file once, however often it is asked for. A create asks for one without overwriting and,
+  when the answer was lost, looks whether its hidden file is still there: only it knows that name. So no id
+  has to lie in the object, which HDFS has no place for.
+- The client has no time limit for an answer of the NameNode (0.14.7 waits for ever for one that is
+  stopped), so each question is asked in a thread of its own, and given up.
+- Its threads do not come along in a fork; see `object_store`.
+
+What is durable when a write returns: the bytes are synced on all DataNodes of the file (hsync), and the
+NameNode has synced its log before it answers. That a file was closed, a DataNode notes without a sync,
+unless dfs.datanode.synconclose is set: it is in doubt if all DataNodes of a file lose power at that moment.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +42,6 @@ from flinkish_spark.core.watchdog import note_failure
 if TYPE_CHECKING:
     from hdfs_native import Client
 
-# ----------------------------------------------------------------------------------------------------------
-# A store on HDFS.
-#
-# - An object is written under a hidden name beside its own, synced, closed, and renamed: the NameNode renames
-#   in one step, so that an object is there whole or not at all.
-# - A rename moves a file once, however often it is asked for. A create asks for one without overwriting and,
-#   when the answer was lost, looks whether its hidden file is still there: only it knows that name. So no id
-#   has to lie in the object, which HDFS has no place for.
-# - The client has no time limit for an answer of the NameNode (0.14.7 waits for ever for one that is
-#   stopped), so each question is asked in a thread of its own, and given up.
-# - Its threads do not come along in a fork; see `object_store`.
-#
-# What is durable when a write returns: the bytes are synced on all DataNodes of the file (hsync), and the
-# NameNode has synced its log before it answers. That a file was closed, a DataNode notes without a sync,
-# unless dfs.datanode.synconclose is set: it is in doubt if all DataNodes of a file lose power at that moment.
 
 T = TypeVar("T")
 
@@ -79,7 +78,6 @@ _LOCK = threading.Lock()
 
 
 def missing_hdfs_package() -> ConfigError:
-    """Return what to tell somebody who has not installed the extra."""
     return ConfigError(
         "a job directory on HDFS needs the package hdfs-native",
         why="it is not installed in this Python",
@@ -114,7 +112,6 @@ class HdfsStore:
         with self._lock:
             return {kind: self._counts[kind] for kind in KINDS}
 
-    # -- the five methods -----------------------------------------------------------------------
     def read(self, key: str) -> bytes:
         return self._read(key, None)
 
@@ -124,7 +121,6 @@ class HdfsStore:
         self._move(key, self._repeated("write", key, lambda: self._write_hidden(path, data)))
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
-        """Write the object only if the key is free; of several callers exactly one gets CREATED."""
         create = _Create(self, key, data)
         try:
             return create_by_id(create, key, data, self._new_id(), self._clock, self._patience())
@@ -132,7 +128,6 @@ class HdfsStore:
             create.forget()
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """Return the keys directly below a folder, sorted, without hidden ones; folders have names, too."""
         path = self._path(prefix)
         self._count("list")
         names = sorted(self._repeated("list", prefix, lambda: self._names_in(path)))
@@ -146,9 +141,7 @@ class HdfsStore:
         self._repeated("delete", key, lambda: self._ask(lambda hdfs: hdfs.delete(path)))
         self._delete_empty({path.rpartition("/")[0]})
 
-    # -- what is asked of many files at once (`store.FileStore`) --------------------------------------
     def sizes_below(self, folder: str) -> dict[str, int]:
-        """Return everything below a folder, empty for all, with its size in bytes."""
         path = self._path(folder) if folder else self._root
         self._count("list")
         found = self._repeated("list", folder, lambda: self._sizes(path or "/"))
@@ -158,7 +151,6 @@ class HdfsStore:
         return self._read(key, most_bytes)
 
     def copy(self, key: str, other: str) -> None:
-        """Copy an object; its bytes come through this process."""
         path, target = self._path(key), self._path(other)
         self._count("copy")
         try:
@@ -168,14 +160,12 @@ class HdfsStore:
         self._move(other, hidden)
 
     def delete_all(self, keys: Collection[str]) -> None:
-        """Delete objects in any order; missing ones are no error."""
         paths = sorted({key: self._path(key) for key in keys}.items())
         for key, path in paths:
             self._count("delete")
             self._repeated("delete", key, functools.partial(self._ask, functools.partial(_delete, path=path)))
         self._delete_empty({path.rpartition("/")[0] for _, path in paths})
 
-    # -- single questions -----------------------------------------------------------------------
     def _read(self, key: str, most_bytes: int | None) -> bytes:
         path = self._path(key)
 
@@ -280,9 +270,7 @@ class HdfsStore:
 
         return self._repeated("delete", folder, delete)
 
-    # -- what a create is made of ---------------------------------------------------------------------
     def is_there(self, path: str) -> bool:
-        """Whether there is something."""
         return self._once("look at", path, lambda hdfs: _is_there(hdfs, path))
 
     def begin(self, key: str, data: bytes) -> str:
@@ -313,7 +301,6 @@ class HdfsStore:
         return self._path(key)
 
     def counted(self, kind: str) -> None:
-        """Count a request."""
         self._count(kind)
 
     def forget(self, hidden: str) -> None:
@@ -333,7 +320,6 @@ class HdfsStore:
             self._failed(verb, key, error)
         raise AnswerLost(_text(error)) from None
 
-    # -- asking ---------------------------------------------------------------------------------
     def _path(self, key: str) -> str:
         if _ODD.search(key):
             raise ValueError(f"not a key of a store on HDFS: {key!r}")
@@ -394,10 +380,7 @@ class HdfsStore:
 
 
 class _Create:
-    """One create: its bytes lie under a hidden name until they are renamed; a `store.ConditionalPuts`.
-
-    The id of `create_by_id` lies nowhere: whether the hidden file is gone says whose the object is.
-    """
+    """One create: its bytes lie under a hidden name until they are renamed; the id lies nowhere."""
 
     def __init__(self, store: HdfsStore, key: str, data: bytes) -> None:
         self._store, self._key, self._data = store, key, data
@@ -434,7 +417,6 @@ class _Create:
         return self._id if self._store.read(key) == self._data else None
 
     def forget(self) -> None:
-        """Leave nothing behind."""
         if self._hidden is not None:
             self._store.forget(self._hidden)
 
@@ -462,7 +444,6 @@ def _is_there(hdfs: Client, path: str) -> bool:
 
 
 def _client(namenode: str) -> Client:
-    """Return the client of this process."""
     with _LOCK:
         if namenode not in _CLIENTS:
             try:

@@ -34,14 +34,7 @@ class NotAnEnd(RuntimeError):
         self.what = what
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a call has returned that has run nothing: a coroutine, or a generator where a value is wanted.
-#
-# Where a function is declared :func:`flinkish_spark.core.validation.check_function` sees what it is; of a
-# lambda that returns what another function makes only its result tells.
-
-
-#: What such calls return.
+#: What a call has returned that has run nothing.
 NOT_RUN = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
 
 
@@ -50,7 +43,6 @@ class NotRun(TypeError):
 
 
 def refuse_not_run(result: _T, what: str) -> _T:
-    """Return what a function of the user's has returned."""
     if type(result) in NOT_RUN:
         kind = type(result).__name__.replace("_", " ")
         if isinstance(result, CoroutineType):
@@ -60,10 +52,7 @@ def refuse_not_run(result: _T, what: str) -> _T:
 
 
 def is_true(answer: Any, what: str) -> bool:
-    """Return whether a function of the user's has said yes; raises as :func:`refuse_not_run`.
-
-    What is yet to be run is true, whatever it would say.
-    """
+    """Return whether a function of the user's has said yes; what is yet to be run would be true."""
     return answer if answer is True or answer is False else bool(refuse_not_run(answer, what))
 
 
@@ -87,10 +76,7 @@ _BUILT: frozenset[type] = frozenset(
 
 
 def elements_of(given: Iterable[_T]) -> Iterable[_T]:
-    """Return the same elements; going through them raises where they only seem to end.
-
-    A list, a tuple and a generator are returned as they are.
-    """
+    """Return the same elements; going through them raises where they only seem to end."""
     kind = type(given)
     if kind is list or kind is tuple or kind is GeneratorType:
         return given
@@ -102,10 +88,7 @@ def pairs_of(given: Any) -> Any:
 
 
 def called(function: Callable[..., _T]) -> Callable[..., _T]:
-    """Return a function that raises NotAnEnd where the given one raises StopIteration.
-
-    For calls in generators of ours, and by what takes StopIteration for an end.
-    """
+    """Return a function that raises NotAnEnd where the given one raises StopIteration."""
     return partial(_call, function)
 
 

@@ -69,22 +69,16 @@ def is_written_once(key: str) -> bool:
 
 
 class JobDir:
-    """Typed access to one job directory."""
-
     def __init__(self, store: Store, place: StoreSpec | None = None) -> None:
         self.store = store
         self.place = StoreSpec(str(store.root)) if isinstance(store, LocalStore) else place
         self._objects = SealedObjects(store, "the job directory")
         self._rewinds: dict[int, PastRewind] = {}
 
-    # -- identity -------------------------------------------------------------------------------
     def read_or_create_job(
         self, wanted: Mapping[str, Any], at_first: Mapping[str, Any] = MappingProxyType({})
     ) -> tuple[JobUuid, dict[str, Any]]:
-        """Return the job's uuid and recorded settings, creating job.json at the first start.
-
-        `wanted` must stay what it was; `at_first` is only recorded, a `uuid` in it is the job's.
-        """
+        """Return the job's uuid and settings: `wanted` must stay, `at_first` is recorded."""
         body = {"uuid": uuid.uuid4().hex, **at_first, **wanted}
         self.store.create_if_absent(JOB_KEY, seal("job", body))
         recorded = self._objects.read(JOB_KEY, "job", dict)
@@ -114,11 +108,7 @@ class JobDir:
         return (*([] if first is None else [first]), *(one["spark"] for one in later))
 
     def record_spark(self, version: str) -> None:
-        """Record a version of Spark that runs here from now on; one that did already is no news.
-
-        Each has an object of its own: job.json stays as it is, and of two processes none undoes what the
-        other has written.
-        """
+        """Record a version of Spark that runs here from now on, in an object of its own."""
         if version not in self.spark_versions():
             name = re.sub(r"[^A-Za-z0-9.-]", "_", version)
             body = seal("spark-version", {"spark": version})
@@ -133,7 +123,6 @@ class JobDir:
         self.store.create_if_absent(key, seal("fact", value))
         return self._objects.read(key, "fact", dict)
 
-    # -- owners ---------------------------------------------------------------------------------
     def newest_owner(self) -> OwnerEpoch:
         return OwnerEpoch(max(self._objects.numbers("owners"), default=0))
 
@@ -148,17 +137,14 @@ class JobDir:
         return self._objects.optional(f"owners/{epoch}.json", "owner", dict)
 
     def note_owner(self, epoch: OwnerEpoch, name: str, text: str) -> None:
-        """Replace a note beside an owner's record."""
         self.store.put(f"owners/{epoch}.{name}", f"{text}\n".encode("ascii"))
 
     def owner_note(self, epoch: OwnerEpoch, name: str) -> str:
-        """Return a note beside an owner's record; empty if there is none."""
         try:
             return self.store.read(f"owners/{epoch}.{name}").decode("ascii", errors="replace")
         except ObjectMissing:
             return ""
 
-    # -- reports --------------------------------------------------------------------------------
     def newest_report(self) -> JobReport | None:
         newest = max(self._objects.numbers(_REPORTS), default=0)
         return self._objects.optional(f"{_REPORTS}/{newest}.json", "report", JobReport.from_json)
@@ -174,7 +160,6 @@ class JobDir:
         return digest.digest()
 
     def put_report(self, report: JobReport) -> None:
-        """Replace an owner's report."""
         self.store.put(f"{_REPORTS}/{report.owner_epoch}.json", seal("report", report.to_json()))
 
     def forget_reports_before(self, epoch: OwnerEpoch) -> None:
@@ -182,12 +167,10 @@ class JobDir:
             if number < epoch.value:
                 self.store.delete(f"{_REPORTS}/{number}.json")
 
-    # -- timeline -------------------------------------------------------------------------------
     def begin_stretch(self, epoch: OwnerEpoch, stretch: Stretch) -> CreateResult:
         return self.store.create_if_absent(f"{_TIMELINE}/{epoch}.json", seal("stretch", stretch.to_json()))
 
     def timeline(self) -> Timeline:
-        """Return the past of this directory; without stretches before the first takeover."""
         epochs = sorted(self._objects.numbers(_TIMELINE))
         keys = [f"{_TIMELINE}/{epoch}.json" for epoch in epochs]
         stretches = [self._objects.read(key, "stretch", Stretch.from_json) for key in keys]
@@ -205,12 +188,9 @@ class JobDir:
         return self._objects.optional(TIMELINE_ORDER_KEY, "timeline-order", dict) is not None
 
     def close_timeline_order(self) -> None:
-        """Forget the order; it was carried out."""
         self.store.delete(TIMELINE_ORDER_KEY)
 
-    # -- staged micro-batches -------------------------------------------------------------------
     def write_staged(self, staged: StagedBatch) -> None:
-        """Write the staged file of one attempt; its name is new by construction."""
         key = self.staged_key(staged)
         if self.store.create_if_absent(key, seal("staged", staged.to_json())) is CreateResult.EXISTS:
             raise CorruptObjectError(
@@ -233,7 +213,6 @@ class JobDir:
         self.store.delete(f"staged/{lineage}/{attempt}.json")
 
     def delete_all(self, keys: Iterable[str]) -> None:
-        """Delete objects in any order; in a bucket with one request."""
         if isinstance(self.store, CachedReads):
             self.store.delete_all(list(keys))
             return
@@ -247,23 +226,18 @@ class JobDir:
     def staged_key(self, staged: StagedBatch) -> str:
         return f"staged/{staged.lineage}/{self.attempt_name(staged)}.json"
 
-    # -- statistics -----------------------------------------------------------------------------
     def statistics(self) -> StatisticsHistory | None:
         return self._objects.optional(_STATISTICS_KEY, "statistics", StatisticsHistory.from_json)
 
     def put_statistics(self, history: StatisticsHistory) -> None:
-        """Replace the stored history."""
         self.store.put(_STATISTICS_KEY, seal("statistics", history.to_json()))
 
-    # -- the job graph --------------------------------------------------------------------------
     def job_graph(self) -> JobGraph | None:
         return self._objects.optional("graph.json", "graph", JobGraph.from_json)
 
     def put_job_graph(self, graph: JobGraph) -> None:
-        """Replace it."""
         self.store.put("graph.json", seal("graph", graph.to_json()))
 
-    # -- triggers, decisions and receipts -----------------------------------------------------------------
     def create_trigger(self, trigger: TriggerRecord) -> CreateResult:
         """Take a checkpoint id; EXISTS means that somebody else has it."""
         return self.store.create_if_absent(
@@ -318,7 +292,6 @@ class JobDir:
         return next(self._live_commits(), None)
 
     def _live_commits(self) -> Iterator[Decision]:
-        """Yield live COMMIT decisions, newest first."""
         history = self.history()
         for checkpoint in reversed(self.decided_ids()):
             decision = self.decision(checkpoint)
@@ -336,23 +309,16 @@ class JobDir:
     def receipt(self, checkpoint: CheckpointId) -> Receipt | None:
         return self._objects.optional(f"checkpoints/{checkpoint}/receipt.json", "receipt", Receipt.from_json)
 
-    # -- rewinds --------------------------------------------------------------------------------
     def open_rewind(self) -> RewindIntent | None:
-        """Return the unfinished rewind, if there is one.
-
-        One whose lineage has begun is finished, whoever left or wrote its intent again.
-        """
+        """Return the unfinished rewind, if there is one; one whose lineage has begun is finished."""
         wanted = sorted(n for n in self._objects.numbers(REWINDING) if n > self.lineage().value)
         if not wanted:
             return None
         return self._objects.optional(f"{REWINDING}/{wanted[0]}.json", "rewind", RewindIntent.from_json)
 
     def create_rewind(self, intent: RewindIntent) -> CreateResult:
-        """Make a rewind durable before its first delete; EXISTS means that its lineage is taken.
-
-        Each intent has a key of its own, so that a zombie which closes its own one deletes nobody
-        else's.
-        """
+        """Make a rewind durable before its first delete; EXISTS means that its lineage is taken."""
+        # Of each intent a key of its own: a zombie that closes its own one deletes nobody else's.
         return self.store.create_if_absent(
             f"{REWINDING}/{intent.lineage}.json", seal("rewind", intent.to_json())
         )
@@ -382,15 +348,11 @@ class JobDir:
             yield done
 
     def rewind_order(self) -> RewindOrder | None:
-        """Return the order to go back that waits, if there is one."""
         order = self._objects.optional(REWIND_ORDER_KEY, "rewind-order", RewindOrder.from_json)
         return None if order is None or self._is_carried_out(order) else order
 
     def forget_finished_order(self) -> None:
-        """Delete an order that was carried out by somebody who was cut off before closing it.
-
-        Called by the recovery, the only one that closes orders.
-        """
+        """Delete an order that was carried out by somebody who was cut off before closing it."""
         order = self._objects.optional(REWIND_ORDER_KEY, "rewind-order", RewindOrder.from_json)
         if order is not None and self._is_carried_out(order):
             self.store.delete(REWIND_ORDER_KEY)
@@ -411,7 +373,6 @@ class JobDir:
     def lineage(self) -> Lineage:
         return Lineage(max(self._objects.numbers("rewinds"), default=0))
 
-    # -- seeds ----------------------------------------------------------------------------------
     def seed(self, lineage: Lineage) -> Seed | None:
         return self._objects.optional(f"{seed_folder(lineage)}/seed.json", "seed", Seed.from_json)
 
@@ -428,14 +389,12 @@ def seed_folder(lineage: Lineage) -> str:
 
 
 def open_job_dir(place: StoreSpec) -> JobDir:
-    """Return the job directory at a place; nothing is asked of it yet."""
     if place.is_local:
         return JobDir(LocalStore(place.folder))
     return JobDir(CachedReads(place.open_bucket(), is_written_once), place)
 
 
 def job_place(given: str | os.PathLike[str], options: Mapping[str, str] = MappingProxyType({})) -> StoreSpec:
-    """Return where the job directory is that a user names."""
     text = to_path(given)
     what_to_do = 'give an absolute path, like "/data/jobs/orders", or "s3://bucket/jobs/orders"'
     instance_of("job_dir", text, str, what_to_do=what_to_do)

@@ -13,10 +13,7 @@ _FACTS: ContextVar[Mapping[str, str | int]] = ContextVar("_FACTS", default=_NOTH
 
 @contextmanager
 def logged_as(**facts: str | int) -> Iterator[None]:
-    """Let what is logged within be about these facts, beside those that hold already.
-
-    Threads that a job starts go on with the facts of who starts them.
-    """
+    """Let what is logged within be about these facts, beside those that hold already."""
     token = _FACTS.set({**_FACTS.get(), **facts})
     try:
         yield

@@ -1,4 +1,16 @@
-"""A store in a bucket: S3, Azure, Google Cloud, or the memory of this process; by obstore."""
+"""A store in a bucket: S3, Azure, Google Cloud, or the memory of this process; by obstore.
+
+- obstore is imported when a store is opened, and only then: most jobs have a disk.
+- What may be repeated (reads, lists, deletes, puts) is repeated by obstore, within limits. A conditional
+  put is asked for once, and decided by `store.create_by_id`: what obstore repeats ends in "exists", for
+  one's own write.
+- The id of a write is metadata of the object, so that everybody who reads it gets the bytes that were
+  written. S3, Azure and Google Cloud keep metadata and show them with a HEAD request; so do the servers
+  that tests start. A store that does not is found out by the first object without an id that is in the way.
+- A bucket that is not there must not look like a job that has never run: its 404 is an error here.
+- obstore's threads do not come along in a fork: whoever was forked off a process that has used a store
+  would wait for ever, also with a store of its own. Spark's workers are forked off a daemon that uses none.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +31,6 @@ from flinkish_spark.core.store import AnswerLost, CreateResult, ObjectMissing, c
 
 if TYPE_CHECKING:
     import obstore.store
-
-# ----------------------------------------------------------------------------------------------------------
-# A store in a bucket.
-#
-# - obstore is imported when a store is opened, and only then: most jobs have a disk.
-# - What may be repeated (reads, lists, deletes, puts) is repeated by obstore, within limits. A conditional
-#   put is asked for once, and decided by `store.create_by_id`: what obstore repeats ends in "exists", for
-#   one's own write.
-# - The id of a write is metadata of the object, so that everybody who reads it gets the bytes that were
-#   written. S3, Azure and Google Cloud keep metadata and show them with a HEAD request; so do the servers
-#   that tests start. A store that does not is found out by the first object without an id that is in the way.
-# - A bucket that is not there must not look like a job that has never run: its 404 is an error here.
-# - obstore's threads do not come along in a fork: whoever was forked off a process that has used a store
-#   would wait for ever, also with a store of its own. Spark's workers are forked off a daemon that uses none.
 
 
 #: Where an object carries the id of the create that wrote it. Azure wants a name that is one in C#, too.
@@ -67,7 +65,6 @@ KINDS = ("read", "put", "create", "list", "delete", "copy")
 
 
 def missing_package() -> ConfigError:
-    """Return what to tell somebody who has not installed the extra."""
     return ConfigError(
         "a store in a bucket needs the package obstore",
         why="it is not installed in this Python",
@@ -76,7 +73,6 @@ def missing_package() -> ConfigError:
 
 
 def retry_config() -> Mapping[str, Any]:
-    """Return within which limits obstore repeats what may be repeated."""
     backoff = {
         "init_backoff": timedelta(milliseconds=100),
         "max_backoff": timedelta(seconds=_LONGEST_BACKOFF_S),
@@ -94,7 +90,6 @@ def requests_of_this_process() -> dict[str, int]:
 
 
 def count_request(kind: str) -> None:
-    """Count one, of any store of this process."""
     with _COUNTING:
         _ASKED[kind] += 1
 
@@ -126,16 +121,11 @@ class ObjectStore:
 
     @property
     def requests(self) -> dict[str, int]:
-        """How many requests were made, by kind; what obstore repeats counts once.
-
-        To look at what a create has met is a read.
-        """
+        """How many requests were made, by kind; what obstore repeats counts once."""
         with self._lock:
             return {kind: self._counts[kind] for kind in KINDS}
 
-    # -- the five methods -----------------------------------------------------------------------
     def read(self, key: str) -> bytes:
-        """Return the object; raise ObjectMissing if there is none."""
         import obstore
 
         path = self._path(key)
@@ -147,7 +137,6 @@ class ObjectStore:
         raise ObjectMissing(key)
 
     def put(self, key: str, data: bytes) -> None:
-        """Write the object, replacing an older one atomically: one request, however large it is."""
         import obstore
 
         path = self._path(key)
@@ -155,15 +144,10 @@ class ObjectStore:
             obstore.put(self._bucket, path, data, use_multipart=False)
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
-        """Write the object only if the key is free; of several callers exactly one gets CREATED."""
         self._path(key)
         return create_by_id(self, key, data, self._new_id(), self._clock, self._patience_ms)
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """Return the keys directly below a folder, sorted, without hidden ones; folders have names, too.
-
-        The empty object that S3A keeps for a folder lies in it under no name, and is left out.
-        """
         import obstore
 
         path = self._path(prefix)
@@ -175,7 +159,6 @@ class ObjectStore:
         return tuple(f"{folder}/{name}" for name in names if not name.startswith("."))
 
     def delete(self, key: str) -> None:
-        """Delete the object; a missing one is no error."""
         import obstore
 
         path = self._path(key)
@@ -185,9 +168,7 @@ class ObjectStore:
             except FileNotFoundError as error:
                 self._check_bucket(error)
 
-    # -- what is asked of many files at once (`store.FileStore`) --------------------------------------
     def sizes_below(self, folder: str) -> dict[str, int]:
-        """Return everything below a folder, empty for all; a request for each thousand."""
         import obstore
 
         path = self._path(folder) if folder else self._folder
@@ -200,7 +181,6 @@ class ObjectStore:
         return {name: size for name, size in found.items() if name and (size or name not in folders)}
 
     def read_start(self, key: str, most_bytes: int) -> bytes:
-        """Return the first bytes of the object; raise ObjectMissing if there is none."""
         import obstore
 
         path = self._path(key)
@@ -212,7 +192,6 @@ class ObjectStore:
         raise ObjectMissing(key)
 
     def copy(self, key: str, other: str) -> None:
-        """Copy an object; its bytes do not come along here."""
         import obstore
 
         path, target = self._path(key), self._path(other)
@@ -239,9 +218,7 @@ class ObjectStore:
             for key in some:
                 self.delete(key)
 
-    # -- what a create is made of (`store.ConditionalPuts`) -----------------------------------------
     def put_new(self, key: str, data: bytes, write_id: str) -> bool:
-        """Ask once for the object with its id; return False if the store says that the key is taken."""
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
@@ -286,7 +263,6 @@ class ObjectStore:
                 what_to_do="use a store that keeps x-amz-meta-* (or x-ms-meta-*, x-goog-meta-*) headers",
             )
 
-    # -- errors ---------------------------------------------------------------------------------
     def _path(self, key: str) -> str:
         if _ODD.search(key):
             raise ValueError(f"not a key of an object store: {key!r}")

@@ -25,17 +25,14 @@ OFFSET_KEY = CHECKPOINT_KEY
 
 @dataclass(frozen=True, slots=True)
 class LoggedOffsets:
-    """The parsed content of an offsets/N entry: one JSON value per source, in Spark's order.
-
-    `processing_time_ms` is the wall clock when the micro-batch was planned; None where nothing says it.
-    """
+    """The parsed content of an offsets/N entry: one JSON value per source, in Spark's order."""
 
     sources: tuple[Any, ...]
+    #: The wall clock when the micro-batch was planned; None where nothing says it.
     processing_time_ms: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> LoggedOffsets:
-        """Parse an entry."""
         lines = text.strip().split("\n")
         if lines[0] != "v1" or len(lines) < 2:
             raise CorruptObjectError(
@@ -65,11 +62,7 @@ class LoggedOffsets:
         return ControlOffset.newest(self.sources)
 
     def kafka(self, topics: frozenset[str]) -> dict[str, dict[int, int]]:
-        """Return topic -> partition -> next offset of the source that reads any of `topics`.
-
-        Spark may scan one source several times, each with offsets of its own: what counts is the
-        minimum, since only up to there every scan has read.
-        """
+        """Return topic -> partition -> next offset of the source that reads `topics`, its lowest scan's."""
         lowest: dict[str, dict[int, int]] = {}
         for source in self.sources:
             if not isinstance(source, dict):
@@ -88,10 +81,7 @@ class LoggedOffsets:
         return frozenset(topic for source in self.sources for topic in _partitions(source))
 
     def with_added(self, end: LoggedOffsets) -> LoggedOffsets:
-        """Return these offsets, and 0 for partitions that topics of theirs have only at `end`.
-
-        A partition that is added to a topic is read from its first record.
-        """
+        """Return these offsets, and 0 for partitions that topics of theirs have only at `end`."""
         known = self.partitions()
         added = {
             topic: {str(p): 0 for p in ends if p not in known[topic]}

@@ -45,8 +45,6 @@ Observer = StepObserver[Step]
 
 
 class SilentObserver:
-    """Watches nothing, of any kind."""
-
     def before(self, step: enum.Enum, subject: str) -> None:
         """Do nothing."""
 

@@ -1,4 +1,10 @@
-"""The store under a job directory: five methods, immutable sealed objects, durable when they return."""
+"""The store under a job directory: five methods, immutable sealed objects, durable when they return.
+
+A lost race is a return value, never an exception. :class:`LocalStore` keeps the promises on a local disk:
+an object is visible whole or not at all, and both the file and its directory are synced before a write
+returns, so that what was decided survives a power cut. Absent optional objects are None
+(:class:`SealedObjects`); a corrupt object is always an error and never skipped.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +25,8 @@ from flinkish_spark.core.errors import CorruptObjectError, JobDirError, StoreErr
 from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.protocol.envelope import FORMAT, NewerFormatError, unseal
 
-# ----------------------------------------------------------------------------------------------------------
-# The store under a job directory: five methods, immutable objects, durable when they return.
-#
-# A lost race is a return value, never an exception. :class:`LocalStore` keeps the promises on a local disk:
-# an object is visible whole or not at all, and both the file and its directory are synced before a write
-# returns, so that what was decided survives a power cut.
-
 
 class CreateResult(enum.Enum):
-    """Answer of create-if-absent."""
-
     CREATED = "CREATED"
     EXISTS = "EXISTS"
 
@@ -58,16 +55,10 @@ class Store(Protocol):
 
 
 class FileStore(Store, Protocol):
-    """A store in which Spark, too, writes files: what is asked of many of them at once.
-
-    Not on a disk: there files are renamed and linked, which no store in a bucket can.
-    """
+    """A store in which Spark, too, writes files: what is asked of many of them at once; not on a disk."""
 
     def sizes_below(self, folder: str) -> Mapping[str, int]:
-        """Return everything below a folder, however deep, with its size in bytes; empty if missing.
-
-        By the name below it; hidden ones are among them, empty objects that stand for folders are not.
-        """
+        """Return everything below a folder by its name below it, with its size in bytes; hidden ones, too."""
 
     def read_start(self, key: str, most_bytes: int) -> bytes:
         """Return the first bytes of the object, or all of it; raise ObjectMissing if there is none."""
@@ -119,7 +110,6 @@ class LocalStore:
         self.root = root
 
     def read(self, key: str) -> bytes:
-        """Return the object; raise ObjectMissing if there is none."""
         try:
             with open(self._path(key), "rb", opener=_opened_at_once) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -131,7 +121,6 @@ class LocalStore:
             raise self._failed("read", key, error) from error
 
     def put(self, key: str, data: bytes) -> None:
-        """Write the object, replacing an older one atomically."""
         try:
             target = self._path(key)
             temporary = self._write_temporary(target, data)
@@ -160,7 +149,6 @@ class LocalStore:
             raise self._failed("create", key, error) from error
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """Return the keys directly below a folder, sorted, without hidden ones."""
         folder = self._path(prefix)
         try:
             names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -172,7 +160,6 @@ class LocalStore:
         return tuple(f"{above}/{name}" for name in names)
 
     def delete(self, key: str) -> None:
-        """Delete the object; a missing one is no error."""
         target = self._path(key)
         try:
             target.unlink(missing_ok=True)
@@ -218,23 +205,6 @@ class LocalStore:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Create-if-absent where no answer can be trusted.
-#
-# A store behind a network may write an object and lose the answer, or answer 500; whoever asks again, and
-# client libraries do, is told that the key is taken: by itself. It may also say so while nothing is there
-# (S3's ConditionalRequestConflict). So what is there decides, and not the answer:
-#
-# 1. Every create has an id of its own, the same for all of its tries, and the object carries it.
-# 2. After every answer but a plain yes the object is looked at: one's own id means CREATED, another one
-#    EXISTS.
-# 3. If nothing is there, or nobody says what is there, the same create is tried again.
-# 4. Whoever gives up says that the outcome is unknown: a try may have been, or may yet be, carried out.
-#
-# What is left: a try that was given up may arrive later, and be carried out if the key is free by then. A key
-# that is deleted and used again must therefore hold something by which a reader knows it from an older one.
-
-
 #: Between two tries.
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
@@ -253,6 +223,18 @@ class ConditionalPuts(Protocol):
         """Return the id that the object carries; None for one that no create has written."""
 
 
+# A store behind a network may write an object and lose the answer, or answer 500; whoever asks again, and
+# client libraries do, is told that the key is taken: by itself. It may also say so while nothing is there
+# (S3's ConditionalRequestConflict). So what is there decides, and not the answer:
+#
+# 1. Every create has an id of its own, the same for all of its tries, and the object carries it.
+# 2. After every answer but a plain yes the object is looked at: one's own id means CREATED, another one
+#    EXISTS.
+# 3. If nothing is there, or nobody says what is there, the same create is tried again.
+# 4. Whoever gives up says that the outcome is unknown: a try may have been, or may yet be, carried out.
+#
+# What is left: a try that was given up may arrive later, and be carried out if the key is free by then. A key
+# that is deleted and used again must therefore hold something by which a reader knows it from an older one.
 def create_by_id(
     puts: ConditionalPuts, key: str, data: bytes, write_id: str, clock: Clock, patience_ms: int
 ) -> CreateResult:
@@ -299,10 +281,6 @@ def whose(found: str | None, write_id: str) -> CreateResult:
     return CreateResult.CREATED if found == write_id else CreateResult.EXISTS
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Reads that need not be asked for twice.
-
-
 class CachedReads:
     """A :class:`FileStore` that keeps what it has read, or created, under keys that keep their object.
 
@@ -321,7 +299,6 @@ class CachedReads:
         self._lock = threading.Lock()
 
     def read(self, key: str) -> bytes:
-        """Return the object; raise ObjectMissing if there is none."""
         if not self._is_written_once(key):
             return self._store.read(key)
         with self._lock:
@@ -334,7 +311,6 @@ class CachedReads:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Write the object, replacing an older one atomically."""
         self._forget(key)
         try:
             self._store.put(key, data)
@@ -342,7 +318,6 @@ class CachedReads:
             self._forget(key)
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
-        """Write the object only if the key is free."""
         changes = self._changes
         result = self._store.create_if_absent(key, data)
         if result is CreateResult.CREATED and self._is_written_once(key):
@@ -359,7 +334,6 @@ class CachedReads:
         return self._store.read_start(key, most_bytes)
 
     def copy(self, key: str, other: str) -> None:
-        """Copy an object within the store."""
         self._forget(other)
         try:
             self._store.copy(key, other)
@@ -367,7 +341,6 @@ class CachedReads:
             self._forget(other)
 
     def delete_all(self, keys: Collection[str]) -> None:
-        """Delete objects in any order."""
         for key in keys:
             self._forget(key)
         try:
@@ -377,7 +350,6 @@ class CachedReads:
                 self._forget(key)
 
     def delete(self, key: str) -> None:
-        """Delete the object; a missing one is no error."""
         self._forget(key)
         try:
             self._store.delete(key)
@@ -399,13 +371,6 @@ class CachedReads:
             self._bytes -= len(self._kept.pop(key, b""))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Typed reads of sealed objects in a store: what is absent, what is damaged, what is too new.
-#
-# Absent optional objects are None here, once, so that callers see "no receipt yet" instead of a missing
-# file; a corrupt object is always an error and never skipped.
-
-
 T = TypeVar("T")
 
 
@@ -416,7 +381,6 @@ class SealedObjects:
         self._store, self._place = store, place
 
     def read(self, key: str, kind: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
-        """Return an object."""
         data = self._store.read(key)
         try:
             return parse(unseal(kind, data))
@@ -436,17 +400,13 @@ class SealedObjects:
             ) from error
 
     def optional(self, key: str, kind: str, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
-        """Return an object, or None if there is none; raises as :meth:`read` otherwise."""
         try:
             return self.read(key, kind, parse)
         except ObjectMissing:
             return None
 
     def numbers(self, folder: str, ending: str = ".json") -> frozenset[int]:
-        """Return the numbers after which the objects (or, without ending, folders) in `folder` are named.
-
-        Only what is written as we write it: `007.json` would be looked for as `7.json`.
-        """
+        """Return the numbers after which the objects (or, without ending, folders) in `folder` are named."""
         names = [key.rsplit("/", 1)[1] for key in self._store.list(folder)]
         stems = [name.removesuffix(ending) for name in names if name.endswith(ending)]
         return frozenset(int(stem) for stem in stems if stem.isdecimal() and str(int(stem)) == stem)

@@ -64,7 +64,6 @@ class StoreSpec:
 
     @classmethod
     def parse(cls, url: str, options: Mapping[str, str] = _NO_OPTIONS) -> StoreSpec:
-        """Return the store of a URL."""
         place = _Place.parse(url)
         for name, value in options.items():
             _check_option(place, name, value)
@@ -72,7 +71,6 @@ class StoreSpec:
 
     @classmethod
     def from_text(cls, text: str) -> StoreSpec:
-        """Return what :meth:`to_text` has written."""
         if not text.startswith("{"):
             return cls.parse(text)
         stored = json.loads(text)
@@ -100,11 +98,9 @@ class StoreSpec:
 
     @property
     def hadoop_url(self) -> str:
-        """The URL of Hadoop's file system for the store, by which Spark finds its own files there.
-
-        Of a disk too: to Spark a plain path means the default file system of the cluster (``fs.defaultFS``).
-        """
+        """Return the URL of Hadoop's file system for the store, by which Spark finds its own files there."""
         if self.is_local:
+            # To Spark a plain path means the default file system of the cluster (``fs.defaultFS``).
             return f"file://{self.url}"
         place = _Place.parse(self.url)
         rest = self.url.partition("://")[2]
@@ -121,7 +117,6 @@ class StoreSpec:
         )
 
     def open(self) -> Store:
-        """Return the store; nothing is asked of it yet."""
         return LocalStore(Path(self.url)) if self.is_local else self.open_bucket()
 
     def open_bucket(self) -> FileStore:

@@ -102,9 +102,7 @@ class PositionedReader(DataSourceStreamReader):
         return self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Pass it on."""
         self._reader.commit(end)
 
     def stop(self) -> None:
-        """Pass it on."""
         self._reader.stop()

@@ -1,4 +1,9 @@
-"""At which upstream checkpoint a chained job's checkpoint was drawn, as offsets say it."""
+"""At which upstream checkpoint a chained job's checkpoint was drawn, as offsets say it.
+
+A *cut* is the place of an upstream checkpoint in all partitions: right behind its barrier records. Spark
+logs an offset before it runs the micro-batch, so after a crash this state and the positions are as they
+were together, and nothing else has to be remembered.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +17,6 @@ from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Place
 from flinkish_spark.protocol.input_gate import AlignmentSettings, InputGate
 from flinkish_spark.protocol.plan_layout import OWN_KEYS
-
-# ----------------------------------------------------------------------------------------------------------
-# How far a chained source is between two cuts: a value that travels in the offset Spark logs.
-#
-# A *cut* is the place of an upstream checkpoint in all partitions: right behind its barrier records. Spark
-# logs an offset before it runs the micro-batch, so after a crash this state and the positions are as they
-# were together, and nothing else has to be remembered.
-
 
 #: Keys in the offset, beside the topics.
 UPSTREAM_KEY = "flinkish:upstream"
@@ -82,10 +79,7 @@ class CutState:
 
     @property
     def stands_at_cut(self) -> bool:
-        """Whether everything read so far is exactly what the newest cut holds, or nothing at all.
-
-        Partitions outside of the gate have not been read.
-        """
+        """Whether the gate's partitions have been read exactly up to the newest cut, or not at all."""
         wanted = None if self.cut is None else self.cut.checkpoint
         places = map(place_of, self.gate.channels)
         return all(place in self.resting and self.passed.get(place) == wanted for place in places)
@@ -143,7 +137,6 @@ def place_of(channel: str) -> Place:
 
 
 def nested(values: Mapping[Place, Any]) -> dict[str, dict[str, Any]]:
-    """Return values by topic and partition, as offsets are stored."""
     found: dict[str, dict[str, Any]] = {}
     for (topic, partition), value in sorted(values.items()):
         found.setdefault(topic, {})[str(partition)] = value
@@ -169,10 +162,6 @@ def _gate_at(positions: Mapping[Place, int], settings: AlignmentSettings) -> Inp
     return InputGate.of({channel_of(place): offset for place, offset in positions.items()}, settings)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Reading from Spark's offset log at which upstream checkpoint a job's checkpoint was drawn.
-
-
 @dataclass(frozen=True, slots=True)
 class UpstreamCut:
     """The upstream checkpoint at which a checkpoint of a chained job was drawn."""
@@ -190,7 +179,6 @@ class UpstreamCut:
 
 
 def upstream_cut(offsets_text: str) -> dict[str, UpstreamCut]:
-    r"""Return the upstream cut by topic."""
     found: dict[str, UpstreamCut] = {}
     if UPSTREAM_KEY not in offsets_text:  # asked for every checkpoint, and most jobs are not chained
         return found
@@ -202,10 +190,7 @@ def upstream_cut(offsets_text: str) -> dict[str, UpstreamCut]:
 
 
 def slowest_cut(offsets_text: str) -> UpstreamCut | None:
-    r"""Return the measured upstream cut that took longest, from its barrier records on; None for none.
-
-    Where a checkpoint is one cut with several upstreams it had to wait for this one.
-    """
+    """Return the measured upstream cut that took longest, from its barrier records on; None for none."""
     times_ms = [
         (cut.start_delay_ms + cut.alignment_ms, topic, cut)
         for topic, cut in upstream_cut(offsets_text).items()

@@ -28,7 +28,6 @@ _T = TypeVar("_T")
 def unusable(
     name: str, value: object, *, wanted: str, what_to_do: str, choices: Sequence[str] = ()
 ) -> ConfigError:
-    """Return the error about an argument."""
     unit = " (milliseconds)" if name.endswith("_ms") and "millisecond" not in wanted else ""
     names = {one.rpartition(".")[2]: one for one in choices}
     near = closest(value.rpartition(".")[2], names) if isinstance(value, str) else ""
@@ -55,7 +54,6 @@ def refused_as_config_errors(what_to_do: str) -> Iterator[None]:
 
 
 def instance_of(name: str, value: object, kind: type[_T], *, what_to_do: str) -> _T:
-    """Return `value` if it is an instance of `kind`, else raise ConfigError."""
     if not isinstance(value, kind):
         wanted = f"an instance of {kind.__name__}"
         raise unusable(name, value, wanted=wanted, what_to_do=what_to_do, choices=members_of(kind))
@@ -109,7 +107,6 @@ def values_by_name(name: str, value: object, *, what_to_do: str) -> dict[str, An
 
 
 def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) -> _T:
-    """Return `value` if it is an object with the public methods of `protocol`, else raise ConfigError."""
     methods = _methods_of(protocol)
     # A class has them too, and each of them would miss its `self` when it is called.
     if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
@@ -117,13 +114,6 @@ def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) ->
         raise unusable(name, value, wanted=wanted, what_to_do=what_to_do)
     check_methods(value, protocol, f"the {type(value).__name__} that is given as {name}")
     return value
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Functions of the user's. Every place that takes one asks here: can it be called so, and does a call run it?
-#
-# What a call of an async function or of a generator returns has run nothing, and is true. Nobody awaits it,
-# and nothing says that it was never run.
 
 
 _ASYNC = "it is async, and nobody awaits it"
@@ -150,11 +140,8 @@ def check_function(function: object, what: str, takes: int | None, *, is_rows: b
 
 
 def check_methods(value: object, kind: type, what: str, *, may_await: Sequence[str] = ()) -> None:
-    """Raise ConfigError unless each method of a function object can be called as that of its class, and runs.
-
-    A method may be a generator where the class says that it returns rows (an Iterable or Iterator), and
-    async where that of the class is.
-    """
+    """Raise ConfigError unless each method of a function object can be called as its class says, and runs."""
+    # One may be a generator where the class says that it returns rows, and async where that of the class is.
     first = 0 if isinstance(value, type) else 1
     for name, own in _methods_of(kind).items():
         method = getattr(value, name, None)
@@ -252,7 +239,6 @@ def can_take(function: object, count: int) -> bool:
 
 
 def function_of_two(name: str, value: Callable[[Any, Any], _T]) -> Callable[[Any, Any], _T]:
-    """Return a function of two elements; raise ConfigError if it is none."""
     if not can_take(value, 2):
         raise unusable(name, value, wanted="a function of two elements", what_to_do="give one, as a lambda")
     check_function(value, f"what is given as {name}", 2)

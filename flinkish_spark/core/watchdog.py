@@ -45,8 +45,6 @@ def note_failure(why: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A thread that does not get on, or a checkpoint that is held back."""
-
     #: ``the thread 'flinkish-complete-3'`` or ``checkpoint 3``.
     who: str
     #: What it waits for, to be read behind "waits for".
@@ -76,11 +74,7 @@ class _Stand:
 
 
 class Watchdog:
-    """Knows what all threads of a job wait for.
-
-    :meth:`waiting` may be called by any thread, and within itself: the innermost counts, from when the thread
-    came to it, or came back to it.
-    """
+    """Knows what all threads of a job wait for; of waits within waits the innermost counts."""
 
     def __init__(
         self,

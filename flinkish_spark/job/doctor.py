@@ -1,4 +1,4 @@
-"""What can be said of a session and its surroundings before the first job: what will be refused, and why."""
+"""Looks at a session and its surroundings before the first job: what will be refused, and why."""
 
 from __future__ import annotations
 

@@ -26,10 +26,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 def can_show(out: TextIO) -> bool:
-    """Whether a line that is overwritten makes sense there: on a terminal, and in no notebook.
-
-    A notebook shows what is written to it in a cell, and a file keeps each state of the line.
-    """
+    """Return whether a line that is overwritten makes sense there: on a terminal, and in no notebook."""
     try:
         return out.isatty() and os.environ.get("TERM", "") not in ("", "dumb") and not is_notebook()
     except ValueError:
@@ -43,7 +40,7 @@ def is_notebook() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """How much was read at some time, over all sources that say it."""
+    """The number of records that were read at some time, over all sources that say it."""
 
     at_ms: int
     records: int

@@ -2,5 +2,5 @@
 
 An operator here sees elements, a watermark and a processing time, and emits elements; where they come
 from and where its state is kept is others' concern (`flinkish_spark/worker/keyed_operator.py`).
-`flinkish_spark.testing._operator_harness` runs it step by step.
+`tests.support.operator_harness` runs it step by step.
 """

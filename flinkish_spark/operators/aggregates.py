@@ -1,4 +1,4 @@
-"""Running aggregates of a keyed stream, element by element."""
+"""Running aggregates of a keyed stream, element by element: the same results as of `columnar_aggregates`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.types.to_python import owned
 
-# ----------------------------------------------------------------------------------------------------------
-# Running aggregates of a keyed stream, element by element: each element gives a row.
-
-
 _REDUCED, _AGGREGATED = "reduced", "aggregated"
 
 
@@ -47,7 +43,6 @@ class ReduceOperator(_WithoutTimers):
         self._descriptor = ValueStateDescriptor(_REDUCED, input_type, ttl=ttl)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Declare the state, and open the function."""
         open_part(self._given, states.uid, states.max_parallelism)
         self._state = states.get_state(self._descriptor)
         self._reduce = getattr(self._given, "reduce", self._given)
@@ -79,7 +74,6 @@ class AggregateOperator(_WithoutTimers):
         self._descriptor = AggregatingStateDescriptor(_AGGREGATED, aggregate, accumulator_type, ttl)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Declare the state, and open the function."""
         open_part(self._descriptor.aggregate, states.uid, states.max_parallelism)
         self._state = states.get_aggregating_state(self._descriptor)
 
@@ -95,11 +89,6 @@ class AggregateOperator(_WithoutTimers):
         close_part(self._descriptor.aggregate)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The folds of `flinkish_spark/operators/columnar_aggregates.py` on single values: the same results, one by
-# one.
-
-
 Reduce = Callable[[Any, Any], Any]
 
 _BITS: dict[type[T.DataType], int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
@@ -108,7 +97,6 @@ _EXACT = decimal.Context(prec=80)
 
 
 def element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
-    """Return the reduction of two elements of a running aggregate."""
     element_aggregation(aggregate, input_type)
     element = ElementType(input_type)
     at = [field.name for field in element.fields].index(aggregate.field)
@@ -126,7 +114,10 @@ def element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
 
 def value_fold(fold: Fold, name: str, kind: T.DataType) -> Reduce:
     """Return the sum, least or greatest of two values of a field; null is nothing."""
-    return _adding(name, kind) if fold is Fold.SUM else _choosing_value(fold)
+    if fold is Fold.SUM:
+        return _adding(name, kind)
+    is_better = _comparing(fold)
+    return lambda first, second: second if is_better(second, first) else first
 
 
 def _choosing(choice: ElementChoice, at: int) -> Reduce:
@@ -134,11 +125,6 @@ def _choosing(choice: ElementChoice, at: int) -> Reduce:
     if choice.ties is Ties.FIRST:
         return lambda first, second: second if is_better(second[at], first[at]) else first
     return lambda first, second: first if is_better(first[at], second[at]) else second
-
-
-def _choosing_value(fold: Fold) -> Reduce:
-    is_better = _comparing(fold)
-    return lambda first, second: second if is_better(second, first) else first
 
 
 def _comparing(fold: Fold) -> Callable[[Any, Any], bool]:

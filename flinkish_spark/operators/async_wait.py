@@ -61,9 +61,9 @@ class AsyncSpec:
 class AsyncStatistics:
     """What async calls of an operator cost; names as in PyFlink's metrics where it has them."""
 
-    #: That had a result, counted by calls: those whose answer was recorded before are not among them.
+    #: With a result; those whose answer was recorded before are not among them.
     elements: int = 0
-    #: That were begun, and how many of them were made again.
+    #: Calls that were begun, and how many of them were made again.
     calls: int = 0
     retries: int = 0
     #: Calls that raised, and elements whose calls together took too long.
@@ -78,7 +78,6 @@ class AsyncStatistics:
     async_call_duration_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
 
     def merged(self, other: AsyncStatistics) -> AsyncStatistics:
-        """Return what both hold."""
         both: dict[str, Any] = {}
         for each in fields(self):
             one, two = getattr(self, each.name), getattr(other, each.name)
@@ -90,8 +89,6 @@ class AsyncStatistics:
 
 
 class _Meter:
-    """Counts while a batch runs."""
-
     def __init__(self) -> None:
         self.counted: dict[str, int] = dict.fromkeys(
             ("elements", "calls", "retries", "failures", "timeouts"), 0
@@ -137,7 +134,6 @@ class _Breaker:
         self._nobody_tries.set()
 
     async def admitted(self) -> None:
-        """Wait until a call may be made."""
         while self._opens_at_s is not None:
             wait_s = self._opens_at_s - asyncio.get_running_loop().time()
             if wait_s > 0:
@@ -153,7 +149,6 @@ class _Breaker:
         self._nobody_tries.set()
 
     def failed(self) -> None:
-        """Note a call that was not."""
         self._failures += 1
         if self._failures >= self._settings.failures or not self._nobody_tries.is_set():
             self._opens_at_s = asyncio.get_running_loop().time() + self._settings.reset_ms / 1_000
@@ -191,8 +186,6 @@ class _Gate:
 
 @dataclass(frozen=True)
 class Asked:
-    """An element that is asked about."""
-
     #: Its place in the batch.
     at: int
     value: Any
@@ -216,11 +209,9 @@ class AsyncWait:
         self._meter = _Meter()
 
     def open(self, context: Any) -> None:
-        """Open the function, within the event loop; raises what that raises."""
         self.run_until_complete(_finished(self._spec.function.open, context))
 
     def close(self) -> None:
-        """Close the function and the loop; what the function raises comes through."""
         if self._loop.is_closed():
             return
         try:
@@ -230,7 +221,6 @@ class AsyncWait:
             self._loop.close()
 
     def run_until_complete(self, work: Awaitable[Any]) -> Any:
-        """Run something in the loop, such as :meth:`answer`."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -261,7 +251,6 @@ class AsyncWait:
         meter, self._meter = self._meter, _Meter()
         return meter.statistics()
 
-    # -- one call ---------------------------------------------------------------------------------
     async def _one(self, call: Sequence[Asked]) -> list[tuple[int, Rows]]:
         await self._gate.passed()
         began_s = self._loop.time()
@@ -352,7 +341,6 @@ class AsyncWait:
             return getattr(function, f"{method}_batch")([taken(one.value) for one in call], *error)
         return getattr(function, method)(taken(call[0].value), *error)
 
-    # -- results ----------------------------------------------------------------------------------
     def _checked(self, call: Sequence[Asked], made: Any) -> list[Rows]:
         function = self._spec.function
         if not isinstance(function, AsyncBatchFunction):
@@ -401,10 +389,6 @@ async def _finished(method: Callable[..., Any], *given: Any) -> None:
     result = method(*given)
     if inspect.isawaitable(result):
         await result
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Answers that are made durable before anybody uses them.
 
 
 #: How long an answer waits for others that are made durable with it.

@@ -17,7 +17,6 @@ from flinkish_spark.operators.context import (
     FunctionContext,
     KeyedStateWithoutKey,
     NoKeyedState,
-    declared_state,
 )
 from flinkish_spark.operators.process import (
     NO_ELEMENTS,
@@ -37,10 +36,6 @@ from flinkish_spark.state.layered import Array
 from flinkish_spark.state.operator_state import BroadcastState, BroadcastTables, ReadOnlyBroadcastState
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.to_python import taken
-
-# ----------------------------------------------------------------------------------------------------------
-# The broadcast half of an operator in one partition, and what both halves are given.
-
 
 #: Takes a broadcast element and the context; returns what is emitted.
 BroadcastProcessor = Callable[[Any, "BroadcastSideContext"], Iterable[Any] | None]
@@ -77,8 +72,6 @@ NO_KEY = _NoKey()
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What `apply_to_keyed_state` has asked for."""
-
     descriptor: StateDescriptor
     function: KeyedStateFunction
 
@@ -105,7 +98,6 @@ class ContextFacts:
         return self.processing_time_ms
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        """Emit a row to a side output."""
         self.emitted.side.setdefault(tag_name(tag), []).append((taken(value), self.timestamp_ms))
 
     def process_sides(
@@ -115,10 +107,8 @@ class ContextFacts:
         behind: Elements,
         progress: Progress,
     ) -> Emitted:
-        """Give elements on both sides of the watermark to a function; return what it emits.
-
-        What it makes of an element before the watermark is before it, too: it is not late for who reads it.
-        """
+        """Give elements on both sides of the watermark to a function; return what it emits."""
+        # What it makes of an element before the watermark is before it, too: it is not late for who reads it.
         self.emitted = emitted = Emitted()
         self.processing_time_ms = progress.processing_time_ms
         self.watermark_ms = progress.watermark_before_ms
@@ -132,7 +122,6 @@ class ContextFacts:
     def process(
         self, process: Callable[[Any, Any], Iterable[Any] | None], elements: Elements, *, is_before: bool
     ) -> None:
-        """Give elements to a function, with these facts as the context."""
         if self.check is not None:
             process = checked(process, lambda: self.emitted, self.check)
         rows, times = self.emitted.rows, self.emitted.times_ms
@@ -163,7 +152,6 @@ class BroadcastSideContext(ContextFacts):
         return self.tables.writable(descriptor)
 
     def apply_to_keyed_state(self, descriptor: StateDescriptor, function: KeyedStateFunction) -> None:
-        """Note what is to be done with the keys of all groups."""
         if not self._is_declared(descriptor):
             raise KeyedStateWithoutKey(
                 f"apply_to_keyed_state() is given the state '{descriptor.name}', for which open() did not ask"
@@ -177,10 +165,7 @@ def _no_count(name: str, by: int = 1) -> None:
 
 
 class BroadcastSide:
-    """The broadcast elements of one operator in one partition.
-
-    Per micro-batch: :meth:`begin`, :meth:`process`, :meth:`dump`, then the partition's elements.
-    """
+    """The broadcast elements of one operator in a partition: `begin`, `process`, `dump`, then the others."""
 
     def __init__(
         self,
@@ -214,12 +199,10 @@ class BroadcastSide:
             self._value = None if value is None else bytes(value)
 
     def dump(self) -> bytes | None:
-        """Return what is to be stored for the partition; None if nothing has changed.
-
-        Whoever begins with just that again finds the states as they are, without reading them anew.
-        """
+        """Return what is to be stored for the partition; None if nothing has changed."""
         if not self.tables.is_changed:
             return None
+        # Whoever begins with just that again finds the states as they are, without reading them anew.
         self._value = self.tables.dump()
         self.tables.settle()
         return self._value
@@ -261,16 +244,8 @@ class KeyedSideContext:
         self.get_broadcast_state = side.readable
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Operators with a broadcast input: keyed ones, and such as have no key.
-
-
 class KeyedBroadcastOperator(KeyedStreamOperator):
-    """Runs a :class:`~flinkish_spark.functions.keyed.KeyedBroadcastProcessFunction`.
-
-    It has one keyed input. The broadcast one is :attr:`side`, which the runtime drives once per partition
-    and micro-batch, before the key groups of that partition.
-    """
+    """Runs a :class:`~flinkish_spark.functions.keyed.KeyedBroadcastProcessFunction`."""
 
     def __init__(
         self, function: KeyedBroadcastProcessFunction, descriptors: Sequence[MapStateDescriptor]
@@ -278,9 +253,8 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
         self._function, self._descriptors = function, tuple(descriptors)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Open the function."""
         self._states = states = states.of_function()
-        #: The broadcast half; there once the operator is open.
+        #: The broadcast half, which runs once per partition and micro-batch, before that's key groups.
         self.side = BroadcastSide(states.uid, self._descriptors, self._process_broadcast, self._is_declared)
         self.side.counts_with(context.count)
         self._context = KeyedSideContext(context, self.side)
@@ -299,22 +273,18 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
         level_in = getattr(self._function, "level_in", None)
         return None if level_in is None else level_in(state, rows)
 
-    # -- keyed state, from the broadcast side ---------------------------------------------------------
     def hashes_to_load(self, group: GroupState) -> Array:
         names = {one.descriptor.name for one in self.side.applications}
         found = [group.hashes_of(name) for name in sorted(names)]
         return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
 
     def apply(self, run: GroupRun, progress: Progress) -> None:
-        """Do what `apply_to_keyed_state` was asked for, with the key group that is loaded.
-
-        Called behind `GroupState.load` and before `GroupRun.run`, for every key group of the partition: also
-        for those that have no elements and no timers in this micro-batch.
-        """
+        """Do what `apply_to_keyed_state` was asked for, with the key group that is loaded."""
+        # Called before `GroupRun.run`, also for key groups that have no elements and no timers.
         scope = run.states.scope
         scope.now_ms = progress.processing_time_ms
         for one in self.side.applications:
-            state = declared_state(self._states, one.descriptor)
+            state = self._states.any_state(one.descriptor)
             table = self._states.tables[one.descriptor.name]
             for key in list(table.entries):
                 scope.enter(key)
@@ -328,7 +298,6 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
                     raise ApplicationFailed(one.descriptor.name, key, error) from error
                 self._states.puts.settle()
 
-    # -- parts ----------------------------------------------------------------------------------------
     def _process(self, value: Any, _: FunctionContext) -> Iterable[Any] | None:
         return self._function.process_element(value, self._context)
 
@@ -368,7 +337,6 @@ class BroadcastRun:
         broadcast_before: Elements = NO_ELEMENTS,
         elements_before: Elements = NO_ELEMENTS,
     ) -> tuple[Emitted, bytes | None]:
-        """Work through a micro-batch of the partition."""
         self.side.begin(value)
         emitted = self.side.process(broadcast, progress, check, broadcast_before)
         stored = self.side.dump()

@@ -36,7 +36,6 @@ _KINDS: Mapping[str, RowKind] = {kind.value: kind for kind in RowKind}
 
 
 def kind_of(value: Any) -> RowKind:
-    """Return the kind that an element says."""
     kind = _KINDS.get(value)
     if kind is None:
         raise ValueError(f"{value!r} is no row kind: {', '.join(_KINDS)}")
@@ -54,9 +53,6 @@ class _OverChangelog(KeyedStreamOperator, ABC):
 
     def processors(self) -> tuple[Processor, ...]:
         return (self._process,)
-
-    def close(self) -> None:
-        """Do nothing."""
 
     @abstractmethod
     def _process(self, value: Any, context: FunctionContext) -> Iterable[Any]:
@@ -84,10 +80,6 @@ def _with_kind(row: Any, kind: RowKind) -> Any:
     return (*row, kind.value)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Folds of fields, of which each row can be taken back.
-
-
 class RetractingFold(ABC):
     """One column of an aggregate over the rows that a key has now."""
 
@@ -107,8 +99,7 @@ class RetractingFold(ABC):
         """Return what is kept when a row has come (1) or gone (-1)."""
 
     @abstractmethod
-    def result(self, kept: Sequence[Any]) -> Any:
-        """Return the value of the column."""
+    def result(self, kept: Sequence[Any]) -> Any: ...
 
     def clear(self) -> None:
         """Forget a key that has no rows."""
@@ -121,7 +112,6 @@ class RetractingCount(RetractingFold):
     nothing = (0,)
 
     def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
-        """Count it unless it is null."""
         return (kept[0] + (0 if value is None else count),)
 
     def result(self, kept: Sequence[Any]) -> Any:
@@ -141,11 +131,9 @@ class RetractingSum(RetractingFold):
 
     @property
     def nothing(self) -> tuple[Any, ...]:
-        """Return a sum that is not there."""
         return (None, *[0] * (len(self.kept) - 1))
 
     def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
-        """Add the value, or take it away."""
         if value is None:
             return tuple(kept)
         total, number, *others = kept
@@ -165,7 +153,6 @@ class RetractingSum(RetractingFold):
             raise AggregateOverflow(self._name, arrow_type(self._kind)) from None
 
     def result(self, kept: Sequence[Any]) -> Any:
-        """Return the sum, as it would be of the values there are."""
         total, number, *others = kept
         if not number:
             return None
@@ -176,10 +163,7 @@ class RetractingSum(RetractingFold):
 
 
 class RetractingExtreme(RetractingFold):
-    """The least or the greatest of the values; null if there are none.
-
-    All values are kept, each with how often it is there: the next one counts when one goes.
-    """
+    """The least or the greatest of the values, all of which are kept with how often they are there."""
 
     def __init__(self, fold: Fold, kind: T.DataType, number: int, ttl: StateTtl | None) -> None:
         self._better = value_fold(fold, "", kind)
@@ -190,7 +174,6 @@ class RetractingExtreme(RetractingFold):
         self._descriptor = MapStateDescriptor(f"values-{number}", key, "LONG", ttl)
 
     def open(self, states: KeyedStates) -> None:
-        """Declare the values."""
         self._values = states.get_map_state(self._descriptor)
 
     @property
@@ -198,7 +181,6 @@ class RetractingExtreme(RetractingFold):
         return (None, 0)
 
     def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
-        """Keep the value, or take one away that is equal."""
         best, number = kept
         if value is None:
             return tuple(kept)
@@ -234,7 +216,6 @@ class RetractingExtreme(RetractingFold):
 def retracting_fold(
     column: AggregateColumn, fields: T.StructType, number: int, ttl: StateTtl | None
 ) -> tuple[RetractingFold, T.DataType]:
-    """Return what computes a column, and its type."""
     if column.field is None and column.fold is Fold.COUNT:
         return RetractingCount(), T.LongType()
     if column.field not in fields.names:
@@ -274,7 +255,6 @@ class ChangelogFoldOperator(_OverChangelog):
         self._descriptor = ValueStateDescriptor("folded", fields, ttl=ttl)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Declare the states."""
         self._state = states.get_state(self._descriptor)
         for fold, _ in self._folds:
             fold.open(states)
@@ -311,10 +291,6 @@ class ChangelogFoldOperator(_OverChangelog):
         return (*key, *(fold.result(mine) for fold, mine, _ in self._parts(kept)))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Aggregates of the user's, and upserts.
-
-
 class ChangelogAggregateOperator(_OverChangelog):
     """An aggregate of the user's over the rows that a key has now, as a changelog."""
 
@@ -329,7 +305,6 @@ class ChangelogAggregateOperator(_OverChangelog):
         )
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Declare the states, and open the function."""
         open_part(self._aggregate, states.uid, states.max_parallelism)
         self._accumulator, self._rows = map(states.get_state, self._descriptors)
 
@@ -372,7 +347,6 @@ class NormalizeOperator(_OverChangelog):
         self._descriptor = ValueStateDescriptor("row", ddl_of(own), ttl=ttl)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Declare the state."""
         self._state = states.get_state(self._descriptor)
 
     def _process(self, value: Any, context: FunctionContext) -> Iterable[Any]:

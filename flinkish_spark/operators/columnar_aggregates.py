@@ -1,4 +1,9 @@
-"""Running aggregates over columns, in two steps: one before the shuffle, one in the key group."""
+"""Running aggregates over columns, in two steps: `combine` before the shuffle, `merge` in the key group.
+
+What travels between them, what is kept and what comes out has the same columns. Sums are exact: of whole
+numbers and decimals an overflow is an error, never another number. Sums of floats are made in double
+precision, in the order of the rows. Functions of the user's are called row by row.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +38,6 @@ from flinkish_spark.types.rows import ElementType, RowWriter
 from flinkish_spark.types.to_arrow import strict_array
 from flinkish_spark.types.to_python import taken, to_values
 
-# ----------------------------------------------------------------------------------------------------------
-# Folds of columns: of groups of rows to one row each, and of two columns element by element.
-#
-# Sums are exact: of whole numbers and decimals an overflow is an error, never another number. Sums of
-# floats are made in double precision, in the order of the rows.
-
-
 _LIMIT = 1 << 63
 #: Whole numbers below this are exact as doubles.
 _EXACT = 1 << 53
@@ -47,8 +45,6 @@ _LOW_BITS = 32
 
 
 class AggregateOverflow(OverflowError):
-    """A sum does not fit the type of its field."""
-
     def __init__(self, name: str, kind: pa.DataType) -> None:
         super().__init__(
             f"the sum of the field '{name}' leaves its type {kind}; cast the field to a wider type before "
@@ -57,7 +53,6 @@ class AggregateOverflow(OverflowError):
 
 
 def fold_groups(fold: Fold, name: str, values: pa.Array, groups: Array, first: Array) -> pa.Array:
-    """Return one value per group."""
     if fold is Fold.FIRST:
         return values.take(pa.array(first))
     if fold is Fold.COUNT:
@@ -80,10 +75,8 @@ def fold_groups(fold: Fold, name: str, values: pa.Array, groups: Array, first: A
 
 
 def fold_pairs(fold: Fold, name: str, before: pa.Array, now: pa.Array) -> pa.Array:
-    """Return the fold of two columns, of which the first is what was there before; null is nothing.
-
-    For FIRST use :func:`pyarrow.compute.if_else` with what is known of existence: there null is a value.
-    """
+    """Return the fold of what was there before and what came, element by element; null is nothing."""
+    # For FIRST null is a value: that goes by what is known of existence.
     if fold in (Fold.SUM, Fold.COUNT):
         return pc.coalesce(_narrowed(name, _sum_of_two(name, before, now), now.type), before, now)
     choose = pc.min_element_wise if fold is Fold.MIN else pc.max_element_wise
@@ -105,10 +98,7 @@ def same_values(left: pa.Array, right: pa.Array) -> pa.Array:
 
 
 def _plain(values: pa.Array) -> Array | None:
-    """Return numbers without a null or NaN as they lie in memory; None if they are not such numbers.
-
-    Numpy folds these at a fraction of what a plan of Arrow's costs, which small batches are mostly made of.
-    """
+    """Return numbers without a null or NaN as they lie in memory, which Numpy folds faster; else None."""
     kind = values.type
     if values.null_count or not (pa.types.is_integer(kind) or pa.types.is_float64(kind)):
         return None
@@ -215,21 +205,11 @@ def _nan_where(values: pa.Array, is_nan: pa.Array) -> pa.Array:
     return pc.if_else(pc.fill_null(is_nan, False), pa.scalar(float("nan"), values.type), values)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Running aggregates over columns, in two steps: one before the shuffle, one in the key group.
-#
-# `combine` makes one row per key of a record batch, wherever the records happen to be; `merge` adds such
-# rows to the state of their keys. Both are functions of their arguments alone. What travels between them,
-# what is kept and what comes out has the same columns.
-
-
 AGGREGATE = "aggregate"
 
 
 @dataclass(frozen=True)
 class Combined:
-    """What is left of a batch."""
-
     #: Number of each row's key; shape (rows,).
     groups: Array
     #: The first row of each key in the batch: take the key columns from there. Shape (keys,).
@@ -259,8 +239,7 @@ class ColumnAggregation(ABC):
 
     @property
     @abstractmethod
-    def names(self) -> list[str]:
-        """Names of the columns."""
+    def names(self) -> list[str]: ...
 
     #: Whether a function of the user's is a part of it.
     has_function: ClassVar[bool] = False
@@ -273,7 +252,6 @@ class ColumnAggregation(ABC):
 
 
 def combine(aggregation: ColumnAggregation, batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> Combined:
-    """Make one row per key of a batch; for each batch of records, before the shuffle."""
     groups, first = group_numbers(keys)
     columns = aggregation.fold(batch, groups, first)
     return Combined(groups, first, pa.RecordBatch.from_arrays(columns, names=aggregation.names))
@@ -305,28 +283,24 @@ class Columns(ColumnAggregation):
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns."""
         return [column.name for column in self._columns]
 
     def state_type(self) -> str:
         return _state_type(self.names, self._types)
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
-        """Return the columns of the partial rows."""
         return [
             fold_groups(one.fold, one.field or "", _field_of(batch, one), groups, first)
             for one in self._columns
         ]
 
     def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
-        """Return the columns of one partial row per group."""
         return [
             fold_groups(_of_partials(one.fold), one.field or "", partials.column(at), groups, first)
             for at, one in enumerate(self._columns)
         ]
 
     def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
-        """Return the columns of both together."""
         return [
             pc.if_else(pa.array(exists), old, new)
             if one.fold is Fold.FIRST
@@ -346,14 +320,12 @@ class Chosen(ColumnAggregation):
 
     @property
     def names(self) -> list[str]:
-        """Names of the elements' fields."""
         return [field.name for field in self._fields]
 
     def state_type(self) -> str:
         return _state_type(self.names, [type_text(field.dataType) for field in self._fields])
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
-        """Return the columns of one element per group."""
         best = fold_groups(
             self._choice.fold, self._choice.field, batch.column(self._choice.field), groups, first
         )
@@ -371,7 +343,6 @@ class Chosen(ColumnAggregation):
         return self.fold(partials, groups, first)
 
     def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
-        """Return the columns of the better ones."""
         old, new = before[self._at], now[self._at]
         best = fold_pairs(self._choice.fold, self._choice.field, old, new)
         if self._choice.ties is Ties.FIRST:
@@ -383,7 +354,6 @@ class Chosen(ColumnAggregation):
 
 
 def element_aggregation(aggregate: ElementAggregate, input_type: str) -> ColumnAggregation:
-    """Return what computes a running aggregate whose results are elements."""
     element = ElementType(input_type)
     if not element.has_fields:
         raise ConfigError(
@@ -410,7 +380,6 @@ class MergePartials(VectorizedProcessFunction):
     event_time = C.TIME
 
     def open(self, context: RuntimeContext) -> None:
-        """Declare the state."""
         context.get_state(ValueStateDescriptor(AGGREGATE, self._aggregation.state_type(), ttl=self._ttl))
         self._aggregation.open(context.uid, context.max_parallelism)
 
@@ -434,7 +403,6 @@ _UNORDERED = ("array", "map", "struct")
 
 
 def _result_type(column: AggregateColumn, kinds: dict[str, str]) -> str:
-    """Return the type of a column, as DDL; raise ConfigError if there cannot be one."""
     if column.fold is Fold.COUNT and column.field is None:
         return "bigint"
     if column.field not in kinds:
@@ -475,13 +443,6 @@ def _of_partials(fold: Fold) -> Fold:
     return Fold.SUM if fold is Fold.COUNT else fold
 
 
-# ----------------------------------------------------------------------------------------------------------
-# User functions as aggregates over columns: a row per key and micro-batch, combined before the shuffle.
-#
-# Rows become Python objects for the function, one by one: slower than built-in folds, but what travels and
-# what is kept are the same few rows per key.
-
-
 class _RowAggregation(ColumnAggregation):
     """Keeps one row per key, which a function makes."""
 
@@ -497,7 +458,6 @@ class _RowAggregation(ColumnAggregation):
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns that are kept."""
         return [field.name for field in self._kept.fields]
 
     def state_type(self) -> str:
@@ -513,15 +473,13 @@ class _RowAggregation(ColumnAggregation):
         return self._columns([self._merge(old, new) if is_there else new for is_there, old, new in pairs])
 
     def open(self, uid: str, max_parallelism: int) -> None:
-        """Open the function."""
         open_part(self._function, uid, max_parallelism)
 
     def close(self) -> None:
         close_part(self._function)
 
     @abstractmethod
-    def _merge(self, first: Any, second: Any) -> Any:
-        """Return the row for two."""
+    def _merge(self, first: Any, second: Any) -> Any: ...
 
     @staticmethod
     def _same(row: Any) -> Any:
@@ -574,10 +532,7 @@ class AggregatedRows(_RowAggregation):
         return self._columns(_folded(rows, groups, len(first), self._begin, self._add))
 
     def results(self, merged: pa.RecordBatch) -> list[Any]:
-        """Return the results of what :func:`~flinkish_spark.operators.columnar_aggregates.merge` returned.
-
-        One per key, in the same order; None where the function gives None.
-        """
+        """Return a result per key of what :func:`merge` returned; None where the function gives None."""
         return [taken(self._function.get_result(made)) for made in self._rows(merged.columns)]
 
     def _begin(self, row: Any) -> Any:
@@ -600,7 +555,6 @@ class MergeResults(MergePartials):
         self._accumulators, self._output = aggregation, output
 
     def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch]:
-        """Return the results of the batch's keys, one row each; none for a key whose result is None."""
         merged = merge(self._accumulators, batch, ctx.index, ctx.state(AGGREGATE))
         results = self._accumulators.results(merged)
         is_there = pa.array([result is not None for result in results], pa.bool_())
@@ -624,7 +578,6 @@ def _folded(
     begin: Callable[[Any], Any],
     add: Callable[[Any, Any], Any],
 ) -> list[Any]:
-    """Return what is made of the rows of each group, in their order."""
     made: list[Any] = [None] * count
     seen = [False] * count
     for group, row in zip(groups.tolist(), rows, strict=True):

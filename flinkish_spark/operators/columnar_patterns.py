@@ -1,12 +1,9 @@
 """The automaton of a pattern over the events of many keys at once, as columns.
 
 All keys take their first event together, then their second one, and so on; the partial matches of all of them
-are the columns of one array. So an event costs no Python, unless it is in something that goes out.
-
-What is done with partial matches is the automaton's own answer, asked once for each kind of event and state
-(:meth:`Matcher.outcome`), so the two cannot differ in it. What is not said here in columns, such as a match
-that waits for an older partial one, is left to :class:`~flinkish_spark.cep.matcher.Matcher`: the key is said
-to be `left`, and whoever calls this does all of it again, event by event.
+are the columns of one array. What becomes of these is the automaton's own answer (:meth:`Matcher.outcome`),
+so the two cannot differ in it. A key for which that cannot be said in columns is `left`: whoever calls this
+does all of it again, event by event, with a :class:`~flinkish_spark.cep.matcher.Matcher`.
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ _STEP_COSTS, _EVENT_COSTS = 150, 4
 
 
 def can_be_in_columns(automaton: Automaton, skip: AfterMatchSkip) -> bool:
-    """Return whether partial matches of an automaton can be worked on as columns."""
     windows = [automaton.first_to_last_ms, *(state.from_previous_ms for state in automaton.states)]
     if len(automaton.leaves) > 10 or any(window is not None and window > FAR_MS for window in windows):
         return False
@@ -171,8 +167,6 @@ class Found:
 
 @dataclass
 class Outcome:
-    """What becomes of partial matches."""
-
     #: What is open behind all events.
     partial: Partial
     chains: Chains
@@ -226,8 +220,6 @@ class ColumnarMatcher:
 
 @dataclass(frozen=True)
 class ColumnarSearch:
-    """A pattern, and where what it needs is found."""
-
     matcher: ColumnarMatcher
     #: Names of its three states.
     states: tuple[str, ...]
@@ -250,7 +242,6 @@ class _Table:
         self.is_pending = np.array([state.kind.value == "pending" for state in matcher.automaton.states])
 
     def outcomes(self, answers: Array, states: Array | int) -> Array:
-        """Return the number of what becomes of each."""
         asked = answers * self._count + states
         found: Array = self._known[asked]
         if len(found) and found.min() < 0:
@@ -299,8 +290,6 @@ class _Complete:
 
 @dataclass
 class _Told:
-    """Parts of what goes out."""
-
     parts: list[tuple[Array, ...]] = field(default_factory=list)
 
     def add(self, complete: _Complete, step: int, is_lost: bool) -> None:
@@ -354,7 +343,6 @@ class _Run:
             self._advance(np.full(len(self._counts), now_ms), _LAST_STEP)
         return self._end()
 
-    # -- how it begins ------------------------------------------------------------------------------------
     def _entered(self, partial: Partial, chains: Chains) -> Array:
         """Return what is open already."""
         named, times_ms = self._matcher.named, self._events.times_ms
@@ -388,7 +376,6 @@ class _Run:
         if len(outcomes) and self._table.is_stopped[outcomes].any():
             self._is_left[self._rank[keys[self._table.is_stopped[outcomes]]]] = True
 
-    # -- one event of each key ----------------------------------------------------------------------------
     def _take(self, step: int, keys: int) -> None:
         """Take one event of each of the first keys."""
         events = self._events
@@ -496,7 +483,6 @@ class _Run:
                 is_meant &= partial[at, which] == NONE
             partial[at, which[is_meant]] = events[is_meant]
 
-    # -- time ---------------------------------------------------------------------------------------------
     def _ends(self) -> Array:
         """Return when each partial match is timed out: of two windows the nearer one is told."""
         matcher, open_ = self._matcher, self._partial
@@ -530,9 +516,7 @@ class _Run:
         if len(lost.keys):
             self._told.add(lost, step, is_lost=True)
 
-    # -- matches ------------------------------------------------------------------------------------------
     def _completed(self, parts: list[_Complete], step: int) -> None:
-        """Tell of matches, and end what they put an end to."""
         complete = parts[0]
         if len(parts) > 1:
             names = "keys", "firsts", "times_ms", "chains", "stages", "events"
@@ -569,7 +553,6 @@ class _Run:
         self._partial = open_[:, kept]
         return told
 
-    # -- how it ends --------------------------------------------------------------------------------------
     def _end(self) -> Outcome:
         keys, open_ = self._order, self._partial
         open_ = open_[:, ~self._is_left[open_[_KEY]]]
@@ -620,19 +603,11 @@ def _in_order(complete: _Complete) -> _Complete:
     return complete.chosen(order)
 
 
-@functools.lru_cache(maxsize=4096)
-def _order_of(ranks: tuple[int, ...]) -> list[int]:
-    return order_of_emission(ranks)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Partial matches as they are stored, three lists per key, to arrays and back.
+_order_of = functools.lru_cache(maxsize=4096)(order_of_emission)
 
 
 @dataclass
 class StoredMatches:
-    """What is open of many keys, read."""
-
     #: As they are worked on; events by their numbers among all that are stored.
     partial: Partial
     chains: Chains
@@ -643,7 +618,6 @@ class StoredMatches:
 
     @staticmethod
     def read(events: pa.ListArray, chains: pa.ListArray, matches: pa.ListArray, start: int) -> StoredMatches:
-        """Return what the lists of each key say."""
         count = len(matches)
         _, event_begins, event_rows = _flat(events)
         chain_key, chain_begins, chain_rows = _flat(chains)

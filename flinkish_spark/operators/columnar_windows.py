@@ -1,4 +1,11 @@
-"""Folds of windows over columns: what a key group's rows make of its open windows."""
+"""Folds of windows over columns: what a key group's rows make of its open windows.
+
+Elements are first divided into parts: those of a key that share all their windows (a slice of a sliding
+window, a tumbling window) or whose windows touch (a part of a session). A part travels and is folded as one.
+The order is that of :mod:`flinkish_spark.operators.process`. Of each key and window there is one row in the
+state, with when it is due: where a window stands follows from its end and the watermark, so nothing is
+remembered of what was fired.
+"""
 
 from __future__ import annotations
 
@@ -42,17 +49,8 @@ from flinkish_spark.windows.functions import ProcessWindowFunction, WindowContex
 from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import NoEventTime
 
-# ----------------------------------------------------------------------------------------------------------
-# Windows of many elements at once, as columns: which they are, what is combined early, what merges.
-#
-# Elements are first divided into parts: those of a key that share all their windows (a slice of a sliding
-# window, a tumbling window) or whose windows touch (a part of a session). A part travels and is folded as
-# one.
-
 
 class Parts(NamedTuple):
-    """Elements divided into parts."""
-
     #: Number of each element's part; shape (elements,).
     of_row: Array
     #: The first element of each part; shape (parts,).
@@ -71,8 +69,6 @@ class Assigned(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Which windows are one."""
-
     #: Places of all windows, those that are one behind each other, in the order of keys and starts.
     order: Array
     #: Where each group begins there; shape (groups,).
@@ -83,20 +79,15 @@ class Together(NamedTuple):
 
 
 class ColumnWindows(ABC):
-    """Windows over columns; made by :func:`column_windows`, pickled into the plan.
-
-    `clock` is what the windows go by. By processing time all elements of a micro-batch have one time.
-    """
+    """Windows over columns, by a clock; pickled into the plan."""
 
     clock: TimeDomain
 
     @abstractmethod
-    def parts(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts:
-        """Divide elements."""
+    def parts(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts: ...
 
     @abstractmethod
-    def assign(self, first_ms: Array, last_ms: Array) -> Assigned:
-        """Return the windows of parts."""
+    def assign(self, first_ms: Array, last_ms: Array) -> Assigned: ...
 
     @abstractmethod
     def together(self, key: Array, start_ms: Array, end_ms: Array) -> Together:
@@ -132,7 +123,6 @@ class AlignedWindows(ColumnWindows):
         return into
 
     def parts(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts:
-        """Divide elements into slices."""
         slices = self.slices(times_ms)
         varies = len(slices) and slices.min() != slices.max()
         of_row, first = group_numbers([*keys, pa.array(slices)] if varies else keys)
@@ -213,7 +203,6 @@ class NotOverColumns:
 
 
 def column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
-    """Return the windows of a specification."""
     found = column_windows_or_why_not(spec)
     if isinstance(found, NotOverColumns):
         raise ConfigError(
@@ -226,7 +215,6 @@ def column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
 
 
 def column_windows_or_why_not(spec: WindowSpec) -> ColumnWindows | NotOverColumns:
-    """Return the windows of a specification, or why they cannot be computed over columns."""
     assigner, clock = spec.assigner, spec.assigner.clock
     kind, default = type(assigner), type(assigner.default_trigger())
     if spec.evictor is not None:
@@ -278,13 +266,6 @@ def _stably(key: Array) -> Array:
     return order
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Open windows of a key group's keys as columns: what comes is added, what is due fires.
-#
-# Functions of their arguments alone. Where a window stands follows from its end and the watermark, so
-# nothing has to be remembered of what was fired.
-
-
 #: Origin of a window that is new, or not as it is stored.
 CHANGED = -1
 
@@ -307,7 +288,6 @@ class Pool:
         return len(self.key)
 
     def take(self, places: Array) -> Pool:
-        """Return some of the windows."""
         if is_all(places, len(self)):
             return self
         taken = pa.array(places)
@@ -322,8 +302,6 @@ class Pool:
 
 
 class Arrivals(NamedTuple):
-    """Parts of windows that come in, in their order."""
-
     #: Number of each part's key.
     key: Array
     first_ms: Array
@@ -341,8 +319,6 @@ class Added(NamedTuple):
 
 
 class Fired(NamedTuple):
-    """Windows that are left, and those that fired."""
-
     pool: Pool
     fired: Pool
 
@@ -380,10 +356,8 @@ class WindowRules:
         return later_ms(last_ms, lateness_ms)
 
     def add(self, pool: Pool, came: Arrivals, watermark_ms: int) -> Added:
-        """Add parts to their windows; those that are late, but in time, fire their windows again.
-
-        Of sessions all parts and windows are put together first; then it is asked whether that is over.
-        """
+        """Add parts to their windows; those that are late, but in time, fire their windows again."""
+        # Of sessions all parts and windows are put together first; then it is asked whether that is over.
         # Processing time is looked at before anything comes: nothing is late, and nothing fires here.
         now_ms = watermark_ms if self.is_by_event_time else MIN_WATERMARK_MS
         assigned = self.windows.assign(came.first_ms, came.last_ms)
@@ -412,7 +386,6 @@ class WindowRules:
         origin = np.where(waits, CHANGED, left.origin)
         return Fired(Pool(left.key, left.start_ms, left.end_ms, due_ms, origin, left.values), fired)
 
-    # -- parts of adding ----------------------------------------------------------------------------
     def _together(
         self, open_count: int, key: Array, start_ms: Array, end_ms: Array, now_ms: int
     ) -> _Together:
@@ -432,7 +405,6 @@ class WindowRules:
     def _after(
         self, pool: Pool, key: Array, together: _Together, values: tuple[pa.Array, ...], now_ms: int
     ) -> Pool:
-        """Return the windows that are open then; those that nothing came to are as they were."""
         is_touched, first, ends = together.is_touched, together.first, together.end_ms
         due_ms = np.where(last_of(ends) > now_ms, last_of(ends), self.over_ms(ends))
         origin = np.full(len(first), CHANGED)
@@ -441,7 +413,6 @@ class WindowRules:
         return Pool(key[first], together.start_ms, ends, due_ms, origin, values)
 
     def _folded(self, pool: Pool, came: Arrivals, parts: Array, together: _Together) -> tuple[pa.Array, ...]:
-        """Return the aggregates of windows, from those that are open and some parts."""
         first = np.cumsum(together.is_in)[together.first] - 1
         new = list(came.values)
         if not is_all(parts, len(came.key)):
@@ -463,13 +434,6 @@ def last_of(end_ms: Array) -> Array:
     return last
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Folds of windows over columns: what a key group's rows make of its open windows.
-#
-# The order is that of :mod:`flinkish_spark.operators.process`: processing time, rows before the watermark,
-# the watermark, rows behind it. Of each key and window there is one row in the state, with when it is due.
-
-
 FOLDED = "window/folded"
 #: Behind the aggregate, on the way: how many elements a part has, and the last time of a session's.
 ELEMENTS, LAST_MS = "_fs_elements", "_fs_last_ms"
@@ -487,11 +451,9 @@ class Rows:
     keys: tuple[pa.Array, ...]
     #: Event times; None if the stream has none.
     times_ms: pa.Array | None
-    #: The columns that an operator reads, by their names.
     fields: pa.RecordBatch
 
     def times_by(self, clock: TimeDomain, processing_time_ms: int) -> Array:
-        """Return the time by which each row is assigned to windows."""
         if clock is TimeDomain.PROCESSING_TIME:
             return np.full(len(self.hashes), processing_time_ms)
         if self.times_ms is None or self.times_ms.null_count:
@@ -509,25 +471,20 @@ class Came:
     first_ms: Array
     last_ms: Array
     values: Sequence[pa.Array]
-    #: How many elements each part has.
     elements: Array
     #: Part of each row that came; None where rows are parts.
     of_row: Array | None = None
 
 
 class Reader(ABC):
-    """Makes parts of rows."""
-
     @abstractmethod
-    def read(self, rows: Rows, rules: WindowRules, processing_time_ms: int) -> Came:
-        """Return the parts."""
+    def read(self, rows: Rows, rules: WindowRules, processing_time_ms: int) -> Came: ...
 
 
 class Partials(Reader):
     """Rows are parts, which were made before the shuffle."""
 
     def read(self, rows: Rows, rules: WindowRules, processing_time_ms: int) -> Came:
-        """Return the parts."""
         first_ms = last_ms = rows.times_by(rules.windows.clock, processing_time_ms)
         names = rows.fields.schema.names
         if LAST_MS in names and rules.is_by_event_time:
@@ -541,7 +498,6 @@ class WholeElements(Reader):
     """Rows are elements: so those that are late can go elsewhere."""
 
     def read(self, rows: Rows, rules: WindowRules, processing_time_ms: int) -> Came:
-        """Return the parts."""
         times_ms = rows.times_by(rules.windows.clock, processing_time_ms)
         parts, values = folded_parts(rules, rows.fields, rows.keys, times_ms)
         taken = pa.array(parts.first)
@@ -559,22 +515,18 @@ class WholeElements(Reader):
 def folded_parts(
     rules: WindowRules, batch: pa.RecordBatch, keys: Sequence[pa.Array], times_ms: Array
 ) -> tuple[Parts, list[pa.Array]]:
-    """Divide elements into parts and fold each; before the shuffle, or behind it."""
     parts = rules.windows.parts(keys, times_ms)
     return parts, rules.aggregation.fold(batch, parts.of_row, parts.first)
 
 
 @dataclass
 class Outcome:
-    """What a key group emits in a micro-batch."""
-
     #: Rows on both sides of the watermark; each a batch with times, and the output's columns.
     before: list[pa.RecordBatch] = field(default_factory=list)
     behind: list[pa.RecordBatch] = field(default_factory=list)
     #: Elements that came too late, if there is a side output for them.
     late_before: pa.RecordBatch | None = None
     late_behind: pa.RecordBatch | None = None
-    #: What was counted, by name.
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -585,18 +537,15 @@ class WindowFold:
     rules: WindowRules
     #: Which parts of the key come out, in front of the folds.
     key_places: tuple[int, ...]
-    #: What makes parts of the rows that come in.
     reader: Reader
     #: Where late elements go; None: they are dropped and counted. Needs :class:`WholeElements`.
     late_output: OutputTag | None = None
 
     def open(self, states: KeyedStates) -> None:
-        """Declare the state."""
         states.per_namespace(FOLDED)
         states.get_state(ValueStateDescriptor(FOLDED, _state_type(self.rules)))
 
     def run(self, before: Rows | None, behind: Rows | None, group: GroupState, progress: Progress) -> Outcome:
-        """Work through the rows of a key group; its state is changed behind it."""
         clock, now_ms = self.rules.windows.clock, progress.processing_time_ms
         table, limit_ms = group.due_table(FOLDED), progress.limits_ms[clock]
         came = [
@@ -610,8 +559,6 @@ class WindowFold:
 
 
 class _GroupWindows:
-    """The windows of a key group in one micro-batch."""
-
     def __init__(
         self, fold: WindowFold, table: DueTable, stored: Stored, before: Came | None, behind: Came | None
     ) -> None:
@@ -648,7 +595,6 @@ class _GroupWindows:
         self._write()
         return outcome
 
-    # -- steps --------------------------------------------------------------------------------------
     def _fire(self, limit_ms: int) -> list[pa.RecordBatch]:
         self._pool, fired = self._rules.fire(self._pool, limit_ms)
         return self._results(fired)
@@ -684,7 +630,6 @@ class _GroupWindows:
         bounds = [timestamps(fired.start_ms), timestamps(fired.end_ms)]
         return [_timed(pa.array(last_of(fired.end_ms)), [*keys, *fired.values, *bounds])]
 
-    # -- state --------------------------------------------------------------------------------------
     def _opened(self) -> Pool:
         stored, key = self._stored, self._stored_key
         living = stored.living(key)
@@ -721,7 +666,6 @@ class _GroupWindows:
 
 
 def _state_type(rules: WindowRules) -> str:
-    """Return what is kept of a window, as DDL: when it is due, and its aggregate."""
     aggregation = rules.aggregation
     one = len(aggregation.names) == 1
     own = f"{name_text(aggregation.names[0])} {aggregation.state_type()}" if one else aggregation.state_type()
@@ -741,10 +685,6 @@ def timestamps(times_ms: Array) -> pa.Array:
     if not outside.any():
         return pa.array(times_ms * 1000).view(_TIMESTAMP)
     return pa.array(np.where(outside, 0, times_ms) * 1000, mask=outside).view(_TIMESTAMP)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Folds of windows element by element: for windows that columns cannot have, with the same rows.
 
 
 class KeysAndWindow(ProcessWindowFunction):

@@ -7,27 +7,16 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
-from flinkish_spark.core.elements import OutputTag, TimeDomain
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, OutputTag, TimeDomain
 from flinkish_spark.core.forks import in_this_process
 from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.core.subtask import SubtaskFacts
 from flinkish_spark.functions.keyed import RichFunction
-from flinkish_spark.state.descriptors import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    ValueStateDescriptor,
-)
-from flinkish_spark.state.keyed_states import KeyedStates
-from flinkish_spark.state.tables import (
-    KeyScope,
-)
+from flinkish_spark.state.descriptors import StateDescriptor
+from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.state.timers import Timers
 
-# ----------------------------------------------------------------------------------------------------------
-# What an operator's function is given: states, times, timers, side outputs of the current key.
+_log = logging.getLogger(__name__)
 
 
 class FunctionContext:
@@ -67,31 +56,15 @@ class FunctionContext:
         return self.domain
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        """Emit a row to a side output."""
         self.emit_to(tag, value, self.timestamp_ms)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# States by their descriptors, where nothing is known of their kind.
-
-
-def declared_state(states: KeyedStates, descriptor: StateDescriptor) -> Any:
-    """Return the state of a descriptor, of whatever kind; declares it if that is not done yet."""
-    match descriptor:
-        case ValueStateDescriptor():
-            return states.get_state(descriptor)
-        case ListStateDescriptor():
-            return states.get_list_state(descriptor)
-        case MapStateDescriptor():
-            return states.get_map_state(descriptor)
-        case ReducingStateDescriptor():
-            return states.get_reducing_state(descriptor)
-        case AggregatingStateDescriptor():
-            return states.get_aggregating_state(descriptor)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What functions are given where a stream has no key.
+def put_aside(context: FunctionContext, late_output: OutputTag | None, value: Any) -> None:
+    """Give an element that is late to its side output; count it if it has none."""
+    if late_output is None:
+        context.count(LATE_RECORDS_DROPPED)
+    else:
+        context.output(late_output, value)
 
 
 class KeyedStateWithoutKey(TypeError):
@@ -113,11 +86,10 @@ class NoKeyedState(SubtaskFacts):
     def drop_state(self, name: str) -> None:
         """Do nothing: there is no such state."""
 
-    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
+    def get_state(self, descriptor: StateDescriptor) -> NoReturn:
+        self._refuse(descriptor)
 
-
-# ----------------------------------------------------------------------------------------------------------
-# Functions that are parts of an operator of ours, opened and closed with it: reductions, aggregates.
+    get_list_state = get_map_state = get_reducing_state = get_aggregating_state = get_state
 
 
 class _NoOwnState(NoKeyedState):
@@ -130,11 +102,8 @@ class _NoOwnState(NoKeyedState):
             "that has states"
         )
 
-    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
-
 
 def open_part(function: object, uid: str, max_parallelism: int) -> None:
-    """Open a function of the user's that is a part of an operator, if it wants to be."""
     if isinstance(function, RichFunction):
         function.open(_NoOwnState(uid, max_parallelism))
 
@@ -144,25 +113,13 @@ def close_part(function: object) -> None:
         function.close()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Closes the functions of an operator when the copy that a task has made of it is given up.
-#
-# PySpark tells a worker nothing of the end of a task; what it does is to let go of what it has unpickled
-# for it. A worker that is killed closes nothing.
-
-
-_log = logging.getLogger(__name__)
-
-
 class Closes(Protocol):
-    """What a task opens and closes."""
-
-    def close(self) -> None:
-        """Close it."""
+    def close(self) -> None: ...
 
 
 def close_with(holder: object, operator: object, uid: str) -> None:
-    # What a function opened is its process's, not that of a child which the function forks.
+    # PySpark tells a worker nothing of the end of a task, it lets go of what it has unpickled for it. What a
+    # function opened is its process's, not that of a child which the function forks.
     weakref.finalize(holder, in_this_process(close_operator), operator, uid)
 
 

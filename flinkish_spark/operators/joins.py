@@ -29,7 +29,7 @@ from flinkish_spark.joins.spec import (
     WindowCoGroup,
     WindowJoin,
 )
-from flinkish_spark.operators.context import FunctionContext
+from flinkish_spark.operators.context import FunctionContext, put_aside
 from flinkish_spark.operators.process import KeyedStreamOperator, Processor
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.state.descriptors import ListStateDescriptor, StateTtl
@@ -38,26 +38,19 @@ from flinkish_spark.state.tables import StateTable
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType, Named
-from flinkish_spark.types.to_python import Take
+from flinkish_spark.types.to_python import Take, as_it_is
 from flinkish_spark.windows.functions import ProcessWindowFunction, WindowContext, WindowRuntimeContext
 from flinkish_spark.windows.spec import ProcessWindow
 
-# ----------------------------------------------------------------------------------------------------------
-# Elements of two inputs as one type, so that one state can hold both.
-
 
 class TaggedElement(tuple[Any, ...]):
-    """An element of either input: the number of the input, the left fields, the right fields.
-
-    It is made by a :class:`TaggedUnion`; where it is not of the left input, the left fields are null.
-    """
+    """An element of either input: the number of the input, the left fields, the right fields."""
 
     __slots__ = ()
     _value_of: Callable[[tuple[Any, ...]], Any]
 
     @property
     def side(self) -> Side:
-        """Which input it came from."""
         return Side(self[0])
 
     @property
@@ -66,8 +59,6 @@ class TaggedElement(tuple[Any, ...]):
 
 
 class TaggedUnion(ElementType):
-    """The type of elements of two inputs."""
-
     def __init__(self, left: ElementType, right: ElementType) -> None:
         fields = [
             T.StructField(f"{side}_{field.name}", field.dataType)
@@ -88,7 +79,6 @@ class TaggedUnion(ElementType):
         return lambda value: tagged(value) if type(value) is tuple else value
 
     def tagging(self) -> tuple[Named, Named]:
-        """Return what makes tagged elements of left ones, and of right ones."""
         tagged, left, right = self._class(), self._left, self._right
         no_left, no_right = (None,) * len(left.fields), (None,) * len(right.fields)
         return (
@@ -97,7 +87,6 @@ class TaggedUnion(ElementType):
         )
 
     def split(self, elements: Iterable[TaggedElement]) -> tuple[list[Any], list[Any]]:
-        """Return the left and the right elements, in their order."""
         sides: tuple[list[Any], list[Any]] = ([], [])
         for element in elements:
             sides[element[0]].append(element.value)
@@ -115,10 +104,6 @@ class TaggedUnion(ElementType):
                 return right(fields[behind:]) if fields[0] else left(fields[1:behind])
 
         return Tagged
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Joins and co-groups within windows: the window operator over a tagged union of both inputs.
 
 
 #: Where the window operator sends late elements; the two sides have their own.
@@ -140,7 +125,6 @@ class WindowCoGroupOperator(KeyedStreamOperator):
         self._windows = window_operator(spec, ProcessWindow(_Split(self._union, function)), self._union)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Open the window operator."""
         self._windows.open(states, context, timers)
         self._tagging = self._union.tagging()
         self._contexts = tuple(_LateContext(context, tag) for tag in self._late)
@@ -184,8 +168,6 @@ class _LateContext:
 
 
 class _Split(ProcessWindowFunction):
-    """Gives a co-group function its two sides."""
-
     def __init__(self, union: TaggedUnion, function: CoGroupFunction) -> None:
         self._union, self._function = union, function
 
@@ -210,7 +192,7 @@ class _JoinAll(CoGroupFunction):
         self, function: ProcessJoinFunction, join_type: JoinType, left: ElementType, right: ElementType
     ) -> None:
         self._function, self._type = function, join_type
-        self._left, self._right = (one.take or _same for one in (left, right))
+        self._left, self._right = (one.take or as_it_is for one in (left, right))
 
     def open(self, context: WindowRuntimeContext) -> None:
         self._function.open(context)
@@ -250,15 +232,10 @@ class _WindowPair:
         return self._context.window.max_timestamp_ms
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Elements of a key that wait, sorted by their event time; what joins keep of their inputs.
-
-
 #: A waiting element: its fields, then what is known of it, then its time.
 Entry = tuple[Any, ...]
 
 
-#: An entry's time.
 time_of: Callable[[Entry], int] = itemgetter(-1)
 
 
@@ -270,16 +247,14 @@ class TimedBuffer:
         fields = [element.stored_fields, *([facts] if facts else []), "__time_ms LONG"]
         self._descriptor = ListStateDescriptor(name, ", ".join(fields), ttl)
         self._element = element
-        self._gathered = element.gathering
         #: Makes an element's copy for one more owner.
-        self.own: Take = element.take or _same
+        self.own: Take = element.take or as_it_is
 
     def open(self, states: KeyedStates) -> None:
-        """Declare the state."""
         states.get_list_state(self._descriptor)
         self._scope = states.scope
         self._table: StateTable = states.tables[self._descriptor.name]
-        self._gather = self._gathered()
+        self._gather = self._element.gathering()
 
     def entries(self) -> list[Entry]:
         """Return the current key's entries, by time; not to be changed."""
@@ -290,7 +265,6 @@ class TimedBuffer:
         return self.own(self._gather(entry[: self._width]))
 
     def add(self, value: Any, time_ms: int, facts: Sequence[Any] = ()) -> None:
-        """Add an element of the current key."""
         entry = (*self._element.spread(value), *facts, time_ms)
         entries = self._table.read(self._scope)
         if entries is None:
@@ -302,10 +276,7 @@ class TimedBuffer:
         self._table.write(self._scope, entries)
 
     def drop_first(self, count: int, now_first: Entry) -> None:
-        """Remove the current key's first entries, and set what is the first one then.
-
-        The rest lives as long as it would have without that: no element has come.
-        """
+        """Replace the current key's first entries by one; the rest lives as long as it would have."""
         entries = self._table.entries[self._scope.slot]
         self._table.write_rest(self._scope, [now_first, *entries[count + 1 :]])
 
@@ -317,13 +288,7 @@ class TimedBuffer:
             self._table.remove(self._scope)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What join functions are given of a pair.
-
-
 class JoinNeedsTime(ValueError):
-    """A join by event time was given an element without a timestamp."""
-
     def __init__(self, what: str) -> None:
         super().__init__(
             f"{what} needs elements with a timestamp on both sides; assign timestamps and watermarks to both"
@@ -351,15 +316,7 @@ class PairContext:
         return self.result_ms
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        """Emit a row to a side output."""
         self._context.emit_to(tag, value, self.result_ms)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The interval join, element by element, over keyed state.
-#
-# Elements of both sides wait, sorted by time, until no partner can come any more. A key has at most one
-# timer: for the first of its elements for which that will be so.
 
 
 #: What is known of a waiting element where it would come out alone: whether it has had a partner. None: it
@@ -397,7 +354,11 @@ class _Half:
 
 
 class IntervalJoinOperator(KeyedStreamOperator):
-    """Runs an :class:`~flinkish_spark.joins.IntervalJoin`: input 0 is the left one, 1 the right one."""
+    """Runs an :class:`~flinkish_spark.joins.IntervalJoin`: input 0 is the left one, 1 the right one.
+
+    Elements of both sides wait, sorted by time, until no partner can come any more. A key has at most one
+    timer: for the first of its elements for which that will be so.
+    """
 
     def __init__(self, join: IntervalJoin) -> None:
         self._function = join.actual_function
@@ -408,7 +369,6 @@ class IntervalJoinOperator(KeyedStreamOperator):
         self._right = _Half(Side.RIGHT, join.right_type, back, kind.keeps_right, join.right_late)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Declare the buffers and open the function."""
         self._timers, self._context = timers, context
         self._pair = PairContext(context)
         for half in (self._left, self._right):
@@ -441,9 +401,7 @@ class IntervalJoinOperator(KeyedStreamOperator):
     def close(self) -> None:
         self._function.close()
 
-    # -- elements -------------------------------------------------------------------------------------
     def _processor(self, own: _Half, other: _Half) -> Processor:
-        """Return what handles an element of one side."""
         timers, is_left, take = self._timers, own.side is Side.LEFT, own.buffer.own
 
         def process(value: Any, context: FunctionContext) -> None:
@@ -451,7 +409,7 @@ class IntervalJoinOperator(KeyedStreamOperator):
             if time_ms is None or time_ms == MIN_WATERMARK_MS:
                 raise JoinNeedsTime("an interval join")
             if time_ms < timers.watermark_ms:
-                self._put_aside(own, value, context)
+                put_aside(context, own.late, value)
                 return
             partners = self._partners(other, time_ms + own.from_ms, time_ms + own.to_ms)
             self._keep(own, other, value, time_ms, bool(partners))
@@ -464,14 +422,6 @@ class IntervalJoinOperator(KeyedStreamOperator):
                     self._emit(partner, take(value), partner_ms, time_ms, result_ms)
 
         return process
-
-    @staticmethod
-    def _put_aside(half: _Half, value: Any, context: FunctionContext) -> None:
-        """Do what is done with an element that is late."""
-        if half.late is None:
-            context.count(LATE_RECORDS_DROPPED)
-        else:
-            context.output(half.late, value)
 
     @staticmethod
     def _partners(other: _Half, from_ms: int, to_ms: int) -> list[Entry]:
@@ -488,7 +438,6 @@ class IntervalJoinOperator(KeyedStreamOperator):
         return found
 
     def _keep(self, half: _Half, other: _Half, value: Any, time_ms: int, is_joined: bool) -> None:
-        """Let an element wait for partners that come later."""
         before_ms, due_ms = self._due_ms(half, other), half.over_ms(time_ms)
         half.buffer.add(value, time_ms, (is_joined,) if half.keeps else ())
         if before_ms is None or due_ms < before_ms:
@@ -506,19 +455,11 @@ class IntervalJoinOperator(KeyedStreamOperator):
 
     @staticmethod
     def _due_ms(one: _Half, other: _Half) -> int | None:
-        """Return when the next element of the current key is over; None if none waits."""
         here, there = one.buffer.entries(), other.buffer.entries()
         if not here:
             return other.over_ms(time_of(there[0])) if there else None
         due_ms = one.over_ms(time_of(here[0]))
         return min(due_ms, other.over_ms(time_of(there[0]))) if there else due_ms
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The temporal (as-of) join, element by element, over keyed state.
-#
-# Left elements wait for the watermark. Of the versions that it has passed, the newest stays: it is valid
-# until another one comes. A key has at most one timer that counts: for what can be done first.
 
 
 #: What is known of a version: whether it only ends the one before it, and whether older ones are forgotten.
@@ -527,7 +468,11 @@ _IS_DELETION, _IS_FIRST_KNOWN = -3, -2
 
 
 class TemporalJoinOperator(KeyedStreamOperator):
-    """Runs a :class:`~flinkish_spark.joins.TemporalJoin`: input 0 is the left one, 1 has the versions."""
+    """Runs a :class:`~flinkish_spark.joins.TemporalJoin`: input 0 is the left one, 1 has the versions.
+
+    Left elements wait for the watermark. Of the versions that it has passed, the newest stays: it is valid
+    until another one comes. A key has at most one timer that counts: for what can be done first.
+    """
 
     def __init__(self, join: TemporalJoin) -> None:
         self._join, self._function = join, join.actual_function
@@ -537,7 +482,6 @@ class TemporalJoinOperator(KeyedStreamOperator):
         )
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Declare the buffers and open the function."""
         self._timers, self._context = timers, context
         self._pair = PairContext(context)
         self._left.open(states)
@@ -567,7 +511,6 @@ class TemporalJoinOperator(KeyedStreamOperator):
     def close(self) -> None:
         self._function.close()
 
-    # -- elements -------------------------------------------------------------------------------------
     def _process_left(self, value: Any, context: FunctionContext) -> None:
         time_ms = _time_of(context)
         if time_ms > self._timers.watermark_ms:
@@ -580,10 +523,8 @@ class TemporalJoinOperator(KeyedStreamOperator):
         if version is not None or not versions or not versions[0][_IS_FIRST_KNOWN]:
             # It is late, but what was valid at its time is known still.
             self._join_one(value, time_ms, version)
-        elif self._join.late_output is None:
-            context.count(LATE_RECORDS_DROPPED)
         else:
-            context.output(self._join.late_output, value)
+            put_aside(context, self._join.late_output, value)
 
     def _process_version(self, value: Any, context: FunctionContext) -> None:
         time_ms = _time_of(context)
@@ -616,9 +557,7 @@ class TemporalJoinOperator(KeyedStreamOperator):
             self._context.emit(rows, time_ms)
         self._settle()
 
-    # -- time -----------------------------------------------------------------------------------------
     def _due_ms(self) -> int | None:
-        """Return when something can be done for the current key; None if there is nothing to do."""
         waiting, versions = self._left.entries(), self._right.entries()
         due_ms = time_of(waiting[0]) if waiting else None
         if len(versions) < 2:
@@ -635,10 +574,6 @@ class TemporalJoinOperator(KeyedStreamOperator):
         if due_ms is not None:
             # Also where it should be there: versions may have expired in between.
             self._timers.register_event_time_timer(due_ms)
-
-
-def _same(element: Any) -> Any:
-    return element
 
 
 def _valid_at(versions: list[Entry], time_ms: int) -> Entry | None:

@@ -13,14 +13,10 @@ from flinkish_spark.operators.context import NoKeyedState, close_operator
 from flinkish_spark.operators.process import ElementFailed, Emitted
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.types.to_python import taken
+from flinkish_spark.types.to_python import as_it_is, taken
 
-# ----------------------------------------------------------------------------------------------------------
-# What lookup joins keep of their answers in the memory of a process.
-#
-# PySpark unpickles a function anew for each task, so what an object holds ends with its micro-batch. A
-# Python worker goes on, and so does what its modules hold.
-
+# PySpark unpickles a function anew for each task, so what an object holds ends with its micro-batch. A Python
+# worker goes on, and so does what its modules hold.
 
 #: The rows of a key, and when they were read; keys that were used last are last.
 KeptAnswers = OrderedDict[Any, tuple[Sequence[Any], int]]
@@ -31,7 +27,6 @@ _MOST_JOINS = 64
 
 
 def kept_answers(join: str) -> KeptAnswers:
-    """Return what this process keeps for a join."""
     kept = _OF_JOINS.setdefault(join, OrderedDict())
     _OF_JOINS.move_to_end(join)
     while len(_OF_JOINS) > _MOST_JOINS:
@@ -43,10 +38,6 @@ def forget_answers() -> None:
     _OF_JOINS.clear()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The lookup join: whole batches of elements, whose keys are asked for together. It has no state.
-
-
 Rows = Sequence[Any]
 
 
@@ -55,8 +46,6 @@ class LookupAnswerWrong(TypeError):
 
 
 class _LookupRuntime(NoKeyedState):
-    """Given to `open` of the function."""
-
     def __init__(self, uid: str, max_parallelism: int, counts_as: str) -> None:
         super().__init__(uid, max_parallelism)
         self._own_counts_as = counts_as
@@ -66,8 +55,6 @@ class _LookupRuntime(NoKeyedState):
 
 
 class LookupJoinRun:
-    """Runs a :class:`~flinkish_spark.joins.LookupJoin` in a worker."""
-
     def __init__(
         self,
         join: LookupJoin,
@@ -81,8 +68,8 @@ class LookupJoinRun:
         self._context = _LookupContext()
         #: An element goes to `key_of` and to each of its pairs; a row to each element of its key, and the
         #: table or the cache may keep it.
-        self._take = ElementType(join.left_type).take or _same
-        self._take_row = _same if join.function is None else taken
+        self._take = ElementType(join.left_type).take or as_it_is
+        self._take_row = as_it_is if join.function is None else taken
         #: Of which element each row of the last batch is made; of side outputs, by name.
         self.of_row: list[int] = []
         self.of_side_row: dict[str, list[int]] = {}
@@ -118,7 +105,6 @@ class LookupJoinRun:
         return emitted
 
     def close(self) -> None:
-        """Close the function and the table."""
         try:
             self._function.close()
         finally:
@@ -186,14 +172,12 @@ class _Answers:
                     f"{self._says} {rows!r} for the key {key!r}; it must be a list of rows"
                 )
             if rows and self._form is not None:
-                rows_of[key] = self._formed(key, rows, self._form)
+                try:
+                    rows_of[key] = list(map(self._form, rows))
+                except RowError as error:
+                    says = f"{self._says} a wrong row for the key {key!r}: {error}"
+                    raise LookupAnswerWrong(says) from error
         return rows_of
-
-    def _formed(self, key: Any, rows: Rows, form: _RowForm) -> Rows:
-        try:
-            return [form(row) for row in rows]
-        except RowError as error:
-            raise LookupAnswerWrong(f"{self._says} a wrong row for the key {key!r}: {error}") from error
 
     def _keep(self, answer: Mapping[Any, Rows], now_ms: int) -> None:
         if self._cache is None:
@@ -213,7 +197,6 @@ class _RowForm:
         self._tuple_of = RowForm(self._names).tuple_of if row.has_fields else None
 
     def __call__(self, row: Any) -> Any:
-        """Return a row as it was declared."""
         if self._tuple_of is None or row is None:
             return row
         try:
@@ -248,10 +231,6 @@ class _LookupContext:
 
     def output(self, tag: OutputTag, value: Any) -> None:
         self.emitted.side.setdefault(tag_name(tag), []).append((taken(value), self.timestamp_ms))
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _is_known(key: Any) -> bool:

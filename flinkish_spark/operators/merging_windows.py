@@ -18,14 +18,8 @@ from flinkish_spark.windows.spec import WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import TimeWindow
 from flinkish_spark.windows.triggers import EventTimeTrigger
 
-# ----------------------------------------------------------------------------------------------------------
-# A key's windows that may merge, and where the content of each is kept.
-#
-# When windows merge, their content stays in the place of one of them: so a session that grows with each
-# element does not carry its content along. The set knows the place of each window; it is part of the state.
-
-
-#: Entries: a window, and the window in whose place its content is.
+#: Entries: a window, and the window in whose place its content is: when windows merge, it stays in the place
+#: of one of them, so a session that grows with each element does not carry its content along.
 MERGING_WINDOWS = ListStateDescriptor(
     "window/merging", "start_ms LONG, end_ms LONG, state_start_ms LONG, state_end_ms LONG"
 )
@@ -34,8 +28,6 @@ StoredWindow = tuple[int, int, int, int]
 
 
 class Merge(NamedTuple):
-    """Windows that became one."""
-
     window: TimeWindow
     #: The windows that are gone; not the one whose coming caused the merge, which never had anything.
     merged: list[TimeWindow]
@@ -46,11 +38,7 @@ class Merge(NamedTuple):
 
 
 class MergingWindowSet:
-    """The windows of one key that are not yet cleaned up.
-
-    Made anew for each element and timer: so it works on entries as they are stored, of which only those
-    that overlap a new window are looked at twice.
-    """
+    """The windows of one key that are not yet cleaned up; made anew for each element and timer."""
 
     __slots__ = ("_assigner", "_entries", "_is_changed")
 
@@ -127,10 +115,6 @@ class MergingWindowSet:
         if self._is_changed:
             state.update(self._entries)
             self._is_changed = False
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Windows that may become one, element by element: sessions.
 
 
 class MergingWindowOperator(WindowOperator):
@@ -242,11 +226,10 @@ def is_plain_session(spec: WindowSpec) -> bool:
 
 
 class SessionOperator(MergingWindowOperator):
-    """Windows of :func:`is_plain_session`: with the states, timers and results of its parent, for less.
+    """Windows of :func:`is_plain_session`: with the states, timers and results of its parent, for less."""
 
-    Such a window has one timer, which fires it and ends it. A trigger that only waits for it need not be
-    asked, and of a key's windows one is looked up in the stored list, and replaced there.
-    """
+    # Such a window has one timer, which fires it and ends it. A trigger that only waits for it need not be
+    # asked, and of a key's windows one is looked up in the stored list, and replaced there.
 
     def _open_windows(self, of_key: KeyedStates) -> None:
         super()._open_windows(of_key)
@@ -289,7 +272,6 @@ class SessionOperator(MergingWindowOperator):
         return True
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
-        """Fire the window and forget it."""
         key, window = timer.key, TimeWindow._make(timer.namespace)
         known = self._of_keys.entries.get(key, ())
         at = next((at for at, one in enumerate(known) if one[:2] == window), None)

@@ -52,6 +52,7 @@ from flinkish_spark.state.tables import StateTable
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType
+from flinkish_spark.types.to_python import as_it_is
 
 
 @dataclass(frozen=True)
@@ -62,25 +63,18 @@ class LookedFor:
     name: str
     automaton: Automaton
     skip: AfterMatchSkip
-    #: What the automaton was made of.
     stages: tuple[Stage, ...] = ()
 
     @property
     def fingerprint(self) -> str:
-        """What stored partial matches of this automaton can be read with: its names and states.
-
-        Conditions may change. Windows and what is skipped are part of the state's meaning.
-        """
+        """What stored partial matches can be read with: names and states; conditions may change."""
         return f"{self.name}{self.automaton.fingerprint}"
 
 
 @dataclass(frozen=True)
 class PatternSearch:
-    """What a pattern operator does."""
-
     #: Tried with each event in this order.
     patterns: tuple[LookedFor, ...]
-    #: What is made of matches.
     function: PatternProcessFunction
     #: Which time events have: their own, or that of their micro-batch.
     clock: TimeDomain = TimeDomain.EVENT_TIME
@@ -106,8 +100,6 @@ class _NoState(NoKeyedState):
             f"a condition of operator '{self.uid}' asks for the state '{descriptor.name}', but it sees only "
             "what its partial match has taken; give state to the function of the matches"
         )
-
-    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
 
 
 class MatchContext:
@@ -136,7 +128,6 @@ class MatchContext:
         return self._timers.processing_time_ms
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        """Emit a row to a side output."""
         self._context.emit_to(tag, value, self.time_ms)
 
 
@@ -145,11 +136,9 @@ _MATCHES_OF = "pattern/matches of "
 
 
 class MatchStates:
-    """The partial matches of one pattern, by key, in three states.
+    """The partial matches of one pattern, by key, in three states that refer to each other by places.
 
-    Events are taken under names of the pattern, one behind the other; a partial match is a state of the
-    automaton and where its chain ends. All three refer to each other by their places, so a key's are written
-    together. Of a key with nothing open there is nothing.
+    So a key's are written together. Of a key with nothing open there is nothing.
     """
 
     def __init__(self, wanted: LookedFor, element: ElementType) -> None:
@@ -171,7 +160,6 @@ class MatchStates:
         return tuple(one.name for one in self._descriptors)
 
     def open(self, states: KeyedStates) -> None:
-        """Declare the states."""
         for one in self._descriptors:
             states.get_list_state(one)
         self._scope = states.scope
@@ -180,7 +168,6 @@ class MatchStates:
         self._gather = self._element.gathering()
 
     def read(self) -> MatchState | None:
-        """Return the current key's partial matches; None if it has none."""
         matches = self._matches.read(self._scope)
         if not matches:
             return None
@@ -192,7 +179,6 @@ class MatchStates:
         return flat.state(self._stages)
 
     def write(self, state: MatchState) -> None:
-        """Set the current key's partial matches."""
         if state.is_initial:
             for table in (self._events, self._chains, self._matches):
                 table.remove(self._scope)
@@ -252,11 +238,10 @@ class FoundMatches(Protocol):
 
 
 class PatternOperator(TimedRowsOperator):
-    """Runs a :class:`PatternSearch`.
+    """Runs a :class:`PatternSearch`; a key has a timer for what it has to do first.
 
-    By event time, events wait until the watermark has reached them, and are then taken in the order of their
-    times. By processing time they are taken as they come; where a comparison orders those of one time, they
-    wait for the next. A key has a timer for what it has to do first.
+    By event time, events wait for the watermark and are taken in the order of their times. By processing time
+    they are taken as they come; where a comparison orders those of one time, they wait for the next.
     """
 
     def __init__(self, search: PatternSearch, element: ElementType, time_field: int | None = None) -> None:
@@ -271,7 +256,6 @@ class PatternOperator(TimedRowsOperator):
             self._buffer = TimedBuffer(*waiting)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Declare the states, and open conditions and function."""
         search = self._search
         self._context, self._timers, self._scope = context, timers, states.scope
         self._match_context = MatchContext(context, timers)
@@ -281,7 +265,7 @@ class PatternOperator(TimedRowsOperator):
         for waiting in (self.timed, self._buffer):
             if waiting is not None:
                 waiting.open(states)
-        self.searches = self._searches = [_Search(one, self.element) for one in search.patterns]
+        self._searches = [_Search(one, self.element) for one in search.patterns]
         #: What was found of keys beforehand, whose timers fire only to tell of it; and up to when it is told.
         self.found: dict[Any, tuple[FoundMatches, int]] = {}
         self._known: tuple[DueRows | None, Sequence[Sequence[Known]]] = None, ()
@@ -330,13 +314,11 @@ class PatternOperator(TimedRowsOperator):
         return open_matches(rows.column("value_0"))
 
     def close(self) -> None:
-        """Close conditions and function."""
         self._search.function.close()
         for leaf in self._leaves():
             if isinstance(leaf, LookingBack) and hasattr(leaf.owner, "close"):
                 leaf.owner.close()
 
-    # -- events -----------------------------------------------------------------------------------------
     def _keep(self, value: Any, context: FunctionContext) -> None:
         assert self._buffer is not None
         now_ms = self._timers.processing_time_ms
@@ -400,8 +382,7 @@ class PatternOperator(TimedRowsOperator):
         return self._known[1]
 
     def _in_order(self, due: DueRows, places: range) -> Iterable[int]:
-        """Return the places of events, those of one time in the order in which they are taken."""
-        key_of, take = self._key_of, self.element.take or _same
+        key_of, take = self._key_of, self.element.take or as_it_is
         assert key_of is not None
         return sorted(places, key=lambda at: (due.times_ms[at], key_of(take(self._gather(due.rows[at])))))
 
@@ -419,7 +400,6 @@ class PatternOperator(TimedRowsOperator):
             self._give(self._search.function.process_match, one, match, time_ms)
 
     def _give(self, call: Any, one: _Search, match: Match, time_ms: int) -> None:
-        """Give a match to the function; what it returns goes out."""
         context = self._match_context
         context.name, context.time_ms = one.name, time_ms
         rows = call(match, context)
@@ -453,10 +433,8 @@ class PatternOperator(TimedRowsOperator):
             if count:
                 self._context.count(name, count)
 
-    # -- many keys at a time ------------------------------------------------------------------------------
     @property
     def is_columnar(self) -> bool:
-        """Whether events of many keys can be taken together, as columns."""
         search = self._search
         return (
             self.timed is not None
@@ -485,7 +463,6 @@ class PatternOperator(TimedRowsOperator):
         return tells_of_lost(self._search.function)
 
     def columnar(self) -> list[ColumnarSearch]:
-        """Return the patterns as they run over columns; the operator is open."""
         return [
             ColumnarSearch(
                 ColumnarMatcher(one.matcher, wanted.skip, list(_comparing(wanted.automaton))),
@@ -511,10 +488,6 @@ class PatternOperator(TimedRowsOperator):
 
     def _leaves(self) -> Iterable[Leaf]:
         return (leaf for one in self._search.patterns for leaf in one.automaton.leaves)
-
-
-def _same(event: Any) -> Any:
-    return event
 
 
 def _comparing(automaton: Automaton) -> Iterator[LooksBack]:

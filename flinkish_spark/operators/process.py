@@ -1,4 +1,15 @@
-"""One key group in one micro-batch: timers, elements, the watermark, in the one order that counts."""
+"""One key group in one micro-batch: timers, elements, the watermark, in the one order that counts.
+
+    processing-time timers -> elements before -> watermark, event-time timers -> elements behind
+
+A micro-batch has one watermark for an operator, which is known before it runs. Records of a source are behind
+it (the watermark is what earlier micro-batches have shown), and what an operator emits while timers of that
+watermark fire is before it. So an operator behind a window sees the window's result on time.
+
+The last micro-batch of a job that is drained goes on: behind all elements the watermark becomes the last one,
+and every event-time timer fires. What that emits is behind, too: the next operator has it before its own last
+watermark.
+"""
 
 from __future__ import annotations
 
@@ -23,32 +34,22 @@ from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.to_python import Take, taken
 
-# ----------------------------------------------------------------------------------------------------------
-# What an operator does with an element and a timer of the current key.
-
-
 #: Takes an element and the context; returns what is emitted.
 Processor = Callable[[Any, FunctionContext], Iterable[Any] | None]
 
 
 class KeyedStreamOperator(ABC):
-    """One keyed operator, the same for all key groups. It keeps nothing of a key in its own attributes.
-
-    Called by :class:`~flinkish_spark.operators.process.GroupRun`, which makes a key the current one
-    before each call.
-    """
+    """One keyed operator, the same for all key groups; it keeps nothing of a key in its own attributes."""
 
     @abstractmethod
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         """Declare state; called once per copy, before anything else."""
 
     @abstractmethod
-    def processors(self) -> tuple[Processor, ...]:
-        """Return what handles an element, by input."""
+    def processors(self) -> tuple[Processor, ...]: ...
 
     @abstractmethod
-    def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
-        """Handle a timer that is due."""
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None: ...
 
     def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
         return None
@@ -58,13 +59,12 @@ class KeyedStreamOperator(ABC):
 
 
 class KeyedProcessOperator(KeyedStreamOperator):
-    """Runs a :class:`~flinkish_spark.KeyedProcessFunction`."""
+    _function: Any
 
-    def __init__(self, function: KeyedProcessFunction) -> None:
+    def __init__(self, function: KeyedProcessFunction | KeyedCoProcessFunction) -> None:
         self._function = function
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Open the function."""
         self._context = context
         self._function.open(states.of_function())
 
@@ -72,25 +72,11 @@ class KeyedProcessOperator(KeyedStreamOperator):
         return (self._function.process_element,)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
-        return self._function.on_timer(timer.time_ms, self._context)
+        rows: Iterable[Any] | None = self._function.on_timer(timer.time_ms, self._context)
+        return rows
 
     def close(self) -> None:
         self._function.close()
-
-
-# ----------------------------------------------------------------------------------------------------------
-# One key group in one micro-batch: timers, elements, the watermark, in the one order that counts.
-#
-# A micro-batch has one watermark for an operator, which is known before it runs. An element is *before* it
-# or *behind* it: records of a source are behind (the watermark is what earlier micro-batches have shown),
-# and what an operator emits while timers of that watermark fire is before. So an operator behind a window
-# sees the window's result on time, as it does where watermarks flow between elements.
-#
-# processing-time timers -> elements before -> watermark, event-time timers -> elements behind
-#
-# The last micro-batch of a job that is drained goes on: behind all elements the watermark becomes the last
-# one, and every event-time timer fires. What that emits is behind, too, so the next operator has it before
-# its own last watermark.
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +109,6 @@ class Emitted:
     #: Rows and times by name of the side output, and how many of them are before the watermark.
     side: dict[str, list[tuple[Any, int | None]]] = field(default_factory=dict)
     side_before: dict[str, int] = field(default_factory=dict)
-    #: What the operator has counted, by name.
     counts: dict[str, int] = field(default_factory=dict)
 
     def then(self, later: Emitted) -> Emitted:
@@ -170,19 +155,13 @@ class ElementFailed(Exception):
 
 
 class TimerFailed(Exception):
-    """The function raised at a timer."""
-
     def __init__(self, timer: Timer, domain: TimeDomain, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.timer, self.domain, self.error = timer, domain, error
 
 
 class GroupRun:
-    """An opened operator, with whatever key group's state and timers are put into it.
-
-    Whoever calls :meth:`run` has loaded the entries of all keys that will have their turn into
-    `states.tables`: those of the elements, and those whose timers are due.
-    """
+    """An opened operator; whoever runs it has loaded the entries of all keys that will have their turn."""
 
     def __init__(
         self, operator: KeyedStreamOperator, uid: str, max_parallelism: int, take: Take = taken
@@ -200,7 +179,6 @@ class GroupRun:
         self._settle = self.states.puts.settle if self.states.puts.is_used else None
 
     def run(self, before: Sequence[Elements], progress: Progress, behind: Sequence[Elements]) -> Emitted:
-        """Work through a micro-batch of the current key group."""
         # What was counted in front of this counts as well: functions are applied to keyed state there.
         self._emitted = emitted = Emitted(counts=self._emitted.counts)
         self.states.scope.now_ms = self.timers.processing_time_ms = progress.processing_time_ms
@@ -226,11 +204,7 @@ class GroupRun:
         behind: Sequence[Elements],
         check: Check,
     ) -> None:
-        """Work through a micro-batch, and have what each call of the function emits checked before the next.
-
-        For finding out which call has emitted what cannot be written: nothing is noted of that while all is
-        well. Whoever calls it has loaded the entries once more.
-        """
+        """Work through a micro-batch again to find the call that has emitted what cannot be written."""
         processors, on_timer = self._processors, self._on_timer
         self._processors = tuple(checked(process, lambda: self._emitted, check) for process in processors)
         self._on_timer = checked(on_timer, lambda: self._emitted, check)
@@ -293,33 +267,13 @@ class GroupRun:
         counts[name] = counts.get(name, 0) + by
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Operators with two keyed inputs, which share a key's state and timers.
-
-
-class KeyedCoProcessOperator(KeyedStreamOperator):
+class KeyedCoProcessOperator(KeyedProcessOperator):
     """Runs a :class:`~flinkish_spark.functions.keyed.KeyedCoProcessFunction`: inputs 0 and 1."""
 
-    def __init__(self, function: KeyedCoProcessFunction) -> None:
-        self._function = function
-
-    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Open the function."""
-        self._context = context
-        self._function.open(states.of_function())
+    _function: KeyedCoProcessFunction
 
     def processors(self) -> tuple[Processor, ...]:
         return self._function.process_element1, self._function.process_element2
-
-    def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
-        return self._function.on_timer(timer.time_ms, self._context)
-
-    def close(self) -> None:
-        self._function.close()
-
-
-# ----------------------------------------------------------------------------------------------------------
-# map, flat_map and filter on keyed streams, one or two: functions of single records with state per key.
 
 
 class RecordFunction(KeyedProcessFunction):
@@ -329,7 +283,6 @@ class RecordFunction(KeyedProcessFunction):
         self._call, self._rich = call, rich
 
     def open(self, context: RuntimeContext) -> None:
-        """Open the function, if it wants to be."""
         if self._rich is not None:
             self._rich.open(context)
 
@@ -339,10 +292,7 @@ class RecordFunction(KeyedProcessFunction):
 
 
 class MapRecords(RecordFunction):
-    """Emits one row for each record."""
-
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
-        """Emit what the function returns."""
         made = self._call(value)
         if type(made) in NOT_RUN:
             refuse_not_run(made, "the function of map()")
@@ -350,10 +300,7 @@ class MapRecords(RecordFunction):
 
 
 class FlatMapRecords(RecordFunction):
-    """Emits any number of rows for each record."""
-
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
-        """Emit what the function returns or yields."""
         rows: Iterable[Any] | None = self._call(value)
         return rows
 
@@ -365,7 +312,6 @@ class FilterRecords(RecordFunction):
     take: Take | None = staticmethod(taken)
 
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
-        """Emit the record as it came, or nothing."""
         answer = self._call(value if self.take is None else self.take(value))
         keeps = answer if type(answer) is bool else is_true(answer, "the function of filter()")
         return (value,) if keeps else ()
@@ -381,16 +327,13 @@ class CoFlatMapRecords(KeyedCoProcessFunction):
         self._rich = rich
 
     def open(self, context: RuntimeContext) -> None:
-        """Open the functions that want to be."""
         for one in self._rich:
             one.open(context)
 
     def process_element1(self, value: Any, ctx: Context) -> Iterable[Any] | None:
-        """Emit what comes of a record of the first input."""
         return self._rows(self._first(value))
 
     def process_element2(self, value: Any, ctx: Context) -> Iterable[Any] | None:
-        """Emit what comes of a record of the second input."""
         return self._rows(self._second(value))
 
     def close(self) -> None:

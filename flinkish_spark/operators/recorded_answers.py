@@ -97,8 +97,6 @@ class Readers(enum.Enum):
 
 @dataclass(frozen=True)
 class _Object:
-    """One object of answers, by its key."""
-
     key: str
     lineage: int
     batch: int
@@ -148,10 +146,7 @@ class RecordedAnswers:
         return self._known.get(asked)
 
     def find_earlier(self, asked: AskedAbout) -> Answer | None:
-        """Return one that was given in another micro-batch, and is to be appended before it is used.
-
-        That may be one of a lineage that was left: what was asked then is not asked again.
-        """
+        """Return one of another micro-batch, or of a left lineage; it is to be appended before it is used."""
         if self._stream is Stream.OF_SOURCE:
             return self._earlier.get(asked)
         # Equal elements are the same to everybody, so whichever comes first has the first answer.
@@ -167,7 +162,6 @@ class RecordedAnswers:
             self._append_to(log, own)
         return [self._known[asked] for asked, _, _ in answers]
 
-    # -- the log ----------------------------------------------------------------------------------
     def _log_of(self, asked: AskedAbout) -> str:
         # Tasks on several ways have other numbers, and the same channels.
         if self._readers is Readers.SEVERAL_WAYS:
@@ -213,7 +207,6 @@ class RecordedAnswers:
                 "asked again",
             ) from error
 
-    # -- what is there ----------------------------------------------------------------------------
     def _load(self) -> None:
         others: list[_Object] = []
         for one in objects_in(self._store, self._folder):
@@ -258,12 +251,7 @@ def _fits(outputs: Outputs, answer: tuple[AskedAbout, Answer, int]) -> bool:
     return True
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Answers as bytes.
-
-
 def encode(outputs: Outputs, answers: Sequence[tuple[AskedAbout, Answer, int]]) -> bytes:
-    """Return answers as an object: typed columns in a checked frame."""
     places = list(zip(*(asked for asked, _, _ in answers), strict=True))
     kinds = (pa.int64(), pa.int64(), pa.int64(), pa.binary())
     columns = {
@@ -320,10 +308,6 @@ def _in_groups(rows: list[Any], counts: Sequence[int]) -> Iterator[tuple[Any, ..
         at += count
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What is not needed any more.
-
-
 @dataclass(frozen=True)
 class Recording:
     """How the answers of an operator on a way are recorded."""
@@ -365,7 +349,6 @@ class AnswerRetention:
 
 
 def _greatest(store: Store, keys: Iterable[str]) -> dict[int, int]:
-    """Return the greatest sequence of each channel in objects."""
     found: dict[int, int] = {}
     for key in keys:
         try:

@@ -21,8 +21,8 @@ from flinkish_spark.types.rows import ElementType
 class RowPatternOperator(TimedRowsOperator):
     """Runs a :class:`~flinkish_spark.cep.rows.RowSearch` by event time.
 
-    Rows wait until the watermark has reached them. What is kept of a key behind that is rows alone: those
-    with which a match may still begin or go on. So another row pattern may take over the same state.
+    What is kept of a key behind the watermark is rows alone, so another row pattern may take over the same
+    state.
     """
 
     def __init__(
@@ -42,7 +42,6 @@ class RowPatternOperator(TimedRowsOperator):
         self._answered: tuple[DueRows | None, dict[str, Answers]] = None, {}
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Declare the states."""
         self._context, self._timers, self._scope = context, timers, states.scope
         self.timed.open(states)
         self._rows.open(states)
@@ -54,7 +53,6 @@ class RowPatternOperator(TimedRowsOperator):
         return (self.timed.late,)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
-        """Take the rows that the watermark has reached."""
         watermark_ms, due = self._timers.watermark_ms, self.timed.due
         # Before any rows are taken: what is answered is of all of them.
         answers = self._answers(due)
@@ -91,7 +89,6 @@ class RowPatternOperator(TimedRowsOperator):
             return (*(told.first[at] for at in self._key_fields), *told.values)
         return (*(told.row or ()), *told.values)
 
-    # -- state ------------------------------------------------------------------------------------------
     def _read(self) -> RowState:
         entries, place = self._rows.entries(), self._place.value()
         rows: list[Sequence[Any]] = [entry[: self._width] for entry in entries]

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
-from flinkish_spark.operators.context import FunctionContext
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.operators.context import FunctionContext, put_aside
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.state.columnar import ColumnarState
 from flinkish_spark.state.descriptors import ListStateDescriptor
@@ -95,22 +95,16 @@ class TimedRows:
         self.due = DueRows()
 
     def open(self, states: KeyedStates) -> None:
-        """Declare the state."""
         states.get_list_state(self.state)
 
     def late(self, value: Any, context: FunctionContext) -> None:
         """Take note of a row that the watermark has passed, or that has no time; a :data:`Processor`."""
         if not has_time(context.timestamp_ms):
             raise PatternNeedsTime
-        if self._late_output is None:
-            context.count(LATE_RECORDS_DROPPED)
-        else:
-            context.output(self._late_output, value[: self.width])
+        put_aside(context, self._late_output, value[: self.width])
 
 
 class PatternNeedsTime(ValueError):
-    """A pattern by event time got an event without one."""
-
     def __init__(self) -> None:
         super().__init__(
             "patterns by event time need events with a time: assign timestamps and watermarks, and let none "
@@ -170,7 +164,6 @@ class WaitingRows:
 
     @cached_property
     def keys(self) -> Sequence[Any]:
-        """Keys as functions see them, by number."""
         parts = [to_values(column) for column in self.index.keys]
         return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
 
@@ -214,7 +207,6 @@ class WaitingRows:
         return [column.take(taken) for column in self._columns]
 
     def store(self) -> None:
-        """Store the rows that go on waiting."""
         later = np.flatnonzero(~self._is_due)
         counts = np.bincount(self._key[later], minlength=len(self.index))
         lost = np.bincount(self._key[self._is_due], minlength=len(self.index)) > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -199,9 +199,3 @@ def _runs(index: KeyIndex) -> tuple[Array, Array]:
     ordered: Array = np.argsort(index.of_row, kind="stable")
     counts = np.bincount(index.of_row, minlength=len(index))
     return ordered, np.cumsum(counts) - counts
-
-
-def split_by_key(index: KeyIndex) -> list[Any]:
-    """Return for each key the places of its rows, in their order."""
-    ordered, begins = _runs(index)
-    return np.split(ordered, begins[1:])

@@ -16,7 +16,6 @@ def window_operator(
     input_type: str | ElementType,
     result_type: str | None = None,
 ) -> WindowOperator:
-    """Return the operator for windows of that kind."""
     if isinstance(input_type, str):
         input_type = ElementType(input_type)
     results = _results(spec, computation, input_type, result_type)

@@ -1,4 +1,12 @@
-"""Windows that a function of the user's folds element by element, in one loop per key group."""
+"""Windows that a function of the user's folds element by element, in one loop per key group.
+
+What :class:`~flinkish_spark.operators.windowing.WindowOperator` makes of the most usual windows (each fires
+once, at its end), with the same results, calls and order, and without states and timers for each. They fire
+in the order of timers all the same: by time, and then in the order in which the windows became what they are.
+
+A program changes from one form of state to the other when its windows do (they get a trigger, or wait for
+late elements). Of a key group it happens once: what is stored next has the form that the operator writes.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +73,6 @@ from flinkish_spark.windows.spec import (
 )
 from flinkish_spark.windows.time_window import TimeWindow
 
-# ----------------------------------------------------------------------------------------------------------
-# Open windows of a key group that a function of the user's folds element by element, in one loop.
-#
-# What a window has are a few attributes of an object: no state is asked for, no timer registered. They fire
-# in the order of timers all the same (see :mod:`flinkish_spark.state.timers`): by time, and at the same
-# time in the order in which the windows became what they are.
-
 
 class OpenWindow:
     """A window of a key, and what its elements were folded to."""
@@ -87,8 +88,6 @@ class OpenWindow:
 
 @dataclass(frozen=True)
 class Folding:
-    """What folds the elements of a window."""
-
     #: From the first element to the accumulator.
     begin: Callable[[Any], Any]
     #: From an element and the accumulator to the next one; never called with None for that.
@@ -138,8 +137,7 @@ class OpenWindows(ABC):
         return next(self._orders)
 
     @abstractmethod
-    def put(self, windows: Iterable[OpenWindow]) -> None:
-        """Take over stored windows."""
+    def put(self, windows: Iterable[OpenWindow]) -> None: ...
 
     def add(self, arrived: Arrived, watermark_ms: int) -> list[Late]:
         """Add elements; return those that came too late."""
@@ -158,8 +156,7 @@ class OpenWindows(ABC):
         return found
 
     @abstractmethod
-    def living(self) -> Iterator[OpenWindow]:
-        """Yield the windows that are still open."""
+    def living(self) -> Iterator[OpenWindow]: ...
 
     @abstractmethod
     def _add(self, keys: Iterator[int], arrived: Arrived, watermark_ms: int, late: list[Late]) -> None:
@@ -171,10 +168,7 @@ class OpenWindows(ABC):
 
 
 class OpenSessions(OpenWindows):
-    """Windows that are one where they overlap or touch.
-
-    Those of a key are in the order of their times: so nearly every element belongs to the last, or behind it.
-    """
+    """Windows that are one where they overlap or touch; those of a key in the order of their times."""
 
     def __init__(self, windows: SessionWindows, folding: Folding, keys: int, registered: int) -> None:
         super().__init__(folding, keys, registered)
@@ -232,7 +226,6 @@ class OpenSessions(OpenWindows):
         return window
 
     def _merge(self, near: list[OpenWindow], time_ms: int, end_ms: int) -> None:
-        """Let the first of some windows be all of them, and the element's."""
         first, *others = near
         for other in others:
             before = first.accumulator
@@ -265,7 +258,6 @@ class OpenAligned(OpenWindows):
         self._of_key: list[dict[object, OpenWindow]] = [{} for _ in range(keys)]
 
     def put(self, windows: Iterable[OpenWindow]) -> None:
-        """Take over stored windows."""
         size_ms = self._windows.size_ms
         for window in windows:
             start_ms, end_ms = bounds = window.start_ms, window.end_ms
@@ -324,7 +316,6 @@ class OpenAligned(OpenWindows):
 
 
 def open_windows(windows: ColumnWindows, folding: Folding, keys: int, registered: int) -> OpenWindows:
-    """Return what has the open windows of that kind; parameters as of :class:`OpenWindows`."""
     if isinstance(windows, SessionWindows):
         return OpenSessions(windows, folding, keys, registered)
     assert isinstance(windows, AlignedWindows)
@@ -348,14 +339,6 @@ def _is_near_now(times_ms: Array) -> bool:
     if not len(times_ms):
         return True
     return bool(times_ms.min() > -_NEAR_NOW_MS and times_ms.max() < _NEAR_NOW_MS)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Windows that a function of the user's folds element by element, in one loop per key group.
-#
-# What :class:`~flinkish_spark.operators.windowing.WindowOperator` makes of the most usual windows (each
-# fires once, at its end), with the same results, calls and order, and without states and timers for each.
-# What is kept of a window is one row, as of folds over columns.
 
 
 #: Entries per key and window: when it is due, its place in the order, its accumulator.
@@ -401,7 +384,6 @@ class LoopedWindows:
         return None if self.bounds is not None else function_of(self.computation)
 
     def open(self, states: KeyedStates) -> Folding:
-        """Declare the state, open the function that folds, and return what folds with it."""
         open_part(part_of(self.computation), states.uid, states.max_parallelism)
         # Of a program that had retractions.
         states.drop_state(FIRED)
@@ -414,7 +396,6 @@ class LoopedWindows:
         return _collecting(self.element_type)
 
     def close(self) -> None:
-        """Close the functions."""
         close_part(part_of(self.computation))
         function = function_of(self.computation)
         if function is not None:
@@ -515,10 +496,6 @@ def _all(result: Sequence[Any]) -> Sequence[Any]:
     return result
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The open windows of a key group as they are stored: those of the keys at hand, and what became of them.
-
-
 class StoredWindows:
     """What is stored of the windows of some keys, in one micro-batch."""
 
@@ -532,7 +509,6 @@ class StoredWindows:
     ) -> None:
         self._table, self._stored, self._contents = table, stored, contents
         columns = table.keys_together([stored.keys, *keys])
-        #: All keys at hand.
         self.index = KeyIndex.of(np.concatenate([stored.hashes, *hashes]), columns)
         self._stored_key = self.index.of_row[: len(stored)]
         self._living = stored.living(self._stored_key)
@@ -541,7 +517,6 @@ class StoredWindows:
         return self.index.of_row[len(self._stored) :]
 
     def windows(self) -> list[OpenWindow]:
-        """Return the windows that are open."""
         living = self._living
         if not len(living):
             return []
@@ -560,7 +535,6 @@ class StoredWindows:
         return list(map(OpenWindow, *parts))
 
     def store(self, windows: Iterable[OpenWindow], keys: Sequence[Any]) -> bool:
-        """Put what became of them; return whether anything did."""
         kept, changed = list[int](), list[OpenWindow]()
         for window in windows:
             if window.row is None:
@@ -591,14 +565,6 @@ class StoredWindows:
         return pa.RecordBatch.from_arrays(columns, schema=self._table.layout.schema)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# State of windows in the other of its two forms: with states and timers, or as one loop keeps it.
-#
-# A program changes from one to the other when its windows do (they get a trigger, or wait for late
-# elements), and a job that was stopped before there was a loop goes on with it. Of a key group it happens
-# once: what is stored next has the form that the operator writes.
-
-
 _MERGING = MERGING_WINDOWS.name
 
 
@@ -608,14 +574,12 @@ class WithTimers:
 
     layout: GroupLayout
     other: GroupLayout
-    #: What the windows go by.
     clock: TimeDomain
 
     def is_of(self, sections: Frame) -> bool:
         return STATE_SECTION + CONTENTS in sections or STATE_SECTION + _MERGING in sections
 
     def converted(self, value: bytes | memoryview, bases: Bases) -> dict[str, memoryview]:
-        """Return the sections that say the same in the loop's form, without a base."""
         stored = GroupState(self.other, value, bases)
         return _sections(
             {STATE_SECTION + OPEN: self.layout.states[OPEN]}, {STATE_SECTION + OPEN: self._rows(stored)}
@@ -647,7 +611,6 @@ class FromLoop:
         return STATE_SECTION + OPEN in sections
 
     def converted(self, value: bytes | memoryview, bases: Bases) -> dict[str, memoryview]:
-        """Return the sections that say the same with states and timers; see :class:`WithTimers`."""
         contents, timers = list[Row](), list[Row]()
         merging: dict[Any, Row] = {}
         is_spread = len(self.layout.states[CONTENTS].values) > 1

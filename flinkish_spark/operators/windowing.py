@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain, Timer
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.subtask import SubtaskFacts
 from flinkish_spark.functions.keyed import AggregateFunction
-from flinkish_spark.operators.context import FunctionContext, close_part, declared_state, open_part
+from flinkish_spark.operators.context import FunctionContext, close_part, open_part, put_aside
 from flinkish_spark.operators.process import KeyedStreamOperator, Processor
 from flinkish_spark.state.descriptors import (
     AggregatingStateDescriptor,
@@ -41,10 +41,6 @@ from flinkish_spark.windows.spec import (
 from flinkish_spark.windows.time_window import TimeWindow
 from flinkish_spark.windows.triggers import EventTimeTrigger, Trigger, TriggerResult, check_result
 
-# ----------------------------------------------------------------------------------------------------------
-# What a window keeps of its elements, and what its function is given of that.
-
-
 CONTENTS = "window/contents"
 #: Field behind those of an element, for its event time.
 _TIME_FIELD = "__time_ms LONG"
@@ -57,25 +53,24 @@ Fire = Callable[[Sequence[Any]], None]
 class WindowContents(ABC):
     """The content of the current key's current window; the same slot as the states of its operator."""
 
-    @abstractmethod
-    def open(self, states: KeyedStates) -> None:
-        """Declare the state."""
+    _state: Any
 
     @abstractmethod
+    def open(self, states: KeyedStates) -> None: ...
+
     def add(self, value: Any, timestamp_ms: int | None) -> None:
-        """Add an element."""
+        self._state.add(value)
 
     @abstractmethod
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
         """Fire with what is there; not if that is nothing."""
 
-    @abstractmethod
     def clear(self) -> None:
-        """Throw it away."""
+        self._state.clear()
 
-    @abstractmethod
     def merge(self, slot: Any, into: Any) -> None:
         """Give one slot's content to another, behind what that has."""
+        self._state.merge(slot, into)
 
 
 def part_of(computation: WindowComputation) -> object:
@@ -91,7 +86,6 @@ def function_of(computation: WindowComputation) -> ProcessWindowFunction | None:
 def contents_of(
     computation: WindowComputation, input_type: ElementType, evictor: Evictor | None
 ) -> WindowContents:
-    """Return the contents that a computation needs."""
     if evictor is not None:
         return _Evicted(input_type, evictor, computation)
     if isinstance(computation, ReduceWindow):
@@ -114,21 +108,12 @@ class _Reduced(WindowContents):
     def reduce(self, first: Any, second: Any) -> Any:
         return self._reduce(first, second)
 
-    def add(self, value: Any, timestamp_ms: int | None) -> None:
-        self._state.add(value)
-
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
         value = self._state.get()
         if value is not None:
             named = self._named(value)
             # A function that goes on with it does not change what the window adds to.
             fire((named if self._then is None else taken(named),))
-
-    def clear(self) -> None:
-        self._state.clear()
-
-    def merge(self, slot: Any, into: Any) -> None:
-        self._state.merge(slot, into)
 
 
 class _Aggregated(WindowContents):
@@ -142,19 +127,10 @@ class _Aggregated(WindowContents):
         states.per_namespace(CONTENTS)
         self._state = states.get_aggregating_state(self._descriptor)
 
-    def add(self, value: Any, timestamp_ms: int | None) -> None:
-        self._state.add(value)
-
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
         result = self._state.get()
         # Of a result of None nothing is emitted; what was emitted before does not stand any more, though.
         fire(() if result is None else (result if self._then is None else taken(result),))
-
-    def clear(self) -> None:
-        self._state.clear()
-
-    def merge(self, slot: Any, into: Any) -> None:
-        self._state.merge(slot, into)
 
 
 class _Listed(WindowContents):
@@ -166,19 +142,10 @@ class _Listed(WindowContents):
         states.per_namespace(CONTENTS)
         self._state = states.get_list_state(ListStateDescriptor(CONTENTS, self._type.ddl))
 
-    def add(self, value: Any, timestamp_ms: int | None) -> None:
-        self._state.add(value)
-
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
         values = self._state.get()
         if values:
             fire([self._named(value) for value in values])
-
-    def clear(self) -> None:
-        self._state.clear()
-
-    def merge(self, slot: Any, into: Any) -> None:
-        self._state.merge(slot, into)
 
 
 class _Evicted(WindowContents):
@@ -213,14 +180,7 @@ class _Evicted(WindowContents):
             for element in kept:
                 self.add(element.value, element.timestamp_ms)
 
-    def clear(self) -> None:
-        self._state.clear()
-
-    def merge(self, slot: Any, into: Any) -> None:
-        self._state.merge(slot, into)
-
     def _left(self, kept: Any) -> Sequence[TimestampedValue]:
-        """Return what an evictor has left; raise TypeError if it did not say."""
         if not isinstance(kept, Sequence):
             raise TypeError(
                 f"the evictor {type(self._evictor).__name__} has returned {kept!r}; its evict_before and "
@@ -242,7 +202,6 @@ def _named_reduce(computation: ReduceWindow, named: Named) -> Reduce:
 
 
 def _at_once(computation: WindowComputation, named: Named) -> Callable[[list[Any]], Sequence[Any]]:
-    """Return what does a computation over elements that were kept."""
     if isinstance(computation, ReduceWindow):
         reduce = _named_reduce(computation, named)
         # Copies: the elements stay in the window, and it may fire again.
@@ -260,19 +219,12 @@ def _aggregate(aggregate: AggregateFunction, values: list[Any]) -> Sequence[Any]
     return () if result is None else (result,)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What triggers and window functions are given of the current key and window.
-
-
 class WindowStateRefused(ValueError):
     """A state of a window, or of a trigger, cannot be had that way."""
 
 
 class TriggerScope:
-    """What a trigger is given: one object, whose scope is the current key and window.
-
-    Its states are stored as `trigger/<name>`.
-    """
+    """What a trigger is given: one object, whose scope is the current key and window."""
 
     __slots__ = (
         "_merged",
@@ -294,7 +246,7 @@ class TriggerScope:
         for descriptor in elements_of(trigger.states()):
             own = dataclasses.replace(descriptor, name=f"trigger/{descriptor.name}")
             states.per_namespace(own.name)
-            self._states[descriptor.name] = declared_state(states, own)
+            self._states[descriptor.name] = states.any_state(own)
         # The same calls, without one in between.
         self.current_watermark = timers.current_watermark
         self.current_processing_time = timers.current_processing_time
@@ -304,7 +256,6 @@ class TriggerScope:
         self.delete_processing_time_timer = timers.delete_processing_time_timer
 
     def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
-        """Return a state of the current key and window."""
         try:
             return self._states[descriptor.name]
         except KeyError:
@@ -365,10 +316,7 @@ class DeclaredStates:
 
 
 class FunctionStates(DeclaredStates, SubtaskFacts):
-    """The states of a window function: per key (itself), and per key and window.
-
-    Given to the function's `open`; after :meth:`seal` nothing new can be declared.
-    """
+    """The states of a window function: per key (itself), and per key and window; given to its `open`."""
 
     def __init__(
         self,
@@ -386,7 +334,6 @@ class FunctionStates(DeclaredStates, SubtaskFacts):
         self.window_state = DeclaredStates(of_window, self._declare_of_window)
 
     def seal(self) -> None:
-        """Refuse what was not declared yet."""
         self.admit = lambda descriptor: _known(descriptor, self._of_key)
         self.window_state.admit = self._known_of_window
 
@@ -406,7 +353,6 @@ class FunctionStates(DeclaredStates, SubtaskFacts):
 
 
 def refuse_window_state(descriptor: StateDescriptor) -> None:
-    """Refuse a state per window, which windows that merge cannot have."""
     raise WindowStateRefused(
         f"the window function asks for the state '{descriptor.name}' per window, which windows that "
         "merge cannot have; use global_state"
@@ -430,7 +376,6 @@ class FiringContext:
         return self._timers.processing_time_ms
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        """Emit a row to a side output."""
         self._context.emit_to(tag, value, self.window.max_timestamp_ms)
 
 
@@ -448,24 +393,19 @@ def _known(descriptor: StateDescriptor, names: set[str]) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Results of windows on their way out: as they are, or with those that they replace.
-#
-# A window that fires again, or becomes part of another one, has emitted what does not stand any more. With
-# retractions it emits that once more, marked, in front of what stands instead: so that whoever adds results
-# up, or keeps them by key and window, has what is true after every row.
-
-
 #: The results that a window has emitted last.
 FIRED = "window/fired"
 
 
 class WindowResults(ABC):
-    """What becomes of results, window by window of a key."""
+    """What becomes of results, window by window of a key.
+
+    A window that fires again, or becomes part of another one, has emitted what does not stand any more. With
+    retractions it emits that once more, marked, in front of what stands instead.
+    """
 
     @abstractmethod
-    def open(self, states: KeyedStates) -> None:
-        """Declare the state."""
+    def open(self, states: KeyedStates) -> None: ...
 
     @abstractmethod
     def fired(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
@@ -503,7 +443,6 @@ class RetractedResults(WindowResults):
         self._type, self._names = result_type, tuple(field.name for field in result_type.fields)
 
     def open(self, states: KeyedStates) -> None:
-        """Declare what was emitted last, per key and window."""
         # A scope of its own: a window's content may be in the place of another window.
         self._scope = KeyScope()
         own = states.through(self._scope)
@@ -537,13 +476,6 @@ class RetractedResults(WindowResults):
         return tuple(found)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Windows of a keyed stream, element by element.
-#
-# A window's content, its trigger's states and its timers are kept per key and window, until the window's
-# time and the allowed lateness are over. What a window emits has the time of its last instant.
-
-
 class WindowOperator(KeyedStreamOperator):
     """Windows that stay what they are."""
 
@@ -561,7 +493,6 @@ class WindowOperator(KeyedStreamOperator):
         self._take = input_type.take
         self._function = function_of(computation)
         self._part = part_of(computation)
-        #: What the windows go by.
         self.clock = spec.assigner.clock
         self._is_event_time = self.clock is TimeDomain.EVENT_TIME
         #: Whether all that the trigger does with an element, before its window's end, is wait for that end.
@@ -570,9 +501,7 @@ class WindowOperator(KeyedStreamOperator):
         self._queues: object = None
         self._waiting: set[Any] = set()
 
-    # -- the operator's side ------------------------------------------------------------------------
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Declare the states of windows, trigger and function."""
         self._scope, self._context, self._timers = states.scope, context, timers
         self._assign = assigning(self._assigner)
         #: The current key without a window, for states that its windows share.
@@ -596,17 +525,12 @@ class WindowOperator(KeyedStreamOperator):
         return (self.process_element,)
 
     def process_element(self, value: Any, context: FunctionContext) -> None:
-        """Add an element to its windows, and fire those whose triggers say so."""
         time_ms = context.timestamp_ms
         windows = self._assign(self._own(value), time_ms, self._timers.processing_time_ms)
         if not self._add(value, time_ms, windows) and self._is_late(time_ms):
-            if self._spec.late_output is None:
-                context.count(LATE_RECORDS_DROPPED)
-            else:
-                context.output(self._spec.late_output, value)
+            put_aside(context, self._spec.late_output, value)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
-        """Ask the trigger, and clean up if it is time to."""
         window = TimeWindow._make(timer.namespace)
         place = self._place_of(window)
         if place is None:
@@ -630,7 +554,6 @@ class WindowOperator(KeyedStreamOperator):
         if self._function is not None:
             self._function.close()
 
-    # -- windows ------------------------------------------------------------------------------------
     def _open_windows(self, of_key: KeyedStates) -> None:
         """Declare what is kept of a key's windows."""
 
@@ -638,7 +561,6 @@ class WindowOperator(KeyedStreamOperator):
         """Refuse a state per window if there cannot be one."""
 
     def _add(self, value: Any, time_ms: int | None, windows: Sequence[TimeWindow]) -> bool:
-        """Add an element to those windows that still take it; return whether there was one."""
         scope, contents, trigger, ctx = self._scope, self._contents, self._trigger, self._trigger_context
         key, kept, is_taken, take = scope.key, self._kept.entries, False, self._take
         watermark_ms = self._timers.watermark_ms
@@ -670,10 +592,8 @@ class WindowOperator(KeyedStreamOperator):
         return value if self._take is None else self._take(value)
 
     def _slots_waiting(self) -> set[Any]:
-        """Return the slots whose trigger has registered its timer in this call of the key group.
-
-        Only there: what was registered in an earlier one may have been by another program.
-        """
+        """Return the slots whose trigger has registered its timer in this call of the key group."""
+        # Only in this call: what was registered in an earlier one may have been by another program.
         if self._queues is not self._timers.queues:
             self._queues, self._waiting = self._timers.queues, set()
         return self._waiting
@@ -710,7 +630,6 @@ class WindowOperator(KeyedStreamOperator):
             self._context.emit(rows, window.max_timestamp_ms)
 
     def _clean_up(self, window: TimeWindow, place: TimeWindow) -> None:
-        """Remove all that is kept of a window, which is the current one."""
         key = self._scope.key
         self._scope.enter(key, place)
         self._contents.clear()
@@ -726,7 +645,6 @@ class WindowOperator(KeyedStreamOperator):
         self._key_scope.enter(self._scope.key)
         self._key_scope.now_ms = self._scope.now_ms
 
-    # -- lateness -----------------------------------------------------------------------------------
     def _cleanup_ms(self, window: TimeWindow) -> int:
         """Return when nothing is kept of a window any more, by the windows' clock."""
         end_ms = window.max_timestamp_ms
@@ -735,7 +653,6 @@ class WindowOperator(KeyedStreamOperator):
         return min(end_ms + self._spec.allowed_lateness_ms, MAX_WATERMARK_MS)
 
     def _is_over(self, window: TimeWindow) -> bool:
-        """Return whether a window does not take elements any more."""
         return self._is_event_time and self._cleanup_ms(window) <= self._timers.watermark_ms
 
     def _register_cleanup(self, window: TimeWindow) -> None:

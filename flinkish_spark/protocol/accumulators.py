@@ -99,7 +99,6 @@ class AccumulatorValue(Stored):
 
     @classmethod
     def of(cls, kind: AccumulatorKind, held: Any) -> AccumulatorValue:
-        """Return the stored form of what is held."""
         match kind:
             case AccumulatorKind.AVERAGE:
                 return cls(kind, (held[0].hex(), str(held[1])))
@@ -132,7 +131,6 @@ class AccumulatorValue(Stored):
         return AccumulatorValue.of(self.kind, merged(self.kind, self.held, other.held))
 
 
-#: What accumulators hold, by name.
 Accumulated = Mapping[str, AccumulatorValue]
 
 

@@ -33,18 +33,13 @@ ExpectedChannels = frozenset[int] | Announced
 
 
 def announced_channel(index: int, total: int) -> int:
-    """Return the number of channel `index` of `total`."""
     if not 0 <= index < total < 1 << _INDEX_BITS - 1:
         raise ValueError(f"there is no channel {index} of {total}")
     return total << _INDEX_BITS | index
 
 
 def expected_of(seen: Collection[int], expected: ExpectedChannels) -> frozenset[int]:
-    """Return the channels that must show a barrier, given those that did.
-
-    Where they are announced and do not agree on their number, all that any of them announces are
-    expected, so the count cannot come out right.
-    """
+    """Return the channels that must show a barrier; where announced numbers differ, those of all of them."""
     if not isinstance(expected, Announced):
         return expected
     totals = {channel >> _INDEX_BITS for channel in seen}
@@ -62,8 +57,6 @@ class Alignment(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AlignmentReport:
-    """The result, and the first place that did not fit."""
-
     alignment: Alignment
     detail: str = ""
 
@@ -101,11 +94,7 @@ def count_barriers(
 def sinks_reached(
     checkpoint: CheckpointId, acks: Sequence[SinkAck], expected: Mapping[str, ExpectedChannels]
 ) -> set[str]:
-    """Return the sinks that saw the barrier on every channel, once or more.
-
-    For checkpoints that need not be exact: branches may show a barrier in different micro-batches,
-    and the checkpoint is complete with the last.
-    """
+    """Return the sinks that saw the barrier on every channel, once or more, in this micro-batch."""
     by_sink = {ack.sink: ack for ack in acks}
     reached = set()
     for sink, wanted in expected.items():

@@ -26,7 +26,6 @@ BASE_NAME = re.compile(r"\d{1,9}-\d{1,18}-[0-9a-f]{16}")
 
 
 def checked_base(value: str) -> str:
-    """Return `value` if it is a base of an operator in a chain, below their folder, else raise ValueError."""
     parts = value.split("/") if isinstance(value, str) else []
     if len(parts) != 3 or not BASE_NAME.fullmatch(parts[2]):
         raise ValueError(f"{value!r:.200} is not the name of a base")
@@ -35,7 +34,6 @@ def checked_base(value: str) -> str:
     return value
 
 
-#: As it is stored.
 Base = Annotated[str, Check(checked_base)]
 
 
@@ -74,11 +72,9 @@ class CountingBases:
 def superseded(
     found: Iterable[str], newest: CountingBases, checkpoints: Collection[CountingBases]
 ) -> frozenset[str]:
-    """Return the bases that no state names, nor ever will.
-
-    Only where each checkpoint that might need it has a later one of the same key group: a task's word that
-    was lost, or has not arrived yet, then costs a file and no state.
-    """
+    """Return the bases that no state names, nor ever will."""
+    # Each checkpoint that might need one has a later one of the same key group: a task's word that was lost,
+    # or has not arrived yet, then costs a file and no state.
     return frozenset(
         name
         for name in found

@@ -14,8 +14,6 @@ from flinkish_spark.protocol.limits import MOST_MS, Unlimited, checked_limit, ch
 
 
 class CancellationStep(enum.Enum):
-    """What to do now."""
-
     WAIT = "WAIT"
     #: Interrupt what still runs once more, and say where it stands.
     INTERRUPT = "INTERRUPT"
@@ -25,25 +23,7 @@ class CancellationStep(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CancellationRules:
-    """How long a micro-batch that is cancelled may take to end.
-
-    Parameters
-    ----------
-    interval_ms
-        Time between two interrupts.
-    timeout_ms
-        After this long its process is ended; UNLIMITED for never.
-
-    Raises
-    ------
-    ValueError
-        A value is out of range.
-
-    Examples
-    --------
-    >>> CancellationRules(interval_ms=1_000, timeout_ms=5_000).step(for_ms=1_200, interrupts=0)
-    <CancellationStep.INTERRUPT: 'INTERRUPT'>
-    """
+    """How long a micro-batch that is cancelled may take to end."""
 
     interval_ms: Milliseconds = 30_000
     timeout_ms: Milliseconds | Unlimited = 180_000
@@ -53,15 +33,7 @@ class CancellationRules:
         checked_limit("timeout_ms", self.timeout_ms, least=1)
 
     def step(self, for_ms: int, interrupts: int) -> CancellationStep:
-        """Return what to do.
-
-        Parameters
-        ----------
-        for_ms
-            Since when it is being ended.
-        interrupts
-            How often it was interrupted since.
-        """
+        """Return what to do now, so long after it was told to end, and after so many interrupts."""
         if exceeds(for_ms, self.timeout_ms):
             return CancellationStep.END_PROCESS
         is_due = for_ms >= self.interval_ms * (interrupts + 1)

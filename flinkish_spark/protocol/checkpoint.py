@@ -11,14 +11,6 @@ from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
 
-# ----------------------------------------------------------------------------------------------------------
-# Requests for a checkpoint, and the queue in which they wait.
-#
-# Who asks is told by the purpose, and the purpose gives the rank: savepoints and last checkpoints before
-# what a user or the job asks for, and all of them before the timer. Within a rank the older request goes
-# first. A full queue turns away the newest of the least important ones, which may be the one that just
-# came.
-
 
 class Urgency(enum.Enum):
     """Whether the limits hold for a request."""
@@ -30,8 +22,6 @@ class Urgency(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
-    """One request."""
-
     #: Rises with every request of a process; tells requests apart and orders them within a rank.
     number: int
     purpose: CheckpointPurpose
@@ -47,7 +37,7 @@ class CheckpointRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestQueue:
-    """Requests that wait, most important first."""
+    """Requests that wait, most important first. A full one turns away the newest of the least important."""
 
     limit: int = 1_000
     waiting: tuple[CheckpointRequest, ...] = ()
@@ -79,18 +69,10 @@ class RequestQueue:
         return RequestQueue(self.limit, tuple(one for one in self.waiting if one not in gone)), gone
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The life of one checkpoint: a table, and the record of who has acknowledged.
-#
-# Rules of this file: a checkpoint moves only along :data:`TRANSITIONS`; an event that the table does not
-# list for a state raises and changes nothing; the two final states have no way out. What the table cannot
-# say: DECISION_WON may be sent only by whoever won the create-if-absent of decision.json, and
+# A checkpoint moves only along TRANSITIONS; an event that they do not list raises and changes nothing. What
+# they cannot say: DECISION_WON may be sent only by whoever won the create-if-absent of decision.json, and
 # RECEIPT_WRITTEN only after every sink and the group offsets answered.
-
-
 class CheckpointState(enum.Enum):
-    """Where a checkpoint is."""
-
     #: It has an id; its storage is made and its hooks are called.
     INITIALISING = "INITIALISING"
     #: The id is in the control offset; no micro-batch has carried it through yet.
@@ -110,8 +92,6 @@ class CheckpointState(enum.Enum):
 
 
 class CheckpointEvent(enum.Enum):
-    """What can happen to a checkpoint."""
-
     INITIALISED = "INITIALISED"
     ALL_ACKNOWLEDGED = "ALL_ACKNOWLEDGED"
     COMMIT_LOG_READ = "COMMIT_LOG_READ"
@@ -140,7 +120,6 @@ TRANSITIONS: Mapping[CheckpointState, Mapping[CheckpointEvent, CheckpointState]]
 }
 
 
-#: How many participants a text names.
 _MOST_NAMED = 5
 _AWAITED: Mapping[CheckpointState, str] = {
     S.INITIALISING: "its record in the job directory and the master hooks",
@@ -158,8 +137,6 @@ class IllegalTransitionError(ValueError):
 
 
 class ParticipantKind(enum.Enum):
-    """Who has to acknowledge."""
-
     OPERATOR = "operator"
     SINK = "sink"
     HOOK = "hook"
@@ -178,8 +155,6 @@ class Participant:
 
 
 class AckResult(enum.Enum):
-    """What became of an acknowledgement."""
-
     SUCCESS = "SUCCESS"
     #: It had come before; it counts once.
     DUPLICATE = "DUPLICATE"
@@ -210,12 +185,10 @@ class PendingCheckpoint:
         self.state = CheckpointState.INITIALISING
         #: The last micro-batch that carried a barrier which was still needed.
         self.batch: BatchId | None = None
-        #: What the master hooks gave for it, by name.
         self.hook_states: dict[str, Any] = {}
 
     @property
     def missing(self) -> frozenset[Participant]:
-        """Who has not acknowledged yet."""
         return frozenset(self._missing)
 
     @property
@@ -245,7 +218,7 @@ class PendingCheckpoint:
         self.state = following
 
     def acknowledge(self, participant: Participant) -> AckResult:
-        """Note that `participant` has acknowledged; empty state is an acknowledgement too."""
+        """Note an acknowledgement; empty state is one, too."""
         if self.state not in (CheckpointState.INITIALISING, CheckpointState.TRIGGERED):
             return AckResult.DISCARDED
         if participant not in self._participants:
@@ -256,10 +229,7 @@ class PendingCheckpoint:
         return AckResult.SUCCESS
 
     def acknowledge_in(self, batch: BatchId, participants: Iterable[Participant]) -> tuple[AckResult, ...]:
-        """Note what came with a staged micro-batch; with the last one it is ACKNOWLEDGED.
-
-        Before its barrier went out nobody can have seen it: what comes then is discarded.
-        """
+        """Note what came with a staged micro-batch; what comes before the barrier went out is discarded."""
         if self.state is not CheckpointState.TRIGGERED:
             return tuple(AckResult.DISCARDED for _ in participants)
         results = tuple(self.acknowledge(one) for one in participants)
@@ -270,7 +240,6 @@ class PendingCheckpoint:
         return results
 
     def is_expired(self, now_ms: int, timeout_ms: int) -> bool:
-        """Whether it is undecided and older than the timeout. Decided checkpoints never expire."""
         return self.can_end and now_ms - self.started_at_ms >= timeout_ms
 
 
@@ -284,28 +253,18 @@ def transition_table() -> str:
     return "\n".join(rows)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# May a checkpoint be asked for, and may the next one start? Pure functions with named answers.
-
-
 class JobPhase(enum.Enum):
-    """What the job does, as far as triggering is concerned."""
-
     STARTING = "STARTING"
     RUNNING = "RUNNING"
     STOPPED = "STOPPED"
 
 
 class Schedule(enum.Enum):
-    """Whether the timer triggers."""
-
     ON = "ON"
     OFF = "OFF"
 
 
 class ParticipantStatus(enum.Enum):
-    """What an operator, a source or a sink does."""
-
     NOT_RUNNING = "NOT_RUNNING"
     RUNNING = "RUNNING"
     FINISHED = "FINISHED"
@@ -341,11 +300,7 @@ class TriggerFacts:
 
 
 def why_refused(purpose: CheckpointPurpose, facts: TriggerFacts, queue: RequestQueue) -> Reason | None:
-    """Return why a request is refused at once; None if it may wait for its turn.
-
-    Asked for every request before it is queued. Limits are no reason to refuse: above them a
-    request waits (RequestQueue says what happens when too many do).
-    """
+    """Return why a request is refused before it is queued; None if it may wait for its turn."""
     if facts.phase is JobPhase.STOPPED:
         return Reason.SHUT_DOWN
     if purpose is CheckpointPurpose.PERIODIC and facts.schedule is Schedule.OFF:
@@ -363,12 +318,6 @@ def why_refused(purpose: CheckpointPurpose, facts: TriggerFacts, queue: RequestQ
 
 
 def is_periodic_due(facts: TriggerFacts) -> bool:
-    """Whether the timer asks for a checkpoint now.
-
-    The interval counts from the last trigger, whatever it was for; the minimum pause from the end
-    of the last checkpoint, so it can hold the timer back beyond the interval. Only the timer
-    waits for the pause.
-    """
     if facts.phase is not JobPhase.RUNNING or facts.schedule is Schedule.OFF:
         return False
     return (
@@ -378,11 +327,7 @@ def is_periodic_due(facts: TriggerFacts) -> bool:
 
 
 def why_waiting(head: CheckpointRequest, facts: TriggerFacts) -> Reason | None:
-    """Return why the first request of the queue has to wait; None if it starts now.
-
-    A forced one ignores the number of checkpoints in flight, but no request goes before the
-    barrier of the one before it has come through or has been given up.
-    """
+    """Return why the first request of the queue has to wait; None if it starts now."""
     if facts.barrier_on_its_way:
         return Reason.TOO_MANY_PENDING
     if head.urgency is Urgency.NORMAL and facts.in_flight >= facts.max_concurrent:

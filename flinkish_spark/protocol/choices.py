@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """Return "Did you mean 'X'?" with the known word that is spelt most like `word`, or an empty text.
-
-    It is a sentence of its own: give it as the `why` of an error, before `what_to_do`.
-    """
+    """Return "Did you mean 'X'?" with the known word that is spelt most like `word`, or an empty text."""
     # Imported here: every process imports this module, and few misspell a word.
     import difflib
 
@@ -36,14 +33,4 @@ class _Members(enum.EnumMeta):
 
 
 class Choice(enum.Enum, metaclass=_Members):
-    """An enum of which a misspelt member says which one was meant.
-
-    Examples
-    --------
-    >>> class Policy(Choice):
-    ...     FAIL = "fail"
-    ...     DROP = "drop"
-    >>> Policy.DORP
-    Traceback (most recent call last):
-    AttributeError: Policy has no DORP. Did you mean 'DROP'? To do: choose from FAIL, DROP.
-    """
+    """An enum of which a misspelt member says which one was meant."""

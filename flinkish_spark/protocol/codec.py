@@ -1,4 +1,18 @@
-"""How dataclasses become JSON and are read again: by the hints of their fields."""
+"""How dataclasses become JSON and are read again: by the hints of their fields.
+
+- :class:`Stored` is an object with a member per field, :class:`StoredRow` a list of its fields' values, and
+  :class:`StoredAlone` the value of its only field.
+- A hint is the type that is stored: `int`, `str`, `bool`, `float`, `Any`, an enum by its value, a class of
+  these three or one with `to_json` and `from_json` of its own, a union of classes with a `TAG`; `X | None`,
+  `tuple`, `Sequence`, `frozenset` (in order), `Mapping`. `Annotated` adds a :class:`Check`, or a
+  :class:`Form` in place of all that.
+- :func:`stored` is the metadata of a field whose member has another name or place, or may be left out.
+
+Reading is strict and converts nothing: a value of another type, a missing member, or one that a class
+refuses when it is made raises :class:`StoredFormError` with the place where it stands. Members that
+nobody knows are left alone; a class that `IS_CLOSED` refuses them. Nothing that is read names a class or
+runs code.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +28,6 @@ from operator import attrgetter, itemgetter, methodcaller
 from typing import Annotated, Any, ClassVar, Self
 
 from flinkish_spark.protocol.limits import UNLIMITED, Limit, UnusableValueError, checked_whole
-
-# ----------------------------------------------------------------------------------------------------------
-# How records become the JSON that is stored of them, and how that is read: by the hints of their fields.
-#
-# A class names its base, and its fields say the rest:
-#
-# - :class:`Stored` is an object with a member per field, :class:`StoredRow` a list of its fields' values, and
-#   :class:`StoredAlone` the value of its only field.
-# - A hint is the type that is stored: `int`, `str`, `bool`, `float`, `Any`, an enum by its value, a class of
-#   these three or one with `to_json` and `from_json` of its own, a union of classes with a `TAG`; `X | None`,
-#   `tuple`, `Sequence`, `frozenset` (in order), `Mapping`. `Annotated` adds a :class:`Check`, or a
-#   :class:`Form` in place of all that.
-# - :func:`stored` is the metadata of a field whose member has another name or place, or may be missing.
-#
-# Reading is strict and converts nothing: a value of another type, a missing member, or one that a class
-# refuses when it is made raises :class:`StoredFormError` with the place where it stands. Members that
-# nobody knows are left alone, since a later version may have added them; a class that `IS_CLOSED` refuses
-# them.
-#
-# Nothing that is read names a class or runs code. Hints are looked at once per class.
-
 
 _Convert = Callable[[Any], Any]
 _SCALARS = {
@@ -68,8 +61,6 @@ class Presence(enum.Enum):
     """Whether a member is always there."""
 
     ALWAYS = enum.auto()
-    #: Earlier versions did not write it: where it is missing, the field has its default.
-    ADDED = enum.auto()
     #: It is left out where the field has its default.
     LEFT_OUT = enum.auto()
     #: There is no such member: those of the field's class stand among those of the object.
@@ -84,11 +75,9 @@ class _Member:
 
 
 def stored(key: str = "", presence: Presence = Presence.ALWAYS, at: int | None = None) -> dict[str, Any]:
-    """Return the metadata of a field."""
     return {_MEMBER: _Member(key, presence, at)}
 
 
-ADDED = stored(presence=Presence.ADDED)
 LEFT_OUT = stored(presence=Presence.LEFT_OUT)
 INLINE = stored(presence=Presence.INLINE)
 
@@ -111,8 +100,6 @@ class Check:
 
 
 def whole(least: int, most: Limit = UNLIMITED) -> Check:
-    """Return the check of a whole number that is one from `least` to `most`."""
-
     def checked(value: Any) -> int:
         try:
             return checked_whole("it", value, least, most)
@@ -123,11 +110,7 @@ def whole(least: int, most: Limit = UNLIMITED) -> Check:
 
 
 class Record:
-    """What the three bases share.
-
-    A class changes what is read by `_of_older` and `_check_read`. An own `from_json` or `to_json` is for its
-    callers: it is not asked where the class is the hint of another one's field.
-    """
+    """What the three bases share; their own `from_json` and `to_json` are not asked for a field's value."""
 
     __slots__ = ()
     #: Of members whose fields have a default, and no metadata.
@@ -143,26 +126,12 @@ class Record:
         found: Self = read(cls, value)
         return found
 
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return value
-
     def _check_read(self) -> None:
-        """Raise ValueError if what was read cannot be. What is made otherwise may be: it is not asked."""
+        """Raise ValueError if what was read cannot be; not asked of what is made otherwise."""
 
 
 class Stored(Record):
-    """A dataclass that is stored as an object; see the module's head.
-
-    Examples
-    --------
-    >>> @dataclass(frozen=True, slots=True)
-    ... class Share(Stored):
-    ...     rows: int
-    ...     size_bytes: int = dataclasses.field(default=0, metadata=stored("bytes", Presence.LEFT_OUT))
-    >>> Share(3).to_json(), Share.from_json({"rows": 3, "bytes": 5})
-    ({'rows': 3}, Share(rows=3, size_bytes=5))
-    """
+    """A dataclass that is stored as an object; see the module's head."""
 
     __slots__ = ()
 
@@ -196,7 +165,6 @@ class StoredAlone(Record):
 
 
 def write(hint: Any, value: Any) -> Any:
-    """Return the stored form of a value, given its hint."""
     convert = _form(hint).write
     return value if convert is None else convert(value)
 
@@ -229,9 +197,6 @@ def _form(hint: Any) -> Form:
     if not issubclass(kind, Record):
         return Form(methodcaller("to_json"), _ours(kind.from_json))
     return _dataclass(kind)
-
-
-# -- classes -------------------------------------------------------------------------------------------
 
 
 def _dataclass(cls: Any) -> Form:
@@ -347,18 +312,14 @@ def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
     steps = []
     for field, hint, member in members:
         key = "" if member.presence is Presence.INLINE else member.key or field.name
-        may_lack = member.presence in (Presence.ADDED, Presence.LEFT_OUT)
+        may_lack = member.presence is Presence.LEFT_OUT
         steps.append((key, _kind(hint), _form(hint).read, _default(field) if may_lack else None))
-    own: Any = cls._of_older
-    of_older = None if own.__func__ is vars(Record)["_of_older"].__func__ else own
     is_checked = cls._check_read is not Record._check_read
     known = {key for key, *_ in steps} | ({cls.TAG[0]} if cls.TAG else set())
 
     def read_object(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _wrong("an object", value)
-        if of_older is not None:
-            value = of_older(value)
         given = []
         for key, kind, convert, default in steps:
             # Here and not by a function: most values are of these kinds.
@@ -396,9 +357,6 @@ def _kind(hint: Any) -> Any:
 def _default(field: dataclasses.Field[Any]) -> Callable[[], Any]:
     default, factory = field.default, field.default_factory
     return (lambda: default) if factory is dataclasses.MISSING else factory
-
-
-# -- other hints ---------------------------------------------------------------------------------------
 
 
 def _wrong(wanted: str, value: Any) -> StoredFormError:
@@ -561,41 +519,23 @@ def _mapping(key_hint: Any, hint: Any) -> Form:
     return Form(write_mapping, read_mapping)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Taking stored JSON apart: a value of the wrong shape raises ValueError and nothing else.
-#
-# For what anybody may open with the command line. A checksum says that an object is as it was written;
-# these say that it is what the reader expects.
-
-
 def object_of(value: Any, what: str) -> Mapping[str, Any]:
-    """Return `value` if it is a JSON object, else raise ValueError."""
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be an object, got {value!r}")
     return value
 
 
-def list_of(value: Any, what: str) -> list[Any]:
-    """Return `value` if it is a JSON list, else raise ValueError."""
-    if not isinstance(value, list):
-        raise ValueError(f"{what} must be a list, got {value!r}")
-    return value
-
-
 def text_of(value: Any, what: str) -> str:
-    """Return `value` if it is a text, else raise ValueError."""
     if not isinstance(value, str):
         raise ValueError(f"{what} must be a text, got {value!r}")
     return value
 
 
 def measured(name: str, value: Any) -> int | None:
-    """Return `value` if it is None or a whole number of at least 0, else raise ValueError."""
     return None if value is None else checked_whole(name, value, least=0)
 
 
 def member(stored: Mapping[str, Any], name: str) -> Any:
-    """Return a member of an object; raise ValueError if it is missing."""
     if name not in stored:
         raise ValueError(f"{name!r} is missing")
     return stored[name]

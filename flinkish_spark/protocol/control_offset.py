@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Annotated, Any
 
 from flinkish_spark.protocol.codec import (
@@ -73,7 +73,6 @@ class Wake(StoredRow):
     groups: Annotated[Mapping[int, frozenset[int]], _GROUPS] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[int, int]]:
-        """Return pairs of reporter number and key group, in order."""
         return [(number, group) for number, found in sorted(self.groups.items()) for group in sorted(found)]
 
 
@@ -92,15 +91,12 @@ StoredWatermarks = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class TimeOffer(Stored):
-    """Where time stands for a micro-batch."""
-
     #: Of all operators that are not further.
     watermark_ms: WatermarkMs = field(default=MIN_WATERMARK_MS, metadata=_member(WATERMARK_KEY))
     #: Whether all input is over.
     has_ended: bool = field(default=False, metadata=_member(END_KEY, at=2))
     #: None if no micro-batch was ever wanted because of time.
     wake: Wake | None = field(default=None, metadata=_member(WAKE_KEY))
-    #: Watermarks of operators that are further, by uid.
     above: Annotated[_Above, _SORTED] = field(default_factory=dict, metadata=_member(ABOVE_KEY, at=1))
     #: Watermarks that operators had seen before the first micro-batch of the log, which no entry of it says.
     seen: StoredWatermarks = field(default=_NOTHING_SEEN, metadata=_member(SEEN_KEY))
@@ -123,7 +119,6 @@ class TimeOffer(Stored):
         return Watermarks(self.watermark_ms, self.above)
 
     def raised_to(self, other: TimeOffer) -> TimeOffer:
-        """Return what is further, member by member and operator by operator."""
         ours, theirs = self.wake, other.wake
         is_later = theirs is not None and (ours is None or theirs.batch > ours.batch)
         return TimeOffer.of(
@@ -146,7 +141,7 @@ class ControlOffset(Stored):
     """Everything that the driver has said."""
 
     #: The newest whose barrier went out; 0 before the first.
-    checkpoint: int = field(default=0, metadata=stored(CHECKPOINT_KEY, Presence.ADDED))
+    checkpoint: int = field(default=0, metadata=stored(CHECKPOINT_KEY))
     time: TimeOffer = field(default=NO_TIME_YET, metadata=INLINE)
     #: The micro-batch of the newest checkpoint whose state is pinned; None before the first. Tasks delete
     #: files that only older states name.
@@ -155,7 +150,6 @@ class ControlOffset(Stored):
     drained: _Count = field(default=0, metadata=_member(DRAIN_KEY))
 
     def raised_to(self, other: ControlOffset) -> ControlOffset:
-        """Return what is further, member by member."""
         pinned = [batch for batch in (self.pinned_batch, other.pinned_batch) if batch is not None]
         return ControlOffset(
             max(self.checkpoint, other.checkpoint),
@@ -171,30 +165,23 @@ class ControlOffset(Stored):
         Spark asks each scan of the control source on its own, so one may be behind another. It gives out
         what it has missed in the next micro-batch.
         """
-        found = cls()
-        for offset in sources:
-            if isinstance(offset, dict):
-                found = found.raised_to(cls.from_json(offset))
-        return found
+        return reduce(cls.raised_to, _control_offsets(sources), cls())
 
     @classmethod
     def drained_in(cls, sources: Iterable[Any]) -> int:
-        """Return the checkpoint that all scans of a micro-batch have drawn and that drains; 0 for none.
-
-        Where a scan is behind another, the next micro-batch has the last barrier, and drains.
-        """
-        given = [cls.from_json(o) for o in sources if isinstance(o, dict) and CHECKPOINT_KEY in o]
+        """Return the checkpoint that all scans of a micro-batch have drawn and that drains; 0 for none."""
+        given = _control_offsets(sources)
         found = {one.drained if one.drained == one.checkpoint else 0 for one in given}
         return found.pop() if len(found) == 1 else 0
 
     @classmethod
     def called_in(cls, batch: int, sources: Iterable[Any]) -> list[tuple[int, int]]:
-        """Return reporter numbers and key groups that a micro-batch has called, from its logged offsets.
-
-        None of them where a scan had not heard of it yet: what that one runs was not called.
-        """
-        given = [o for o in sources if isinstance(o, dict) and CHECKPOINT_KEY in o]
-        wakes = [TimeOffer.from_json(offset).wake for offset in given]
+        """Return reporter numbers and key groups that a micro-batch has called, as all scans know it."""
+        wakes = [offset.time.wake for offset in _control_offsets(sources)]
         if not wakes or wakes[0] is None or wakes[0].batch != batch or wakes.count(wakes[0]) != len(wakes):
             return []
         return wakes[0].rows()
+
+
+def _control_offsets(sources: Iterable[Any]) -> list[ControlOffset]:
+    return [ControlOffset.from_json(o) for o in sources if isinstance(o, dict) and CHECKPOINT_KEY in o]

@@ -56,9 +56,6 @@ class CoordinationRules:
     finished: FinishedParticipants = FinishedParticipants.ALLOWED
 
 
-# -- effects ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Initialise:
     """Make the storage of a checkpoint and call its hooks; then say how that went."""
@@ -133,7 +130,6 @@ class Coordination:
         #: The checkpoint behind whose barrier the job ends: nothing starts behind it.
         self._final: CheckpointId | None = None
 
-    # -- looking --------------------------------------------------------------------------------
     @property
     def open(self) -> tuple[PendingCheckpoint, ...]:
         return tuple(self._open.values())
@@ -156,14 +152,12 @@ class Coordination:
 
     @property
     def awaiting_log(self) -> tuple[PendingCheckpoint, ...]:
-        """Return the acknowledged checkpoints whose commits/N has not been read."""
         return tuple(one for one in self._open.values() if one.state is CheckpointState.ACKNOWLEDGED)
 
     def awaits(self, checkpoint: CheckpointId) -> bool:
         pending = self._open.get(checkpoint)
         return pending is not None and pending.state is CheckpointState.TRIGGERED
 
-    # -- the job --------------------------------------------------------------------------------
     def on_phase(self, phase: JobPhase, statuses: Mapping[str, ParticipantStatus]) -> None:
         self._phase, self._statuses = phase, dict(statuses)
 
@@ -177,10 +171,7 @@ class Coordination:
         )
 
     def on_stop(self, reason: Reason, text: str) -> tuple[Effect, ...]:
-        """End everything that can end: the query is over. Queued requests are refused.
-
-        A checkpoint that is being decided is not touched: whoever decides it finishes it.
-        """
+        """End everything that can end: the query is over. Whoever decides a checkpoint finishes it."""
         self._phase = JobPhase.STOPPED
         effects: list[Effect] = [*self._refuse_queued(lambda one: True, Reason.SHUT_DOWN)]
         for one in self.open:
@@ -190,7 +181,6 @@ class Coordination:
                 effects.append(self._end(one, CheckpointEvent.DECLINED, why, text))
         return tuple(effects)
 
-    # -- requests -------------------------------------------------------------------------------
     def new_request(
         self, purpose: CheckpointPurpose, now_ms: int, urgency: Urgency = Urgency.NORMAL, target: str = ""
     ) -> CheckpointRequest:
@@ -198,7 +188,6 @@ class Coordination:
         return CheckpointRequest(self._numbers, purpose, now_ms, urgency, target)
 
     def on_request(self, request: CheckpointRequest, now_ms: int) -> tuple[Effect, ...]:
-        """Queue a request or refuse it, and start what may start."""
         reason = why_refused(request.purpose, self._facts(now_ms), self._queue)
         if reason is not None:
             return (Refuse(request, reason),)
@@ -236,7 +225,6 @@ class Coordination:
             self._final = checkpoint
         return (Initialise(checkpoint, head),)
 
-    # -- one checkpoint -------------------------------------------------------------------------
     def on_initialised(
         self, checkpoint: CheckpointId, hooks: Mapping[Participant, Any]
     ) -> tuple[Effect, ...]:
@@ -253,7 +241,6 @@ class Coordination:
     def on_declined(
         self, checkpoint: CheckpointId, reason: Reason, text: str, now_ms: int
     ) -> tuple[Effect, ...]:
-        """End a checkpoint that cannot be completed; one that has ended is left alone."""
         pending = self._open.get(checkpoint)
         if pending is None or CheckpointState.DECIDED is pending.state:
             return ()
@@ -264,7 +251,6 @@ class Coordination:
     def on_barriers(
         self, checkpoint: CheckpointId, batch: BatchId, participants: Iterable[Participant], now_ms: int
     ) -> tuple[Effect, ...]:
-        """Note who acknowledged in a staged micro-batch."""
         pending = self._open.get(checkpoint)
         if pending is None:
             return ()
@@ -287,7 +273,6 @@ class Coordination:
         self._last_end_ms = now_ms
         return (Completed(checkpoint, pending.request), *self._turn(), *self._start(now_ms))
 
-    # -- inside ---------------------------------------------------------------------------------
     def _turn(self) -> tuple[Effect, ...]:
         """Begin the next decision, if none is under way."""
         deciding = (CheckpointState.DECIDING, CheckpointState.DECIDED)

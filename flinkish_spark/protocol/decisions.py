@@ -1,4 +1,7 @@
-"""What is decided about checkpoints and what came of it: decisions, receipts, intents, manifests."""
+"""What is decided about checkpoints and what came of it: decisions, receipts, intents, manifests.
+
+Each type says when it is written, and what it proves.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,14 @@ from typing import Annotated, Any
 
 from flinkish_spark.protocol.accumulators import AccumulatorValue
 from flinkish_spark.protocol.bases import Base
-from flinkish_spark.protocol.codec import ADDED, LEFT_OUT, Form, Stored, stored
+from flinkish_spark.protocol.codec import LEFT_OUT, Form, Stored, stored
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE, PastRewind, RewindKind, Tables
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 from flinkish_spark.protocol.watermarks import EventTime
 
-# ----------------------------------------------------------------------------------------------------------
-# What is decided about checkpoints, and what came of it: decisions, receipts, rewind intents.
-#
-# Each type says who writes it, when, and what it proves. All are immutable; `to_json` and `from_json` are
-# exact inverses and use JSON values only.
-
 
 class Verdict(enum.Enum):
-    """What was decided about a checkpoint id, once and for all."""
-
     COMMIT = "COMMIT"
     ABORT = "ABORT"
 
@@ -49,12 +44,11 @@ class Decision(Stored):
     #: Sources, operators and sinks of the job.
     uids: tuple[str, ...] = ()
     #: What it was for, and the wall-clock time of its trigger.
-    purpose: CheckpointPurpose = field(default=CheckpointPurpose.PERIODIC, metadata=ADDED)
-    triggered_at_ms: int = field(default=0, metadata=ADDED)
+    purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC
+    triggered_at_ms: int = 0
     #: Uids that had finished before its trigger: a restore does not run them again.
-    finished: tuple[str, ...] = field(default=(), metadata=ADDED)
-    #: What the master hooks gave, by name.
-    hook_states: Mapping[str, Any] = field(default_factory=dict, metadata=ADDED)
+    finished: tuple[str, ...] = ()
+    hook_states: Mapping[str, Any] = field(default_factory=dict)
     #: Where time stood behind its last micro-batch; None in a job without event time and timers.
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
     #: What they held behind it, since the job began.
@@ -68,7 +62,6 @@ class Decision(Stored):
 
     @property
     def batch(self) -> BatchId:
-        """The micro-batch that carried the barrier; only a COMMIT has one."""
         return self.batches[-1].batch
 
     def by_sink(self) -> dict[str, list[tuple[StagedBatch, Committable]]]:
@@ -80,7 +73,6 @@ class Decision(Stored):
         return found
 
     def committables_of(self, sink: str) -> tuple[tuple[StagedBatch, Committable], ...]:
-        """Return the committables of `sink` in batch order, each with its batch."""
         return tuple((b, c) for b in self.batches for c in b.committables if c.sink == sink)
 
 
@@ -96,15 +88,12 @@ class Receipt(Stored):
     #: Committed offsets by group, topic and partition.
     group_offsets: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     #: What sinks said about what they committed, by sink uid, such as the version of a table.
-    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=ADDED)
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RewindIntent(Stored):
-    """An unfinished rewind: written before the first delete, so that recovery can finish it.
-
-    Written by the recovery; moved into the history when everything that it names is done.
-    """
+    """An unfinished rewind: written before the first delete, so that recovery can finish it."""
 
     #: The lowest micro-batch that leaves Spark's log.
     first_removed: BatchId
@@ -114,14 +103,12 @@ class RewindIntent(Stored):
     #: The log entries byte for byte by their key below Spark's checkpoint, for example
     #: ``"commits/17"``.
     removed: Mapping[str, str]
-    #: What has to be done; see `protocol/lineage.py`.
-    kind: RewindKind = field(default=RewindKind.PLAIN, metadata=ADDED)
+    kind: RewindKind = RewindKind.PLAIN
     #: The checkpoint that the job goes back to; None for the very beginning.
-    target: CheckpointId | None = field(default=None, metadata=ADDED)
-    #: What becomes of rows that later checkpoints committed to tables.
-    tables: Tables = field(default=Tables.KEEP, metadata=ADDED)
+    target: CheckpointId | None = None
+    tables: Tables = Tables.KEEP
     #: The order that is carried out; empty if there was none.
-    order_id: str = field(default="", metadata=ADDED)
+    order_id: str = ""
 
     def past(self) -> PastRewind:
         return PastRewind(self.lineage, self.kind, self.target, self.first_removed)
@@ -129,20 +116,12 @@ class RewindIntent(Stored):
 
 @dataclass(frozen=True, slots=True)
 class TriggerRecord(Stored):
-    """An id that was given out, durable before its barrier goes out.
-
-    Written once, by the coordinator. Proof that the id may be pending somewhere: a new owner
-    seals every id that has this record and no decision.
-    """
+    """An id that was given out, durable before its barrier goes out: a new owner seals it."""
 
     checkpoint: CheckpointId
     owner_epoch: OwnerEpoch
     purpose: CheckpointPurpose
     triggered_at_ms: int
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a manifest says about one checkpoint: one record, the same in every repetition but for its facts.
 
 
 #: Topic -> partition -> first offset that is not in the checkpoint.
@@ -176,12 +155,10 @@ class ManifestRecord(Stored):
     lineage: Lineage
     first_batch: BatchId
     last_batch: BatchId
-    #: Wall-clock time of its decision.
     decided_at_ms: int
     purpose: CheckpointPurpose
     #: By sink uid; sinks that got nothing have a share of no rows.
     sinks: Mapping[str, SinkShare]
-    #: How far the sources have been read.
     offsets: Positions
     #: The lineage from which micro-batches are counted. A job that is given another number of shuffle
     #: partitions counts from 0 again, and supersedes nothing by that.
@@ -195,7 +172,6 @@ class ManifestRecord(Stored):
         offsets: Positions,
         log_began_in: Lineage = FIRST_LINEAGE,
     ) -> ManifestRecord:
-        """Return the record of a decided checkpoint."""
         acks = [ack for batch in decision.batches for ack in batch.acks]
         uids = dict.fromkeys(ack.sink for ack in acks)
         return cls(

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-#: Format of everything below the job directory; a change adds a golden directory and a changelog line.
+#: Of everything below the job directory. Until 0.1.0 is tagged a change only writes tests/golden anew.
 FORMAT = 1
 
 
@@ -29,7 +29,6 @@ def _canonical(body: Mapping[str, Any]) -> str:
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return the bytes to store for `body`."""
     text = _canonical(body)
     digest = hashlib.sha256(f"{kind}\n{FORMAT}\n{text}".encode()).hexdigest()
     head = json.dumps({"kind": kind, "format": FORMAT, "sha256": digest})
@@ -37,7 +36,6 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def unseal(kind: str, data: bytes) -> dict[str, Any]:
-    """Return the body of an object written by :func:`seal`."""
     try:
         head_line, text, rest = data.decode("utf-8").split("\n", 2)
         head = json.loads(head_line)

@@ -1,4 +1,17 @@
-"""Every error that Spark, Delta and Kafka name, sorted once, and finding the innermost one in a text."""
+"""Every error that Spark, Delta and Kafka name, sorted once, and finding the innermost one in a text.
+
+An error inside `foreachBatch` reaches the driver as one text: Spark's own sentence, what Py4J says about
+the call into Python, a Python traceback, in that one the text of a Java exception with its frames, and
+behind those its causes. What a person needs, the type and the message of the innermost one, stands at the
+end. Frames of Py4J, of PySpark and of this package are left out.
+
+Spark and Delta give an error a *condition* (``DIVIDE_BY_ZERO``) and an SQLSTATE (``22012``). The rows of
+:data:`RULES` name conditions, beginnings of conditions, SQLSTATEs, classes of exceptions and words of
+messages. The most exact one wins: a condition before its beginning, and either before the SQLSTATE. A test
+reads the lists out of the JARs: each name here is one there, and each name there is sorted. What no row sorts
+is restarted, and ends the job if it comes back without progress
+(:class:`~flinkish_spark.protocol.restart.RepeatedFailures`).
+"""
 
 from __future__ import annotations
 
@@ -7,16 +20,6 @@ import enum
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-
-# ----------------------------------------------------------------------------------------------------------
-# What went wrong inside: the causes that a text of Spark's, Java's or Python's names, innermost last.
-#
-# An error inside `foreachBatch` reaches the driver as one text: Spark's own sentence, what Py4J says about
-# the call into Python, a Python traceback, in that one the text of a Java exception with its frames, and
-# behind those its causes. What a person needs, the type and the message of the innermost one, stands at the
-# end. This module finds it, and leaves out what belongs to nobody's program: frames of Py4J, of PySpark and
-# of this package.
-
 
 #: Longest message of one cause that is kept; Spark prints whole rows and plans into some.
 MOST_MESSAGE = 700
@@ -64,8 +67,6 @@ _WRAPPERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One exception of a chain."""
-
     #: Its class as the text has it, with its package; empty where a message stands alone.
     kind: str
     #: What it says, on one line, without condition and SQLSTATE, cut to :data:`MOST_MESSAGE`.
@@ -99,7 +100,6 @@ class Cause:
 
     @property
     def is_wrapper(self) -> bool:
-        """Whether it only says that something else failed."""
         return self.name in _WRAPPERS and not self.condition
 
     def __str__(self) -> str:
@@ -116,7 +116,6 @@ class Chain:
 
     @classmethod
     def of(cls, text: str) -> Chain:
-        r"""Take a text apart."""
         found = list(_causes(text))
         if not found:
             found = [Cause.of("", text)]
@@ -167,8 +166,6 @@ class _Open:
 
 
 class _Reader:
-    """Reads a text line by line."""
-
     def __init__(self) -> None:
         self.found: list[Cause] = []
         self._open: _Open | None = _Open("")
@@ -179,7 +176,6 @@ class _Reader:
         self._is_copy = False
 
     def line(self, line: str) -> None:
-        """Take the next line."""
         if self._frames is not None:
             self._in_traceback(line)
         elif _TRACEBACK in line:
@@ -279,22 +275,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_MESSAGE else f"{text[:MOST_MESSAGE].rstrip()} ..."
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Every error that Spark, Delta and Kafka name, sorted once: what it means for a job that failed with it.
-#
-# Spark and Delta give an error a *condition* (``DIVIDE_BY_ZERO``) and an SQLSTATE (``22012``). The rows of
-# :data:`RULES` name conditions, beginnings of conditions, SQLSTATEs, classes of exceptions and words of
-# messages, each with one sort and with what a person has to know. The most exact one wins: a condition
-# before its beginning, and either before the SQLSTATE. A test reads the lists out of the JARs: each name
-# here is one there, and each name there is sorted.
-#
-# What no row sorts is restarted, and ends the job if it comes back without progress
-# (:class:`~flinkish_spark.protocol.restart.RepeatedFailures`).
-
-
 class Sort(enum.Enum):
-    """What an error means for the job."""
-
     #: Lost input. The job ends: what it still has to read is gone, replaced or damaged.
     INPUT_LOST = "INPUT_LOST"
     #: User error. The job ends: a setting, such as what is read of a table, does not fit what it meets.
@@ -319,9 +300,6 @@ class Sort(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row."""
-
-    #: What it means for the job.
     sort: Sort
     #: For people; sentences without their full stop.
     why: str
@@ -342,7 +320,7 @@ _NEW_JOB = "or begin anew with a new job_dir"
 _RESTORE = f"restore the job directory from a copy of the newest time, {_NEW_JOB} from a savepoint"
 
 RULES = (
-    # -- input -----------------------------------------------------------------------------------
+    # Input.
     Rule(
         Sort.INPUT_LOST,
         "the table at this path is not the one that the job has read so far: it was dropped and created "
@@ -436,7 +414,7 @@ RULES = (
         ),
         words=r"data may have been (?:missed|lost)",
     ),
-    # -- the job as it is written ----------------------------------------------------------------
+    # The job as it is written.
     Rule(
         Sort.SETTING,
         "rows of the source table were updated, deleted or overwritten, and a source of rows that are "
@@ -502,7 +480,7 @@ RULES = (
             *("22KD", "KD0", "XXKD0", "XXKUC", "XXKCM", "XXSC0"),
         ),
     ),
-    # -- records and functions -------------------------------------------------------------------
+    # Records and functions.
     Rule(
         Sort.RECORD,
         "a number or a time does not fit its type",
@@ -563,7 +541,7 @@ RULES = (
         "partition by another column, or shorten it (substring, a hash) in front of the sink",
         words=r"[Ff]ile name too long|PathComponentTooLong|maximum path component name limit|KeyTooLong",
     ),
-    # -- what the job directory holds ------------------------------------------------------------
+    # What the job directory holds.
     Rule(
         Sort.DAMAGED,
         "Spark's own log of the query, in the job directory, is damaged or has lost a file",
@@ -598,7 +576,7 @@ RULES = (
             "STREAMING_UNFINISHED_REPARTITION_",
         ),
     ),
-    # -- who may, and with what ------------------------------------------------------------------
+    # Who may, and with what.
     Rule(
         Sort.REFUSED,
         "Kafka refuses this principal, or does not believe it",
@@ -631,7 +609,7 @@ RULES = (
             "UnsatisfiedLinkError",
         ),
     ),
-    # -- what comes and goes ---------------------------------------------------------------------
+    # What comes and goes.
     Rule(
         Sort.OUTAGE,
         "a system that the job needs does not answer, or is busy",
@@ -834,10 +812,7 @@ def rule_of_condition(condition: str, sqlstate: str = "") -> Rule | None:
 
 
 def rule_of(chain: Chain) -> Rule | None:
-    """Return the row that sorts a failure: the innermost cause that one fits; None if none does.
-
-    What only wraps another error is asked last.
-    """
+    """Return the row of the innermost cause that has one, wrappers last; None if none has."""
     names = [cause.name for cause in chain.causes]
     writes = _STAGING in names
     of_a_worker = chain.causes[names.index(_WORKER) + 1 :] if _WORKER in names else ()

@@ -1,4 +1,18 @@
-"""What micro-batches say about time: facts, watermarks of operators, one watermark out of many."""
+"""What micro-batches say about time: facts, watermarks of operators, one watermark out of many.
+
+An *assigner* gives the records of a stream their timestamps: a source, or an
+`assign_timestamps_and_watermarks` behind it. Its channels are those of the stream there: Kafka partitions,
+for example.
+
+The rules of the valve are Flink's. Of the active channels those *count* that have once caught up with what
+the valve has put out: a channel that was idle, and comes back with an older watermark than that, holds nobody
+back until it is there. A transition takes all that one micro-batch says at once, so its result depends on no
+order.
+
+Most operators of most jobs share one watermark, so there is a least one for all, and the greater ones by uid.
+Operators are named and not numbered: what a micro-batch carries stands in Spark's log, and numbers are of one
+plan.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +25,16 @@ from flinkish_spark.protocol.codec import Presence, Stored, StoredRow, whole
 from flinkish_spark.protocol.ids import checked_instance, checked_name
 from flinkish_spark.protocol.limits import MOST_MS, checked_whole
 
-# ----------------------------------------------------------------------------------------------------------
-# One watermark out of many: the smallest one of the channels that count, never back.
-#
-# The rules are those of Flink's valve. A channel is *active* or *idle*. Of the active ones those *count*
-# that have once caught up with what the valve has put out: a channel that was idle, and comes back with an
-# older watermark than that, holds nobody back until it is there.
-#
-# A transition takes all that one micro-batch says at once, so its result depends on no order.
-
-
 #: Before any watermark was seen: nothing is late.
 MIN_WATERMARK_MS = -(1 << 63)
 #: No record comes any more: the end of a bounded input. Fires every event-time timer.
 MAX_WATERMARK_MS = (1 << 63) - 1
-#: As they are stored.
 WatermarkMs = Annotated[int, whole(MIN_WATERMARK_MS, MAX_WATERMARK_MS)]
 
 _K = TypeVar("_K")
 
 
 class ChannelStatus(enum.Enum):
-    """Whether a channel takes part."""
-
     ACTIVE = "ACTIVE"
     #: Nothing came for some time; the others go on without it.
     IDLE = "IDLE"
@@ -73,16 +74,11 @@ class Valve(Generic[_K]):
         return ChannelStatus.ACTIVE
 
     def with_channels(self, added: Iterable[_K]) -> Valve[_K]:
-        """Add channels; those that are there are left alone.
-
-        A new one counts at once, so it holds the watermark where it is until something comes through it:
-        its first records may be as old as any.
-        """
+        """Add channels that are not there: each counts at once, as its first records may be as old as any."""
         new = {key: ValveChannel() for key in added if key not in self.channels}
         return replace(self, channels={**self.channels, **new})
 
     def resumed(self, keys: Iterable[_K]) -> Valve[_K]:
-        """Make idle channels active again."""
         back = {
             key: self._active_at(self.channels[key].watermark_ms)
             for key in keys
@@ -132,14 +128,6 @@ class Valve(Generic[_K]):
         return any(one.status is ChannelStatus.ACTIVE for one in channels.values())
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The watermarks of all operators of a job in one micro-batch, written down in few words.
-#
-# An operator's watermark says how far the inputs in front of *it* have come. Most operators of most jobs
-# share one, so there is a least one for all, and the greater ones by uid. Operators are named and not
-# numbered: what a micro-batch carries stands in Spark's log, and numbers are of one plan.
-
-
 @dataclass(frozen=True, slots=True)
 class Watermarks:
     """Of each operator. A value: equal ones mean the same for every operator."""
@@ -174,29 +162,13 @@ class Watermarks:
         return Watermarks(self.least_ms, above)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What one micro-batch says about time, and the rules that make watermarks of it.
-#
-# An *assigner* gives the records of a stream their timestamps: a source, or an
-# `assign_timestamps_and_watermarks` behind it. Its channels are those of the stream there: Kafka
-# partitions, for example.
-#
-# Facts are stored with what the micro-batch staged. `to_json` and `from_json` are exact inverses, and
-# `from_json` raises ValueError for whatever is not what it expects.
-
-
 #: Of an assigner, or of an operator: its uid and the number of a channel, or of a key group.
 Place = tuple[str, int]
-
-# -- rules: of the job, never stored -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedOutOfOrderness:
-    """Records may come up to `max_out_of_orderness_ms` late; workers report event times.
-
-    With 0 times never fall; they may be equal, so the watermark is always one below the greatest.
-    """
+    """Records may come up to `max_out_of_orderness_ms` late; with 0 times never fall, but may be equal."""
 
     max_out_of_orderness_ms: int
 
@@ -235,7 +207,6 @@ Generation = BoundedOutOfOrderness | AsReported | NoWatermarks
 class Alignment:
     """Keeps the channels of all assigners of a group close to each other."""
 
-    #: Name that the assigners share.
     group: str
     #: How far a channel of this one may be ahead of the group's slowest.
     max_drift_ms: int
@@ -257,9 +228,6 @@ class AssignerRules:
     def __post_init__(self) -> None:
         if self.idleness_ms is not None:
             checked_whole("idleness_ms", self.idleness_ms, least=1, most=MOST_MS)
-
-
-# -- facts: of one micro-batch, stored ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +301,8 @@ class BatchTimes(Stored):
     drained: int = 0
 
     def __post_init__(self) -> None:
-        checked_watermark("carried_ms", self.carried_ms)
-        checked_processing_time("processing_time_ms", self.processing_time_ms)
+        checked_whole("carried_ms", self.carried_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
+        checked_whole("processing_time_ms", self.processing_time_ms, least=0, most=MAX_WATERMARK_MS)
         checked_whole("drained", self.drained, least=0)
         once_each("the input of assigner", (one.assigner for one in self.inputs))
         Watermarks(self.carried_ms, self.carried_above)
@@ -344,7 +312,6 @@ class BatchTimes(Stored):
         return Watermarks(self.carried_ms, self.carried_above)
 
     def by_assigner(self) -> dict[str, dict[int, int | None]]:
-        """Return the greatest time per channel, by assigner."""
         found: dict[str, dict[int, int | None]] = {}
         for report in self.reports:
             times = found.setdefault(report.assigner, {})
@@ -352,35 +319,19 @@ class BatchTimes(Stored):
         return found
 
 
-# -- checks that stored values share -----------------------------------------------------------------
-
-
 def checked_time(name: str, value: Any) -> int | None:
-    """Return `value` if it is None or a time in 64 bits, else raise ValueError."""
     if value is None:
         return None
     return checked_whole(name, value, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
 
 
-def checked_watermark(name: str, value: Any) -> int:
-    """Return `value` if it is a watermark, else raise ValueError."""
-    return checked_whole(name, value, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
-
-
-def checked_processing_time(name: str, value: Any) -> int:
-    """Return `value` if it is a processing time, else raise ValueError."""
-    return checked_whole(name, value, least=0, most=MAX_WATERMARK_MS)
-
-
 def checked_flag(name: str, value: Any) -> bool:
-    """Return `value` if it is true or false, else raise ValueError."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, got {value!r}")
     return value
 
 
 def once_each(name: str, keys: Iterable[Any]) -> None:
-    """Raise ValueError if a key comes twice."""
     seen = set()
     for key in keys:
         if key in seen:

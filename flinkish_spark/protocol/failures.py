@@ -77,8 +77,6 @@ class CheckpointFailureReason(Choice):
 
 
 class FailurePhase(enum.Enum):
-    """How far a checkpoint had come."""
-
     #: Refused; it never had an id.
     PRE_CHECK = "PRE_CHECK"
     #: Begun; nothing was asked of any task yet.
@@ -96,8 +94,6 @@ class Counting(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailureRule:
-    """What one reason means."""
-
     phase: FailurePhase
     counting: Counting
     text: str
@@ -164,7 +160,6 @@ FAILURE_RULES: Mapping[CheckpointFailureReason, FailureRule] = {
 
 
 def failure_reason_table() -> str:
-    """Return :data:`FAILURE_RULES` as a Markdown table for the documents."""
     rows = ["| reason | how far it was | counts | meaning |", "|---|---|---|---|"]
     for reason in CheckpointFailureReason:
         counts = "yes" if reason.counts else "no"
@@ -173,8 +168,6 @@ def failure_reason_table() -> str:
 
 
 class FailureVerdict(enum.Enum):
-    """What a failed checkpoint means for the job."""
-
     #: It counts, and the job goes on.
     TOLERATED = "TOLERATED"
     #: It says nothing about the job: its reason, its id or its purpose does not count.
@@ -185,10 +178,7 @@ class FailureVerdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailureManager:
-    """Counts failed checkpoints in a row; a value that the coordinator replaces with each call.
-
-    Keep it over restarts of the query, or failures that end the query every time never add up.
-    """
+    """Counts failed checkpoints in a row, also over restarts of the query."""
 
     #: How many in a row the job takes: 0 fails it with the first that counts, UNLIMITED never.
     tolerable_failures: Limit
@@ -209,11 +199,7 @@ class FailureManager:
         reason: CheckpointFailureReason,
         purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC,
     ) -> tuple[FailureManager, FailureVerdict]:
-        """Return the manager after a failure, and what the failure means; never raises.
-
-        Called by the coordinator after the pending checkpoint is gone, so that nothing stays
-        pending whatever the verdict is.
-        """
+        """Return the manager after a failure, when nothing of it is pending any more; and its verdict."""
         goes_on_anyway = purpose.is_savepoint and not purpose.is_final
         if goes_on_anyway or not reason.counts or self._is_settled(checkpoint):
             return self, FailureVerdict.NOT_COUNTED
@@ -227,13 +213,10 @@ class FailureManager:
         return after._forgetting(), FailureVerdict.TOLERATED
 
     def completed(self, checkpoint: CheckpointId) -> FailureManager:
-        """Return the manager after a checkpoint was completed: the count begins anew.
-
-        Also called with the newest completed one when a process takes the job over. A newer id
-        that failed before is remembered, so that its second decline does not count as a first.
-        """
+        """Return the manager after a checkpoint completed, or a process took the job over."""
         if checkpoint <= self.settled_up_to:
             return self
+        # A newer id that failed before is remembered: its second decline is no first one.
         newer = frozenset(c for c in self.counted if c > checkpoint)
         return replace(self, consecutive=0, counted=newer, settled_up_to=checkpoint)
 

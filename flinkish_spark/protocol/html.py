@@ -10,7 +10,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def html_table(rows: Iterable[Sequence[object]], *, columns: Sequence[str] = (), caption: str = "") -> str:
-    """Return a table; None is shown as a dash."""
     above = f"<caption>{escape(caption)}</caption>" if caption else ""
     heads = "".join(_cell("th", column) for column in columns)
     head = f"<thead><tr>{heads}</tr></thead>" if columns else ""
@@ -28,7 +27,7 @@ def _cell(kind: str, value: object) -> str:
 
 
 def utc_text(wall_ms: int | None) -> str | None:
-    """Return a wall clock time as text in UTC; a number that is no time of this calendar as it is."""
+    """Return a wall clock time in UTC; a number that is no time of this calendar as it is."""
     if wall_ms is None:
         return None
     try:

@@ -14,12 +14,6 @@ from flinkish_spark.protocol.codec import Check, StoredAlone
 Place = tuple[str, int]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Ids are types, validated on construction, and checked before they become paths.
-#
-# All of them order and hash like the number or string they hold.
-
-
 #: What a job name, a uid or a file name part made from one may look like.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 #: An input or an operator by its uid, maybe the n-th scan of a source, maybe within a chain.
@@ -28,7 +22,6 @@ _UUID_HEX = re.compile(r"[0-9a-f]{32}")
 
 
 def checked_name(value: str, what: str) -> str:
-    """Return `value` if it is safe as a name and as a path component, else raise ValueError."""
     if not isinstance(value, str) or not _NAME.fullmatch(value) or ".." in value:
         raise ValueError(
             f"{what} {value!r} is not usable: use 1 to 128 letters, digits, '_', '-' or '.', "
@@ -38,10 +31,7 @@ def checked_name(value: str, what: str) -> str:
 
 
 def checked_instance(value: str, what: str) -> str:
-    """Return `value` if it names an input or an operator as it runs in a chain, else raise ValueError.
-
-    It stands within stored objects, and in no path.
-    """
+    """Return the name of an input or operator as it runs in a chain; it stands in no path."""
     if not isinstance(value, str) or not _INSTANCE.fullmatch(value):
         raise ValueError(f"{what} {value!r} is no uid, and no scan or operator of a chain")
     return value
@@ -140,16 +130,11 @@ class TransactionalId:
 
     @classmethod
     def parse(cls, text: str) -> TransactionalId | None:
-        """Return the id, or None if `text` is not one of ours."""
         match = _TRANSACTIONAL_ID.fullmatch(text)
         if match is None:
             return None
         job, owner, block, task, attempt = match.groups()
         return cls(JobUuid(job), OwnerEpoch(int(owner)), int(block), int(task), int(attempt))
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a checkpoint is taken for.
 
 
 class CheckpointPurpose(Choice):
@@ -159,7 +144,6 @@ class CheckpointPurpose(Choice):
     the job asks for, and all of them before the timer.
     """
 
-    #: The interval was over.
     PERIODIC = "PERIODIC"
     #: The job asked: something staged has to be decided soon (kept micro-batches after a recovery,
     #: a long backlog, what an aborted checkpoint left).

@@ -1,4 +1,24 @@
-"""Alignment over several channels: the input gate of a job that is chained behind another one."""
+"""Alignment over several channels: the input gate of a job that is chained behind another one.
+
+The gate is a value: every event returns the next gate and the effects in the order in which they are due. An
+event that the contract forbids raises :class:`GateContractError` and changes nothing. Time comes in with the
+event, and an event is looked at before the time that came with it: a timeout that is over when the last
+barrier arrives changes nothing. Positions count elements of one channel; in Kafka they are offsets, so a
+difference of two positions is an upper bound of the records between them.
+
+* Ids rise along a channel and may skip. A barrier or cancellation of an id that is over, or that is
+  lower than one the gate has met and not pending, is late and ignored. So the memory of aborted ids is
+  one number.
+* Every id that is not late when the gate meets it gets exactly one last word: AlignmentComplete or Aborted.
+  TakeCheckpoint comes before AlignmentComplete; an unaligned checkpoint can be aborted after it was taken.
+* A channel that goes past the barrier of a pending id makes that id impossible: it is aborted at once.
+* Unless it only counts (at least once), the barrier of a newer id ends all older ones.
+* A pending id always awaits at least one open channel. One whose last awaited channel came, ended or
+  was announced is over in the same event. A single channel therefore never waits.
+
+What the types cannot say: the caller delivers nothing from a blocked channel, and elements of one channel
+in order. It keeps the gate beside the positions, so that after a crash both are as they were together.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +30,6 @@ from typing import Any
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
-
-# ----------------------------------------------------------------------------------------------------------
-# What goes into an input gate and what comes out: settings, barriers, effects. See `gate.py`.
-#
-# All of it is frozen. Positions count elements of one channel; in Kafka they are offsets, so a difference
-# of two positions is an upper bound of the records between them.
 
 
 class AlignmentMode(Choice):
@@ -78,7 +92,6 @@ class AlignmentSettings:
             checked_whole("alignment_timeout_ms", self.alignment_timeout_ms, least=0, most=MOST_MS)
 
     def unaligned_after_ms(self, kind: BarrierKind) -> int | None:
-        """Return how long after its first barrier a checkpoint turns unaligned; None if it never does."""
         if kind is BarrierKind.SAVEPOINT:
             return None
         return 0 if self.mode is AlignmentMode.UNALIGNED else self.alignment_timeout_ms
@@ -112,8 +125,6 @@ class PositionRange:
 
 
 class AbortReason(enum.Enum):
-    """Why a gate gave up a checkpoint."""
-
     #: The upstream job cancelled it: a cancellation barrier came through a channel.
     CANCELLED_UPSTREAM = "CANCELLED_UPSTREAM"
     #: A newer barrier came first, or a channel went past it, so its last barrier can never come.
@@ -124,7 +135,6 @@ class AbortReason(enum.Enum):
     COORDINATOR = "COORDINATOR"
     #: Too many are pending at once; the oldest goes.
     TOO_MANY_PENDING = "TOO_MANY_PENDING"
-    #: The gate was closed.
     CLOSED = "CLOSED"
 
 
@@ -192,10 +202,6 @@ class Opened:
 Effect = TakeCheckpoint | AlignmentComplete | Aborted | Blocked | Opened
 
 
-# ----------------------------------------------------------------------------------------------------------
-# One checkpoint between its first barrier and its last, as an input gate sees it. See `gate.py`.
-
-
 class AlignmentPhase(enum.Enum):
     """What a pending checkpoint does to the channels."""
 
@@ -232,14 +238,12 @@ class PendingAlignment:
         return cls(barrier.checkpoint, barrier.kind, barrier.triggered_at_ms, phase, now_ms, awaited)
 
     def blocks(self, channel: str) -> bool:
-        """Whether `channel`, one of the gate's, must wait for this checkpoint."""
         return self.phase is AlignmentPhase.BLOCKING and channel not in self.awaited
 
     def collects(self, channel: str) -> bool:
         return self.phase is AlignmentPhase.COLLECTING and channel in self.awaited
 
     def delivered(self, channel: str, elements: PositionRange, size_bytes: int) -> PendingAlignment:
-        """Return the alignment after `channel` delivered elements."""
         moved = replace(
             self,
             processed_elements=self.processed_elements + elements.size,
@@ -259,7 +263,6 @@ class PendingAlignment:
         return replace(self, awaited=self.awaited - {channel})
 
     def joined_by(self, channel: str, position: int) -> PendingAlignment:
-        """Return the alignment that also awaits a new channel."""
         awaiting = replace(self, awaited=self.awaited | {channel})
         if not awaiting.collects(channel):
             return awaiting
@@ -271,7 +274,6 @@ class PendingAlignment:
         return replace(self, phase=AlignmentPhase.COLLECTING, channel_state=empty)
 
     def stats(self, now_ms: int) -> AlignmentStats:
-        """Return what the alignment cost up to `now_ms`. A clock that was set back counts as no time."""
         return AlignmentStats(
             start_delay_ms=max(0, self.first_barrier_ms - self.triggered_at_ms),
             alignment_duration_ms=max(0, now_ms - self.first_barrier_ms),
@@ -282,7 +284,6 @@ class PendingAlignment:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
         return {
             "checkpoint": int(self.checkpoint),
             "kind": self.kind.value,
@@ -297,7 +298,6 @@ class PendingAlignment:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PendingAlignment:
-        """Read what :meth:`to_json` returned."""
         elements, size_bytes = value["processed"]
         return cls(
             CheckpointId(value["checkpoint"]),
@@ -313,28 +313,6 @@ class PendingAlignment:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Alignment over several channels: the input gate of a job that is chained behind another one.
-#
-# Rules of this file. The gate is a value: every event returns the next gate and the effects in the order in
-# which they are due. An event that the contract forbids raises :class:`GateContractError` and changes
-# nothing. Time comes in with the event, and an event is looked at before the time that came with it: a
-# timeout that is over when the last barrier arrives changes nothing.
-#
-# * Ids rise along a channel and may skip. A barrier or cancellation of an id that is over, or that is
-#   lower than one the gate has met and not pending, is late and ignored. So the memory of aborted ids is
-#   one number.
-# * Every id that is not late when the gate meets it gets exactly one last word: AlignmentComplete or Aborted.
-#   TakeCheckpoint comes before AlignmentComplete; an unaligned checkpoint can be aborted after it was taken.
-# * A channel that goes past the barrier of a pending id makes that id impossible: it is aborted at once.
-# * Unless it only counts (at least once), the barrier of a newer id ends all older ones.
-# * A pending id always awaits at least one open channel. One whose last awaited channel came, ended or
-#   was announced is over in the same event. A single channel therefore never waits.
-#
-# What the types cannot say: the caller delivers nothing from a blocked channel, and elements of one channel
-# in order. It keeps the gate beside the positions, so that after a crash both are as they were together.
-
-
 _NONE_MET = CheckpointId(0)
 #: With AlignmentMode.AT_LEAST_ONCE several ids can be pending; of more than this the oldest is aborted.
 MAX_PENDING = 50
@@ -346,11 +324,7 @@ class GateContractError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class InputGate:
-    """The channels of one input and the checkpoints that are being aligned on them.
-
-    Made by :meth:`of` or :meth:`from_json`. One caller, which delivers elements in the order of its
-    events; for a Kafka source a channel is a partition, and `latestOffset` is the caller.
-    """
+    """The channels of one input and the checkpoints that are being aligned on them."""
 
     settings: AlignmentSettings
     #: Open channels, and the position of the next element of each.
@@ -371,7 +345,6 @@ class InputGate:
     def of(cls, channels: Mapping[str, int], settings: AlignmentSettings) -> InputGate:
         return cls(settings, dict(channels))
 
-    # -- what it knows --------------------------------------------------------------------------
     def is_blocked(self, channel: str) -> bool:
         """Whether an open channel must not deliver now; raises GateContractError if it is not open."""
         self._check_open(channel)
@@ -379,7 +352,6 @@ class InputGate:
 
     @property
     def blocked(self) -> frozenset[str]:
-        """All channels that must not deliver now."""
         behind = [a.awaited for a in self.pending if a.phase is AlignmentPhase.BLOCKING]
         return frozenset().union(*(self.channels.keys() - awaited for awaited in behind))
 
@@ -389,23 +361,14 @@ class InputGate:
         times = map(self._turning_time_ms, self.pending)
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
-    # -- what happens to it ---------------------------------------------------------------------
     def on_records(self, channel: str, position: int, now_ms: int, size_bytes: int = 0) -> Step:
-        """Note that `channel` delivered everything in front of `position`, `size_bytes` of it just now.
-
-        Raises GateContractError, as all events do, for a channel that is not open, a position that goes
-        back, and elements from a blocked channel.
-        """
+        """Note that `channel` delivered everything before `position`, `size_bytes` of it just now."""
         step = _EventStep(self, now_ms)
         step.deliver(channel, position, size_bytes)
         return step.finished()
 
     def on_barrier(self, channel: str, barrier: CheckpointBarrier, position: int, now_ms: int) -> Step:
-        """Note that `channel` has come to a barrier, its element at `position`.
-
-        Elements in front of it count as delivered. Afterwards the channel stands behind the barrier,
-        whatever became of it: counted, ignored as late or as a repetition.
-        """
+        """Note that `channel` has come to a barrier, its element at `position`, and stands behind it now."""
         step = _EventStep(self, now_ms)
         step.pass_marker(channel, position)
         step.go_past(channel, barrier.checkpoint)
@@ -416,12 +379,7 @@ class InputGate:
         return step.finished()
 
     def on_announcement(self, channel: str, checkpoint: CheckpointId, position: int, now_ms: int) -> Step:
-        """Note that a barrier was seen ahead: the element at `position`, which `channel` has not come to.
-
-        Only an unaligned checkpoint that was already taken can use it: the channel state up to there is
-        known, and the barrier itself is late when it comes. In any other case nothing happens, so
-        announce again after TakeCheckpoint.
-        """
+        """Note a barrier ahead; only an unaligned checkpoint that was taken can use it."""
         step = _EventStep(self, now_ms)
         step.check_position(channel, position)
         alignment = step.pending.get(checkpoint)
@@ -430,7 +388,6 @@ class InputGate:
         return step.finished()
 
     def on_cancel(self, channel: str, checkpoint: CheckpointId, position: int, now_ms: int) -> Step:
-        """Note that `channel` has come to a cancellation of `checkpoint`, its element at `position`."""
         step = _EventStep(self, now_ms)
         step.pass_marker(channel, position)
         step.go_past(channel, checkpoint)
@@ -438,10 +395,7 @@ class InputGate:
         return step.finished()
 
     def on_abort(self, checkpoint: CheckpointId, now_ms: int) -> Step:
-        """Note that this job's coordinator gave the checkpoint up.
-
-        Its late barriers are ignored, as are those of lower ids that no channel has shown yet.
-        """
+        """Note that this job's coordinator gave the checkpoint up: late barriers up to it are ignored."""
         step = _EventStep(self, now_ms)
         step.give_up(checkpoint, AbortReason.COORDINATOR)
         return step.finished()
@@ -481,9 +435,7 @@ class InputGate:
         step.channels = {}
         return step.finished()
 
-    # -- stored form ----------------------------------------------------------------------------
     def to_json(self) -> dict[str, Any]:
-        """Return the state without the settings; its size grows with channels and pending checkpoints."""
         return {
             "newest": int(self.newest),
             "channels": dict(sorted(self.channels.items())),
@@ -492,7 +444,6 @@ class InputGate:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], settings: AlignmentSettings) -> InputGate:
-        """Read what :meth:`to_json` returned; what is pending goes on in the phase it was in."""
         return cls(
             settings,
             dict(value["channels"]),

@@ -28,13 +28,11 @@ class ShipStrategy(enum.Enum):
     HASH = "HASH"
     #: To the task that has the state of their channel; Flink has no such thing.
     CHANNEL = "CHANNEL"
-    #: To all tasks.
     BROADCAST = "BROADCAST"
     #: Evenly, through a shuffle.
     REBALANCE = "REBALANCE"
     #: Fewer tasks read what more would; nothing is moved.
     RESCALE = "RESCALE"
-    #: To one task.
     GLOBAL = "GLOBAL"
     #: To the task that a partitioner of the user's chooses.
     CUSTOM = "CUSTOM"
@@ -97,12 +95,9 @@ class RunsIn(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobEdge(Stored):
-    """A way on which records come into an operator."""
-
     #: Id of the operator that they come from.
     source: str
     ship: ShipStrategy
-    #: Why the two share a vertex or do not.
     why: Why
     #: Which input of the operator it is: 0, or 1 for the second one of two connected streams.
     entry: int = 0
@@ -116,8 +111,6 @@ class JobEdge(Stored):
 
 @dataclass(frozen=True, slots=True)
 class JobOperator(Stored):
-    """One operator of a program."""
-
     #: 32 hexadecimal digits. Of the uid; where there is none, of the place in the program. The same in every
     #: process.
     id: str
@@ -175,23 +168,19 @@ class JobVertex:
 
     #: That of its first operator.
     id: str
-    #: In the order of the program.
     operators: tuple[JobOperator, ...]
     inputs: tuple[VertexInput, ...]
 
     @property
     def name(self) -> str:
-        """Its operators' titles, one behind the other as Flink writes them."""
         return " -> ".join(one.title for one in self.operators)
 
     @property
     def parallelism(self) -> int | None:
-        """In how many tasks it runs; None where that follows from what is read."""
         return self.operators[0].parallelism
 
     @property
     def max_parallelism(self) -> int | None:
-        """Number of key groups; None without state."""
         return self.operators[0].max_parallelism
 
 
@@ -209,7 +198,6 @@ class JobGraph(Stored):
 
     @cached_property
     def by_uid(self) -> Mapping[str, JobOperator]:
-        """Those that have a uid, by that."""
         return {one.uid: one for one in self.operators if one.uid}
 
     @cached_property
@@ -239,13 +227,8 @@ class JobGraph(Stored):
     def scans(self) -> Mapping[str, int]:
         return {one.uid: one.runs for one in self.operators if one.kind is OperatorKind.SOURCE}
 
-    # -- Flink's formats --------------------------------------------------------------------------
     def execution_plan(self) -> dict[str, Any]:
-        """Return the plan as Flink's `getExecutionPlan` says it; its visualiser draws that.
-
-        One node per operator, sinks last. A parallelism that follows from what is read is -1, which is what
-        Flink writes for one that nobody has said.
-        """
+        """Return the plan as Flink's `getExecutionPlan` says it; a parallelism that is not known is -1."""
         ordered = sorted(self.operators, key=lambda one: one.kind is OperatorKind.SINK)
         numbers = {one.id: number for number, one in enumerate(ordered, start=1)}
         return {"nodes": [_plan_node(one, numbers) for one in ordered]}

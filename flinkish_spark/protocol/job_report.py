@@ -66,7 +66,6 @@ class JobReport(Stored):
     began_at_ms: _TimeMs
     #: Wall clock time at which each status was reached last, by its name.
     since_ms: Mapping[str, _TimeMs]
-    #: In the order of the job graph.
     vertices: tuple[ReportedVertex, ...] = ()
     #: How often the query was started again, over all owners that have reported.
     restarts: int = 0
@@ -86,7 +85,6 @@ class JobReport(Stored):
         settings: Mapping[str, Any],
         earlier: JobReport | None,
     ) -> JobReport:
-        """Return the report of an owner that has just taken the job over."""
         return cls(
             epoch,
             JobStatus.CREATED,
@@ -99,7 +97,6 @@ class JobReport(Stored):
         )
 
     def after(self, change: Change) -> JobReport:
-        """Return the report behind a change; changes come in the order in which they happened."""
         if not isinstance(change, JobStatusChange):
             moved = ReportedVertex(change.vertex, change.after, change.at_ms, change.attempt)
             others = (moved if one.vertex == change.vertex else one for one in self.vertices)

@@ -61,8 +61,6 @@ class JobStatus(Choice):
 
 
 class JobEvent(enum.Enum):
-    """What can happen to a job; sent by the supervisor."""
-
     #: Query and coordinator were started.
     STARTED = "STARTED"
     #: Something failed.
@@ -152,8 +150,6 @@ class TaskState(Choice):
 
 
 class TaskEvent(enum.Enum):
-    """What can happen to a task."""
-
     SCHEDULE = "SCHEDULE"
     INITIALIZE = "INITIALIZE"
     RUN = "RUN"
@@ -300,20 +296,15 @@ class JobState:
 
     @classmethod
     def created(cls, vertices: Iterable[JobVertex]) -> JobState:
-        """Return a job that was accepted and has not started."""
         return cls(JobStatus.CREATED, {one.id: VertexStatus.of(one) for one in vertices})
 
     def vertex_of(self, operator: str, name: str) -> str | None:
-        """Return the id of the vertex that has an operator."""
         of_id = [one.vertex for one in self.tasks.values() if operator in one.ids]
         found = of_id or [one.vertex for one in self.tasks.values() if one.has(name)]
         return found[0] if len(found) == 1 else None
 
     def on(self, event: JobEvent, cause: str = "", at_ms: int = 0) -> tuple[JobState, tuple[Change, ...]]:
-        """Return the job after `event`, and what changed: the job first, then its tasks.
-
-        Called by the supervisor, in one thread. `cause` is text for people.
-        """
+        """Return the job after `event`, and what changed: the job first, then its tasks."""
         following = JOB_TRANSITIONS[self.status].get(event)
         if following is None:
             raise IllegalTransitionError(f"the job is {self.status.value} and cannot take {event.value}")
@@ -334,11 +325,7 @@ class JobState:
     def on_task(
         self, vertex: str, event: TaskEvent, *, attempt: int, cause: str = "", at_ms: int = 0
     ) -> tuple[JobState, tuple[Change, ...]]:
-        """Return the job after something was reported about one task, and what changed.
-
-        A task that fails makes the job fail. A report from an earlier attempt changes nothing:
-        its query may still speak while the next one starts.
-        """
+        """Return the job after a report about one task; one from an earlier attempt changes nothing."""
         before = self.tasks[vertex]
         if attempt != self.attempt:
             return self, ()

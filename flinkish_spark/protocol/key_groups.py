@@ -14,22 +14,16 @@ BUNDLES_PER_PARTITION = 4
 
 @dataclass(frozen=True, slots=True)
 class Bundling:
-    """Which key groups of an operator are in one bundle.
-
-    A bundle is known by its lowest key group. Where there are at least as many bundles as key groups, each is
-    its own bundle.
-    """
+    """Which key groups of an operator are in one bundle, which is known by its lowest key group."""
 
     key_groups: int
     #: Tasks that its key groups are spread over.
     partitions: int
-    #: Bundles of a partition; None in a log that began when there were none.
-    per_partition: int | None = BUNDLES_PER_PARTITION
+    #: Bundles of a partition.
+    per_partition: int = BUNDLES_PER_PARTITION
 
     @property
     def bundles(self) -> int:
-        if self.per_partition is None:
-            return self.key_groups
         return min(self.key_groups, self.partitions * self.per_partition)
 
     def bundle_of(self, group: int) -> int:

@@ -1,4 +1,12 @@
-"""What latency markers have measured, as histograms of bounded size."""
+"""What latency markers have measured, as histograms of bounded size.
+
+A marker is a row that says when its micro-batch was planned and which source it stands for. Each subtask
+of a keyed operator, and each sink's task, reports when the marker has reached it:
+
+marker rows -> reports in TaskAck.reports -> measured_in -> Latencies
+
+Numbers of sources and operators are those of `protocol/time_plan.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +19,8 @@ from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import MOST_MS, checked_factor
 from flinkish_spark.protocol.records import SinkAck, TimeReport
 
-# ----------------------------------------------------------------------------------------------------------
-# Latencies as a histogram of bounded size: fixed buckets, so that two can be added and taken apart.
-#
 # Up to 63 ms each millisecond has a bucket of its own; above, a bucket is as wide as a 32nd of what it
 # holds.
-
-
 #: Buckets per doubling, as a power of two.
 _BITS = 5
 _EXACT = 1 << (_BITS + 1)
@@ -181,17 +184,6 @@ def _highest_ms(bucket: int) -> int:
     return _lowest_ms(bucket + 1) - 1
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What latency markers have measured, by source, operator and subtask; and how it is found among reports.
-#
-# A marker is a row that says when its micro-batch was planned and which source it stands for. Each subtask
-# of a keyed operator, and each sink's task, reports when the marker has reached it:
-#
-# marker rows -> reports in TaskAck.reports -> measured_in -> Latencies
-#
-# Numbers of sources and operators are those of `protocol/time_plan.py`.
-
-
 #: Reporters from here on measure latency: first a sink about itself, then the operators.
 SINK_REPORTER = 1 << 20
 FIRST_OPERATOR_REPORTER = SINK_REPORTER + 1
@@ -329,11 +321,7 @@ class Latencies:
         ]
 
 
-# -- marker rows and their reports ---------------------------------------------------------------------
-
-
 def place_of(source: int, subtask: int) -> int:
-    """Return source and subtask as the one number by which rows carry them."""
     return source << _SUBTASK_BITS | subtask
 
 
@@ -342,10 +330,7 @@ def moved_to(place: int, subtask: int) -> int:
 
 
 def measured_in(acks: Iterable[SinkAck], uids: Sequence[str]) -> list[Measurement]:
-    """Return what the markers of a micro-batch have measured.
-
-    Every sink behind an operator shows the operator's reports, so each counts once.
-    """
+    """Return what a micro-batch's markers have measured, each once: several sinks may show it."""
     found = {
         _measurement(report, ack.sink, uids)
         for ack in acks

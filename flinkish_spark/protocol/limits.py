@@ -39,19 +39,16 @@ class UnusableValueError(ValueError):
 
 
 def exceeds(count: int, limit: Limit) -> bool:
-    """Whether `count` is above `limit`; never, if there is none."""
     return isinstance(limit, int) and count > limit
 
 
 def checked_whole(name: str, value: Any, least: int, most: Limit = UNLIMITED) -> int:
-    """Return `value` if it is a whole number from `least` to `most`, else raise UnusableValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least or exceeds(value, most):
         raise UnusableValueError(name, value, _whole(least, most))
     return value
 
 
 def checked_limit(name: str, value: Any, least: int) -> Limit:
-    """Return `value` if it is UNLIMITED or a whole number >= `least`, else raise UnusableValueError."""
     if isinstance(value, Unlimited):
         return value
     try:
@@ -61,7 +58,6 @@ def checked_limit(name: str, value: Any, least: int) -> Limit:
 
 
 def checked_factor(name: str, value: Any, least: float, most: float) -> float:
-    """Return `value` if it is a number from `least` to `most`, else raise UnusableValueError."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # NaN fails every comparison, so it is refused, too.
     if not is_number or not least <= value <= most:
@@ -70,7 +66,6 @@ def checked_factor(name: str, value: Any, least: float, most: float) -> float:
 
 
 def checked_choice(name: str, value: Any, choices: type[_EnumT]) -> _EnumT:
-    """Return `value` if it is a member of an enum, else raise UnusableValueError."""
     if not isinstance(value, choices):
         names = tuple(f"{choices.__name__}.{one.name}" for one in choices)
         raise UnusableValueError(name, value, f"one of {', '.join(names)}", names)

@@ -49,11 +49,7 @@ class Tables(Choice):
 
 @dataclass(frozen=True, slots=True)
 class RewindOrder(Stored):
-    """A user's order to go back to a retained checkpoint.
-
-    Written once, by the command line or the job's client; carried out by the next start of the
-    query, which moves it into the history of rewinds. Proof of nothing but the wish.
-    """
+    """A user's order to go back to a retained checkpoint, which the next start carries out."""
 
     #: Tells this order from later ones.
     order_id: Annotated[str, Check(partial(checked_name, what="order id"))]
@@ -67,13 +63,10 @@ class RewindOrder(Stored):
 
 @dataclass(frozen=True, slots=True)
 class PastRewind:
-    """A finished rewind."""
-
     #: The lineage that it started.
     lineage: Lineage
     kind: RewindKind
-    #: The checkpoint it went back to; None for the very beginning, or where an older version did
-    #: not write it down. Without a target nothing was superseded.
+    #: The checkpoint it went back to; None for the very beginning: then nothing was superseded.
     target: CheckpointId | None
     #: The lowest micro-batch that it took out of Spark's log.
     first_removed: BatchId
@@ -84,13 +77,10 @@ class PastRewind:
 
 @dataclass(frozen=True, slots=True)
 class LineageHistory:
-    """All finished rewinds of a job, in order of lineage."""
-
     rewinds: tuple[PastRewind, ...] = ()
 
     @classmethod
     def of(cls, rewinds: Iterable[PastRewind]) -> LineageHistory:
-        """Return the history made of `rewinds`, in whatever order they come."""
         return cls(tuple(sorted(rewinds, key=lambda rewind: rewind.lineage)))
 
     @property
@@ -106,11 +96,7 @@ class LineageHistory:
         return next((r for r in self.rewinds if r.supersedes(checkpoint, decided_in)), None)
 
     def is_superseded(self, lineage: Lineage, batch: BatchId) -> bool:
-        """Whether what micro-batch `batch` of `lineage` wrote belongs to a dead checkpoint.
-
-        For readers of a topic: each record's header says which micro-batch wrote it. Records that
-        a read_committed reader sees and for which this is false are the job's output.
-        """
+        """Whether what micro-batch `batch` of `lineage` wrote belongs to a dead checkpoint."""
         for rewind in self.rewinds:
             if rewind.lineage <= lineage:
                 continue
@@ -139,10 +125,7 @@ def why_not_rewindable(
     commits: Iterable[RetainedCheckpoint],
     history: LineageHistory,
 ) -> str:
-    """Return why a job cannot go back to `target`; empty if it can.
-
-    Asked when an order is given and again when it is carried out, before anything is touched.
-    """
+    """Return why a job cannot go back to `target`; empty if it can."""
     found = {one.checkpoint: one for one in commits}
     one = found.get(target)
     if one is None:

@@ -17,9 +17,9 @@ Pure: no file, no clock, no Kafka.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from flinkish_spark.protocol.codec import ADDED, Stored, StoredAlone
+from flinkish_spark.protocol.codec import Stored, StoredAlone
 from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.records import Digest, Json
@@ -59,9 +59,9 @@ class Attempt(Stored):
     highest_block: int
     #: Which driver planned it; text to be compared, never parsed.
     planner: str
-    #: Tells it from the attempt with the same number that a copy of the checkpoint plans; empty in attempts
-    #: of before there were tokens.
-    token: str = field(default="", metadata=ADDED)
+    #: Tells it from the attempt with the same number that a copy of the checkpoint plans; empty in one that
+    #: is never staged.
+    token: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.block <= self.highest_block:
@@ -87,8 +87,6 @@ def next_attempt(
 
 @dataclass(frozen=True, slots=True)
 class StagedPart(Stored):
-    """What one task staged."""
-
     #: Spark partition index of the task.
     partition: int
     #: How many rows, and their order-independent 64-bit digest.
@@ -130,7 +128,6 @@ class DecidedBatch:
 
     @property
     def batch(self) -> BatchId:
-        """Spark's id."""
         assert self.first.batch is not None
         return self.first.batch
 
@@ -140,7 +137,6 @@ class DecidedBatch:
 
 
 def decided_batches(decisions: Iterable[AttemptDecision]) -> tuple[DecidedBatch, ...]:
-    """Return the batches with a COMMIT, in order of batch."""
     commits = sorted((d for d in decisions if d.verdict is Verdict.COMMIT), key=lambda d: d.attempt)
     found: dict[BatchId, list[AttemptDecision]] = {}
     for decision in commits:

@@ -35,10 +35,7 @@ _AGAIN = "#"
 
 
 def input_names(sources: Sequence[str]) -> tuple[str, ...]:
-    """Return names for the scans of a chain, given the uids of their sources.
-
-    A source that is scanned several times stands at a place of its own in each scan.
-    """
+    """Return names for the scans of a chain; each scan of the same source has its own."""
     counts = {uid: 0 for uid in sources}
     names = []
     for uid in sources:
@@ -48,7 +45,6 @@ def input_names(sources: Sequence[str]) -> tuple[str, ...]:
 
 
 def source_of(name: str) -> str:
-    """Return the uid of the source that an input scans."""
     return name.split(_AGAIN)[0]
 
 
@@ -69,20 +65,7 @@ class Chain(Stored):
 
     @property
     def sources(self) -> frozenset[str]:
-        """Uids of its sources."""
         return frozenset(map(source_of, self.inputs))
-
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return chain_of_older(value)
-
-
-def chain_of_older(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored chain as it is written today; version 1 of savepoints knew one source per chain."""
-    if "source" not in value:
-        return value
-    source = str(value["source"])
-    return {**value, "inputs": [source], "positions": {source: value.get("position")}}
 
 
 class ScanRole(enum.Enum):
@@ -109,8 +92,6 @@ class Scan(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class ScannedInput(StoredRow):
-    """An input of a chain, and the number of the scan that brings it."""
-
     scan: int
     chain: str
     name: str
@@ -156,7 +137,6 @@ class PlanLayout(Stored):
         return several or tuple((chain, scan.uid) for chain in self.chains_of(scan))
 
     def chains_of(self, scan: Scan) -> tuple[str, ...]:
-        """Return the names of the chains that a scan is in."""
         names = tuple(scan.chain.split(","))
         # A chain of sinks has commas in its name, too.
         is_shared = any(names[0] in group for group in self.shared)
@@ -164,7 +144,6 @@ class PlanLayout(Stored):
 
     @property
     def states(self) -> tuple[StateInstance, ...]:
-        """Where each operator's state is."""
         found: list[StateInstance] = []
         for one in self.operators:
             group = next((group for group in self.shared if one.chain in group), (one.chain,))
@@ -187,11 +166,8 @@ class PlanLayout(Stored):
         }
 
     def unseeded(self, logged: Sequence[Position]) -> tuple[str, ...]:
-        """Return the operators whose seed an entry of the offset log does not contain; must be none.
-
-        State comes in the first micro-batch of its lineage or never: without it in a decided
-        micro-batch the operator would go on as if it had none.
-        """
+        """Return the operators whose seed an entry of the offset log does not contain; must be none."""
+        # State comes in the first micro-batch of its lineage or never.
         return tuple(
             scan.uid
             for scan, position in self._pairs(logged)
@@ -222,10 +198,7 @@ def lowest(positions: Sequence[Position]) -> Position:
 
 
 def _lowest_splits(positions: Sequence[Position]) -> Position:
-    """Return the minimum by split; without splits that not all know, or whose offsets have no order.
-
-    A split that is left out is read from its beginning.
-    """
+    """Return the minimum by split; one that is left out is read from its beginning."""
     known = [dict(position[SPLITS]) for position in positions]
     shared = [name for name in known[0] if all(name in offsets for offsets in known)]
     found = []

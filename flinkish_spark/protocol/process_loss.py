@@ -56,7 +56,6 @@ class ProcessLoss:
 
     @classmethod
     def of_driver(cls, exit_code: int | None) -> ProcessLoss:
-        """Return what is known of a driver's JVM that has ended."""
         code = 128 - exit_code if exit_code is not None and exit_code < 0 else exit_code
         return cls(JobProcess.DRIVER, code in _OWN_STATUSES, code)
 
@@ -93,7 +92,6 @@ def _crash_in(chain: Chain) -> Cause | None:
 
 
 def is_out_of_memory(name: str) -> bool:
-    """Whether an exception of this class, without its package, says that memory has run out."""
     return _OUT_OF_MEMORY.search(name) is not None
 
 

@@ -9,16 +9,9 @@ from typing import Annotated, Any
 from flinkish_spark.protocol.accumulators import AccumulatorValue
 from flinkish_spark.protocol.bases import Base
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import ADDED, LEFT_OUT, Form, Stored, StoredRow, whole
+from flinkish_spark.protocol.codec import LEFT_OUT, Form, Stored, StoredRow, whole
 from flinkish_spark.protocol.event_time import BatchTimes
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, SinkUid, Uid
-
-# ----------------------------------------------------------------------------------------------------------
-# What tasks acknowledge and what one micro-batch staged.
-#
-# Each type says who writes it, when, and what it proves. All are immutable; `to_json` and `from_json` are
-# exact inverses and use JSON values only.
-
 
 Json = Mapping[str, Any]
 
@@ -65,16 +58,14 @@ class TaskAck(Stored):
     #: Every barrier row that passed through this task.
     barriers: tuple[Barrier, ...] = ()
     #: Records the sink's policy kept out of the topic.
-    dropped: int = field(default=0, metadata=ADDED)
-    dead_lettered: int = field(default=0, metadata=ADDED)
+    dropped: int = 0
+    dead_lettered: int = 0
     #: Every report about time that passed through this task.
     reports: tuple[TimeReport, ...] = field(default=(), metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
 class SinkAck(Stored):
-    """The acknowledgement of one sink for one micro-batch."""
-
     #: Its uid, and what each of its tasks saw.
     sink: SinkUid
     tasks: tuple[TaskAck, ...]
@@ -85,7 +76,6 @@ class SinkAck(Stored):
 
     @property
     def rows(self) -> int:
-        """Records seen by all tasks."""
         return sum(task.rows for task in self.tasks)
 
     @property
@@ -95,16 +85,12 @@ class SinkAck(Stored):
 
     @property
     def barriers(self) -> tuple[Barrier, ...]:
-        """All barrier rows, in task order."""
         return tuple(barrier for task in self.tasks for barrier in task.barriers)
 
 
 @dataclass(frozen=True, slots=True)
 class Committable(Stored):
-    """Something staged by a sink that any process can later commit or abort.
-
-    `payload` belongs to the sink; the protocol carries it and never looks inside.
-    """
+    """Something staged by a sink that any process can later commit or abort."""
 
     sink: SinkUid
     payload: Json
@@ -120,14 +106,6 @@ class StagedBatch(Stored):
     Written once by the epoch writer, after every sink flushed and before Spark writes commits/N;
     also for an empty batch, since a committed batch without one is an error. Proof that the
     committables exist, not that the batch counts: that is commits/N.
-
-    `began_at_ms` is the wall-clock time at which its staging began, for warnings; None where an older
-    version staged it. `times` is what it says about time; None in a job without any. `late_dropped` is
-    how many late records operators have dropped, by uid, without those that dropped none; `counts` is what
-    else they have counted, by uid and name. `accumulators` is what functions have added in it,
-    and `bases` the files of big key groups that its tasks have written in a bucket. `held_ms` is how long it
-    was held back before, since too much was undecided, and `staging_ms` how long its staging took; both are
-    for people, and None where nobody measured it or it took no time.
     """
 
     lineage: Lineage
@@ -137,27 +115,26 @@ class StagedBatch(Stored):
     acks: tuple[SinkAck, ...]
     committables: tuple[Committable, ...]
     blocks: tuple[int, ...] = ()
+    #: Wall-clock time at which its staging began, for warnings.
     began_at_ms: int | None = field(default=None, metadata=LEFT_OUT)
     times: BatchTimes | None = field(default=None, metadata=LEFT_OUT)
+    #: Late records that operators have dropped, without those that dropped none; and what else they counted.
     late_dropped: Mapping[Uid, _Counted] = field(default_factory=dict, metadata=LEFT_OUT)
     counts: Mapping[Uid, Mapping[str, _Counted]] = field(default_factory=dict, metadata=LEFT_OUT)
     accumulators: Mapping[str, AccumulatorValue] = field(default_factory=dict, metadata=LEFT_OUT)
+    #: Files of big key groups that its tasks have written in a bucket.
     bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
+    #: How long it was held back before, since too much was undecided; and how long its staging took.
     held_ms: int | None = field(default=None, metadata=LEFT_OUT)
     staging_ms: int | None = field(default=None, metadata=LEFT_OUT)
 
     @property
     def checkpoints(self) -> frozenset[CheckpointId]:
-        """Ids of the barriers that any sink saw in this batch."""
         return frozenset(barrier.checkpoint for ack in self.acks for barrier in ack.barriers)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What ending a committable can answer. One enum for commit and abort, one meaning each.
-
-
 class Outcome(Choice):
-    """Answer of a committer for one committable (DESIGN 9)."""
+    """Answer of a committer for one committable."""
 
     #: The data became visible (or, for an abort, went away) through this call.
     COMMITTED = "COMMITTED"

@@ -1,4 +1,12 @@
-"""Recovery as one pure function: facts in, the next step out."""
+"""Recovery as one pure function: facts in, the next step out.
+
+The caller gathers the facts, asks :func:`next_step`, carries the step out and starts over until the
+answer is :class:`StartSpark`. Each step is idempotent and changes the facts, so a crash in the middle of
+a recovery is nothing special: the next process sees what is left and goes on.
+
+The rules are data, :data:`RULES`; the first whose facts hold says the step, and their order *is* the
+argument. :func:`recovery_table` prints them for the documentation.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +15,6 @@ from dataclasses import dataclass
 
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
-
-# ----------------------------------------------------------------------------------------------------------
-# What a recovery finds: on disk, in Spark's logs, at the brokers. Gathered with Spark not running.
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,6 @@ class RecoveryFacts:
 
     @property
     def refusal(self) -> str:
-        """Return why the waiting order cannot be carried out; empty without an order, or if it can."""
         if self.order is None or self.order.refusal:
             return "" if self.order is None else self.order.refusal
         if self.order.target not in {d.checkpoint for d in self.in_log}:
@@ -123,14 +127,9 @@ class RecoveryFacts:
 
     @property
     def goes_back_to(self) -> DecidedFact | None:
-        """Return the target of an order that can be carried out."""
         if self.order is None or self.refusal:
             return None
         return next(d for d in self.in_log if d.checkpoint == self.order.target)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The steps of a recovery. Each may be cut off and repeated, and each changes the facts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,23 +242,9 @@ Step = (
 )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Recovery as one pure function: facts in, the next step out (DESIGN 8).
-#
-# The caller gathers the facts, asks :func:`next_step`, carries the step out and starts over until the
-# answer is :class:`StartSpark`. Each step is idempotent and changes the facts, so a crash in the middle of
-# a recovery is nothing special: the next process sees what is left and goes on.
-#
-# The rules are data, :data:`RULES`; the first whose facts hold says the step, and their order *is* the
-# argument. :func:`recovery_table` prints them for the documentation.
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule: when `applies` returns a step, that is the step.
-
-    `condition`, `step` and `why` are for the documentation.
-    """
+    """One rule: when `applies` returns a step, that is the step. The texts are for the documentation."""
 
     condition: str
     step: str

@@ -1,4 +1,4 @@
-"""Commit or replay: what is staged again when decided data can no longer be committed (DESIGN 8.3).
+"""Commit or replay: what is staged again when decided data can no longer be committed.
 
 A decided checkpoint must be finished. Of a sink whose system has destroyed what was staged, the lost
 committables are a suffix: commits stop at the first one. The micro-batches of the epoch run again over
@@ -57,12 +57,10 @@ class ReplayPlan:
 
     @property
     def lost(self) -> tuple[Committable, ...]:
-        """Return what is lost, in the order in which it would have been committed."""
         return tuple(committable for batch in self.batches for committable in batch.lost)
 
 
 def plan_replay(decision: Decision, sink: str, position: int, task_of: TaskOf) -> ReplayPlan | CannotReplay:
-    """Plan what to stage again."""
     planned: list[BatchReplay] = []
     seen = 0
     for batch in decision.batches:
@@ -116,7 +114,6 @@ def restage(
 
 
 def _replaced(part: BatchReplay, needed: tuple[Committable, ...]) -> StagedBatch:
-    """Return the micro-batch with other committables, in the order of the sinks."""
     committables: list[Committable] = []
     for committable in part.original.committables:
         if committable == part.lost[0]:
@@ -152,11 +149,7 @@ def _by_task(ack: SinkAck) -> dict[int, tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class RestagedEpoch(Stored):
-    """A finished replay: what a decided checkpoint commits from now on.
-
-    Written once per replay, by whoever carried it out, when everything it names is staged; what it replaces
-    has been aborted by then. The newest one counts.
-    """
+    """A finished replay: what a decided checkpoint commits from now on. The newest one counts."""
 
     checkpoint: CheckpointId
     #: 1 for the first replay of the checkpoint.

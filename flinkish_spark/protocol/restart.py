@@ -48,8 +48,6 @@ REMEMBERED_CAUSES = 20
 
 @dataclass(frozen=True, slots=True)
 class RestartHistory:
-    """What went wrong so far."""
-
     #: Monotonic times of the newest :data:`REMEMBERED_FAILURES` failures, oldest first; kept when
     #: the job runs well again.
     failures_ms: tuple[int, ...] = ()
@@ -66,15 +64,11 @@ class RestartHistory:
 
 @dataclass(frozen=True, slots=True)
 class RestartAfter:
-    """Start again after this long."""
-
     delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Do not start again."""
-
     reason: str
 
 
@@ -96,20 +90,7 @@ class NoRestart:
 
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
-    """Restart up to `attempts` times in a row, `delay_ms` apart.
-
-    Parameters
-    ----------
-    attempts
-        Restarts without a checkpoint in between; 0 for none, UNLIMITED for no end.
-    delay_ms
-        Time before each.
-
-    Examples
-    --------
-    >>> FixedDelay(attempts=1, delay_ms=100).decide(RestartHistory().failed(now_ms=0))
-    RestartAfter(delay_ms=100)
-    """
+    """Restart up to `attempts` times in a row, `delay_ms` apart."""
 
     attempts: Limit = 3
     delay_ms: Milliseconds = 1_000
@@ -127,33 +108,7 @@ class FixedDelay:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay:
-    """Restart with a delay that grows with each failure; the default, as in Flink.
-
-    Parameters
-    ----------
-    initial_delay_ms
-        Delay after the first failure.
-    max_delay_ms
-        No delay is longer, jitter included.
-    backoff_multiplier
-        Each further delay is this many times the one before; at least 1.
-    jitter_factor
-        How far a delay is moved at random, in either direction, as a part of it; 0 to 1. Many jobs
-        that lose the same broker then do not all come back in the same moment.
-    reset_backoff_threshold_ms
-        After this long without a failure, counted from the end of the delay, delay and attempts
-        start anew.
-    attempts_before_reset_backoff
-        Restarts until then; one more failure ends the job. 0 for none, UNLIMITED for no end.
-
-    Examples
-    --------
-    >>> strategy, history = ExponentialDelay(100, 1_000), RestartHistory().failed(0).failed(500)
-    >>> strategy.decide(history)
-    RestartAfter(delay_ms=200)
-    >>> strategy.decide(history, random=0.0)
-    RestartAfter(delay_ms=180)
-    """
+    """Restart with a delay that grows with each failure; the default, as in Flink."""
 
     initial_delay_ms: Milliseconds = 500
     max_delay_ms: Milliseconds = 30_000
@@ -199,23 +154,7 @@ class ExponentialDelay:
 
 @dataclass(frozen=True, slots=True)
 class FailureRate:
-    """Give up when more than `max_failures` happen within `interval_ms`.
-
-    Parameters
-    ----------
-    max_failures
-        Failures within the interval that are taken; at least 1.
-    interval_ms
-        Length of the interval, which ends with the newest failure.
-    delay_ms
-        Time before each restart.
-
-    Examples
-    --------
-    >>> history = RestartHistory().failed(0).failed(10).failed(20)
-    >>> FailureRate(max_failures=2, interval_ms=60_000).decide(history)
-    GiveUp(reason='3 failures within 60000 ms')
-    """
+    """Give up when more than `max_failures` happen within `interval_ms`."""
 
     max_failures: int = 3
     interval_ms: Milliseconds = 60_000
@@ -243,18 +182,10 @@ def _refuse_uncountable(name: str, limit: Limit) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedFailures:
-    """Failures that came back without progress, counted by cause.
+    """Failures that came back without progress, counted by cause and by kind.
 
-    Progress is a confirmed checkpoint, or a failure at a later micro-batch than any before. Micro-batches
-    that run again after a restart are none: they were through already. A failure at an earlier one
-    counts on, since a restart may cut the same records into other micro-batches.
-
-    A text with a name in it that is made anew each time, a temporary folder for example, is never the same
-    cause again. So kinds are counted as well: :data:`TEXTS_OF_A_KIND` times as many failures of one kind
-    are too many, too, whatever they say.
-
-    Given only causes that may be the job's or its data's: a broker that does not answer is none of them,
-    and a job waits for it as long as its strategy says.
+    Progress is a confirmed checkpoint, or a failure at a later micro-batch than any before. A broker that
+    does not answer is no cause that counts: a job waits for it as long as its strategy says.
     """
 
     #: How often a cause may come before the job ends; UNLIMITED for no end.
@@ -270,7 +201,7 @@ class RepeatedFailures:
         checked_limit("tries_without_progress", self.tries, least=1)
 
     def failed(self, batch: int | None, cause: str, kind: str) -> RepeatedFailures:
-        """Return the count with one more failure."""
+        # A failure at an earlier micro-batch counts on: a restart may cut the same records in another way.
         before = self
         if batch is not None and (self.batch is None or batch > self.batch):
             before = replace(self if self.batch is None else self.progressed(), batch=batch)

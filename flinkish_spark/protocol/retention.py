@@ -53,8 +53,6 @@ class Part(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFact:
-    """What the job directory says about one id."""
-
     #: The id; it has a folder.
     checkpoint: CheckpointId
     #: None while there is no decision, or where it is not known whether one was written.
@@ -68,8 +66,6 @@ class CheckpointFact:
 
 @dataclass(frozen=True, slots=True)
 class RetentionFacts:
-    """What decides which checkpoints may go."""
-
     #: All ids with a folder, in any order.
     checkpoints: tuple[CheckpointFact, ...]
     history: LineageHistory
@@ -92,10 +88,7 @@ class Deletion:
 
 
 def to_delete(facts: RetentionFacts) -> tuple[Deletion, ...]:
-    """Return what may be deleted now, oldest first. Deleting may stop anywhere and start over.
-
-    Called after each receipt.
-    """
+    """Return what may be deleted now, oldest first. Deleting may stop anywhere and start over."""
     if facts.retained < 1:
         raise ValueError(f"at least one checkpoint is retained, got {facts.retained}")
     completed = [f for f in _by_id(facts) if _is_completed(f, facts.history)]

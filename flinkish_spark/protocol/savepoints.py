@@ -1,4 +1,11 @@
-"""What a savepoint says about itself, whether it fits a job, and what a job remembers of it."""
+"""What a savepoint says about itself, whether it fits a job, and what a job remembers of it.
+
+Savepoints and seeds are written once and never changed. Nothing in a savepoint names a machine or a folder:
+it may be moved and copied. Whether it fits a job is checked whole before anything is created: state,
+positions and hooks are found again by uid or name, so operators may be added, moved and, with the user's
+word, removed. What cannot be put right is refused: another number of key groups or another type of key would
+send a key to the wrong state.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +14,19 @@ import re
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import ADDED, INLINE, LEFT_OUT, Check, Stored, stored
+from flinkish_spark.protocol.codec import INLINE, LEFT_OUT, Check, Stored, object_of, read, stored
 from flinkish_spark.protocol.envelope import NewerFormatError
 from flinkish_spark.protocol.html import html_table, utc_text
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, Uid, checked_name
-from flinkish_spark.protocol.plan_layout import Chain, Position, chain_of_older, lowest, offsets_in, source_of
+from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
+from flinkish_spark.protocol.plan_layout import Chain, Position, lowest, offsets_in, source_of
 from flinkish_spark.protocol.watermarks import EventTime
 
-# ----------------------------------------------------------------------------------------------------------
-# What a savepoint says about itself.
-#
-# Written once and never changed; `to_json` and `from_json` are exact inverses and use JSON values only.
-# Nothing in it names a machine or a folder: a savepoint may be moved and copied.
-
-
-#: Version of what follows. A savepoint outlives the version that wrote it, so it has one of its own.
-SAVEPOINT_VERSION = 2
-#: Version 1 knew chains of one source, whose position stood alone.
-_READ_VERSIONS = (1, SAVEPOINT_VERSION)
+#: A savepoint outlives the version that wrote it, so it has one of its own.
+SAVEPOINT_VERSION = 1
 #: Below the savepoint's directory, and below a seed's: ``state/<operator uid>/<name>.parquet``.
 STATE_FOLDER = "state"
 STATE_ENDING = ".parquet"
@@ -94,21 +93,14 @@ class SourceFacts(Stored):
 
 @dataclass(frozen=True, slots=True)
 class SavedChain(Stored):
-    """A chain and where its sources stood."""
-
     chain: Chain = field(metadata=INLINE)
     #: By input; one that Spark had not asked yet has none.
     positions: Mapping[str, Position]
-    # Early versions of this package did not write down the sinks.
-    sinks: tuple[str, ...] = field(default=(), metadata=ADDED)
+    sinks: tuple[str, ...] = ()
 
     @property
     def readers(self) -> frozenset[str]:
         return readers_of(self.chain, self.sinks)
-
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return chain_of_older(value)
 
 
 def readers_of(chain: Chain, sinks: Collection[str]) -> frozenset[str]:
@@ -150,12 +142,10 @@ class SavepointMetadata(Stored):
 
     @property
     def rows(self) -> int:
-        """Key groups in all files."""
         return sum(file.rows for file in self.files)
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files."""
         return sum(file.size_bytes for file in self.files)
 
     def _repr_html_(self) -> str:
@@ -181,14 +171,14 @@ class SavepointMetadata(Stored):
         return {"version": SAVEPOINT_VERSION, **Stored.to_json(self), **more}
 
     @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return an object as it is written today; raise NewerFormatError if a later version wrote it."""
-        version = value.get("version")
-        if version not in _READ_VERSIONS:
+    def from_json(cls, value: Any) -> Self:
+        version = object_of(value, "a savepoint").get("version")
+        if version != SAVEPOINT_VERSION:
             raise NewerFormatError(
                 f"written as version {version} of savepoints, this one reads {SAVEPOINT_VERSION}"
             )
-        return value
+        found: Self = read(cls, value)
+        return found
 
 
 def check_groups(operator: str, groups: int, found: Sequence[int]) -> None:
@@ -202,12 +192,6 @@ def check_groups(operator: str, groups: int, found: Sequence[int]) -> None:
         seen.add(group)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a job remembers of the state that it began with.
-#
-# Written once and never changed; `to_json` and `from_json` are exact inverses and use JSON values only.
-
-
 class ClaimMode(Choice):
     """Who owns a savepoint's files after a job was restored from it."""
 
@@ -219,11 +203,7 @@ class ClaimMode(Choice):
 
 @dataclass(frozen=True, slots=True)
 class Claim(Stored):
-    """Who owns the files of a savepoint: ``claimed.json`` beside them.
-
-    It binds one savepoint at one place. A copy of the directory has a copy of this file and is
-    nobody's: its original is what the owner deletes.
-    """
+    """Who owns the files of a savepoint: ``claimed.json`` beside them; a copy of it binds nobody."""
 
     savepoint: str
     #: Where it lay when it was claimed, with links resolved.
@@ -248,26 +228,16 @@ def _without_none(positions: Mapping[str, Position]) -> Mapping[str, Position]:
 
 @dataclass(frozen=True, slots=True)
 class SeededChain(Stored):
-    """How a chain begins."""
-
     chain: Chain = field(metadata=INLINE)
     #: By input, where its source begins; none where the source itself says so.
     positions: Annotated[Mapping[str, Position], Check(_without_none)]
     #: By operator, the chain in whose files its state is; an operator without begins with nothing.
     states: Mapping[str, str]
 
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return chain_of_older(value)
-
 
 @dataclass(frozen=True, slots=True)
 class Seed(Stored):
-    """What a lineage begins with: ``seeds/<lineage>/seed.json``.
-
-    Written once, after the state files were copied beside it and before Spark starts. A job whose
-    live lineage has one is self-contained: it needs the savepoint no more.
-    """
+    """What a lineage begins with: ``seeds/<lineage>/seed.json``, written before Spark starts."""
 
     #: The lineage that begins with it; 0 for a job that was restored from a savepoint.
     lineage: Lineage
@@ -290,26 +260,17 @@ class Seed(Stored):
     #: Where event time stood; None if the savepoint says nothing of it, and for a rescale, in which the
     #: checkpoint itself does.
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
-    #: In how many bundles a partition of the lineage has its key groups; None in one of before.
-    bundles_per_partition: int | None = field(default=None, metadata=LEFT_OUT)
+    #: In how many bundles a partition of the lineage has its key groups.
+    bundles_per_partition: int = BUNDLES_PER_PARTITION
 
     def chain(self, name: str) -> SeededChain | None:
         return next((chain for chain in self.chains if chain.chain.name == name), None)
 
     def files_of(self, operator: str, chain: str) -> tuple[StateFile, ...]:
-        """Return the state files of an operator in a chain of the job, in a fixed order."""
         begins = self.chain(chain)
         origin = None if begins is None else begins.states.get(operator)
         found = [f for f in self.files if f.operator == operator and f.chain == origin]
         return tuple(sorted(found, key=lambda f: f.name))
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Whether a savepoint fits a job: pure checks, all of them before anything is created.
-#
-# State, positions and hooks are found again by uid or name, never by position, so operators may be added,
-# moved and, with the user's word, removed. What cannot be put right is refused: another number of key
-# groups or another type of key would send a key to the wrong state.
 
 
 class NonRestoredState(Choice):
@@ -338,18 +299,13 @@ class OperatorShape:
 
 
 def changed_meaning(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return which facts of an operator's state differ, with both meanings; empty if none does.
-
-    A fact that only one of the two says is no difference: what it is about is new, or has a name that went.
-    """
+    """Return which facts of an operator's state differ, as far as both have them; empty if none does."""
     changed = [name for name in before if now.get(name, before[name]) != before[name]]
     return "; ".join(f"{name}: {before[name]} -> {now[name]}" for name in changed)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceShape:
-    """What a job says about a source."""
-
     kind: str
     is_positionable: bool
     #: Names of its inputs: topics, or what says which names are. Empty where there are none.
@@ -358,8 +314,6 @@ class SourceShape:
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """What a savepoint has to fit."""
-
     operators: Mapping[str, OperatorShape]
     sources: Mapping[str, SourceShape]
     #: Each with the uids of the sinks that read its end.
@@ -374,15 +328,11 @@ class JobShape:
 
 @dataclass(frozen=True, slots=True)
 class RestoreRules:
-    """What the user allows."""
-
     non_restored: NonRestoredState = NonRestoredState.REFUSE
     unpositioned: UnpositionedSources = UnpositionedSources.REFUSE
 
 
 class Misfit(enum.Enum):
-    """Why a savepoint does not fit."""
-
     OPERATOR_MISSING = "its operator is not in the job"
     MAX_PARALLELISM = "the number of key groups differs"
     KEY_TYPE = "the type of the key differs"
@@ -407,8 +357,6 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What a restore would do."""
-
     #: Uids of operators and sources that go on.
     restored: tuple[str, ...]
     #: Operators and sources that begin with nothing.
@@ -426,7 +374,6 @@ _LEFT_OUT = (Misfit.OPERATOR_MISSING, Misfit.SOURCE_MISSING, Misfit.INPUT_MISSIN
 
 
 def check_restore(savepoint: SavepointMetadata, job: JobShape, rules: RestoreRules) -> RestoreReport:
-    """Compare a savepoint with a job by uid."""
     found = [*_operators(savepoint, job), *_sources(savepoint, job), *chain_problems(savepoint, job)]
     found += _hooks(savepoint, job)
     allowed = _LEFT_OUT if rules.non_restored is NonRestoredState.ALLOW else ()
@@ -553,11 +500,7 @@ def begin_chain(
 
 
 def _anchor(chain: Chain, readers: Collection[str], saved: Sequence[SavedChain]) -> SavedChain | None:
-    """Return the saved chain that has the last known operator.
-
-    Of several runs of that operator, the one that the chain's sinks have read; else the one of the
-    same name.
-    """
+    """Return the saved chain that has the last known operator, of several the sinks' one."""
     for operator in reversed(chain.operators):
         having = [one for one in saved if operator in one.chain.operators]
         if having:
@@ -567,7 +510,6 @@ def _anchor(chain: Chain, readers: Collection[str], saved: Sequence[SavedChain])
 
 
 def _place(name: str, chain: Chain, readers: Collection[str], saved: Sequence[SavedChain]) -> Position | None:
-    """Return where an input of a chain goes on; None if nothing is known of it."""
     source = source_of(name)
     having = [one for one in saved if source in one.chain.sources]
     anchor = _anchor(chain, readers, having)

@@ -1,4 +1,24 @@
-"""What checkpoints cost: one, its participants, the newest, and a summary over many."""
+"""What checkpoints cost: one, its participants, the newest, and a summary over many.
+
+Written by the coordinator while a checkpoint runs, read by programs and by `flinkish checkpoints`. Nothing
+here decides anything. `None` means that something was not measured or not reached; 0 means that it took no
+time. A :class:`StatisticsHistory` is a value of bounded size, which is stored with every change:
+
+- All checkpoints in progress are kept, and the newest `limit` that have ended.
+- At most `details` participants and channels are listed, over all entries. The newest ended one
+  has the first right to them; one before it is listed whole, or not at all. What is not listed is
+  counted. A job with a thousand participants has a short memory, not a history of megabytes.
+- The newest completed one, the newest failed one, the newest savepoint and the newest restored
+  one are remembered, as a whole, when they fall out of that. A savepoint is a completed
+  checkpoint, too.
+- The summary is exact over the newest `window` completed checkpoints; of each only nine numbers
+  are kept. Flink's window is 10,000. 1,000 are three hours at a checkpoint every ten seconds.
+- Counts and totals are over the life of the job, as far as this history was carried on. Of metrics
+  that functions have, as many are kept as :mod:`flinkish_spark.protocol.user_metrics` says.
+
+With the limits below and the longest names and numbers the stored form stays below a megabyte; totals add
+at most half a kilobyte for each source, operator and sink.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +26,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
+from types import GenericAlias
 from typing import Annotated, Any, ClassVar
 
 from flinkish_spark.protocol.checkpoint import ParticipantKind
@@ -15,24 +36,16 @@ from flinkish_spark.protocol.codec import (
     Form,
     Presence,
     Stored,
-    list_of,
     measured,
-    member,
     read,
     text_of,
+    whole,
 )
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.html import html_table, utc_text
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, checked_name
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.protocol.user_metrics import UserMetric
-
-# ----------------------------------------------------------------------------------------------------------
-# What each participant did for one checkpoint, and through which channels.
-#
-# The stored form leaves out what was not measured, and what is left out is None when it is read: an older
-# form has fewer members. `to_json` and `from_json` are exact inverses.
-
 
 _OF_A_CHANNEL = ("rows", "bytes", "alignment_ms")
 _OF_A_PARTICIPANT = ("ack_ms", "rows", "bytes", "sync_ms", "commit_ms", "barriers", "late_dropped")
@@ -139,22 +152,9 @@ class ParticipantStatistics(Stored):
         """How many entries of a list it takes: its own and one per channel."""
         return 1 + len(self.channels)
 
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return an object as it is written today; an older form knew sinks only."""
-        if "kind" in value:
-            return value
-        channels = read(tuple[ChannelStatistics, ...], value.get("channels", []))
-        barriers = sum(channel.barriers for channel in channels)
-        return {**value, "kind": ParticipantKind.SINK.value, "barriers": barriers}
-
 
 def listed(participants: Iterable[ParticipantStatistics], at_most: int) -> tuple[ParticipantStatistics, ...]:
-    """Return the participants that may be listed, with the channels for which there is room.
-
-    Participants come before channels, and those that have not acknowledged before the others. The
-    channels of one participant are listed all or not at all.
-    """
+    """Return the participants that may be listed, and the channels of those for which there is room."""
     kept = sorted(participants, key=lambda one: one.is_acknowledged)[:at_most]
     room = at_most - len(kept)
     result = []
@@ -163,18 +163,6 @@ def listed(participants: Iterable[ParticipantStatistics], at_most: int) -> tuple
         room -= len(one.channels) if fits else 0
         result.append(one if fits else replace(one, channels=()))
     return tuple(result)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What one checkpoint cost: durations, rows, bytes, and why it failed if it did.
-#
-# Written by the coordinator while a checkpoint runs, read by programs and by `flinkish checkpoints`.
-# Nothing here decides anything. All types are immutable and check themselves when they are made; `to_json`
-# and `from_json` are exact inverses, use JSON values only, and a value that does not fit raises ValueError:
-# a process that reads statistics runs no code from them.
-#
-# `None` means that something was not measured or not reached; 0 means that it took no time. What an older
-# form did not have is not measured.
 
 
 #: Characters of a failure's text that are kept; an exception may quote a whole record.
@@ -212,8 +200,6 @@ class CheckpointDurations(Stored):
     end_to_end_ms
         From the request to the receipt, or to the failure.
     """
-
-    DEFAULTS: ClassVar = Presence.ADDED
 
     trigger_ms: int | None = None
     start_delay_ms: int | None = None
@@ -282,8 +268,6 @@ class CheckpointStatistics(Stored):
     >>> done.status.value, done.durations.sync_ms, CheckpointStatistics.from_json(done.to_json()) == done
     ('COMPLETED', 20, True)
     """
-
-    DEFAULTS: ClassVar = Presence.ADDED
 
     checkpoint: CheckpointId
     purpose: CheckpointPurpose
@@ -374,28 +358,12 @@ class CheckpointStatistics(Stored):
         """Return the statistics of the checkpoint as a whole."""
         return replace(self, participants=(), unlisted=self.unlisted + self.detail_count)
 
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return an object as it is written today.
-
-        The older form had 0 where nothing was measured, and it never measured bytes.
-        """
-        if "unlisted" in value:
-            return value
-        is_completed = value.get("status") == CheckpointStatus.COMPLETED.value
-        rows = value.get("rows") if is_completed else None
-        return {**value, "rows": rows, "bytes_staged": value.get("bytes_staged") or None}
-
 
 def _of(participants: tuple[ParticipantStatistics, ...]) -> dict[str, Any]:
     """Return participants and their counts; those who are not known are not counted."""
     acknowledged = sum(participant.is_acknowledged for participant in participants)
     counts = {"asked": len(participants), "acknowledged": acknowledged} if participants else {}
     return {"participants": participants, **counts}
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What is summed up over many checkpoints: minimum, average, p50, p99 and maximum of nine quantities.
 
 
 class Quantity(Choice):
@@ -423,25 +391,6 @@ def sample_of(statistics: CheckpointStatistics) -> Sample:
         "bytes_staged": statistics.bytes_staged,
     }
     return tuple(known[quantity.value] for quantity in Quantity)
-
-
-def samples_from_json(names: Any, samples: Any) -> tuple[Sample, ...]:
-    """Read stored samples, whatever quantities they are of; raise ValueError if they are none."""
-    known = [text_of(name, "a quantity") for name in list_of(names, "quantities")]
-    if len(set(known)) != len(known):
-        raise ValueError(f"a quantity occurs twice in {known}")
-    return tuple(_sample(known, sample) for sample in list_of(samples, "samples"))
-
-
-def _sample(names: list[str], value: Any) -> Sample:
-    stored = list_of(value, "a sample")
-    if len(stored) != len(names):
-        raise ValueError(f"a sample has {len(names)} numbers, got {len(stored)}")
-    numbers = dict(zip(names, stored, strict=True))
-    if Quantity.START_DELAY_MS.value not in numbers:
-        # The older form had 0 for bytes, and never measured them.
-        numbers[Quantity.BYTES_STAGED.value] = numbers.get(Quantity.BYTES_STAGED.value) or None
-    return tuple(measured(quantity.value, numbers.get(quantity.value)) for quantity in Quantity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,32 +441,6 @@ def summarize(samples: Iterable[Sample]) -> dict[Quantity, Summary]:
     return {quantity: Summary.of(numbers) for quantity, numbers in known.items() if numbers}
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The statistics of the newest checkpoints, counts of all, and a summary over a window.
-#
-# A :class:`StatisticsHistory` is a value of bounded size: the coordinator replaces it with every change and
-# stores it as JSON, the command line reads it. Rules:
-#
-# - All checkpoints in progress are kept, and the newest `limit` that have ended.
-# - At most `details` participants and channels are listed, over all entries. The newest ended one
-#   has the first right to them; one before it is listed whole, or not at all. What is not listed is
-#   counted. A job with a thousand participants has a short memory, not a history of megabytes that
-#   is written with every checkpoint.
-# - The newest completed one, the newest failed one, the newest savepoint and the newest restored
-#   one are remembered, as a whole, when they fall out of that. A savepoint is a completed
-#   checkpoint, too.
-# - The summary is exact over the newest `window` completed checkpoints; of each only nine numbers
-#   are kept. Flink's window is 10,000. 1,000 are three hours at a checkpoint every ten seconds, and
-#   leave the stored history small enough to be written with every checkpoint.
-# - Counts are over the life of the job, as far as this history was carried on.
-#
-# - Totals are over the life of the job, too: a few numbers for each source, operator and sink. Of metrics
-#   that functions have, as many are kept as :mod:`flinkish_spark.protocol.user_metrics` says.
-#
-# With the limits below and the longest names and numbers the stored form stays below a megabyte; totals add
-# at most half a kilobyte for each source, operator and sink.
-
-
 #: Up to where the records of a source are counted, as the source counts them.
 POSITION = "position"
 #: Totals that say how much there is, and not how much there has been.
@@ -527,7 +450,6 @@ GAUGES = frozenset({"pendingRecords", POSITION})
 def added_to_totals(
     totals: Mapping[str, Mapping[str, int]], more: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """Return totals behind one more checkpoint; a gauge is what was said last."""
     found = {uid: dict(own) for uid, own in totals.items()}
     for uid, own in more.items():
         known = found.setdefault(uid, {})
@@ -536,10 +458,11 @@ def added_to_totals(
     return found
 
 
-#: Stored beside the samples: a reader may know others.
-_QUANTITIES = [quantity.value for quantity in Quantity]
-#: They are read together with the names of their quantities.
-_SAMPLES = Form(lambda samples: [list(one) for one in samples], lambda samples: samples)
+_SAMPLE: Any = GenericAlias(tuple, (Annotated[int, whole(0)] | None,) * len(Quantity))
+_SAMPLES = Form(
+    lambda samples: [list(one) for one in samples],
+    functools.partial(read, GenericAlias(tuple, (_SAMPLE, ...))),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -655,7 +578,6 @@ class StatisticsHistory(Stored):
         if len(self.in_progress) != self.counts.in_progress or len(self.samples) > self.window:
             raise ValueError("the entries, the counts and the window of a history contradict each other")
 
-    # -- looking --------------------------------------------------------------------------------
     @property
     def in_progress(self) -> tuple[CheckpointStatistics, ...]:
         """The checkpoints that have not ended, oldest first."""
@@ -703,7 +625,6 @@ class StatisticsHistory(Stored):
         columns = ("", "count", "min", "avg", "p50", "p99", "max")
         return listed_now + html_table(spread, columns=columns, caption="Over the newest completed ones")
 
-    # -- noting ---------------------------------------------------------------------------------
     def triggered(self, statistics: CheckpointStatistics) -> StatisticsHistory:
         """Note a checkpoint that has got its id.
 
@@ -769,7 +690,6 @@ class StatisticsHistory(Stored):
         """Note what went through with a checkpoint, by uid and name; see :attr:`totals`."""
         return replace(self, totals=added_to_totals(self.totals, more))
 
-    # -- inside ---------------------------------------------------------------------------------
     def _was_here(self, checkpoint: CheckpointId) -> bool:
         return checkpoint <= self.dropped_up_to or any(e.checkpoint == checkpoint for e in self.entries)
 
@@ -787,16 +707,6 @@ class StatisticsHistory(Stored):
             entries=_in_order((*self.in_progress, *_detailed(kept, self.details))),
             dropped_up_to=max([self.dropped_up_to, *(e.checkpoint for e in dropped)]),
         )
-
-    # -- storing --------------------------------------------------------------------------------
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {**Stored.to_json(self), "quantities": _QUANTITIES}
-
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        names, samples = member(value, "quantities"), member(value, "samples")
-        return {**value, "samples": samples_from_json(names, samples)}
 
 
 def _in_order(entries: Iterable[CheckpointStatistics]) -> tuple[CheckpointStatistics, ...]:

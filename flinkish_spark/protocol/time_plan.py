@@ -1,4 +1,15 @@
-"""Who reports about time in a plan, and what the driver makes of reports."""
+"""Who reports about time in a plan, and what the driver makes of reports.
+
+Workers know their *reporter* by a number. Keyed operators come first, in the order of the program, then
+its sources. Numbers are of one plan and never stored: what is stored goes by uid.
+
+report rows -> TaskAck.reports -> facts_of -> BatchTimes
+                               -> late_in -> StagedBatch.late_dropped
+                               -> counts_in -> StagedBatch.counts
+
+What operators have counted is part of what is decided: a micro-batch that runs again counts once, and one
+that never counts counts nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +32,6 @@ from flinkish_spark.protocol.records import SinkAck, StagedBatch, TimeReport
 from flinkish_spark.protocol.timer_index import Agenda, NextTimers
 from flinkish_spark.protocol.watermarks import EventTime, OperatorTime
 
-# ----------------------------------------------------------------------------------------------------------
-# Who reports about time in a plan, and what the driver makes of reports.
-#
-# Workers know their *reporter* by a number. Keyed operators come first, in the order of the program, then
-# its sources. Numbers are of one plan and never stored: what is stored goes by uid.
-#
-# report rows -> TaskAck.reports -> facts_of -> BatchTimes
-
 
 class ReporterRole(enum.Enum):
     """What the two numbers of a report are."""
@@ -42,8 +45,6 @@ class ReporterRole(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """One of a plan's reporters."""
-
     #: Of the operator; of a source the name of the chain's input.
     uid: str
     role: ReporterRole
@@ -90,7 +91,6 @@ class TimePlan:
 
     @property
     def rules(self) -> dict[str, AssignerRules]:
-        """Rules by assigner."""
         return {uid: one.rules for uid, one in self.assigners.items()}
 
     @property
@@ -113,7 +113,6 @@ class TimePlan:
         }
 
     def operator_times(self) -> dict[str, OperatorTime]:
-        """Return the operators by uid, as they begin."""
         instances = self.instances()
         everything = frozenset(self.assigners)
         return {
@@ -125,10 +124,6 @@ class TimePlan:
         }
 
     def groups_by_number(self, places: Iterable[Place]) -> dict[int, frozenset[int]]:
-        """Return whom to call by reporter number: the key groups that open their bundles.
-
-        Those of operators that the plan lacks are left out.
-        """
         instances = self.instances()
         numbers = {uid: self.number_of(uid) for uid in set(instances.values())}
         found: dict[int, set[int]] = {}
@@ -143,10 +138,7 @@ class TimePlan:
     def silent(
         self, called: Iterable[tuple[int, int]], reported: Iterable[TimerReport]
     ) -> tuple[TimerReport, ...]:
-        """Return a report for each key group that was called and reported nothing: it has no timers.
-
-        Without it a group whose state was not restored would be called for ever.
-        """
+        """Report that key groups which were called and said nothing have no timers."""
         known = {(report.operator, report.group) for report in reported}
         names = [(name, uid, self.number_of(uid)) for name, uid in self.instances().items()]
         places = {
@@ -184,7 +176,6 @@ def reporters_of(operators: Sequence[str], inputs: Sequence[str]) -> tuple[Repor
 
 
 def assigner_uid(name: str, chain: str) -> str:
-    """Return under which uid the driver keeps the times of an input of a chain."""
     return f"{name}.{chain}"
 
 
@@ -249,7 +240,6 @@ def _channel(plan: TimePlan, source: str, chain: str, report: TimeReport) -> Pla
 
 
 def _names_now(name: str, instances: Mapping[str, str]) -> list[str]:
-    """Return the instances that the timers of a stored name may belong to."""
     if name in instances:
         return [name]
     uids = [uid for uid in instances.values() if name == uid or name.startswith(f"{uid}.")]
@@ -266,16 +256,6 @@ def _timers(found: Mapping[Place, tuple[int, int]]) -> tuple[TimerReport, ...]:
 
 def _or_none(time_ms: int) -> int | None:
     return None if time_ms == MAX_WATERMARK_MS else time_ms
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What operators have counted, as tasks report it and staged micro-batches keep it.
-#
-# count in a key group -> report in TaskAck.reports -> late_in -> StagedBatch.late_dropped
-#                                                   -> counts_in -> StagedBatch.counts
-#
-# So it is part of what is decided: a micro-batch that runs again counts once, and one that never counts
-# counts nothing. Numbers of operators are those of `protocol/time_plan.py`.
 
 
 #: What is counted. A report says the place of its counter here, so that never changes.
@@ -314,7 +294,6 @@ def late_in(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[str, int]:
 
 
 def counts_in(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[str, dict[str, int]]:
-    """Return by operator what else was counted in a micro-batch, by name; as :func:`late_in`."""
     found: dict[str, dict[str, int]] = {}
     for (uid, counter), count in _counted(plan, acks).items():
         if counter != _LATE:
@@ -368,7 +347,6 @@ def levels_behind(state: EventTime, counts: Mapping[str, Mapping[str, int]]) -> 
 
 
 def late_of(batches: Iterable[StagedBatch]) -> dict[str, int]:
-    """Return by operator how many late records micro-batches dropped."""
     found: dict[str, int] = {}
     for batch in batches:
         for uid, count in batch.late_dropped.items():

@@ -11,8 +11,7 @@ Rules:
    the system has one, else before the first record can be seen.
 3. A mark is *ours* if its token is that of its id. One that is not was left by another timeline: nothing is
    committed beside it.
-4. A mark without a token (of an older version, or where the token cannot be read any more) is judged by its
-   id alone.
+4. A mark whose token cannot be read any more is judged by its id alone.
 5. A user may accept what is there: marks up to an id are then taken as they are, and ids go on above it.
 """
 
@@ -45,7 +44,6 @@ class Mark:
 
     @classmethod
     def parse(cls, text: str, job: JobUuid) -> Mark | None:
-        """Return the mark that a line holds; None if it is none of `job`."""
         word, *rest = text.split(" ")
         if word != _WORD or len(rest) not in (2, 3) or rest[0] != str(job) or not rest[1].isdecimal():
             return None

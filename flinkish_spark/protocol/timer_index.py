@@ -34,7 +34,7 @@ class NextTimers:
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """The next timers of every key group that has any. A value."""
+    """The next timers of every key group that has any."""
 
     #: By operator and key group.
     groups: Mapping[Place, NextTimers] = field(default_factory=dict)
@@ -60,7 +60,6 @@ class Agenda:
 
     @property
     def next_event_times_ms(self) -> dict[str, int]:
-        """The earliest event-time timer of each operator that has one."""
         found: dict[str, int] = {}
         for (operator, _), timers in self.groups.items():
             if timers.event_time_ms is not None:
@@ -83,7 +82,6 @@ class Agenda:
         )
 
     def to_json(self) -> list[list[Any]]:
-        """Return the stored form."""
         return [
             [*place, timers.event_time_ms, timers.processing_time_ms]
             for place, timers in sorted(self.groups.items(), key=lambda item: item[0])
@@ -91,7 +89,6 @@ class Agenda:
 
     @classmethod
     def from_json(cls, value: Any) -> Agenda:
-        """Read the stored form; raise ValueError if it is none."""
         # The same checks as a report's.
         reports = read(tuple[TimerReport, ...], value)
         once_each("the key group", ((one.operator, one.group) for one in reports))

@@ -21,14 +21,11 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?!\d).*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, order=True)
 class SparkMinor:
-    """A minor version of Spark, such as 4.2."""
-
     major: int
     minor: int
 
     @classmethod
     def of(cls, version: str) -> Self:
-        """Read a whole version; raise ValueError if it is none."""
         found = _VERSION.fullmatch(version)
         if found is None:
             raise ValueError(f"{version!r} is no version of Spark: it does not begin with two numbers")

@@ -58,7 +58,6 @@ _HELD = Mapping[Uid, HeldChannels]
 
 
 def held_sources(plan: TimePlan, state: EventTime) -> dict[str, HeldChannels]:
-    """Return what of which source is held back in the next micro-batch."""
     aligned: dict[str, list[str]] = {}
     for uid, assigner in plan.assigners.items():
         if assigner.rules.alignment is not None:
@@ -81,7 +80,6 @@ def held_to_json(held: HeldSources) -> dict[str, Any]:
 
 
 def held_from_json(value: Any) -> dict[str, HeldChannels]:
-    """Read what :func:`held_to_json` returned; raise ValueError if it is something else."""
     held: dict[str, HeldChannels] = read(_HELD, value)
     return held
 

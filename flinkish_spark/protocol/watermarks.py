@@ -1,4 +1,15 @@
-"""Event time of a job: from what micro-batches report to the watermark of the next one."""
+"""Event time of a job: from what micro-batches report to the watermark of the next one.
+
+One step per micro-batch, a function of the state before it and its :class:`BatchTimes`. So whoever has a
+stored state and the facts of the micro-batches behind it continues exactly, in any process, and a micro-
+batch that runs again leads to the same watermark.
+
+    reports -> watermark of each channel -> valve over an assigner's channels
+            -> for each operator, a valve over the assigners in front of it
+
+Idleness is measured in processing times of micro-batches, and every micro-batch reads what there is: one
+that carries nothing of a channel shows that nothing came since the one before.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from flinkish_spark.protocol.codec import (
-    ADDED,
     INLINE,
     LEFT_OUT,
     Form,
-    Presence,
     Stored,
     member,
     read,
@@ -37,14 +46,9 @@ from flinkish_spark.protocol.event_time import (
 from flinkish_spark.protocol.ids import Instance, Uid
 from flinkish_spark.protocol.timer_index import Agenda
 
-# ----------------------------------------------------------------------------------------------------------
-# Where one assigner stands between two micro-batches: its channels, who is silent, whether it has ended.
-
 
 @dataclass(frozen=True, slots=True)
 class AssignerTime:
-    """Where one assigner stands."""
-
     #: Processing time of the first micro-batch that knew it; where all of its channels are gone, of the last
     #: one in which they had records.
     known_since_ms: int
@@ -71,7 +75,6 @@ class AssignerTime:
         known: AssignerInput | None,
         held_back: Collection[int],
     ) -> AssignerTime:
-        """Return where it stands behind a micro-batch."""
         present = None if known is None else known.channels
         has_ended = self.has_ended if known is None else known.has_ended
         new = (times_ms.keys() | (present or frozenset())) - self.valve.channels.keys()
@@ -105,7 +108,6 @@ class AssignerTime:
         )
 
     def to_json(self) -> Any:
-        """Return the stored form."""
         channels = tuple(
             (number, one.watermark_ms, one.status, one.counts, self.silent_since_ms[number])
             for number, one in sorted(self.valve.channels.items())
@@ -114,7 +116,6 @@ class AssignerTime:
 
     @classmethod
     def from_json(cls, value: Any) -> AssignerTime:
-        """Read the stored form; raise ValueError if it is none."""
         found = _Members.from_json(value)
         once_each("channel", (number for number, *_ in found.channels))
         valve = Valve({one[0]: ValveChannel(*one[1:4]) for one in found.channels}, found.watermark_ms)
@@ -133,20 +134,11 @@ class _Members(Stored):
     known_since_ms: _TimeMs
     watermark_ms: WatermarkMs
     has_ended: bool
-    channels: tuple[_Channel, ...] = field(default=(), metadata=ADDED)
+    channels: tuple[_Channel, ...]
 
 
 def _is_silent(rules: AssignerRules, since_ms: int, now_ms: int) -> bool:
     return rules.idleness_ms is not None and now_ms - since_ms >= rules.idleness_ms
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Where one operator stands: a valve over the assigners in front of it, and over no others.
-#
-# Two parts of a job that share nothing do not wait for each other. An operator behind another one has all
-# of the other's inputs among its own, so its watermark is not the greater one: what fires in front of it is
-# never late. (But for inputs that come back from being idle: they hold nobody back who is ahead of them,
-# and as in Flink that may be the second operator alone.)
 
 
 _ROWS = tuple[tuple[Instance, WatermarkMs, ChannelStatus, bool], ...]
@@ -169,6 +161,10 @@ def _valve_from(stored: Mapping[str, Any]) -> Valve[str]:
 StoredValve = Annotated[Valve[str], Form(_valve_members, _valve_from)]
 
 
+# Two parts of a job that share nothing do not wait for each other. An operator behind another one has all
+# of the other's inputs among its own, so its watermark is not the greater one: what fires in front of it is
+# never late. (But for inputs that come back from being idle: they hold nobody back who is ahead of them,
+# and as in Flink that may be the second operator alone.)
 @dataclass(frozen=True, slots=True)
 class OperatorTime(Stored):
     """Where an operator stands between two micro-batches."""
@@ -193,7 +189,6 @@ class OperatorTime(Stored):
         active: Collection[str],
         carried_ms: int,
     ) -> OperatorTime:
-        """Return where it stands behind a micro-batch."""
         own = {uid: one for uid, one in there.items() if uid in self.inputs}
         valve = joined(self.valve, carried_ms, own, active)
         if self.inputs and all(uid in assigners and assigners[uid].has_ended for uid in self.inputs):
@@ -201,11 +196,7 @@ class OperatorTime(Stored):
         return replace(self, valve=valve, carried_ms=carried_ms)
 
     def going_on(self, valve: Valve[str], carried_ms: int) -> OperatorTime:
-        """Return it as it goes on from a valve of before, which may be over other inputs.
-
-        The watermark stays, since its state has seen it; inputs that are gone hold it back no more, and new
-        ones join with the next micro-batch.
-        """
+        """Return it as it goes on from a valve that may be over other inputs; the watermark stays."""
         return replace(self, valve=valve.without(valve.channels.keys() - self.inputs), carried_ms=carried_ms)
 
 
@@ -222,40 +213,22 @@ def joined(
     return valve.without(uid for uid in valve.channels if uid not in there or there[uid].has_ended)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Event time of a job: from what micro-batches report to the watermark of the next one.
-#
-# One step per micro-batch, a function of the state before it and its :class:`BatchTimes`. So whoever has a
-# stored state and the facts of the micro-batches behind it continues exactly, in any process, and a micro-
-# batch that runs again leads to the same watermark.
-#
-#     reports -> watermark of each channel -> valve over an assigner's channels
-#             -> for each operator, a valve over the assigners in front of it
-#
-# Idleness is measured in processing times of micro-batches, and every micro-batch reads what there is: one
-# that carries nothing of a channel shows that nothing came since the one before.
-
-
 #: Of all assigners of a job, by uid.
 Rules = Mapping[str, AssignerRules]
 
 
 @dataclass(frozen=True, slots=True)
 class EventTime(Stored):
-    """Where time stands between two micro-batches; stored with checkpoints.
-
-    Make the first one with `EventTime()`, one for a job that starts again with :meth:`of_job`.
-    """
+    """Where time stands between two micro-batches; stored with checkpoints."""
 
     assigners: Mapping[Instance, AssignerTime] = field(default_factory=dict)
-    #: Over the assigners that have not ended: the job as a whole. Where no operators are named every one
-    #: goes by it, as in what versions stored that knew no others.
+    #: Over the assigners that have not ended: the job as a whole.
     valve: StoredValve = field(default_factory=Valve, metadata=INLINE)
     #: Of the last micro-batch; None before the first.
     processing_time_ms: Annotated[int, whole(0, MAX_WATERMARK_MS)] | None = None
     #: The least watermark that the last micro-batch carried.
     carried_ms: WatermarkMs = MIN_WATERMARK_MS
-    agenda: Agenda = field(default_factory=Agenda, metadata=stored("timers", Presence.ADDED))
+    agenda: Agenda = field(default_factory=Agenda, metadata=stored("timers"))
     operators: Mapping[Uid, OperatorTime] = field(default_factory=dict, metadata=LEFT_OUT)
     #: By uid and name, of what operators count how much of it there is now; see `protocol/time_plan.py`.
     levels: Mapping[Uid, Mapping[str, int]] = field(default_factory=dict, metadata=LEFT_OUT)
@@ -325,8 +298,8 @@ class EventTime(Stored):
         """Return a stored state as a job goes on from it, which may have other assigners and operators.
 
         What the job no longer has is left out, and what is new begins. Watermarks stay: operators' state has
-        seen them. An operator that is new has seen nothing, so no record is late for it; where the state was
-        stored by a version that knew no operators, each has seen what the job has.
+        seen them. An operator that is new has seen nothing, so no record is late for it; in a job that
+        had none at all, each has seen what the job has.
         """
         kept = {uid: one for uid, one in self.assigners.items() if uid in rules}
         whole = replace(self.valve, watermark_ms=self.watermark_ms)
@@ -373,12 +346,7 @@ def step(rules: Rules, state: EventTime, batch: BatchTimes) -> EventTime:
 
 
 def to_hold_back(rules: Rules, state: EventTime) -> frozenset[Place]:
-    """Return the assigners and channels that bring no records in the next micro-batch: they are ahead.
-
-    A channel is ahead if it is more than its assigner's drift above the slowest active channel of the
-    group. That one is never ahead itself, so the group goes on. An assigner that has brought nothing yet,
-    and is not idle, is the slowest.
-    """
+    """Return the assigners and channels that bring no records in the next micro-batch: they are ahead."""
     slowest_ms: dict[str, int] = {}
     running = _running(rules, state)
     for uid, one in running:
@@ -397,13 +365,7 @@ def to_hold_back(rules: Rules, state: EventTime) -> frozenset[Place]:
 
 
 def next_micro_batch_ms(rules: Rules, state: EventTime) -> int | None:
-    """Return the processing time at which a micro-batch is due even if no record comes; None for never.
-
-    It is due at once (at a time that is over) if an operator's watermark has reached a timer, or all input
-    has ended and the last watermark is still to be carried; else at the next processing-time timer, or when
-    a channel becomes idle for which somebody waits: an event-time timer of an operator behind it, or a
-    channel that is held back.
-    """
+    """Return the processing time at which a micro-batch is due even if no record comes; None for never."""
     if state.processing_time_ms is None:
         return None
     if state.is_due_at_once:
@@ -415,7 +377,6 @@ def next_micro_batch_ms(rules: Rules, state: EventTime) -> int | None:
 
 
 def _awaited(rules: Rules, state: EventTime) -> Collection[str]:
-    """Return the assigners in front of event-time timers."""
     waiting = state.agenda.next_event_times_ms.keys()
     if not state.operators:
         return rules.keys() if waiting else ()

@@ -20,7 +20,7 @@ Number = int | float
 
 
 class Scope(enum.Enum):
-    """What a metric is about; Flink's words. A task is here a whole vertex of the job graph."""
+    """The subject of a metric, in Flink's words. A task is here a whole vertex of the job graph."""
 
     JOB = "job"
     TASK = "task"
@@ -28,7 +28,7 @@ class Scope(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """Whether a value only grows, for the life of the job directory."""
+    """The type of a metric: a counter only grows, for the life of the job directory."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -36,8 +36,6 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: its name in Flink, what it is about, its unit by UCUM, what it means."""
-
     name: str
     kind: Kind
     scope: Scope
@@ -47,8 +45,6 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The value of a metric."""
-
     metric: Metric
     value: Number
     #: The vertex, of a metric of a task.
@@ -128,7 +124,6 @@ _OPERATORS_TOTALS = frozenset(one.name for one in CATALOGUE if one.scope is Scop
 
 
 def measurements(snapshot: JobSnapshot) -> Iterator[Measurement]:
-    """Yield all that is known of a job."""
     yield from job_measurements(snapshot)
     for vertex in snapshot.graph.vertices:
         yield from task_measurements(snapshot, vertex)
@@ -137,7 +132,6 @@ def measurements(snapshot: JobSnapshot) -> Iterator[Measurement]:
 
 
 def job_measurements(snapshot: JobSnapshot) -> list[Measurement]:
-    """Return what is known of the job as a whole."""
     history, report = snapshot.history, snapshot.report
     counts, newest, restored = history.counts, history.newest_completed, history.newest_restored
     is_running = snapshot.status is JobStatus.RUNNING
@@ -167,7 +161,6 @@ def job_measurements(snapshot: JobSnapshot) -> list[Measurement]:
 
 
 def task_measurements(snapshot: JobSnapshot, vertex: JobVertex) -> list[Measurement]:
-    """Return what is known of a vertex."""
     totals, sources, sinks = snapshot.history.totals, snapshot.sources_of(vertex), snapshot.sinks_of(vertex)
     busy, held = snapshot.shares_of(vertex)
     written = _sum(totals.get(uid, {}).get("numRecordsOut") for uid in sinks)
@@ -263,7 +256,6 @@ def _per_second(share: float | None) -> int | None:
 
 
 def metrics_table() -> str:
-    """Return the catalogue as a table for the documents."""
     rows = [
         f"| `{one.name}` | {one.kind.value} | {one.scope.value} | {one.unit} | {one.meaning} |"
         for one in CATALOGUE

@@ -1,4 +1,4 @@
-"""What a job reads and writes, for catalogs that speak OpenLineage: an event for each complete checkpoint."""
+"""Tells catalogs by OpenLineage what a job reads and writes: an event for each complete checkpoint."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ _MOST_TEXT = 500
 
 @dataclass(frozen=True)
 class _Output:
-    """A data set that a sink writes, and from which columns of which inputs its columns come."""
-
     uid: str
     dataset: Dataset
     fields: tuple[tuple[str, str], ...]
@@ -111,7 +109,6 @@ class OpenLineageReporter(Reporter):
         if self._given is None:
             self._client.close()
 
-    # -- events ---------------------------------------------------------------------------------
     def _running(self, snapshot: JobSnapshot, ended: CheckpointStatistics) -> None:
         rows = {one.uid: (one.rows, one.bytes) for one in ended.participants}
         at_ms = ended.trigger_at_ms + (ended.durations.end_to_end_ms or 0)
@@ -182,7 +179,6 @@ class OpenLineageReporter(Reporter):
         )
         self._client.emit(event)
 
-    # -- data sets ------------------------------------------------------------------------------
     def _look(self, planned: PlannedJob) -> None:
         """Note once what is read and written; sources and Catalyst may have to be asked for it."""
         datasets = {node.uid: node.source.datasets() for node in self._job.sources}

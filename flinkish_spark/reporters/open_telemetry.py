@@ -102,7 +102,6 @@ class OpenTelemetryReporter(Reporter):
         self._meters.shutdown()
         self._traces.shutdown()
 
-    # -- metrics --------------------------------------------------------------------------------
     def _show(self, one: Measurement) -> None:
         """Make the instrument of a metric, if there is none yet."""
         name = _PREFIX[one.metric.scope] + one.metric.name
@@ -125,7 +124,6 @@ class OpenTelemetryReporter(Reporter):
 
         return observe
 
-    # -- traces ---------------------------------------------------------------------------------
     def _trace(self, snapshot: JobSnapshot, ended: CheckpointStatistics) -> None:
         """Make a span of a checkpoint, with one below it for each participant, and for each commit."""
         from opentelemetry.trace import Status, StatusCode, set_span_in_context

@@ -35,10 +35,7 @@ _Known = tuple[JobSnapshot, Sequence[Measurement]]
 
 
 def text_of(snapshots: Iterable[JobSnapshot]) -> bytes:
-    """Return the metrics of jobs in Prometheus's text format.
-
-    A job whose directory cannot be read is left out, and logged: it must not hide the others.
-    """
+    """Return the metrics of jobs in Prometheus's text format, without jobs that cannot be read."""
     client = _client()
     registry = client.CollectorRegistry(auto_describe=False)
     registry.register(_Collector(lambda: _known(snapshots)))
@@ -70,12 +67,11 @@ def _known(snapshots: Iterable[JobSnapshot]) -> Iterator[_Known]:
 
 @dataclass(frozen=True)
 class _Collector:
-    """What prometheus_client asks at each scrape."""
+    """The collector that prometheus_client asks at each scrape."""
 
     known: Callable[[], Iterable[_Known]]
 
     def collect(self) -> Iterator[Any]:
-        """Yield a family for each name, with the values of all jobs."""
         core, families = _client().core, dict[str, Any]()
         shown: set[tuple[str, ...]] = set()
         for snapshot, found in self.known():
@@ -93,7 +89,6 @@ class _Collector:
 
 
 def name_of(one: Measurement) -> str:
-    """Return Prometheus's name of a metric."""
     return _PREFIX[one.metric.scope] + _NO_LETTER.sub("_", one.metric.name)
 
 

@@ -1,4 +1,4 @@
-"""Who tells another system how a job is, and the threads in which they do."""
+"""Reporters, which tell other systems how a job is, and the threads in which they do."""
 
 from __future__ import annotations
 
@@ -78,7 +78,6 @@ class EndedCheckpoints:
         self._told: set[int] = set()
 
     def new_in(self, history: StatisticsHistory) -> list[CheckpointStatistics]:
-        """Return those that have ended since the last call, by rising id."""
         ended = [one for one in history.entries if one.status is not CheckpointStatus.IN_PROGRESS]
         found = [
             one
@@ -170,4 +169,5 @@ class Reporting(QuietListener, ExecutionListener):
         self._tell()
 
     def on_job_executed(self, result: JobExecutionResult | None, error: BaseException | None) -> None:
+        # The last report is made before whoever waits for the job's end goes on.
         self.end()

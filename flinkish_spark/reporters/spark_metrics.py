@@ -43,7 +43,7 @@ class SparkMetricsReporter(Reporter):
         Raises
         ------
         ConfigError
-            It is not, or is an older one.
+            It is not.
         """
         if not has_class(self._spark, "io.github.flinkishspark.shim.JobMetrics"):
             raise ConfigError(
@@ -67,7 +67,6 @@ class SparkMetricsReporter(Reporter):
 
 
 def name_of(one: Measurement) -> str:
-    """Return the name of a metric below its source."""
     about = one.operator if one.task is None else one.task.name
     parts = (one.metric.scope.value, _NO_LETTER.sub("_", about), one.metric.name)
     return ".".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""Who may ask a server what: the names it answers to, where requests may come from, the token for changes.
+"""The rules for requests: names the server answers to, where requests may come from, the token for changes.
 
 A page of somebody else's that is open in the same browser can send requests to any server of this machine:
 
@@ -39,7 +39,7 @@ def new_token() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is one of this machine that no other one reaches."""
+    """Return whether an address is one of this machine that no other one reaches."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -48,14 +48,10 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Access:
-    """The rules of one server."""
-
     host: str
-    #: What changes have to bring.
     token: str = field(repr=False)
     #: Further names by which it may be asked for, for example behind a proxy.
     names: frozenset[str] = frozenset()
-    #: Whether anything can be changed at all.
     can_change: bool = True
 
     def why_refused(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
@@ -100,7 +96,6 @@ class Guard:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

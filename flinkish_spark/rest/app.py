@@ -60,8 +60,6 @@ _SAVEPOINT, _STOP, _CHECKPOINT, _REWIND = "savepoint", "stop", "checkpoint", "re
 
 
 class Refused(Exception):
-    """A request is answered with a status and a reason."""
-
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status, self.text = status, text
@@ -69,8 +67,6 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class ServedJobs:
-    """What the paths work with."""
-
     jobs: JobsInPlaces
     access: Access
     #: Where savepoints go if a request says nothing; empty for nowhere.
@@ -80,7 +76,6 @@ class ServedJobs:
 
 
 def application(served: ServedJobs) -> Starlette:
-    """Return the server's paths, with Flink's also below `/v1`, and its page."""
     paths = _Paths(served)
     routes = paths.routes()
     return Starlette(
@@ -134,10 +129,9 @@ class _Paths:
         self._listeners = 0
 
     def routes(self) -> list[Route]:
-        """Return all paths."""
         job, vertex = "/jobs/{job}", "/jobs/{job}/vertices/{vertex}"
         return [
-            Route("/metrics", self._prometheus),
+            Route("/metrics", lambda _: Response(text_of(self._all()), media_type=CONTENT_TYPE)),
             Route("/overview", lambda request: _FlinkAnswer(flink.overview(self._all()))),
             Route("/config", self._config),
             Route("/taskmanagers", lambda request: JSONResponse({"taskmanagers": []})),
@@ -155,7 +149,11 @@ class _Paths:
             Route(f"{job}/exceptions", self._exceptions),
             Route(f"{job}/accumulators", self._of_job(flink.job_accumulators)),
             Route(f"{job}/metrics", self._job_metrics),
-            Route(f"{job}/checkpoints", self._checkpoints, methods=["GET"]),
+            Route(
+                f"{job}/checkpoints",
+                self._of_job(lambda one: flink.checkpoints(one, _FLINK_HISTORY)),
+                methods=["GET"],
+            ),
             Route(f"{job}/checkpoints", self._trigger_checkpoint, methods=["POST"]),
             Route(f"{job}/checkpoints/config", self._of_job(flink.checkpoint_config)),
             Route(f"{job}/checkpoints/details/{{checkpoint}}", self._checkpoint),
@@ -194,7 +192,6 @@ class _Paths:
             Route(f"{base}/events", self._events),
         ]
 
-    # -- looking --------------------------------------------------------------------------------
     def _all(self) -> list[JobSnapshot]:
         return [JobSnapshot(job_id, job) for job_id, job in self._jobs.found().by_id.items()]
 
@@ -258,9 +255,6 @@ class _Paths:
         at_most = _number(request, "maxExceptions", _MOST_EXCEPTIONS) or 0
         return _FlinkAnswer(flink.job_exceptions(self._snapshot(request), at_most))
 
-    def _prometheus(self, request: Request) -> Response:
-        return Response(text_of(self._all()), media_type=CONTENT_TYPE)
-
     def _job_metrics(self, request: Request) -> Response:
         metrics = flink.job_metrics(self._snapshot(request))
         return _FlinkAnswer(flink.selected(metrics, request.query_params.get("get")))
@@ -275,9 +269,6 @@ class _Paths:
 
         return answer
 
-    def _checkpoints(self, request: Request) -> Response:
-        return _FlinkAnswer(flink.checkpoints(self._snapshot(request), _FLINK_HISTORY))
-
     def _checkpoint(self, request: Request) -> Response:
         snapshot = self._snapshot(request)
         return _FlinkAnswer(flink.checkpoint_details(snapshot, self._view(snapshot, request)))
@@ -291,7 +282,6 @@ class _Paths:
         snapshot = self._snapshot(request)
         return JSONResponse(ours.checkpoint(snapshot, self._view(snapshot, request)))
 
-    # -- changing -------------------------------------------------------------------------------
     async def _trigger_checkpoint(self, request: Request) -> Response:
         given = await _body(request)
 
@@ -394,7 +384,6 @@ class _Paths:
             raise Refused(504 if reply.kind is ReplyKind.NOT_TAKEN else 409, describe(reply))
         return JSONResponse({}, status_code=202)
 
-    # -- telling --------------------------------------------------------------------------------
     async def _events(self, request: Request) -> Response:
         snapshot = await run_in_threadpool(self._snapshot, request)
         is_local = snapshot.job.place.is_local
@@ -451,10 +440,6 @@ class _Paths:
             await asyncio.sleep(_CLOSED_WITHIN_S)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Asking a job.
-
-
 def _refuse_if_down(snapshot: JobSnapshot) -> None:
     """Refuse at once what a job that does not run would never take."""
     if snapshot.is_over or snapshot.owner_epoch.value == 0:
@@ -496,10 +481,6 @@ def _rewound(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dic
         if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
             raise OperationFailed(f"ordered, and not done yet: {describe(reply)}; the order stays")
         job.clock.sleep_ms(_POLL_MS)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What requests bring.
 
 
 async def _body(request: Request) -> Mapping[str, Any]:

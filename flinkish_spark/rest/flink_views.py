@@ -1,4 +1,4 @@
-"""What Flink's REST paths answer, in Flink's shapes and by Flink's names, out of a snapshot of a job.
+"""The answers of Flink's REST paths, in Flink's shapes and by Flink's names, out of a snapshot of a job.
 
 Every member that a client of Flink's may look for is there. What Spark does not have, or what was not
 measured, is -1 or left out, as Flink itself does where it does not know: never a number that means something
@@ -48,7 +48,6 @@ _PERMILLES = {"p50": 500, "p90": 900, "p95": 950, "p99": 990, "p999": 999}
 
 
 def overview(snapshots: Iterable[JobSnapshot]) -> dict[str, Any]:
-    """Return `/overview`."""
     states = [one.status for one in snapshots]
     over = (JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED)
     return {
@@ -65,7 +64,6 @@ def overview(snapshots: Iterable[JobSnapshot]) -> dict[str, Any]:
 
 
 def dashboard_config(*, can_change: bool) -> dict[str, Any]:
-    """Return `/config`."""
     return {
         "refresh-interval": 3_000,
         "timezone-name": "Coordinated Universal Time",
@@ -81,16 +79,11 @@ def dashboard_config(*, can_change: bool) -> dict[str, Any]:
     }
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A job and its vertices.
-
-
 def job_id_with_status(snapshot: JobSnapshot) -> dict[str, Any]:
     return {"id": snapshot.id, "status": snapshot.status.value}
 
 
 def job_overview(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return an entry of `/jobs/overview`."""
     counts = {state.lower(): 0 for state in _TASK_STATES}
     for state in _states(snapshot).values():
         counts[state.value.lower()] += 1
@@ -108,7 +101,6 @@ def job_overview(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def job_details(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return `/jobs/:id`."""
     since = {} if snapshot.report is None else snapshot.report.since_ms
     vertices = [_vertex(snapshot, vertex) for vertex in snapshot.graph.vertices]
     counts = dict.fromkeys(_TASK_STATES, 0)
@@ -144,7 +136,6 @@ def job_plan(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def job_config(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return `/jobs/:id/config`."""
     settings = _settings(snapshot)
     names = ("trigger_ms", "retained", "retention", "mode", "interval_ms")
     return {
@@ -206,7 +197,6 @@ def job_accumulators(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def vertex_details(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, Any]:
-    """Return `/jobs/:id/vertices/:v`."""
     one = _vertex(snapshot, vertex)
     return {
         "id": vertex.id,
@@ -236,7 +226,6 @@ def vertex_details(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, Any]:
 
 
 def vertex_times(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, Any]:
-    """Return `/jobs/:id/vertices/:v/subtasktimes`."""
     one = _vertex(snapshot, vertex)
     reached = dict.fromkeys(_TASK_STATES, 0)
     reached[one["status"]] = max(0, one["start-time"])
@@ -353,10 +342,6 @@ def _settings(snapshot: JobSnapshot) -> Mapping[str, Any]:
     return {} if snapshot.report is None else snapshot.report.settings
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Metrics, by Flink's names; a value is text, as Flink gives it.
-
-
 def job_metrics(snapshot: JobSnapshot) -> dict[str, str]:
     return {one.metric.name: str(one.value) for one in job_measurements(snapshot)}
 
@@ -387,12 +372,7 @@ def selected(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, s
     return [{"id": name, "value": metrics[name]} for name in wanted.split(",") if name in metrics]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Checkpoints.
-
-
 def checkpoint_config(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return `/jobs/:id/checkpoints/config`."""
     settings = _settings(snapshot)
     retention = settings.get("retention", "RETAIN_ON_CANCELLATION")
     tolerable = settings.get("tolerable_failures", _UNKNOWN)
@@ -421,7 +401,6 @@ def checkpoint_config(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def checkpoints(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:
-    """Return `/jobs/:id/checkpoints`."""
     history = snapshot.history
     counts, newest = history.counts, snapshot.newest_checkpoints(at_most)
     latest = {
@@ -459,7 +438,6 @@ def checkpoints(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:
 
 
 def checkpoint_details(snapshot: JobSnapshot, view: CheckpointView) -> dict[str, Any]:
-    """Return `/jobs/:id/checkpoints/details/:cp`."""
     tasks = {
         vertex.id: _task_checkpoint(view, _participants(view, vertex)) for vertex in snapshot.graph.vertices
     }
@@ -468,7 +446,6 @@ def checkpoint_details(snapshot: JobSnapshot, view: CheckpointView) -> dict[str,
 
 
 def checkpoint_subtasks(view: CheckpointView, vertex: JobVertex) -> dict[str, Any]:
-    """Return `/jobs/:id/checkpoints/details/:cp/subtasks/:vertex`."""
     participants = _participants(view, vertex)
     durations = view.durations
     subtasks: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What Flink's REST server has no path for: sinks, decisions, going back, lineages, chained jobs."""
+"""Answers for which Flink's REST server has no path: sinks, decisions, going back, lineages, chained jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def listed_job(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def job(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return who a job is, who runs it, and why it was started again."""
     report, owner = snapshot.report, snapshot.owner
     names = {vertex.id: vertex.name for vertex in snapshot.graph.vertices}
     return {
@@ -81,7 +80,6 @@ def job(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def graph(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return the job graph with what went through each vertex of late."""
     found, flow = snapshot.graph, snapshot.flow
     return {
         "vertices": [_vertex(snapshot, found, vertex) for vertex in found.vertices],
@@ -133,7 +131,6 @@ def _kind(vertex: JobVertex) -> str:
 
 
 def watermarks(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return the watermarks of all operators at the newest complete checkpoint, with their lags."""
     commits = snapshot.newest_commits
     by_uid = snapshot.graph.by_uid
     return {
@@ -150,10 +147,6 @@ def watermarks(snapshot: JobSnapshot) -> dict[str, Any]:
             for uid, watermark_ms in sorted(snapshot.watermarks_ms.items())
         ],
     }
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Checkpoints, and what was decided of them.
 
 
 def checkpoints(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict[str, Any]:
@@ -204,7 +197,6 @@ def checkpoint(snapshot: JobSnapshot, view: CheckpointView) -> dict[str, Any]:
 
 
 def decisions(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict[str, Any]:
-    """Return what was decided, the newest first."""
     return {
         "decisions": [
             {
@@ -225,16 +217,8 @@ def decisions(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict[s
     }
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Sinks: what they hold that nobody sees yet, and what they have shown.
-
-
 def sinks(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return, by sink, what is staged, what is decided and not confirmed, and what is confirmed.
-
-    What a sink has staged and not committed is an *open* committable: a transaction of Kafka's, files that no
-    table names.
-    """
+    """Return, by sink, what is staged, what is decided and not confirmed, and what is confirmed."""
     job_dir = snapshot.job.job_dir
     staged = list(job_dir.staged_batches(job_dir.lineage()).values())
     commits = snapshot.newest_commits
@@ -290,10 +274,6 @@ def _rows(batches: Iterable[StagedBatch], uid: str) -> int:
     return sum(ack.rows for batch in batches for ack in batch.acks if ack.sink == uid)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Going back, lineages, what an audit would look at.
-
-
 def rewind(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:
     """Return whether an order to go back waits, and the newest checkpoints that the job could go back to."""
     order = snapshot.job.job_dir.rewind_order()
@@ -316,7 +296,6 @@ def rewind(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:
 
 
 def lineages(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return the rewinds of a job's life, oldest first, and the lineage that it is in."""
     history = snapshot.job.job_dir.history()
     return {
         "live": int(history.live),

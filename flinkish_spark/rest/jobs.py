@@ -1,4 +1,4 @@
-"""Which jobs a server shows, by id: those in job directories, and in folders with job directories."""
+"""The jobs that a server shows, by id: those in job directories, and in folders with job directories."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class FoundJobs:
-    """The jobs of one look."""
-
     #: In the order of their names. An id is the job's uuid. Of a copied directory, which has the same, it
     #: follows from the place.
     by_id: Mapping[str, StoredJob]
@@ -44,7 +42,6 @@ class JobsInPlaces:
         self._look_ms = _LOOK_MS if is_local else _LOOK_IN_BUCKET_MS
 
     def found(self) -> FoundJobs:
-        """Return the jobs that there are."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             if self._looked_ms is None or now_ms - self._looked_ms >= self._look_ms:

@@ -1,4 +1,4 @@
-"""What was triggered over REST and takes its time: each has an id by which its asker hears what became of it.
+"""Operations that were triggered over REST and take their time: each has an id by which its end is asked for.
 
 As in Flink, a trigger is answered at once, and its state is asked for until it is COMPLETED. What is under
 way is known to this server alone, and forgotten when it ends: the job goes on with it all the same.
@@ -25,7 +25,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class OperationFailed(Exception):
-    """What was asked for was not done; the text says why."""
+    """The operation was not done; the text says why."""
 
 
 class TooManyOperations(Exception):
@@ -38,14 +38,11 @@ class TriggerIdTaken(Exception):
 
 @dataclass(slots=True)
 class Operation:
-    """One of them."""
-
     #: Of which job, and what; an id counts for both only.
     job_id: str
     kind: str
     #: What is told of it when it is done; None until then, and where it failed.
     result: dict[str, Any] | None = None
-    #: Why it was not done.
     failure: str | None = None
 
     @property
@@ -54,7 +51,7 @@ class Operation:
 
 
 class Operations:
-    """Those of a server; any thread may call."""
+    """The operations of a server; any thread may call."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -64,7 +61,6 @@ class Operations:
     def begin(
         self, job_id: str, kind: str, work: Callable[[], dict[str, Any]], trigger_id: str | None = None
     ) -> str:
-        """Begin an operation in a thread of its own; return its id."""
         name = uuid.uuid4().hex if trigger_id is None else trigger_id
         if not _ID.fullmatch(name):
             raise ValueError(f"a trigger id is 32 lower-case hexadecimal digits, got {name[:80]!r}")
@@ -72,6 +68,7 @@ class Operations:
         with self._lock:
             known = self._known.get(name)
             if known is not None:
+                # The same request, sent again under an id of the asker's, begins nothing new.
                 if (known.job_id, known.kind) != (job_id, kind):
                     raise TriggerIdTaken
                 return name

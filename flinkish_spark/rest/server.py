@@ -104,11 +104,11 @@ class UiServer:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return self._url
 
     @property
     def link(self) -> str:
+        # Browsers send nothing behind `#`: who has the link may change jobs, and nobody on the way sees it.
         return f"{self.url}#token={self.token}"
 
     def join(self) -> None:

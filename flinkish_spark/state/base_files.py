@@ -1,13 +1,11 @@
 """Bases of key groups as files: what of a big state does not change stays out of the state value.
 
-A file holds one key group's entries as they were at some micro-batch. It is written once, by whichever
-attempt of a task; its name is new, and only the state value that this attempt stores names it. So what a lost
-attempt wrote is named by nobody.
+A file is written once, by whichever attempt of a task; its name is new, and only the state value that this
+attempt stores names it. So what a lost attempt wrote is named by nobody.
 
-On a disk it lies in the query's checkpoint and moves with it. There it is pinned and restored like Spark's
-own state (:mod:`.checkpoint.retention`), and state values delete the files that they named once
-(:mod:`flinkish_spark.state.key_group`). In a bucket it lies beside the query's checkpoint and is never
-moved; the driver is told of it, and deletes it (:mod:`flinkish_spark.protocol.bases`).
+On a disk it lies in the query's checkpoint, is pinned and restored like Spark's own state
+(:mod:`.checkpoint.retention`), and state values delete the files that they named once. In a bucket it lies
+beside the checkpoint; the driver is told of it, and deletes it (:mod:`flinkish_spark.protocol.bases`).
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ _MAPPED_GROUPS = 4096
 
 
 def bases_of(bases: StoreSpec, uid: str, chain: str) -> StoreSpec:
-    """Return where an operator's bases are."""
     return bases.below(uid) if bases.is_local else bases.below(f"{uid}/{chain}")
 
 
@@ -48,7 +45,6 @@ class MappedBases:
         return self.place.open_bucket()
 
     def frame(self, ref: BaseRef) -> Frame:
-        """Return the sections of a base."""
         known, frame = self._frames.get(_group(ref.file), (None, {}))
         return frame if known == ref.file else self._kept(ref, self._opened(checked_name(ref.file)))
 
@@ -109,21 +105,12 @@ class BaseFiles:
     """The bases of an operator on a disk, as one task sees them; see `Bases` in `state/key_group.py`."""
 
     def __init__(self, mapped: MappedBases, batch: int, retained_batch: int | None) -> None:
-        self._mapped, self._batch, self._retained_batch = mapped, batch, retained_batch
-
-    @property
-    def batch(self) -> int:
-        return self._batch
-
-    @property
-    def retained_batch(self) -> int | None:
-        return self._retained_batch
+        self._mapped, self.batch, self.retained_batch = mapped, batch, retained_batch
 
     def read(self, ref: BaseRef) -> Frame:
         return self._mapped.frame(ref)
 
     def write(self, group: int, frame: bytes) -> BaseRef:
-        """Write a file under a new name."""
         name = self._new_name(group)
         path = self._mapped.place.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +119,7 @@ class BaseFiles:
         return BaseRef(name, 0, len(frame))
 
     def _new_name(self, group: int) -> str:
-        return f"{group}-{self._batch}-{secrets.token_hex(8)}"
+        return f"{group}-{self.batch}-{secrets.token_hex(8)}"
 
     def delete(self, file: str) -> None:
         self._mapped.forget(file)
@@ -148,7 +135,6 @@ class BaseObjects(BaseFiles):
         self._tell = tell
 
     def write(self, group: int, frame: bytes) -> BaseRef:
-        """Write an object under a new name."""
         ref = BaseRef(self._new_name(group), 0, len(frame))
         self._tell(ref.file)
         self._mapped.put(ref, frame)

@@ -35,20 +35,10 @@ from flinkish_spark.types.row_form import RowError, RowForm
 from flinkish_spark.types.to_arrow import ColumnTooLarge, ValueMismatch, strict_array
 from flinkish_spark.types.to_python import to_values
 
-# ----------------------------------------------------------------------------------------------------------
-# Named byte sections in a checked frame: magic, version, count; per section name, length, CRC32, payload.
-#
-# The CRC32 is that of the name and the payload.
-#
-# Reading never runs code, and what is torn or altered is found before any of it is used. A payload begins
-# at a multiple of 64 bytes, so that Arrow's columns in a mapped file can be used where they lie.
-
-
-_MAGIC = b"FSKS"
-#: The second version's checksums are of payloads alone.
-_VERSION, _WITHOUT_NAMES = 3, 2
-_HEAD = struct.Struct("<4sBH")
-_SECTION = struct.Struct("<HQI")
+_MAGIC, _VERSION = b"FSKS", 3
+#: Magic, version, number of sections; of a section the lengths of name and payload, and the CRC32 of both.
+_HEAD, _SECTION = struct.Struct("<4sBH"), struct.Struct("<HQI")
+#: Payloads begin at its multiples, so that Arrow's columns in a mapped file can be used where they lie.
 _ALIGNED = 64
 
 #: Sections by name; views into the bytes that were read.
@@ -60,7 +50,6 @@ class FrameError(ValueError):
 
 
 def pack_frame(sections: Mapping[str, bytes | memoryview]) -> bytes:
-    """Return sections as bytes."""
     parts: list[bytes | memoryview] = [_HEAD.pack(_MAGIC, _VERSION, len(sections))]
     at = _HEAD.size
     for text, payload in sections.items():
@@ -73,13 +62,12 @@ def pack_frame(sections: Mapping[str, bytes | memoryview]) -> bytes:
 
 
 def unpack_frame(data: bytes | memoryview) -> dict[str, memoryview]:
-    """Return the sections of a frame."""
     view = memoryview(data)
     sections: dict[str, memoryview] = {}
     try:
         magic, version, count = _HEAD.unpack_from(view)
-        if magic != _MAGIC or version not in (_VERSION, _WITHOUT_NAMES):
-            raise FrameError(f"not a state value of version {_VERSION} or {_WITHOUT_NAMES}")
+        if magic != _MAGIC or version != _VERSION:
+            raise FrameError(f"not a state value of version {_VERSION}")
         at = _HEAD.size
         for _ in range(count):
             name_length, length, checksum = _SECTION.unpack_from(view, at)
@@ -90,8 +78,8 @@ def unpack_frame(data: bytes | memoryview) -> dict[str, memoryview]:
             begins = at + -at % _ALIGNED
             padding, payload = view[at:begins], view[begins : begins + length]
             at = begins + length
-            begun = zlib.crc32(encoded) if version == _VERSION else 0
-            if any(padding) or len(payload) != length or zlib.crc32(payload, begun) != checksum:
+            found = zlib.crc32(payload, zlib.crc32(encoded))
+            if any(padding) or len(payload) != length or found != checksum:
                 raise FrameError(f"the section {name!r} is torn or altered")
             if name in sections:
                 raise FrameError(f"the section {name!r} is there twice")
@@ -101,14 +89,6 @@ def unpack_frame(data: bytes | memoryview) -> dict[str, memoryview]:
     if at != len(view):
         raise FrameError("the state value has bytes after its end")
     return sections
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What the sections of a state value are made of: tables of entries, and whose the value is.
-#
-# The checksum of a section says that it is as somebody wrote it, not that this package did. Arrow reads
-# columns without looking at them; one whose offsets point nowhere ends the process. So everything is looked
-# at once, when it is read, and whatever is wrong is a :class:`~flinkish_spark.state.codec.FrameError`.
 
 
 #: Name of the section that says whose a value is.
@@ -121,8 +101,6 @@ _MEMBERS: Mapping[str, type] = {"uid": str, "kind": str, "former": list, "regist
 
 @dataclass(frozen=True, slots=True)
 class BaseRef:
-    """Where the base of a key group lies."""
-
     #: Name below the folder of the operator's bases; no path.
     file: str
     #: The frame's place in it, in bytes.
@@ -131,7 +109,6 @@ class BaseRef:
 
 
 def table_bytes(batch: pa.RecordBatch) -> memoryview:
-    """Return entries as the payload of a section."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -141,6 +118,8 @@ def table_bytes(batch: pa.RecordBatch) -> memoryview:
 def read_table(what: str, payload: memoryview) -> pa.RecordBatch:
     """Return the table of a section; it refers to its memory."""
     table = known_table(what, payload)
+    # A checksum says only that somebody wrote it so. Arrow reads columns without looking at them, and one
+    # whose offsets point nowhere ends the process: so all is looked at before any of it is used.
     try:
         table.validate(full=True)
     except pa.ArrowException as error:
@@ -179,7 +158,6 @@ def known_table(what: str, payload: memoryview) -> pa.RecordBatch:
 
 
 def values_in(state: str, column: pa.Array) -> list[Any]:
-    """Return the values of a state's column as Python's."""
     try:
         return to_values(column)
     except (KeyError, ValueError, OverflowError) as error:
@@ -243,9 +221,11 @@ def _is_owner(owner: Mapping[str, Any]) -> bool:
     base = owner.get("base")
     if base is not None and not (isinstance(base, dict) and _is_base(base)):
         return False
-    return all(_is_former(one) for one in owner.get("former", ())) and all(
-        _is_count(count) for count in owner.get("registered", {}).values()
-    )
+    if not all(
+        isinstance(one, list) and list(map(type, one)) == [str, int] for one in owner.get("former", ())
+    ):
+        return False
+    return all(map(_is_count, owner.get("registered", {}).values()))
 
 
 def _is_base(base: Mapping[str, Any]) -> bool:
@@ -257,23 +237,12 @@ def _is_base(base: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_former(one: object) -> bool:
-    return isinstance(one, list) and list(map(type, one)) == [str, int]
-
-
 def _is_count(number: object) -> bool:
     return type(number) is int and 0 <= number < 1 << 63
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Entries of states as rows of their tables.
-
-
 class Row(NamedTuple):
-    """One entry: where it is, its value, and when it was touched; `alive` is false for a removed one.
-
-    `touches` are those of its elements, None where they are the same.
-    """
+    """One entry; `touches` are those of its elements, None where they are the same."""
 
     slot: Any
     value: Any
@@ -293,17 +262,12 @@ def rows_by_slot(
     hashes: Iterable[int],
     touches: Iterable[Touch] | None = None,
 ) -> dict[Any, Row]:
-    """Return rows of entries that are there."""
     given = repeat((0, None)) if touches is None else touches
     rows = (
         (slot, value, hashed, touched_ms, True, each)
         for slot, value, hashed, (touched_ms, each) in zip(slots, values, hashes, given, strict=False)
     )
     return dict(zip(slots, map(to_row, rows), strict=True))
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Values of states as they are declared, made of what is stored, which a class of the user's may refuse.
 
 
 class StateValueError(ValueError):
@@ -335,10 +299,7 @@ def decoded(
         raise
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Entries of one state as an Arrow table, and back; nothing but typed columns, no pickle.
-#
-# Columns, in this order:
+# Columns of a table, in this order:
 #
 #     hash          the key's hash, by which rows are sorted and found
 #     key_0..       the key
@@ -349,9 +310,7 @@ def decoded(
 #                   by one; null where all are as `touched` says, which is the latest of them in any case
 #     value_0..     the value; null in every column where `alive` is false. Of a timer: its place in the
 #                   order of registration, and the place that it had in the layer below
-#     alive         false: the entry was removed (only in what lies over older rows)
-
-
+#     alive         false: the entry was removed (only in what lies over other rows)
 HASH, ALIVE, TOUCHED, TOUCHES, TIME = "hash", "alive", "touched", "touches", "time"
 #: Metadata of a value's column: its field's name.
 NAME = "name"
@@ -375,7 +334,6 @@ class SlotForm(enum.Enum):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
         # They are no values of the members: Python 3.11.2 makes an object of a member that is `()`.
         return _SLOT_COLUMNS[self.value]
 
@@ -388,7 +346,6 @@ class SlotForm(enum.Enum):
         return keys, [*times, *bounds]
 
     def join(self, keys: Sequence[Any], others: Sequence[Sequence[Any]]) -> Sequence[Any]:
-        """Return slots again."""
         if self is SlotForm.KEY:
             return keys
         windows = [None if a is None else (a, b) for a, b in zip(*others[-2:], strict=True)]
@@ -411,18 +368,14 @@ class Expiry(enum.Enum):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
         return _EXPIRY_COLUMNS[self.value]
 
 
-#: Types of the columns of :class:`Expiry`.
 _TOUCH_TYPES = {TOUCHED: pa.int64(), TOUCHES: pa.list_(pa.int64())}
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """The columns of one state."""
-
     name: str
     keys: tuple[pa.DataType, ...]
     values: tuple[pa.DataType, ...]
@@ -446,7 +399,6 @@ class TableLayout:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Arrow schema of the table."""
         fields = [pa.field(HASH, pa.int64())]
         fields += [pa.field(f"key_{i}", kind) for i, kind in enumerate(self.keys)]
         fields += [pa.field(name, pa.int64()) for name in self.form.columns]
@@ -460,7 +412,6 @@ class TableLayout:
 
     @cached_property
     def empty(self) -> pa.RecordBatch:
-        """No row."""
         arrays = [pa.array([], kind) for kind in self.schema.types]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -471,7 +422,6 @@ def layout_of(
     form: SlotForm = SlotForm.KEY,
     named: bool = False,
 ) -> TableLayout:
-    """Return how a declared state is stored."""
     stored = descriptor.stored_type
     # A value with several fields has a column for each; one field alone would look like no tuple.
     fields = stored.fields if _has_several_fields(stored) else []
@@ -559,7 +509,6 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
 
 
 def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[pa.Array]:
-    """Return the columns of values alone."""
     fields = [field for field in layout.schema if field.name.startswith("value_")]
     columns = _values(layout, values, keys)
     return [_array(layout, field, column, keys) for field, column in zip(fields, columns, strict=True)]
@@ -648,10 +597,7 @@ def _gather(columns: Sequence[list[Any]]) -> list[Any]:
 
 
 def _decoder(descriptor: StateDescriptor, named: bool) -> Convert | None:
-    """Return what makes values of what Arrow makes: instances of declared classes, or tuples of dicts.
-
-    A declaration that is a list of fields makes tuples.
-    """
+    """Return what makes values of what Arrow makes: instances of declared classes, or tuples of dicts."""
     match descriptor:
         case ListStateDescriptor(element_type=ddl):
             return each_of_list(_element_decoder(ddl, named))

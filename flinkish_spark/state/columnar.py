@@ -37,14 +37,9 @@ from flinkish_spark.types.to_arrow import (
 )
 from flinkish_spark.types.to_python import to_values
 
-# ----------------------------------------------------------------------------------------------------------
-# Columns that a vectorised function gives a state, as columns of its declared type; nothing is guessed.
-
 
 @dataclass(frozen=True)
 class GivenColumns:
-    """What may be given to a state."""
-
     layout: TableLayout
     #: The keys, and the numbers of those that get a value.
     index: KeyIndex
@@ -87,7 +82,6 @@ class GivenColumns:
         return cast
 
     def _wrong(self, at: int, wrong: int | None, count: int, says: str) -> StateValueError:
-        """Return the error of a column, and of one of so many values."""
         names = self.layout.value_names
         what = f"field {names[at]!r}" if names else "the value"
         if wrong is None:
@@ -102,7 +96,6 @@ class GivenColumns:
 
 
 def _as_array(given: Any, kind: pa.DataType) -> pa.Array:
-    """Return a column of any library; of Python's objects one of the declared type."""
     if isinstance(given, pa.Array):
         return given
     is_of_objects = isinstance(given, pd.Series | np.ndarray) and given.dtype.kind == "O"
@@ -112,10 +105,6 @@ def _as_array(given: Any, kind: pa.DataType) -> pa.Array:
         return strict_array(list(given), kind)
     made = given if isinstance(given, pa.ChunkedArray) else pa.array(given)
     return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
-
-
-# ----------------------------------------------------------------------------------------------------------
-# A value state of many keys at once, as columns: what vectorised functions read and write.
 
 
 _NOWHERE = -1
@@ -222,7 +211,6 @@ class ColumnarState:
         return filled
 
     def put(self, values: Sequence[pa.Array | Array], where: Array | None = None) -> None:
-        """Set values."""
         chosen = self._chosen(where)
         columns = GivenColumns(self._table.layout, self._index, chosen).of(values)
         self._replace(chosen, columns, alive=np.ones(len(chosen), dtype=bool))
@@ -264,7 +252,6 @@ class ColumnarState:
 
 
 def _places_of(layer: pa.RecordBatch, index: KeyIndex) -> Array:
-    """Return the row of each key in a layer that is sorted by hash."""
     stored = layer.column(0).to_numpy()
     if not len(stored) or not len(index):
         return np.full(len(index), _NOWHERE)
@@ -293,7 +280,6 @@ def _equal(here: pa.Array, there: pa.Array) -> Array:
 
 
 def _place_among(layer: pa.RecordBatch, index: KeyIndex, number: int, first: int, count: int) -> int:
-    """Find a key among several of one hash."""
     wanted = [key[number].as_py() for key in index.keys]
     for place in range(first, first + count):
         if [layer.column(1 + at)[place].as_py() for at in range(len(wanted))] == wanted:
@@ -301,13 +287,8 @@ def _place_among(layer: pa.RecordBatch, index: KeyIndex, number: int, first: int
     return _NOWHERE
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Entries per key and window that are due some time, as columns: read for the keys at hand, and written.
-#
-# The first column of such a state's value says when something has to be done about an entry. So there are
-# no timers beside it: what is due is found in that column, of all keys at once.
-
-
+#: The first column of such a state's value says when something has to be done about an entry: there are no
+#: timers beside it.
 DUE = "value_0"
 #: Name of the first field of such a state's value, by the clock; it is stored, so a reader knows it too.
 DUE_FIELDS = {
@@ -350,12 +331,10 @@ class Stored:
 
     @property
     def hashes(self) -> Array:
-        """Hash of each row's key."""
         return _numbers(self.rows, HASH)
 
     @property
     def keys(self) -> list[pa.Array]:
-        """Key columns."""
         return _keys(self.rows)
 
     @property
@@ -364,7 +343,6 @@ class Stored:
 
     @property
     def due_ms(self) -> Array:
-        """When each row is due."""
         return _due(self.rows)
 
     @property
@@ -389,14 +367,9 @@ class DueTable:
     def __init__(self, table: LayeredTable) -> None:
         if table.layout.form is not SlotForm.KEY_AND_WINDOW:
             raise ValueError(f"state {table.layout.name!r} has an entry per key, not per window")
-        self._table = table
-
-    @property
-    def layout(self) -> TableLayout:
-        return self._table.layout
+        self._table, self.layout = table, table.layout
 
     def keys_together(self, given: Sequence[Sequence[pa.Array]]) -> list[pa.Array]:
-        """Return the key columns of several batches of rows, one behind the other, with the table's types."""
         return [
             pa.concat_arrays([own[at] if own[at].type == kind else own[at].cast(kind) for own in given])
             for at, kind in enumerate(self.layout.keys)
@@ -418,7 +391,6 @@ class DueTable:
         return Stored(pa.concat_batches([lower, upper]), lower.num_rows, places)
 
     def next_due_ms(self) -> int | None:
-        """Return when the first entry is due; None if there is none."""
         base, delta = self._table.base, self._table.delta
         column = delta.column(DUE)
         # Windows of elements at the end of time are due then: that time is no sign of none.

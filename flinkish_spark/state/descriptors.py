@@ -22,10 +22,6 @@ from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import Made, NoSuchType, StateType, declared_ddl, maker_of, refuse_as_key
 
-# ----------------------------------------------------------------------------------------------------------
-# How long an entry of a state lives.
-
-
 #: A time of today and this much more is far from what 64 bits cannot hold.
 _MOST_MS = 1 << 53
 
@@ -85,16 +81,9 @@ def check_ttl(name: str, ttl: StateTtl | None) -> None:
         instance_of(name, ttl, StateTtl, what_to_do="give a StateTtl(3_600_000), or leave it out")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a function says about a state when it asks for it in `open`.
-#
-# A type is DDL, a type of Spark's, a type of Python's, a dataclass or a NamedTuple class. One type
-# (``"LONG"``, ``LongType()``, ``int``) makes a value a scalar, fields (``"total LONG, orders LONG"``, a
-# StructType) make it a tuple with those fields in order, and a class makes it an instance. A name is unique
-# within the operator; name and types are part of the stored format, which knows DDL only and nothing of
-# classes.
-
-
+# A type is DDL, a type of Spark's, a type of Python's, a dataclass or a NamedTuple class. One type makes a
+# value a scalar, fields make it a tuple with those in order, a class makes it an instance. A name is unique
+# within the operator; name and types are part of the stored format, which knows DDL only, no classes.
 @dataclass(frozen=True, slots=True, init=False)
 class ValueStateDescriptor:
     """Name and type of a :class:`~flinkish_spark.state.ValueState`.

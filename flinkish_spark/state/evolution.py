@@ -26,7 +26,6 @@ class StateMismatch(ValueError):
 
 
 def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
-    """Return stored entries with the columns of a declaration."""
     # With their names: two fields of one type may have changed places.
     if stored.schema.equals(layout.schema, check_metadata=True):
         return stored
@@ -57,11 +56,9 @@ def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _as_spread(stored: pa.RecordBatch, declared: pa.Schema) -> dict[str, pa.Array]:
-    """Return stored values by the names of a declaration.
-
-    A value with several fields has a column for each, one with a single field is a struct in a column
-    without a name. Where a field came or went, one becomes the other.
-    """
+    """Return stored values by the names of a declaration."""
+    # A value with several fields has a column for each, one with a single field is a struct in a column
+    # without a name. Where a field came or went, one becomes the other.
     found = {_reader_name(field): stored.column(field.name) for field in _values_in(stored.schema).values()}
     wanted = _values_in(declared)
     theirs, ours = _names_of_program(found), _names_of_program(wanted)
@@ -155,10 +152,9 @@ def spread_types(values: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
 
 def _is_wider_number(stored: pa.DataType, declared: pa.DataType) -> bool:
     kinds = pa.types
-    if kinds.is_signed_integer(stored) and kinds.is_signed_integer(declared):
-        return int(stored.bit_width) <= int(declared.bit_width)
-    if kinds.is_floating(stored) and kinds.is_floating(declared):
-        return int(stored.bit_width) <= int(declared.bit_width)
+    for is_one in (kinds.is_signed_integer, kinds.is_floating):
+        if is_one(stored) and is_one(declared):
+            return int(stored.bit_width) <= int(declared.bit_width)
     if kinds.is_decimal(stored) and kinds.is_decimal(declared):
         whole = declared.precision - declared.scale >= stored.precision - stored.scale
         return bool(whole and declared.scale >= stored.scale)
@@ -185,9 +181,8 @@ def _cast(layout: TableLayout, name: str, column: pa.Array, declared: pa.DataTyp
 
 
 def _own(layout: TableLayout, field: pa.Field, stored: pa.RecordBatch) -> pa.Array:
-    """Return a column that is no value."""
     if field.name == TOUCHES and field.name not in stored.schema.names:
-        # Stored when lists and maps expired as a whole: the touch of the whole is that of each element.
+        # A writer of savepoints was told no times of elements: each has that of the whole.
         return pa.nulls(stored.num_rows, field.type)
     if field.name == TOUCHED and field.name not in stored.schema.names:
         # A time to live was added: what is there was touched at the beginning of time, so to speak.

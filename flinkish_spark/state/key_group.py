@@ -48,13 +48,14 @@ from flinkish_spark.state.layered import KeyIndex, LayeredTable, note_changes_in
 from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND, pack_tables
 from flinkish_spark.state.timers import TimerQueue, Timers
 
-# ----------------------------------------------------------------------------------------------------------
-# The timers of one key group as they are stored: those of the keys at hand, and what became of them.
-
-
 Array = np.ndarray[Any, Any]
 
 _NONE: Array = np.empty(0, dtype=np.int64)
+_NO_PLACE = -1
+
+#: Names of sections, besides the owner's: timers by clock; states by name.
+TIMERS = "timers/"
+STATE_SECTION = "state/"
 
 
 class StoredTimers:
@@ -69,10 +70,7 @@ class StoredTimers:
         self.hash_of: dict[Any, int] = {}
 
     def living(self, domain: TimeDomain) -> tuple[Array, Array]:
-        """Return times and hashes of a clock's timers, without making objects of them.
-
-        A timer that fired or was deleted stays in the base until the next one; the delta says its place.
-        """
+        """Return times and hashes of a clock's timers, without making objects of them."""
         table = self._tables[domain]
         if not len(table):
             return _NONE, _NONE
@@ -80,6 +78,7 @@ class StoredTimers:
         times, hashes = (living.column(name).to_numpy() for name in (TIME, HASH))
         if table.base is None:
             return times, hashes
+        # One that fired or was deleted stays in the base until the next base; the delta says its place.
         covered = table.delta.column("value_1").drop_null().to_numpy()
         kept = ~np.isin(table.base.column("value_0").to_numpy(), covered)
         below = [table.base.column(name).to_numpy()[kept] for name in (TIME, HASH)]
@@ -101,7 +100,6 @@ class StoredTimers:
         return queues
 
     def replace(self, queues: Mapping[TimeDomain, TimerQueue], hash_of: Mapping[Any, int]) -> None:
-        """Take over what became of the timers of :meth:`select`."""
         for domain, queue in queues.items():
             self.registered[domain] = queue.registered
             stored = self._tables[domain]
@@ -116,10 +114,7 @@ class StoredTimers:
             stored.replace(rows, gone)
 
     def set_only(self, domain: TimeDomain, index: KeyIndex, times_ms: Array, where: Array) -> None:
-        """Give keys one timer each, in place of those that they have; one that is there already stays.
-
-        Behind :meth:`replace`, where that is called as well.
-        """
+        """Give keys one timer each, in place of those that they have; called behind :meth:`replace`."""
         table = self._tables[domain]
         rows = _TimerRows.of(table, index, where)
         wanted = where & (times_ms < MAX_WATERMARK_MS)
@@ -162,13 +157,8 @@ class StoredTimers:
         table.put_rows(pa.RecordBatch.from_arrays(arrays, schema=schema), gone_above)
 
 
-_NO_PLACE = -1
-
-
 @dataclass(frozen=True)
 class _TimerRows:
-    """Stored timers of some keys, in both layers."""
-
     #: Number of the key, the time, and the place in the order of registration.
     keys: Array
     times_ms: Array
@@ -181,7 +171,6 @@ class _TimerRows:
 
     @staticmethod
     def of(table: LayeredTable, index: KeyIndex, where: Array) -> _TimerRows:
-        """Return those of the keys that are meant."""
         hashes = np.unique(index.hashes[where])
         parts = []
         for layer in table.layers:
@@ -207,33 +196,16 @@ class _TimerRows:
         return _TimerRows(*(one[own] for one in (found, times, registered, rows, is_base, is_living)))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The stored state of one key group: read for the keys at hand, worked on, written again.
-#
-# A key group's value is a checked frame (`flinkish_spark/runtime/state_codec.py`) with one section per
-# state and clock, which is an Arrow table, and a section that says whose it is. Where a key group has
-# grown, most of it lies in a base: a file that is never changed, which the value names.
-
-
-#: Names of sections, besides the owner's: timers by clock; states by name.
-TIMERS = "timers/"
-STATE_SECTION = "state/"
-
-
 class Bases(Protocol):
-    """Where bases are kept, as a micro-batch sees it; files are written once and never changed.
+    """Where bases are kept, as a micro-batch sees it; files are written once and never changed."""
 
-    `batch` is the micro-batch's number, `retained_batch` that of the oldest one to which the job may still go
-    back; None if none is known.
-    """
-
+    #: The micro-batch's number.
     @property
-    def batch(self) -> int:
-        """The micro-batch's number."""
+    def batch(self) -> int: ...
 
+    #: That of the oldest one to which the job may still go back; None if none is known.
     @property
-    def retained_batch(self) -> int | None:
-        """The oldest micro-batch whose state may be asked for again."""
+    def retained_batch(self) -> int | None: ...
 
     def read(self, ref: BaseRef) -> Frame:
         """Return a base's sections, looked at (`checked_frame`); the file stays mapped while in use."""
@@ -269,11 +241,9 @@ class NoBases:
     retained_batch: int | None = None
 
     def read(self, ref: BaseRef) -> Frame:
-        """Refuse."""
         raise StateMismatch(f"the state names the base {ref.file!r}, and this operator keeps none")
 
     def write(self, group: int, frame: bytes) -> BaseRef:
-        """Refuse."""
         raise StateMismatch(f"key group {group} was to move into a base, and this operator keeps none")
 
     def delete(self, file: str) -> None:
@@ -283,8 +253,7 @@ class NoBases:
 class OtherForm(Protocol):
     """Reads what an operator has stored in another form than the one that it writes."""
 
-    def is_of(self, sections: Frame) -> bool:
-        """Return whether sections are of that form."""
+    def is_of(self, sections: Frame) -> bool: ...
 
     def converted(self, value: bytes | memoryview, bases: Bases) -> Mapping[str, memoryview]:
         """Return the sections that say the same in the operator's own form, without a base."""
@@ -303,7 +272,6 @@ class GroupLayout:
 
     @classmethod
     def of(cls, states: KeyedStates, key_types: Sequence[T.DataType]) -> GroupLayout:
-        """Return the layout of an opened operator, which cannot declare states any more."""
         states.seal()
         form = {True: SlotForm.KEY_AND_WINDOW, False: SlotForm.KEY}
         return cls(
@@ -318,7 +286,6 @@ class GroupLayout:
 
     @property
     def sections(self) -> dict[str, TableLayout]:
-        """Layouts by the name of their section."""
         states = {STATE_SECTION + name: layout for name, layout in self.states.items()}
         return states | {TIMERS + domain.value: layout for domain, layout in self.timers.items()}
 
@@ -405,11 +372,7 @@ class GroupState:
         only: Mapping[str, Array],
         timers_of: Array,
     ) -> None:
-        """Give an operator entries as :meth:`load` does, but none of keys whose timers are due.
-
-        For whoever works on some keys as columns. What it writes of these has to be written behind
-        :meth:`store`.
-        """
+        """Give an operator entries without those of due timers; what is columns is written behind `store`."""
         own = np.unique(np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of)))
         self._load(states, timers, hash_of, own, now_ms, only, timers_of)
 
@@ -485,7 +448,6 @@ class GroupState:
         return ((name, self._tables[STATE_SECTION + name].merged()) for name in self._layout.states)
 
     def next_due_ms(self, domain: TimeDomain) -> int | None:
-        """Return when the first timer, or entry of a state, of a clock is due; None if there is none."""
         times = self.timers.living(domain)[0]
         found = [int(times.min())] if len(times) else []
         for name, table in self._layout.states.items():
@@ -494,11 +456,7 @@ class GroupState:
         return min(found, default=None)
 
     def next_call_ms(self, domain: TimeDomain) -> int | None:
-        """Return when the key group is to be called by a clock: something is due, or to be cleaned up.
-
-        Clean-ups wait for full quarters of the time to live: key groups that got their last entries at many
-        times are called together.
-        """
+        """Return when the key group is to be called by a clock: something is due, or to be cleaned up."""
         times = [self.next_due_ms(domain)]
         if domain is TimeDomain.PROCESSING_TIME:
             times += [table.clean_up_at_ms for table in self._tables.values()]
@@ -508,12 +466,9 @@ class GroupState:
         return sum(len(self.timers.living(domain)[0]) for domain in TimeDomain)
 
     def dump(self, group: int, policy: BasePolicy, now_ms: int) -> bytes:
-        """Return the value to store; moves the entries into a new base if it is time to.
-
-        Entries that have expired are left out of a value in one piece and of a new base. A former base is
-        deleted when no state to which the job may go back names it. That holds whatever becomes of this
-        micro-batch, so it may be done before its end.
-        """
+        """Return the value to store, without what has expired; move it into a new base if it is time to."""
+        # Whatever becomes of this micro-batch, no state to which the job may go back names these: so they are
+        # deleted before its end.
         self._former = [one for one in self._former if not self._is_released(*one)]
         for table in self._tables.values():
             table.forget_expired(now_ms)
@@ -560,7 +515,6 @@ class GroupState:
     def rows(self, state: str) -> Iterable[Row]:
         return self._tables[STATE_SECTION + state].rows()
 
-    # -- parts ----------------------------------------------------------------------------------
     def _is_delta_full(self, policy: BasePolicy, delta_bytes: int) -> bool:
         upper = sum(table.delta.num_rows for table in self._tables.values())
         if upper > max(policy.smallest_delta_rows, policy.delta_share * self._base_rows):
@@ -581,15 +535,21 @@ class GroupState:
         return sum(0 if table.base is None else table.base.num_rows for table in self._tables.values())
 
     def _frame(self, batches: Mapping[str, pa.RecordBatch], base: BaseRef | None) -> bytes:
-        owner = {
-            "uid": self._layout.uid,
-            "base": None if base is None else asdict(base),
-            "former": self._former,
-            "registered": {domain.value: count for domain, count in self.timers.registered.items() if count},
-        }
-        sections: dict[str, bytes | memoryview] = {OWNER: json.dumps(owner).encode()}
+        registered = {domain.value: count for domain, count in self.timers.registered.items() if count}
+        owner = _owned_by(self._layout.uid, registered, base, self._former)
+        sections: dict[str, bytes | memoryview] = {OWNER: owner}
         sections.update({name: table_bytes(batch) for name, batch in batches.items() if batch.num_rows})
         return pack_frame(sections)
+
+
+def _owned_by(
+    uid: str,
+    registered: Mapping[str, int],
+    base: BaseRef | None = None,
+    former: Sequence[tuple[str, int]] = (),
+) -> bytes:
+    named = None if base is None else asdict(base)
+    return json.dumps({"uid": uid, "base": named, "former": former, "registered": registered}).encode()
 
 
 def _whole(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBatch:
@@ -627,7 +587,6 @@ def _read(
 
 
 def bundled_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
-    """Return the state of several key groups as that of their bundle."""
     groups = [GroupState(layout, value, NoBases()) for value in values]
     if len(values) == 1:
         return values[0]
@@ -637,21 +596,13 @@ def bundled_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
     return bundle.dump_whole()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Stored key groups without their operator: what a value says about itself, and how it is made whole.
-#
-# For savepoints and readers, which know no declaration: entries are what their columns say.
-
-
-#: Open the names of states without keys where they stand beside those of keyed ones.
+#: Open the names of states without keys: what partitions keep may have the names of keyed states.
 BROADCAST, LISTS = "broadcast/", "lists/"
 _PREFIXES = {BROADCAST_KIND: BROADCAST, LIST_KIND: LISTS}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """What a key group's value says about itself: whose it is, and the stored types of each state."""
-
     owner: str
     types: Mapping[str, str]
 
@@ -670,11 +621,7 @@ def describe_group(value: bytes | memoryview) -> StoredGroup:
 
 
 def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
-    """Return the stored entries of a whole value, of each state and each clock, by the name of the section.
-
-    What partitions keep beside their key groups are values of their own, and may have the names of keyed
-    states: broadcast states begin with :data:`BROADCAST`, operator list states with :data:`LISTS`.
-    """
+    """Return the stored entries of a whole value by the names of sections."""
     sections = unpack_frame(value)
     prefix = _PREFIXES.get(owner_in(sections).get("kind", ""), STATE_SECTION)
     return {
@@ -694,7 +641,6 @@ def kind_of(value: bytes | memoryview) -> str | None:
 def changed_partition(
     value: bytes | memoryview | None, owner: str, kind: str | None, changes: Mapping[str, pa.RecordBatch]
 ) -> bytes | None:
-    """Return what a partition keeps, with other entries in some of its states, and maybe another owner."""
     found = kind if value is None else kind_of(value)
     if found is None or kind not in (None, found):
         raise StateMismatch(f"operator {owner!r} keeps {found or 'keyed state'} where {kind} was to be")
@@ -708,10 +654,7 @@ def changed_partition(
 def changed_group(
     value: bytes | memoryview | None, owner: str, changes: Mapping[str, pa.RecordBatch]
 ) -> bytes | None:
-    """Return a whole value with other entries in some sections, and maybe another owner.
-
-    For writers of savepoints; what is not named in `changes` stays as it is.
-    """
+    """Return a whole value with other entries in some sections, and maybe another owner."""
     frame = {} if value is None else unpack_frame(value)
     registered = owner_in(frame).get("registered", {})
     sections: dict[str, bytes | memoryview] = {name: part for name, part in frame.items() if name != OWNER}
@@ -724,8 +667,7 @@ def changed_group(
             registered[name.removeprefix(TIMERS)] = table.num_rows
     if not sections:
         return None
-    kept: dict[str, Any] = {"uid": owner, "base": None, "former": [], "registered": registered}
-    return pack_frame({OWNER: json.dumps(kept).encode(), **sections})
+    return pack_frame({OWNER: _owned_by(owner, registered), **sections})
 
 
 def unbundled_groups(value: bytes, owner: str, bundling: Bundling) -> dict[int, bytes]:
@@ -749,13 +691,8 @@ def whole_group(value: bytes | memoryview, bases: Bases) -> bytes:
     if base is None:
         return bytes(value)
     lower = bases.read(base)
-    kept = {
-        "uid": owner.get("uid", ""),
-        "base": None,
-        "former": [],
-        "registered": owner.get("registered", {}),
-    }
-    sections: dict[str, bytes | memoryview] = {OWNER: json.dumps(kept).encode()}
+    kept = _owned_by(owner.get("uid", ""), owner.get("registered", {}))
+    sections: dict[str, bytes | memoryview] = {OWNER: kept}
     for name in dict.fromkeys([*lower, *upper]):
         if name != OWNER:
             table = _merged(name, lower.get(name), upper.get(name))
@@ -769,13 +706,12 @@ def _merged(name: str, lower: memoryview | None, upper: memoryview | None) -> pa
     newest = delta if delta is not None else base
     assert newest is not None
     layout = stored_layout(newest.schema)
-    # The base may be older than the declaration that the delta was written with.
+    # The base may have been written with another declaration than the delta.
     base = None if base is None else evolved(layout, base)
     return LayeredTable(layout, base, delta).merged() if delta is not None else newest
 
 
 def stored_layout(schema: pa.Schema) -> TableLayout:
-    """Return the layout that stored columns have."""
     values = [field for field in schema if field.name.startswith("value_")]
     names = tuple((field.metadata or {}).get(NAME.encode(), b"value").decode() for field in values)
     form = SlotForm.KEY

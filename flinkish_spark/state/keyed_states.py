@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from flinkish_spark.core.subtask import SubtaskFacts
 from flinkish_spark.core.validation import unusable
@@ -39,6 +39,8 @@ from flinkish_spark.state.tables import (
     may_change,
     naming_of,
 )
+
+_S = TypeVar("_S")
 
 #: What returns the state of a descriptor.
 _GET: dict[type, str] = {
@@ -98,7 +100,6 @@ class KeyedStates(SubtaskFacts):
         self._declaring.is_over = True
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        """Return the value state of that name."""
         self._check_kind(descriptor, ValueStateDescriptor)
         handed = self._handed_out(as_fields(descriptor.value_type))
 
@@ -107,21 +108,15 @@ class KeyedStates(SubtaskFacts):
                 return ValueState(self.scope, table, descriptor.default)
             return TabledValueState(self.scope, table, descriptor.default, *handed)
 
-        state: ValueState[Any] = self._declared(descriptor, made, lends=handed[1])
-        return state
+        return self._declared(descriptor, made, lends=handed[1])
 
     def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
-        """Return the list state of that name."""
         self._check_kind(descriptor, ListStateDescriptor)
         kind = ListState if descriptor.ttl is None else ExpiringListState
         handed = self._handed_out(descriptor.element_type)
-        state: ListState[Any] = self._declared(
-            descriptor, lambda table: kind(self.scope, table, *handed), lends=handed[1]
-        )
-        return state
+        return self._declared(descriptor, lambda table: kind(self.scope, table, *handed), lends=handed[1])
 
     def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
-        """Return the map state of that name."""
         self._check_kind(descriptor, MapStateDescriptor)
         kind = MapState if descriptor.ttl is None else ExpiringMapState
         handed = self._handed_out(descriptor.value_type)
@@ -130,30 +125,29 @@ class KeyedStates(SubtaskFacts):
             keys = MapKeys(f"operator '{self.uid}'", descriptor.name, descriptor.key_type)
             return kind(self.scope, table, *handed, keys)
 
-        state: MapState[Any, Any] = self._declared(descriptor, made, lends=handed[1])
-        return state
+        return self._declared(descriptor, made, lends=handed[1])
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
-        """Return the reducing state of that name."""
         self._check_kind(descriptor, ReducingStateDescriptor)
         handed = self._handed_out(as_fields(descriptor.value_type))
-        state: ReducingState[Any] = self._declared(
+        return self._declared(
             descriptor,
             lambda table: ReducingState(self.scope, table, descriptor.reduce, *handed),
             lends=handed[1],
         )
-        return state
 
     def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
-        """Return the aggregating state of that name."""
         self._check_kind(descriptor, AggregatingStateDescriptor)
         handed = self._handed_out(as_fields(descriptor.accumulator_type))
-        state: AggregatingState = self._declared(
+        return self._declared(
             descriptor,
             lambda table: AggregatingState(self.scope, table, descriptor.aggregate, *handed),
             lends=handed[1],
         )
-        return state
+
+    def any_state(self, descriptor: StateDescriptor) -> Any:
+        get = next(method for kind, method in _GET.items() if isinstance(descriptor, kind))
+        return getattr(self, get)(descriptor)
 
     def drop_state(self, name: str) -> None:
         """Give up what is stored of a state that is not declared any more."""
@@ -165,10 +159,7 @@ class KeyedStates(SubtaskFacts):
         self.namespaced.add(name)
 
     def through(self, scope: KeyScope) -> KeyedStates:
-        """Return these states as they are seen with another key or namespace being the current one.
-
-        Both have the same tables; a state may be declared with either.
-        """
+        """Return these states, with the same tables, as they are seen by another scope."""
         other = copy.copy(self)
         other.scope, other._states = scope, {}
         return other
@@ -179,7 +170,6 @@ class KeyedStates(SubtaskFacts):
         return other
 
     def _check_kind(self, descriptor: object, kind: type) -> None:
-        """Raise ConfigError for what describes no state of a kind."""
         if not isinstance(descriptor, kind):
             method = _GET.get(type(descriptor))
             raise unusable(
@@ -192,9 +182,7 @@ class KeyedStates(SubtaskFacts):
     def _handed_out(self, ddl: str) -> tuple[HandedOut | None, bool]:
         return naming_of(ddl) if self._is_of_function else None, may_change(ddl)
 
-    def _declared(
-        self, descriptor: StateDescriptor, make: Callable[[StateTable], Any], *, lends: bool
-    ) -> Any:
+    def _declared(self, descriptor: StateDescriptor, make: Callable[[StateTable], _S], *, lends: bool) -> _S:
         if self._declaring.is_over and descriptor.name not in self.descriptors:
             raise StateNotDeclared(self.uid, descriptor.name)
         known = self.descriptors.setdefault(descriptor.name, descriptor)
@@ -210,7 +198,8 @@ class KeyedStates(SubtaskFacts):
             if lends and self._is_of_function:
                 self.tables[descriptor.name].puts, self.puts.is_used = self.puts, True
             self._states[descriptor.name] = make(self.tables[descriptor.name])
-        return self._states[descriptor.name]
+        found: _S = self._states[descriptor.name]
+        return found
 
     def begin_group(self) -> None:
         for table in self.tables.values():

@@ -24,10 +24,6 @@ from flinkish_spark.state.codec import (
 )
 from flinkish_spark.state.tables import StateTable, same
 
-# ----------------------------------------------------------------------------------------------------------
-# Which rows of a batch belong to which key, as numbers: what vectorised functions group by.
-
-
 Array = np.ndarray[Any, Any]
 
 #: One of so many keys is looked at to tell how often keys repeat; fewer rows of such keys tell nothing.
@@ -39,8 +35,6 @@ _SAMPLED_BY = 40
 
 @dataclass(frozen=True)
 class KeyIndex:
-    """The distinct keys of a batch."""
-
     #: Number of each row's key; shape (rows,).
     of_row: Array
     #: Hash of each key, ascending; equal for two keys only where their hashes collide. Shape (keys,).
@@ -69,7 +63,6 @@ class KeyIndex:
 
     @classmethod
     def of(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
-        """Give the keys of rows numbers."""
         distinct, first, of_row = np.unique(hashes, return_index=True, return_inverse=True)
         taken = tuple(column.take(pa.array(first)) for column in keys)
         index = cls(of_row, distinct, taken, first)
@@ -112,11 +105,9 @@ def group_numbers(keys: Sequence[pa.Array]) -> tuple[Array, Array]:
 
 
 def keys_rarely_repeat(hashes: Array) -> bool:
-    """Return whether fewer than a quarter of rows have the key of an earlier one, as far as a sample tells.
-
-    The sample are all rows of some keys, so it does not matter in which order keys come. The answer depends
-    on the rows alone: a micro-batch that is run again is treated alike.
-    """
+    """Return whether fewer than a quarter of rows have the key of an earlier one, as a sample tells."""
+    # All rows of some keys: the answer depends on the rows alone, not on the order of keys, so a micro-batch
+    # that is run again is treated alike.
     sampled = hashes[(hashes >> _SAMPLED_BY) % _SAMPLED_KEYS == 0]
     # A key that many rows have is seldom in the sample; then that has too few rows, or it has too many.
     is_even = 0.5 <= len(sampled) * _SAMPLED_KEYS / max(len(hashes), 1) <= 2
@@ -126,7 +117,6 @@ def keys_rarely_repeat(hashes: Array) -> bool:
 
 
 def _is_repeated(column: pa.Array, first: Array, of_row: Array) -> bool:
-    """Return whether each row has the value of the first row of its number."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return _same(column, column.take(pa.array(first)).take(pa.array(of_row)))
     # To compare numbers of texts takes a fraction of what it takes to move the texts.
@@ -142,23 +132,12 @@ def _same(left: pa.Array, right: pa.Array) -> bool:
     return bool(pc.all(pc.equal(left, right), min_count=0).as_py())
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A table of entries in two layers: an old one that is not touched, and what has changed since.
-#
-# The lower layer (the base) may be large and lie in a file that is mapped into memory; the upper one (the
-# delta) is small and travels with the key group's value. A row of the delta stands for the base's row of
-# the same slot; with `alive` false it says that the base's does not count any more. Without a base the
-# delta is the whole table.
-#
-# Only rows of keys that are worked on become Python objects. Rows are found by their key's hash; two keys
-# of one hash are both found, and told apart by their slots.
-
-
 class LayeredTable:
-    """The stored rows of one state of one key group.
+    """The stored rows of one state of one key group: a base, which may lie in a mapped file, and a delta.
 
-    Use: :meth:`select` the rows of the keys at hand, work, :meth:`replace` what became of them; then
-    :attr:`delta` is to be stored again if :attr:`is_changed`.
+    A row of the delta stands for the base's row of the same slot; with `alive` false it says that the base's
+    does not count any more. Use: :meth:`select` the rows of the keys at hand, work, :meth:`replace` what
+    became of them; then :attr:`delta` is to be stored again if :attr:`is_changed`.
     """
 
     def __init__(
@@ -205,10 +184,7 @@ class LayeredTable:
         return {slot: row for slot, row in found.items() if row.alive}
 
     def replace(self, changes: Mapping[Any, Row], gone: Collection[Any] = ()) -> None:
-        """Put rows, by slot, into the delta, and take others out.
-
-        Their keys are among those that were selected.
-        """
+        """Put rows, by slot, into the delta, and take others out; their keys are among those selected."""
         if not changes and not gone:
             return
         upper = self._in_delta
@@ -248,6 +224,7 @@ class LayeredTable:
         at_ms, ttl = self.expired_at_ms, self.layout.ttl
         if at_ms is None or ttl is None:
             return None
+        # Key groups that got their last entries at many times are cleaned up together.
         quarter_ms = -(-ttl.ttl_ms // 4)
         return min(-(-at_ms // quarter_ms) * quarter_ms, MAX_WATERMARK_MS)
 
@@ -257,7 +234,6 @@ class LayeredTable:
         self.is_changed = True
 
     def merged_at(self, now_ms: int) -> pa.RecordBatch:
-        """Return all entries that have not expired as one layer, sorted by hash."""
         return self._fresh(self.merged(), now_ms)
 
     def _fresh(self, rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
@@ -291,7 +267,6 @@ class LayeredTable:
 
     @property
     def _slot_names(self) -> set[str]:
-        """Names of the columns that tell entries apart."""
         return {HASH, *self.layout.form.columns, *(f"key_{at}" for at in range(len(self.layout.keys)))}
 
     def rows(self) -> Iterable[Row]:
@@ -318,10 +293,6 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     joined = pa.concat_batches([batch for batch in batches if batch.num_rows] or batches[:1])
     order = np.argsort(joined.column(0).to_numpy(), kind="stable")
     return joined.take(pa.array(order))
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Which entries of a state a function has changed in place, without putting them back.
 
 
 def note_changes_in_place(

@@ -35,9 +35,6 @@ from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
 from flinkish_spark.types.to_python import taken, to_values
 
-# ----------------------------------------------------------------------------------------------------------
-# Values of an operator that belong to no key: a checked frame of Arrow tables, and whose it is.
-
 
 class OperatorValueMismatch(ValueError):
     """What is stored belongs to another operator or declaration."""
@@ -76,7 +73,6 @@ def unpack_tables(
 
 
 def table_of(what: str, schema: pa.Schema, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-    """Return columns as a table."""
     try:
         arrays = [strict_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     except ValueMismatch as error:
@@ -125,25 +121,16 @@ def _as_declared(what: str, field: pa.Field, column: pa.Array) -> pa.Array:
     return column if column.type.equals(field.type) else column.cast(field.type)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Operator list state: items of a parallel copy of an operator, which are dealt anew when it is rescaled.
-#
-# It belongs to no key. A source keeps its positions there, a sink its open files.
-
-
 #: What a stored value says of itself.
 LIST_KIND = "operator list state"
 
 
 class Redistribution(enum.Enum):
-    """Who gets which items when the number of copies has changed.
+    """Who gets which items when the number of copies has changed."""
 
-    SPLIT: each item goes to one copy, about equally many to each, in their order. UNION: every copy gets all
-    items, of all copies one after the other, and chooses; also where the number has not changed, as in
-    Flink.
-    """
-
+    #: Each item goes to one copy, about equally many to each, in their order.
     SPLIT = "SPLIT"
+    #: Every copy gets all items and chooses; also where the number has not changed, as in Flink.
     UNION = "UNION"
 
 
@@ -168,7 +155,6 @@ class OperatorListDescriptor:
 
     @property
     def schema(self) -> pa.Schema:
-        """Arrow schema of the stored items."""
         kind = arrow_type(parse_ddl(self.element_type))
         return pa.schema([pa.field("item", kind)], {KIND: f"{self.redistribution.value} {LIST_KIND}"})
 
@@ -198,11 +184,9 @@ class OperatorListState:
         self.add_all((item,))
 
     def add_all(self, items: Iterable[Any]) -> None:
-        """Append items."""
         self.update([*self._items, *elements_of(items)])
 
     def update(self, items: Iterable[Any]) -> None:
-        """Replace the items."""
         replaced = list(elements_of(items))
         if None in replaced:
             raise ValueError("an operator list state takes no None")
@@ -217,8 +201,6 @@ class OperatorListState:
 
 
 class OperatorLists:
-    """The operator list states of one copy of an operator."""
-
     def __init__(
         self, uid: str, descriptors: Sequence[OperatorListDescriptor], value: bytes | memoryview | None
     ) -> None:
@@ -227,12 +209,14 @@ class OperatorLists:
         schemas = {name: one.schema for name, one in self._descriptors.items()}
         stored = unpack_tables(uid, LIST_KIND, schemas, value)
         self._states = {
-            name: OperatorListState(_items_of(one, stored[name]) if name in stored else (), one.element_type)
+            name: OperatorListState(
+                declared_values(stored[name].column(0), one.element_type) if name in stored else (),
+                one.element_type,
+            )
             for name, one in self._descriptors.items()
         }
 
     def state(self, descriptor: OperatorListDescriptor) -> OperatorListState:
-        """Return a state."""
         if self._descriptors.get(descriptor.name) != descriptor:
             raise OperatorValueMismatch(f"there is no {LIST_KIND} '{descriptor.name}' as {descriptor}")
         return self._states[descriptor.name]
@@ -242,7 +226,6 @@ class OperatorLists:
         return any(state.is_changed for state in self._states.values())
 
     def dump(self) -> bytes:
-        """Return the value to store."""
         tables = {
             name: table_of(f"{LIST_KIND} {name!r}", self._descriptors[name].schema, [state.get()])
             for name, state in self._states.items()
@@ -256,7 +239,6 @@ def redistribute(
     values: Sequence[bytes | memoryview | None],
     parallelism: int,
 ) -> list[bytes]:
-    """Return the values of the copies of a restored operator."""
     if parallelism < 1:
         raise ValueError(f"an operator has at least one copy, not {parallelism}")
     before = [OperatorLists(uid, descriptors, value) for value in values]
@@ -280,17 +262,6 @@ def dealt(items: Sequence[list[Any]], how: Redistribution, parallelism: int) -> 
     return [together[begin:end] for begin, end in itertools.pairwise(bounds)]
 
 
-def _items_of(descriptor: OperatorListDescriptor, table: pa.RecordBatch) -> list[Any]:
-    return declared_values(table.column(0), descriptor.element_type)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Broadcast states: maps that every partition has a copy of; the broadcast side writes, the other reads.
-#
-# They are a value of their own, beside those of the key groups: loaded once per partition and micro-batch,
-# handed to all key groups of the partition, and stored again if the broadcast side has changed something.
-
-
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -303,10 +274,7 @@ class BroadcastStateIsReadOnly(TypeError):
 
 
 class BroadcastState(MutableMapping[K, V], Generic[K, V]):
-    """A broadcast state, to read and to write; a dict, which iterates in the order of insertion.
-
-    Also speaks Flink's names: `put`, `contains`, `remove`, `entries`.
-    """
+    """A broadcast state, to read and to write; a dict, which iterates in the order of insertion."""
 
     __slots__ = ("_entries", "_keys", "_lends", "_naming", "_puts", "is_changed")
 
@@ -355,8 +323,7 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
     def update(self, values: Any = (), /, **named: Any) -> None:
         super().update(pairs_of(values), **named)
 
-    def contains(self, key: K) -> bool:
-        return self._keys.sought(key) in self._entries
+    contains = __contains__
 
     def remove(self, key: K) -> None:
         self.pop(key, None)
@@ -392,8 +359,7 @@ class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
     def __contains__(self, key: object) -> bool:
         return self._keys.sought(key) in self._entries
 
-    def contains(self, key: K) -> bool:
-        return self._keys.sought(key) in self._entries
+    contains = __contains__
 
     def entries(self) -> list[tuple[K, V]]:
         return list(self.items())
@@ -409,15 +375,12 @@ class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
 
 
 class BroadcastTables:
-    """The broadcast states of one operator in one partition."""
-
     def __init__(
         self, uid: str, descriptors: Sequence[MapStateDescriptor], value: bytes | memoryview | None
     ) -> None:
         self._uid = uid
         self._schemas = {descriptor.name: _schema_of(descriptor) for descriptor in descriptors}
         stored = unpack_tables(uid, BROADCAST_KIND, self._schemas, value)
-        #: What the call at hand has put into them.
         self.puts = PutValues()
         self._writable: dict[str, BroadcastState[Any, Any]] = {}
         self._readable: dict[str, ReadOnlyBroadcastState[Any, Any]] = {}
@@ -457,10 +420,8 @@ class BroadcastTables:
 
 
 def any_copy(values: Sequence[bytes | None]) -> bytes | None:
-    """Return the value that all partitions begin with when their number has changed; None if there is none.
-
-    The copies are equal, except that a partition may have stored nothing yet.
-    """
+    """Return the value that all partitions begin with when their number has changed; None for none."""
+    # The copies are equal, except that a partition may have stored nothing yet.
     return next((value for value in values if value is not None), None)
 
 

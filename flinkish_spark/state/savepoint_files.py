@@ -1,8 +1,4 @@
-"""Parquet files of keyed state: rows of key group and state value, exactly as operators store it.
-
-Written in tasks, read in tasks and by whoever looks at a savepoint. A file holds the state of one
-operator; each value is checked when it is written and when it is read, and reading runs no code.
-"""
+"""Parquet files of one operator's keyed state: rows of key group and state value, exactly as it stores it."""
 
 from __future__ import annotations
 
@@ -42,7 +38,6 @@ class StateFileWriter:
         self.rows = 0
 
     def write(self, groups: list[int], values: list[bytes]) -> None:
-        """Add rows."""
         batch = pa.record_batch(
             [pa.array(groups, pa.int32()), pa.array(values, pa.large_binary())], STATE_SCHEMA
         )
@@ -65,7 +60,6 @@ class _BucketWriter(StateFileWriter):
         self._begin(self._content)
 
     def close(self) -> tuple[int, str]:
-        """Write the file; return its size in bytes and its SHA-256."""
         self._writer.close()
         data = self._content.getvalue()
         self._place.open().put(self._key, data)
@@ -77,7 +71,6 @@ def new_state_file(place: StoreSpec, path: str) -> StateFileWriter:
 
 
 def state_in(place: StoreSpec, file: StateFile) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a state file below a place."""
     if place.is_local:
         path = place.folder / file.path
         yield from _rows(path, path.stat().st_size, file)
@@ -117,7 +110,6 @@ def _rows(source: Any, size: int, file: StateFile) -> Iterator[pa.RecordBatch]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file as hex digits."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):

@@ -16,14 +16,10 @@ from flinkish_spark.state.tables import ExpiringLists, ExpiringMaps, HandedOut, 
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
-from flinkish_spark.types.to_python import owned, taken, to_values
+from flinkish_spark.types.to_python import as_it_is, owned, taken, to_values
 
 if TYPE_CHECKING:
     from flinkish_spark.state.descriptors import Aggregate, Reducer
-
-
-# ----------------------------------------------------------------------------------------------------------
-# States with one value per key: plain, reduced, aggregated.
 
 
 V = TypeVar("V")
@@ -129,7 +125,7 @@ class ReducingState(Generic[V]):
         self._scope, self._table = scope, table
         given: Any = reduce
         self._reduce: Callable[[V, V], V] = getattr(given, "reduce", given)
-        self._named = naming or _same
+        self._named = naming or as_it_is
         self._read, self._lends = table.lend if lends else table.read, lends
 
     def add(self, value: V) -> None:
@@ -173,7 +169,7 @@ class AggregatingState:
         lends: bool = False,
     ) -> None:
         self._scope, self._table, self._aggregate = scope, table, aggregate
-        self._named = naming or _same
+        self._named = naming or as_it_is
         self._read, self._lends = table.lend if lends else table.read, lends
 
     def add(self, value: Any) -> None:
@@ -216,18 +212,9 @@ def _merge(
         table.entries[into] = owned(made, first, second) if lends else made
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Keys of map states in the form in which they come back from what is stored.
-#
-# A FLOAT rounds, a TIMESTAMP without a zone is in UTC, bytes become text. A map that had a key as it was
-# put would have another one in the next micro-batch, and soon both. So what is put and what is looked for
-# is brought into that form first. Most keys are of the one type whose values are what they will be; looking
-# at that costs less than a call.
-
+# Keys of map states are brought into the form in which they come back from what is stored (a FLOAT rounds,
+# bytes become text) when they are put and when they are looked for: else a map would soon have two for one.
+# Most are of the one type whose values are what they will be; looking at that costs less than a call.
 
 #: Types of Python's of which each value is what it will be; one that the declared type is too narrow for is
 #: refused where it is stored.
@@ -305,10 +292,6 @@ class AnyKeys:
 
 
 ANY_KEYS = AnyKeys()
-
-
-# ----------------------------------------------------------------------------------------------------------
-# States with a list or a map per key, used like Python's own.
 
 
 K = TypeVar("K")
@@ -589,13 +572,6 @@ class MapState(MutableMapping[K, V]):
         """Return the current key's map, which is not to be changed; where reads count, this is none."""
         held: dict[K, V] = self._table.entries.get(self._scope.slot, {})
         return held
-
-
-# ----------------------------------------------------------------------------------------------------------
-# States with a list or a map per key whose elements expire one by one.
-#
-# What is written is touched, and nothing beside it. Where reads count, what is read is touched: one element
-# by its place or key, all by whatever goes over all. How many there are is no read.
 
 
 class ExpiringListState(ListState[V]):

@@ -25,19 +25,10 @@ from flinkish_spark.types.row_form import RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
 from flinkish_spark.types.to_python import owned, taken, to_values
 
-# ----------------------------------------------------------------------------------------------------------
-# Where the states of a key group keep their entries while it is worked on; internal to the runtime.
-#
-# A slot is a key, or a (key, namespace) for states of windows. Only slots of keys that are worked on are in
-# a table; what changed is what has to be stored again.
-
 
 class StoredEntry(Protocol):
-    """What is stored of a slot."""
-
     @property
-    def value(self) -> Any:
-        """The entry."""
+    def value(self) -> Any: ...
 
     @property
     def touched_ms(self) -> int:
@@ -70,12 +61,11 @@ class KeyScope:
 
 
 class PutValues:
-    """What the call at hand has put into states: its own until it is over, and nobody's but the states' then.
+    """What the call at hand has put into states: the call's until it is over, the states' alone then."""
 
-    A function may go on with an object that it has put: change it, put it into another state, or use it again
-    for the next record. So behind the call the states get copies. What a call has put back as it has read it
-    is the state's already, and costs nothing.
-    """
+    # A function may go on with an object that it has put: change it, put it into another state, or use it
+    # again for the next record. So behind the call the states get copies. What a call has put back as it has
+    # read it is the state's already, and costs nothing.
 
     __slots__ = ("_added", "_put", "is_used")
 
@@ -197,7 +187,6 @@ class ExpiringTable(StateTable):
         self.touched_ms.clear()
 
     def read(self, scope: KeyScope) -> Any:
-        """Return the current slot's entry unless it is expired."""
         slot = scope.slot
         if slot not in self.entries:
             return None
@@ -226,16 +215,11 @@ class ExpiringTable(StateTable):
         self.touched_ms[target] = self.touched_ms.pop(source)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Where lists and maps are kept whose elements expire one by one; internal to the runtime.
-#
-# What has expired is left out when a key group's entries are taken over. From then on the clock stands
-# still until the next key group, and what is touched meanwhile lives: so nobody has to look at the clock
-# again.
-
-
 class ExpiringElements(StateTable, ABC):
     """Lists or maps by slot; `touches` has the times of their elements, at the same places."""
+
+    # What has expired is left out when a key group's entries are taken over. From then on the clock stands
+    # still until the next key group, so nobody has to look at it again.
 
     __slots__ = ("_ttl", "touches")
 
@@ -303,8 +287,7 @@ class ExpiringElements(StateTable, ABC):
         """Return the elements that live, and their times."""
 
     @abstractmethod
-    def _all_at(self, value: Any, time_ms: int) -> Any:
-        """Return one time for all elements."""
+    def _all_at(self, value: Any, time_ms: int) -> Any: ...
 
     @abstractmethod
     def _times(self, slot: Any) -> list[int]:
@@ -353,15 +336,8 @@ class ExpiringMaps(ExpiringElements):
         return [touches[key] for key in self.entries[slot]]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Values of one type in the form in which they come back from what is stored.
-#
-# A FLOAT rounds, a TIMESTAMP without a zone is in UTC, a DATE has no time of day. A state that handed out a
-# value as it was put would hand out another one in the next micro-batch; no function knows when that
-# begins.
-
-
-#: From a value to what will be read; None: that is not for a short way to say.
+#: From a value to what will be read, which a state hands out at once: a FLOAT rounds, a DATE has no time of
+#: day. None: that is not for a short way to say.
 Quick = Callable[[Any], Any]
 
 _SINGLE = struct.Struct("<f")
@@ -384,7 +360,6 @@ class StoredForm:
         self._arrow: pa.DataType = arrow_type(kind)
 
     def __call__(self, value: Any) -> Any:
-        """Return what will be read of a value."""
         found = self._quick(value)
         if found is not None or value is None:
             return found
@@ -396,10 +371,7 @@ class StoredForm:
 
 
 def changes(kind: T.DataType) -> bool:
-    """Return whether a type makes another value of one that Python has for it.
-
-    Others may be of another class there and are equal: 1 in a DOUBLE, a decimal of fewer digits.
-    """
+    """Return whether a type makes values of Python's that are not equal to what was put."""
     return isinstance(kind, tuple(_CHANGING))
 
 
@@ -472,13 +444,6 @@ _CHANGING: dict[type[T.DataType], type] = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What functions are handed of a state, by declared types: can it be changed in place, its names, its form.
-#
-# A value that can be changed in place (a list, a dict, an instance) belongs to the state: what a function
-# does to it counts, whether or not it puts the value back. Values that cannot be changed cost nothing.
-
-
 _NESTED = (T.ArrayType, T.MapType, T.StructType)
 
 
@@ -488,7 +453,6 @@ class Naming:
     __slots__ = ("_form", "_make", "_width", "kind")
 
     def __init__(self, names: list[str]) -> None:
-        #: The class of named values.
         self.kind: Any = element_class(names)
         self._make, self._form, self._width = self.kind._make, RowForm(names), len(names)
 
@@ -530,10 +494,7 @@ HandedOut = Naming | StoredForm
 
 
 def naming_of(ddl: str) -> HandedOut | None:
-    """Return what makes of values of a declared type what functions are handed.
-
-    None where that is what they put: of most single types, and of a class of the user's.
-    """
+    """Return what makes of values of a declared type what functions are handed; None for no change."""
     return None if getattr(ddl, "hint", None) is not None else _naming(str(ddl))
 
 
@@ -588,10 +549,8 @@ def _instance_may_change(hint: Any) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values, as states hold them, would be stored alike.
-
-    More than equality: a field that a class does not compare is stored, too; NaN is NaN.
-    """
+    """Return whether two values, as states hold them, would be stored alike."""
+    # More than equality: a field that a class does not compare is stored, too; NaN is NaN.
     if one is other:
         return True
     if isinstance(one, tuple) and isinstance(other, tuple):

@@ -21,19 +21,12 @@ _EVENT_TIME, _PROCESSING_TIME = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIM
 _new = tuple.__new__
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Timers of one key group: registered, deleted, fired in order, each once.
-#
-# Flink's rules: a timer is unique by (time, key, namespace); registering it again does nothing, and
-# deleting one that is not there does nothing. A timer may be registered in the past: it fires with the next
-# watermark or processing time, or, while timers fire, still in this round.
-
-
 class TimerQueue:
-    """The timers of one clock.
+    """The timers of one clock: they fire by time, then in the order of registration, part of the state.
 
-    They fire by time, and at the same time in the order of their registration. That order is part of
-    the state: whoever restores a queue sees the same calls.
+    Flink's rules: a timer is unique by (time, key, namespace); registering it again does nothing, and
+    deleting one that is not there does nothing. One in the past fires with the next watermark or processing
+    time, or, while timers fire, still in this round.
     """
 
     __slots__ = ("_heap", "_live", "_stored", "registered")
@@ -54,7 +47,6 @@ class TimerQueue:
 
     @property
     def next_ms(self) -> int | None:
-        """When the first timer is due; None without timers."""
         self._drop_deleted()
         return self._heap[0][0] if self._heap else None
 
@@ -76,10 +68,7 @@ class TimerQueue:
         return True
 
     def due(self, now_ms: int) -> Iterator[Timer]:
-        """Take the timers up to and with `now_ms`, one by one.
-
-        What is registered or deleted between two of them counts: a timer may delete the next one.
-        """
+        """Take the timers up to and with `now_ms`, one by one: each may delete the next one."""
         while (next_ms := self.next_ms) is not None and next_ms <= now_ms:
             timer = heapq.heappop(self._heap)[2]
             del self._live[timer]
@@ -101,10 +90,6 @@ class TimerQueue:
     def _drop_deleted(self) -> None:
         while self._heap and self._live.get(self._heap[0][2]) != self._heap[0][1]:
             heapq.heappop(self._heap)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Timers of many keys at once: registered by number of the key, and due together.
 
 
 class BatchTimers:
@@ -135,10 +120,7 @@ class BatchTimers:
             queue.delete(Timer(time_ms, key, None))
 
     def take_due(self, domain: TimeDomain, now_ms: int) -> tuple[KeyIndex, Array] | None:
-        """Take the timers up to and with `now_ms`; return their keys and times, None if there are none.
-
-        The rows of the index are the timers, by time; at the same time in the order of their registration.
-        """
+        """Take the timers up to and with `now_ms`; return their keys and times, in their order."""
         due = list(self.queues[domain].due(now_ms))
         if not due:
             return None
@@ -181,11 +163,9 @@ class Timers:
         return self.processing_time_ms
 
     def register_event_time_timer(self, time_ms: int) -> None:
-        """Register a timer of the current key and namespace."""
         self.queues[_EVENT_TIME].register(self._timer(time_ms))
 
     def register_processing_time_timer(self, time_ms: int) -> None:
-        """Register a timer of the current key and namespace."""
         self.queues[_PROCESSING_TIME].register(self._timer(time_ms))
 
     def delete_event_time_timer(self, time_ms: int) -> None:
@@ -203,7 +183,6 @@ class Timers:
 
 
 def _whole_ms(time_ms: Any) -> int:
-    """Return a timer's time as an int, which other kinds of whole numbers can be; raise ValueError else."""
     try:
         found = operator.index(time_ms)
     except TypeError:

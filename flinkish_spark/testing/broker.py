@@ -1,4 +1,11 @@
-"""A real Kafka broker for tests: one node, one process, on loopback only, and yours to kill."""
+"""A real Kafka broker for tests: one node, one process, on loopback only, and yours to kill.
+
+- The broker is a process group of its own, so that Ctrl-C in the terminal reaches the test, not the broker.
+- It does not outlive the process that started it, however that ends: a watcher, which holds the read end of
+  a pipe from us, kills it when the pipe closes.
+- Ports are chosen below the range from which the system gives ports to clients. A client that reconnects
+  while the broker is down could otherwise be given the broker's own port and talk to itself.
+"""
 
 from __future__ import annotations
 
@@ -24,32 +31,14 @@ from flinkish_spark.core.forks import close_in_children
 from flinkish_spark.core.validation import to_ms
 from flinkish_spark.protocol.durations import Duration
 
-# ----------------------------------------------------------------------------------------------------------
-# Servers of tests end with the process that started them, however it ends.
-
 
 def watch(pid: int) -> subprocess.Popen[bytes]:
-    """Start a process that kills the server `pid` when its own input ends without a line: we are gone.
-
-    Whoever has ended the server writes it the line.
-    """
+    """Start a process that kills the server `pid` when its own input ends without a line: we are gone."""
     command = ["/bin/sh", "-c", 'read -r word || kill -9 "$0"', str(pid)]
     watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert watcher.stdin is not None
     close_in_children(watcher.stdin)
     return watcher
-
-
-# ----------------------------------------------------------------------------------------------------------
-# A real Kafka broker for tests: one node, one process, on loopback only, and yours to kill.
-#
-# Rules of this file:
-#
-# - The broker is a process group of its own, so that Ctrl-C in the terminal reaches the test, not the broker.
-# - It does not outlive the process that started it, however that ends: a watcher, which holds the read end
-#   of a pipe from us, kills it when the pipe closes.
-# - Ports are chosen below the range from which the system gives ports to clients. A client that reconnects
-#   while the broker is down could otherwise be given the broker's own port and talk to itself.
 
 
 _HOST = "127.0.0.1"
@@ -250,10 +239,8 @@ class LocalBroker:
     def _properties_file(self) -> Path:
         return self._directory / "server.properties"
 
-    # -- what a broker that asks who you are does otherwise ---------------------------------------
-
+    # A broker that asks who its clients are says these four otherwise.
     def _security_properties(self) -> dict[str, str]:
-        """Return the entries of ``server.properties`` that say who may connect, and how."""
         return {
             "listeners": f"PLAINTEXT://{_HOST}:{self._port},{self._controller}",
             "advertised.listeners": f"PLAINTEXT://{_HOST}:{self._port}",
@@ -272,8 +259,6 @@ class LocalBroker:
     @property
     def _controller(self) -> str:
         return f"CONTROLLER://{_HOST}:{self._controller_port}"
-
-    # ---------------------------------------------------------------------------------------------
 
     def _write_properties(self) -> None:
         properties = {

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class ClusterDidNotSettle(EnvironmentFault):
-    """What was asked of the cluster did not come about in time."""
+    """The cluster did not do in time what it was asked for."""
 
 
 class _Node(LocalBroker):
@@ -39,7 +39,6 @@ class _Node(LocalBroker):
         self.number = number
 
     def join(self, nodes: tuple[_Node, ...], properties: Mapping[str, str]) -> None:
-        """Be told of the others; before the first start."""
         self._cluster_id = nodes[0]._cluster_id
         voters = ",".join(f"{node.number}@127.0.0.1:{node._controller_port}" for node in nodes)
         self._extra.update(
@@ -150,8 +149,6 @@ class BrokerCluster:
     ) -> None:
         self.kill()
 
-    # -- who is what ------------------------------------------------------------------------------
-
     def leader_of(self, topic: str, partition: int) -> LocalBroker:
         """Return the broker that leads a partition.
 
@@ -176,8 +173,6 @@ class BrokerCluster:
     def coordinator_of_group(self, group: str) -> LocalBroker:
         """Return the broker that has the offsets of a consumer group."""
         return self._coordinator(CoordinatorType.GROUP, group)
-
-    # -- what is to become of it ------------------------------------------------------------------
 
     def create_topic(
         self, topic: str, partitions: int, configs: Mapping[str, str] = MappingProxyType({})
@@ -231,8 +226,6 @@ class BrokerCluster:
             return all(said == "OK" for said in answer.values())
 
         self._await(f"features are {dict(levels)}", raised)
-
-    # ---------------------------------------------------------------------------------------------
 
     def _coordinator(self, kind: CoordinatorType, key: str) -> LocalBroker:
         def find(admin: Any) -> int:

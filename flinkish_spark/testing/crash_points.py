@@ -22,17 +22,12 @@ KILL_AT_VARIABLE = "FLINKISH_KILL_AT"
 
 
 class Moment(enum.Enum):
-    """On which side of a step the process dies."""
-
     BEFORE = "before"
     AFTER = "after"
 
 
 @dataclass(frozen=True, slots=True)
 class KillPoint:
-    """One exact place in the life of a checkpoint."""
-
-    #: Right before or right after which step.
     step: Step
     moment: Moment
     #: The how-manieth time in the life of this process; 1 is the first. Steps that the recovery
@@ -72,7 +67,6 @@ def kill_process() -> None:
 
 
 def kill_process_group() -> None:
-    """Kill this process and all of its process group."""
     if os.getpgid(0) != os.getpid():
         raise ConfigError(
             "this process does not lead its process group",

@@ -12,9 +12,6 @@ from uuid import uuid4
 from flinkish_spark.core.store import CreateResult, ObjectMissing
 from flinkish_spark.worker.async_rows import close_kept
 
-# ----------------------------------------------------------------------------------------------------------
-# An event loop whose clock goes on as far as the next timer as soon as everybody waits for one.
-
 
 class _Selector(selectors.DefaultSelector):
     """Lets time pass in the place of waiting, unless something outside is waited for."""
@@ -24,7 +21,6 @@ class _Selector(selectors.DefaultSelector):
         self._passes = passes
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        """Return what is ready; see :meth:`selectors.BaseSelector.select`."""
         found: list[Any] = super().select(0)
         if found or not timeout:
             return found if timeout is not None or found else super().select(None)
@@ -38,10 +34,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
-    """An event loop in which `asyncio.sleep(10)` takes ten seconds of its own time, and none of the test's.
-
-    A function that talks to a real server waits for that really.
-    """
+    """An event loop in which `asyncio.sleep(10)` takes ten seconds of its own time, not of the test's."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -61,16 +54,13 @@ class ManualLoop(asyncio.SelectorEventLoop):
             done.set_exception(error)
         return done
 
+    # A function that talks to a real server waits for that really.
     def _pass(self, seconds: float) -> None:
         self._now_s += seconds
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Answers in memory.
-
-
 class MemoryStore:
-    """A store in the memory of a test; see :class:`flinkish_spark.core.store.Store`."""
+    """A :class:`~flinkish_spark.core.store.Store` in the memory of a test."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
@@ -84,14 +74,12 @@ class MemoryStore:
         self._objects[key] = data
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
-        """Write the object only if the key is free."""
         if key in self._objects:
             return CreateResult.EXISTS
         self._objects[key] = data
         return CreateResult.CREATED
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """Return the keys directly below a folder, sorted."""
         below = prefix.rstrip("/") + "/"
         return tuple(
             sorted(one for one in self._objects if one.startswith(below) and "/" not in one[len(below) :])
@@ -106,7 +94,7 @@ class MemoryStore:
 
 
 class HarnessCalls:
-    """See :class:`~flinkish_spark.worker.async_rows.CallsInHarness`."""
+    """The :class:`~flinkish_spark.worker.async_rows.CallsInHarness` of a harness."""
 
     def __init__(self) -> None:
         self.name, self.store = uuid4().hex, MemoryStore()
@@ -119,7 +107,6 @@ class HarnessCalls:
         return f"{'recorded' if is_kept else 'passing'}/{uid}"
 
     def next_micro_batch(self) -> int:
-        """Return the number of the next micro-batch; what is not recorded is forgotten."""
         self.store.clear("passing/")
         self._number += 1
         return self._number

@@ -1,4 +1,8 @@
-"""Runs a program's functions step by step, without Spark: push elements, watermarks, times."""
+"""Runs a program's functions step by step, without Spark: push elements, watermarks, times.
+
+Declared types are checked, state goes through the format in which a job stores it, and operators are planned
+by the same code as in a job.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +68,6 @@ from flinkish_spark.types.schemas import output_schema
 from flinkish_spark.worker.async_rows import CALLS_IN_HARNESS, close_kept
 from flinkish_spark.worker.time import MICRO_BATCH_IN_HARNESS, MicroBatch
 
-# ----------------------------------------------------------------------------------------------------------
-# What a test gives a harness, as a stream graph: a program, or one function with its key and its output.
-
-
 Program = Callable[..., DataStream]
 _SETTINGS = ("key", "key_type", "output", "broadcast", "uid")
 _OF_RECORDS = (CoMapFunction, CoFlatMapFunction)
@@ -83,8 +83,6 @@ _TWO = (
 
 
 class _Environment:
-    """What streams need of an environment to be declared; there is no session."""
-
     def __init__(self, parallelism: int, max_parallelism: int) -> None:
         self.graph = StreamGraph(max_parallelism=max_parallelism)
         conf = SimpleNamespace(get=lambda name, default=None: str(parallelism))
@@ -232,14 +230,6 @@ def _pair(key: Any) -> tuple[Any, Any]:
         )
     first, second = key
     return first, second
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Runs a program's functions step by step, without Spark: push elements, watermarks, times; see what comes.
-#
-# The program is written with the public API, as for a job: a function from streams to the stream that is
-# looked at. Declared types are checked, state goes through the format in which a job stores it, and
-# operators are planned by the same code as in a job.
 
 
 #: An element and its event time in milliseconds, None without one.
@@ -407,7 +397,6 @@ class ProgramHarness:
         program, rest = program_of(function, len(inputs), settings)
         return cls(program, *inputs, **rest)
 
-    # -- input ----------------------------------------------------------------------------------
     def push(self, value: Any, time_ms: int | None = None, source: int = 0) -> None:
         """Process one element of an input.
 
@@ -496,7 +485,6 @@ class ProgramHarness:
         self._watermark_ms, self._time_ms = reached_ms, now_ms
         self._output.extend(output)
 
-    # -- output ---------------------------------------------------------------------------------
     def take(self) -> Output:
         """Return what was emitted since the last call: rows, their times, side outputs, counts.
 
@@ -511,7 +499,6 @@ class ProgramHarness:
         """Fields of the stream that the program returned."""
         return fields_of(self._main[0].frame)
 
-    # -- state ----------------------------------------------------------------------------------
     def snapshot(self) -> ProgramSnapshot:
         """Return all state and where time stands, for a harness of the same program, or a changed one.
 
@@ -583,12 +570,10 @@ class ProgramHarness:
         """Where event time stands."""
         return self._watermark_ms
 
-    # -- parts ----------------------------------------------------------------------------------
     @staticmethod
     def _having(
         kind: str, state: str, uid: str | None, names: Mapping[ProgramOperator, Collection[str]]
     ) -> ProgramOperator:
-        """Return the one operator that has a state, given the names of all states of that kind."""
         having = [one for one, own in names.items() if state in own and uid in (None, one.node.uid)]
         if len(having) != 1:
             known = [f"{one.node.uid}/{name}" for one, own in names.items() for name in own]

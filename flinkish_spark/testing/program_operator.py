@@ -1,4 +1,8 @@
-"""The operators of a program in a harness: planned and run as in a job, with everything in memory."""
+"""The operators of a program in a harness: planned and run as in a job, with everything in memory.
+
+A frame here is what a DataFrame of records is in a job: control columns, then fields. A row whose sequence is
+`BEHIND` or more came behind the watermark of its micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +69,6 @@ from flinkish_spark.worker.functions import AppendColumns, TimeStage
 from flinkish_spark.worker.keyed_operator import OperatorFailed, runner_of
 from flinkish_spark.worker.runners import InputRows, OutRows
 
-# ----------------------------------------------------------------------------------------------------------
-# What a program does with single records between two operators, without Spark, batch by batch.
-#
-# A frame here is what a DataFrame of records is in a job: control columns, then fields. A row whose
-# sequence is `BEHIND` or more came behind the watermark of its micro-batch.
-
-
 #: As mapInArrow calls it.
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _CONTROL = [T.StructField(name, T.LongType()) for name in (C.CHANNEL, C.SEQUENCE, C.TIME)]
@@ -89,7 +86,6 @@ def fields_of(frame: T.StructType) -> T.StructType:
 def frame_of(
     values: Sequence[Any], times_ms: Sequence[int | None], fields: T.StructType, channel: int, first: int
 ) -> pa.RecordBatch:
-    """Return records of a source as a frame."""
     try:
         rows = [_row(value, len(fields)) for value in values]
         arrays = RowWriter(arrow_schema(fields)).write(rows)
@@ -153,16 +149,14 @@ class Copied:
     stage: Stage
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task."""
         return copy.deepcopy(self.stage)(batches)
 
 
 @dataclass(frozen=True)
 class Way:
-    """From a source or an operator through steps."""
+    """A way from a source or an operator through steps."""
 
     base: Base
-    #: What is done to frames.
     stages: tuple[Stage, ...]
     frame: T.StructType
 
@@ -180,9 +174,9 @@ class Way:
 
 
 def way_of(leg: Leg, frame: T.StructType) -> Way:
-    """Return a way whose base has a frame's columns."""
     stages: list[Stage] = []
-    is_told_times = not any(isinstance(step.function, ProcessTransform) for step in _functions(leg))
+    functions = (step.function for step in leg.steps if isinstance(step, TransformNode))
+    is_told_times = not any(isinstance(one, ProcessTransform) for one in functions)
     if operator_of(leg.base) is not None and not is_told_times:
         stages.append(_untimed)
     for step in leg.steps:
@@ -190,10 +184,6 @@ def way_of(leg: Leg, frame: T.StructType) -> Way:
         if stage is not None:
             stages.append(stage)
     return Way(leg.base, tuple(stages), frame)
-
-
-def _functions(leg: Leg) -> Iterator[TransformNode]:
-    return (step for step in leg.steps if isinstance(step, TransformNode))
 
 
 def _untimed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -222,7 +212,6 @@ def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]
 
 
 def no_frames() -> GraphError:
-    """Return the error for a function of a DataFrame."""
     return GraphError(
         "transform() cannot be run in a harness",
         why="it is a function of a DataFrame, which Spark evaluates in the JVM",
@@ -261,14 +250,8 @@ def _ms(value: Any) -> Any:
     return (value - epoch) // datetime.timedelta(milliseconds=1)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# One operator with state in a harness: planned and run as in a job, with everything in memory.
-
-
 @dataclass(frozen=True)
 class OperatorSnapshot:
-    """What an operator has stored."""
-
     #: State and timers of keys, by key group.
     groups: Mapping[int, bytes]
     #: What each subtask keeps beside its key groups: broadcast state, operator list state; None for nothing.
@@ -289,8 +272,6 @@ class _Input:
 
 
 class ProgramOperator:
-    """An operator with all its subtasks."""
-
     def __init__(
         self,
         node: KeyedNode,
@@ -318,7 +299,6 @@ class ProgramOperator:
         found = {id(self.node): frame_type(self._shape.outputs[0])}
         return found | {id(side): frame_type(side.output) for side in self._sides}
 
-    # -- state --------------------------------------------------------------------------------------
     def snapshot(self) -> OperatorSnapshot:
         groups, partitions = dict(self._groups), tuple(self._partitions)
         return OperatorSnapshot(groups, partitions, self.node.max_parallelism, meaning_of(self.node))
@@ -376,12 +356,10 @@ class ProgramOperator:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Names of its keyed states."""
         return tuple(self._layout.states)
 
     @property
     def broadcast_names(self) -> tuple[str, ...]:
-        """Names of its broadcast states."""
         return tuple(descriptor.name for descriptor in self._broadcast)
 
     def copies(self, name: str) -> list[dict[Any, Any]]:
@@ -394,11 +372,9 @@ class ProgramOperator:
         function = self.node.function
         return function.descriptors if isinstance(function, BroadcastFunctions) else ()
 
-    # -- a micro-batch ------------------------------------------------------------------------------
     def run(
         self, found: Mapping[int, pa.RecordBatch], progress: Progress, counts: dict[str, int]
     ) -> dict[int, pa.RecordBatch]:
-        """Work through a micro-batch."""
         given = [one.way.rows(found) for one in self._inputs]
         blocks, whole = self._spread(given)
         out: list[tuple[int, OutRows]] = []
@@ -497,9 +473,6 @@ class ProgramOperator:
 def next_due_ms(operator: ProgramOperator, domain: TimeDomain) -> int | None:
     due = [state.next_due_ms(domain) for state in operator.group_states()]
     return min((due_ms for due_ms in due if due_ms is not None), default=None)
-
-
-# -- what travels -----------------------------------------------------------------------------------------
 
 
 def _input(node: KeyedNode, inlet: Inlet, frame: T.StructType) -> _Input:

@@ -143,7 +143,6 @@ class SinkProcess:
         self._blocks = itertools.count(1)
 
     def stage(self, rows: Rows, *, checkpoint: CheckpointId, change: _Change | None = None) -> Staged:
-        """Stage a micro-batch with these rows and one barrier."""
         frame = self._frame(rows, checkpoint)
         block, batch = next(self._blocks), self._subject.next_batch()
         changed = frame if change is None else change(frame)
@@ -163,7 +162,6 @@ class SinkProcess:
         return spark.createDataFrame(content, fields).repartition(2)
 
     def commit(self, checkpoint: CheckpointId, *staged: Staged) -> None:
-        """Commit and complete a checkpoint; raise SinkContractBroken if the sink does not do it."""
         committables = [c for one in staged for c in one.committables]
         if committables:
             answers = self.committer.commit(checkpoint, committables)
@@ -175,7 +173,6 @@ class SinkProcess:
             raise SinkContractBroken(f"checkpoint_complete answered {answer.outcome.name}: {answer.detail}")
 
     def abort(self, staged: Staged) -> None:
-        """Abort a micro-batch; raise SinkContractBroken if the sink does not do it."""
         answers = self.committer.abort(staged.committables)
         if len(answers) != len(staged.committables) or not all(a.outcome.is_done for a in answers):
             raise SinkContractBroken(f"abort answered {[(a.outcome.name, a.detail) for a in answers]}")
@@ -191,8 +188,6 @@ _Change = Callable[["DataFrame"], "DataFrame"]
 
 @dataclass(frozen=True)
 class Staged:
-    """A micro-batch that was staged."""
-
     block: int
     ack: SinkAck
     committables: tuple[Committable, ...]
@@ -200,9 +195,6 @@ class Staged:
 
 def _hash(index: int) -> int:
     return (index + 1) * 0x9E3779B97F4A7C15 % (1 << 63)
-
-
-# -- the cases --------------------------------------------------------------------------------------
 
 
 def nothing_is_visible_before_the_commit(subject: SinkUnderTest) -> None:
@@ -276,7 +268,9 @@ def a_failed_attempt_is_staged_again(subject: SinkUnderTest) -> None:
 def a_task_that_is_tried_again_writes_once(subject: SinkUnderTest) -> None:
     """Let the first attempt of every task fail behind its last row."""
     process, rows, checkpoint = subject.start(), subject.new_rows(), subject.next_checkpoint()
-    staged = process.stage(rows, checkpoint=checkpoint, change=_failing_at_first)
+    staged = process.stage(
+        rows, checkpoint=checkpoint, change=lambda frame: frame.mapInArrow(_fail_at_first, frame.schema)
+    )
     process.commit(checkpoint, staged)
     process.sweep()
     subject.expect_visible(rows, when="behind a failed attempt of each task")
@@ -378,10 +372,6 @@ def check_sink(subject: SinkUnderTest, cases: Sequence[Case] = SINK_CASES) -> No
             broken.append(f"{case.__name__}: {error}")
     if broken:
         raise SinkContractBroken("\n".join(broken))
-
-
-def _failing_at_first(frame: DataFrame) -> DataFrame:
-    return frame.mapInArrow(_fail_at_first, frame.schema)
 
 
 def _fail_at_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

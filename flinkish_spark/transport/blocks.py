@@ -1,4 +1,12 @@
-"""Rows on their way to an operator and from it, packed: one cell is the rows of a key group."""
+"""Rows on their way to an operator and from it, packed: one cell of a shuffle row is the rows of a key group.
+
+Spark's shuffle, its sort and the pandas frames of applyInPandasWithState cost per row and per column; a block
+costs them once. It is the body of an Arrow record batch without its schema, which both sides know.
+
+    rows with a route --BlockPacker--> blocks --shuffle, operator--> blocks --BlockUnpacker--> rows
+
+Control rows travel beside the blocks; their block is empty.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +21,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.rows import arrow_schema
-
-# ----------------------------------------------------------------------------------------------------------
-# Rows on their way to an operator and from it, packed: one cell of a shuffle row is the rows of a key
-# group.
-#
-# Spark's shuffle, its sort and the pandas frames of applyInPandasWithState cost per row and per column; a
-# block costs them once. A block is the body of an Arrow record batch without its schema, which both sides
-# know.
-#
-# rows with a route --BlockPacker--> blocks --shuffle, operator--> blocks --BlockUnpacker--> rows
-#
-# Both run in mapInArrow, once per task. Control rows travel beside the blocks; their block is empty.
-
 
 #: Rows that a packer holds before it packs: enough for big blocks, little enough for a worker's memory.
 PACKED_ROWS = 1 << 18
@@ -107,23 +102,22 @@ class Calls:
     routes: tuple[int, ...]
 
     def rows(self) -> pa.RecordBatch:
-        """Return the calls."""
-        count = len(self.routes)
-        numbers = (0, self.operator, C.BROADCAST_CALL)
-        columns = [
-            pa.array(self.routes, pa.int32()),
-            pa.array([int(C.Kind.WAKE)] * count, pa.int32()),
-            *[pa.array([number] * count, pa.int64()) for number in numbers],
-            pa.array([b""] * count, pa.binary()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
+        numbers = [[number] * len(self.routes) for number in (0, self.operator, C.BROADCAST_CALL)]
+        return _control_rows(self.routes, int(C.Kind.WAKE), numbers)
+
+
+def _control_rows(routes: Sequence[int], kind: int, numbers: Sequence[Sequence[int]]) -> pa.RecordBatch:
+    columns = [
+        pa.array(routes, pa.int32()),
+        pa.array([kind] * len(routes), pa.int32()),
+        *[pa.array(one, pa.int64()) for one in numbers],
+        pa.array([b""] * len(routes), pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
 
 
 class _TimesSeen:
-    """The latest event time of each channel in a task, and how many records came with one.
-
-    Where a generator of the user's makes the watermarks, its marks stand in place of the times.
-    """
+    """The latest event time, or mark of a user's generator, of each channel in a task; and counts."""
 
     def __init__(self) -> None:
         self.latest_ms: dict[int, int] = {}
@@ -145,24 +139,13 @@ class _TimesSeen:
     def rows(self, report: TimeReport) -> pa.RecordBatch:
         """Return a report per channel: the latest time, and the number of records."""
         channels = list(self.latest_ms)
-        count = len(channels)
-        columns = [
-            pa.array([report.route] * count, pa.int32()),
-            pa.array([C.FIRST_REPORT + report.reporter] * count, pa.int32()),
-            pa.array(list(self.latest_ms.values()), pa.int64()),
-            pa.array(channels, pa.int64()),
-            pa.array([self._counts[channel] for channel in channels], pa.int64()),
-            pa.array([b""] * count, pa.binary()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
+        numbers = list(self.latest_ms.values()), channels, [self._counts[one] for one in channels]
+        return _control_rows([report.route] * len(channels), C.FIRST_REPORT + report.reporter, numbers)
 
 
 @dataclass(frozen=True)
 class BlockPacker:
-    """Called by mapInArrow, once per task: rows with a route in, blocks and control rows out.
-
-    Rows of one route keep their order. Pickled into the plan, so it holds values only.
-    """
+    """Called by mapInArrow: rows with a route in, blocks and control rows out; routes keep their order."""
 
     #: Of the rows in a block: what comes in behind the route, but for kind and checkpoint.
     schema: pa.Schema
@@ -180,17 +163,12 @@ class BlockPacker:
     rows: int = PACKED_ROWS
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pack."""
-        run = self.begun()
+        run = Packing(self)
         for batch in batches:
             yield from run.take(batch)
         yield from run.rest()
 
-    def begun(self) -> Packing:
-        return Packing(self)
-
     def blocks(self, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """Return the blocks of rows."""
         rows = pa.concat_batches(held)
         blocks = packed(rows if self.combine is None else self.combine(rows), self.schema, self.number)
         if not self.copies:
@@ -218,8 +196,6 @@ class BlockPacker:
 
 
 class Packing:
-    """A run of a packer over the batches of a task."""
-
     def __init__(self, packer: BlockPacker) -> None:
         self._packer = packer
         self._held: list[pa.RecordBatch] = []
@@ -236,7 +212,7 @@ class Packing:
             self._seen.note(records)
         records = _with_places(records)
         if records.num_rows:
-            self._held.append(without_marks(records))
+            self._held.append(records.drop_columns([C.MARK]) if C.MARK in records.schema.names else records)
             self._count += records.num_rows
         if self._count >= packer.rows:
             yield packer.blocks(self._held)
@@ -257,10 +233,6 @@ def _with_places(records: pa.RecordBatch) -> pa.RecordBatch:
     """Return records without those that are times only; see `worker/time.py`."""
     places = records.column(C.SEQUENCE) if C.SEQUENCE in records.schema.names else None
     return records.filter(places.is_valid()) if places is not None and places.null_count else records
-
-
-def without_marks(records: pa.RecordBatch) -> pa.RecordBatch:
-    return records.drop_columns([C.MARK]) if C.MARK in records.schema.names else records
 
 
 def packed(rows: pa.RecordBatch, schema: pa.Schema, number: int = 0) -> pa.RecordBatch:
@@ -290,10 +262,8 @@ def packed(rows: pa.RecordBatch, schema: pa.Schema, number: int = 0) -> pa.Recor
 
 
 def in_order(blocks: Iterable[bytes | memoryview], schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows of blocks in the canonical order: by channel, then by sequence.
-
-    Blocks come out of a shuffle in any order; within a block rows mostly are in order already.
-    """
+    """Return the rows of blocks in the canonical order: by channel, then by sequence."""
+    # Blocks come out of a shuffle in any order; within a block rows mostly are in order already.
     batches = [from_block(block, schema) for block in blocks]
     if len(batches) > 1:
         batches.sort(
@@ -324,7 +294,6 @@ class BlockUnpacker:
 
     @property
     def columns(self) -> T.StructType:
-        """Columns that come out."""
         extra = [T.StructField(C.TIME, T.LongType())] if self.with_times else []
         extra += [T.StructField(C.SIDE, T.IntegerType())] if len(self.outputs) > 1 else []
         return T.StructType([*CONTROL, *extra, *(field for one in self.outputs for field in one)])
@@ -388,10 +357,6 @@ class _Block:
     first: int
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The rows of one group as a keyed operator takes and gives them.
-
-
 class GroupRows:
     """The rows of one group, as plain columns: frames cost more than what is asked of these few rows."""
 
@@ -407,8 +372,6 @@ class GroupRows:
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """One row of an operator's output."""
-
     kind: int
     checkpoint: int
     channel: int
@@ -418,7 +381,6 @@ class Out:
 
 
 def frame_of(rows: list[Out], first_output: int = 0) -> pd.DataFrame:
-    """Return rows as a frame with the columns of EMITTED."""
     numbers = np.array([[r.side, r.kind, r.checkpoint, r.channel, r.sequence] for r in rows], dtype=np.int64)
     numbers[:, 0] += first_output
     columns: dict[str, Any] = {name: numbers[:, at] for at, name in enumerate(EMITTED.names[:-1])}

@@ -1,13 +1,9 @@
 """Ways that begin with one stream and lead into operators: their functions, side by side on each record.
 
-What they begin with, a source or an operator, stands in the plan once. Its rows go through :class:`DealRows`,
-which runs the functions of all ways and says of each row which input it is for; or, where there are no
-functions, through columns of the JVM that say the same. :class:`DealBlocks` packs them, for each input on its
-own.
-
     rows of the stream  --DealRows-->  rows by input  --hash of the key, route-->  DealBlocks  -->  blocks
 
-All of it runs in mapInArrow, once per task.
+What they begin with stands in the plan once. :class:`DealRows` runs the functions of all ways; where there
+are none, columns of the JVM say the same. All of it runs in mapInArrow, once per task.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ import enum
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +21,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import PACKED, BlockPacker, as_schema
+from flinkish_spark.transport.blocks import PACKED, BlockPacker, Packing, as_schema
 from flinkish_spark.transport.columns import InTurn, Worker
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.schemas import PREFIX
@@ -52,7 +49,6 @@ class _Fed:
             raise AssertionError("a worker made a batch of nothing")
 
     def close(self) -> None:
-        """Have the worker close its function if it has not come to its end."""
         if isinstance(self._made, Generator):
             self._made.close()
 
@@ -64,7 +60,6 @@ class _Fed:
 
 @contextmanager
 def all_fed(workers: Iterable[Worker]) -> Iterator[list[_Fed]]:
-    """Have workers for as long as a task lasts."""
     fed = [_Fed(worker) for worker in workers]
     try:
         yield fed
@@ -84,7 +79,6 @@ class SideBySide:
     made: T.StructType
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task, making one of each."""
         schema = arrow_schema([*self.made, T.StructField(ORIGIN, T.LongType())])
         with all_fed(self.workers) as fed:
             for batch in batches:
@@ -137,7 +131,6 @@ class DealRows:
         return T.StructType([*self.control, T.StructField(INPUT, T.IntegerType()), *own])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task."""
         schema = arrow_schema(self.columns)
         with all_fed(one.worker for one in self.inputs) as fed:
             for batch in batches:
@@ -160,7 +153,6 @@ class DealRows:
         return self._placed(made, schema, arrays)
 
     def _placed(self, rows: pa.RecordBatch, schema: pa.Schema, arrays: dict[str, pa.Array]) -> pa.RecordBatch:
-        """Return rows with all columns: those given, control columns as they are, and nulls."""
         shared = {name: rows.column(name) for name in self.control.names if name in rows.schema.names}
         found = {**shared, **arrays}
         columns = [found.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in schema]
@@ -219,27 +211,19 @@ class DealtBlocks:
 
 @dataclass(frozen=True)
 class DealBlocks:
-    """Rows by input in, blocks of each out. A row may be for several; a barrier is for all of them.
-
-    The inputs are of one operator, or of several that share tasks.
-    """
+    """Rows by input in, blocks of each out. A row may be for several; a barrier is for all of them."""
 
     inputs: tuple[DealtBlocks, ...]
+    columns: ClassVar[T.StructType] = PACKED
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task."""
-        runs = [one.packer.begun() for one in self.inputs]
+        runs = [Packing(one.packer) for one in self.inputs]
         for batch in batches:
             kinds = batch.column(C.KIND).to_numpy() if C.KIND in batch.schema.names else None
             for one, run in zip(self.inputs, runs, strict=True):
                 yield from run.take(_own(batch, one, kinds))
         for run in runs:
             yield from run.rest()
-
-    @property
-    def columns(self) -> T.StructType:
-        """Columns that come out."""
-        return PACKED
 
 
 def _own(batch: pa.RecordBatch, one: DealtBlocks, kinds: Array | None) -> pa.RecordBatch:

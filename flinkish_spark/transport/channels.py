@@ -19,11 +19,9 @@ def channel_of(topics: Sequence[str], topic: str, partition: int) -> int:
 
 
 def channel_by_name(topic: str, partition: int) -> int:
-    """Return the number that the records of a partition have where a source reads several topics.
-
-    It goes by the topic's name alone: what is kept by channel, such as watermarks, outlives the job's start.
-    A topic that comes, in the middle of a list, too, or another order of them must not renumber the others.
-    """
+    """Return the number that the records of a partition have where a source reads several topics."""
+    # What is kept by channel, such as watermarks, outlives the job's start: a topic that comes, or another
+    # order of them, must not renumber the others.
     return (number_of_topic(topic) << TOPIC_SHIFT) + partition
 
 

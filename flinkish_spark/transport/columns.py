@@ -39,8 +39,6 @@ STREAM = "_fs_stream"
 HASH = "_fs_hash"
 #: Whose row it is where several sinks get theirs in one frame: the sink's place among them.
 SINK = "_fs_sink"
-NULLS = "_fs_nulls"
-NANS = "_fs_nans"
 #: Rows of one route, packed; see `flinkish_spark/transport/blocks.py`.
 BLOCK = "_fs_block"
 #: The hash of a record's key, by which its state is found.
@@ -74,7 +72,6 @@ class Kind(enum.IntEnum):
     BARRIER = 1
     #: Calls a key group whose timers are due. Its channel is the operator's reporter number.
     WAKE = 2
-    #: A key group's state, on its way into an operator.
     STATE = 3
     #: Measures latency. Its checkpoint is the wall clock in milliseconds when its micro-batch was planned,
     #: its channel the source and the subtask that it is in or goes to; see `protocol/latency.py`.
@@ -107,9 +104,8 @@ def map_in_arrow(
 ) -> DataFrame:
     """Return what a worker makes of a frame in Arrow batches, whatever names the frame's columns have.
 
-    `DataFrame.mapInArrow` looks each column up by its name, and reads that as an expression. Where the frame
-    is itself what a worker makes, both run in one pass: rows go to Python and back once. Rows that are kept
-    (`persist`) are not made again.
+    `DataFrame.mapInArrow` reads each column's name as an expression. Where the frame is itself what a worker
+    makes, both run in one pass; rows that are kept (`persist`) are not made again.
     """
     said: dict[str, Any] = {} if resources is None else {"profile": resources}
     given, workers = frame, tuple[Worker, ...]([worker])
@@ -133,8 +129,6 @@ _PASS = f"{PREFIX}pass"
 
 @dataclass(frozen=True, eq=False)
 class _Pass:
-    """What goes to Python, and the workers there."""
-
     given: DataFrame
     workers: tuple[Worker, ...]
 
@@ -146,7 +140,6 @@ class InTurn:
     workers: tuple[Worker, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task."""
         made = iter(batches)
         for worker in self.workers:
             made = worker(made)
@@ -178,10 +171,7 @@ def with_position(records: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class Origins:
-    """Tells where a record came from, for error messages.
-
-    `topics` is empty where the input is not Kafka; a channel is then a number only.
-    """
+    """Tells where a record came from, for error messages; `topics` is empty where the input is not Kafka."""
 
     topics: tuple[str, ...] = ()
 

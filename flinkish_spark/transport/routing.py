@@ -53,7 +53,6 @@ class Routing:
 
     @property
     def partitions(self) -> int:
-        """Spark's shuffle partitions."""
         return self.bundling.partitions
 
     @cached_property
@@ -86,7 +85,6 @@ class Routing:
 
     @property
     def of_bundle(self) -> tuple[int, ...]:
-        """Route of each bundle, by bundle."""
         return self._tables[0]
 
     @cached_property
@@ -120,7 +118,6 @@ class Distribution(enum.Enum):
 
 
 def topic_of(topics: Sequence[str], channel: int) -> str:
-    """Return the topic of a channel, out of those of its source."""
     number = channel >> TOPIC_SHIFT
     return (
         topics[0] if len(topics) == 1 else next(topic for topic in topics if number_of_topic(topic) == number)

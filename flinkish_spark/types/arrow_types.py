@@ -22,7 +22,6 @@ _IN_UTC: dict[str, Any] = (
 
 
 def arrow_type(kind: T.DataType) -> pa.DataType:
-    """Return the type of columns that hold values of one of Spark's types."""
     return to_arrow_type(kind, **_IN_UTC)
 
 
@@ -31,5 +30,4 @@ def arrow_schema(fields: T.StructType) -> pa.Schema:
 
 
 def spark_type(kind: pa.DataType) -> T.DataType:
-    """Return Spark's type for values of a column."""
     return from_arrow_type(kind, prefer_timestamp_ntz=True)

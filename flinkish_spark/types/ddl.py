@@ -1,9 +1,7 @@
-"""Spark type names parsed without a JVM.
+"""Spark type names parsed without a JVM, which pyspark's own parser needs: for `open` in a Python worker.
 
-State is declared in `open`, which runs in a Python worker; pyspark's own DDL parser needs the
-JVM's. What Spark reads is read here, with the same result, but for what holds nothing (no text, ``STRUCT<>``,
-DECIMAL(0)) and GEOMETRY and GEOGRAPHY. What of it states and rows of functions can have is said in
-:mod:`flinkish_spark.types.hints`.
+What Spark reads is read here, with the same result, but for what holds nothing (no text, ``STRUCT<>``,
+DECIMAL(0)) and GEOMETRY and GEOGRAPHY. :mod:`.hints` says which types states and rows of functions can have.
 """
 
 from __future__ import annotations
@@ -229,10 +227,7 @@ def _unescaped(text: str, quote: str) -> str:
 
 
 def ddl_of(kind: T.DataType) -> str:
-    """Return a type as text that :func:`parse_ddl` reads, a StructType as a list of fields.
-
-    Neither NOT NULL nor comments are in it: every field may be null.
-    """
+    """Return a type as text that :func:`parse_ddl` reads, a StructType as a list of nullable fields."""
     if isinstance(kind, T.StructType):
         return ", ".join(f"{name_text(field.name)} {type_text(field.dataType)}" for field in kind)
     return type_text(kind)
@@ -261,14 +256,12 @@ def parse_ddl(text: str) -> T.DataType:
 
 
 def is_field_list(text: str) -> bool:
-    """Return whether a text is a list of fields, and not one type."""
     return _parsed(text)[1]
 
 
 # The same few texts are asked for by each key group of each micro-batch.
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> tuple[T.DataType, bool]:
-    """Return a type, and whether it is written as a list of fields."""
     one = _Parser(text)
     try:
         kind = one.type()

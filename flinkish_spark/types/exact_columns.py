@@ -45,10 +45,7 @@ _EXACT: tuple[tuple[_IsKind, tuple[_IsKind, ...]], ...] = (
 def is_of_kind(
     given: pa.DataType, wanted: pa.DataType, *, may_have_more: bool = False, may_lack: bool = False
 ) -> bool:
-    """Return whether a declared type is known to hold the values of a column, or to refuse them.
-
-    Fields of structs go by name.
-    """
+    """Return whether a declared type is known to hold the values of a column, or to refuse them."""
     within = functools.partial(is_of_kind, may_have_more=may_have_more, may_lack=may_lack)
     if pa.types.is_dictionary(given):
         given = given.value_type
@@ -143,14 +140,10 @@ def _cast_plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
     # A cast refuses what is cut or does not fit, but not these.
     if given == pa.float64() and kind == pa.float32() and _infinite(made) > _infinite(column):
         raise pa.ArrowInvalid(BEYOND_FLOAT)
-    if pa.types.is_time64(kind) and (_nanos(made) % _NANOS_PER_MICRO).any():
+    if pa.types.is_time64(kind) and (np.asarray(made.drop_null().cast(pa.int64())) % _NANOS_PER_MICRO).any():
         raise pa.ArrowInvalid("a TIME has no nanoseconds")
     return made
 
 
 def _infinite(column: pa.Array) -> int:
     return int(pc.sum(pc.is_inf(column)).as_py() or 0)
-
-
-def _nanos(column: pa.Array) -> np.ndarray[Any, Any]:
-    return np.asarray(column.drop_null().cast(pa.int64()))

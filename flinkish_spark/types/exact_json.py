@@ -80,10 +80,7 @@ _Check = Callable[[Any], Any]
 
 
 def exact_text(kind: T.StructType, time_zone: str = "UTC") -> Callable[[bytes | None], str | None]:
-    r"""Return a function that looks at values of a type: it returns a text that Spark reads exactly.
-
-    Null stays null; what is bad becomes :data:`MALFORMED`.
-    """
+    """Return a function that makes of a value a text that Spark reads exactly, or :data:`MALFORMED`."""
     if not _FIXED.fullmatch(time_zone) and _rules_of(time_zone) is None:
         raise ConfigError(
             f"Python does not know the session's time zone '{time_zone}'",
@@ -155,7 +152,6 @@ def _is_text(value: Any) -> bool:
 
 
 def _check_of(kind: T.DataType, time_zone: str) -> _Check | None:
-    """Return what looks at values of a type; None where Spark itself is exact."""
     match kind:
         case T.StructType():
             return _fields(kind, time_zone)
@@ -217,14 +213,6 @@ def _tinyint(value: Any) -> Any:
     if isinstance(value, _Whole) and not -128 <= int(value) <= 127:
         raise _BadValue("it is no TINYINT")
     return value
-
-
-def _double(value: Any) -> Any:
-    return _finite(value, float("inf"))
-
-
-def _float(value: Any) -> Any:
-    return _finite(value, _FLOAT_OVERFLOWS)
 
 
 def _finite(value: Any, overflows: float) -> Any:
@@ -352,8 +340,8 @@ def _interval(value: Any) -> Any:
 _SIMPLE: dict[type[T.DataType], _Check] = {
     T.StringType: _string,
     T.ByteType: _tinyint,
-    T.FloatType: _float,
-    T.DoubleType: _double,
+    T.FloatType: partial(_finite, overflows=_FLOAT_OVERFLOWS),
+    T.DoubleType: partial(_finite, overflows=float("inf")),
     T.TimestampNTZType: _time,
     T.DateType: _date,
     T.DayTimeIntervalType: _interval,

@@ -60,7 +60,6 @@ def unfit_for_text(kind: T.DataType) -> str | None:
 
 
 def json_of(column: Column, *, null_fields: bool) -> Column:
-    """Return objects, arrays or maps as JSON."""
     return F.to_json(column, {**TIME_OPTIONS, "ignoreNullFields": "false" if null_fields else "true"})
 
 

@@ -17,10 +17,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl
 
-# ----------------------------------------------------------------------------------------------------------
-# Which types of Spark's rows of Python functions can have, and which states can.
-
-
 #: Why rows of functions, and so states, have none of a type.
 _NOT_IN_ROWS: tuple[tuple[type[T.DataType], str], ...] = (
     (T.VarcharType, "no DataFrame has it, and nobody would look at the length: declare STRING"),
@@ -40,11 +36,6 @@ _NOT_IN_STATES: tuple[tuple[type[T.DataType], str], ...] = (
 def unfit_for_rows(kind: T.DataType) -> str | None:
     """Return why rows of functions cannot have a type, at any depth; None if they can."""
     return _unfit(kind, _NOT_IN_ROWS)
-
-
-def unfit_for_states(kind: T.DataType) -> str | None:
-    """Return why states cannot have a type, at any depth; None if they can."""
-    return _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or same_names(kind)
 
 
 def holds_nothing(kind: T.DataType) -> bool:
@@ -70,10 +61,8 @@ def _unfit(kind: T.DataType, refused: tuple[tuple[type[T.DataType], str], ...]) 
 
 
 def same_names(kind: T.DataType) -> str | None:
-    """Return that there are fields of one name side by side, at any depth; None if there are none.
-
-    A state would be stored and never read again, and no function in Python can read such a row.
-    """
+    """Return that there are fields of one name side by side, at any depth; None if there are none."""
+    # A state would be stored and never read again, and no function in Python can read such a row.
     for part in parts_of(kind):
         for name, times in Counter(part.names if isinstance(part, T.StructType) else ()).items():
             if times > 1:
@@ -82,7 +71,6 @@ def same_names(kind: T.DataType) -> str | None:
 
 
 def parts_of(kind: T.DataType) -> Iterator[T.DataType]:
-    """Return a type and all that it is made of."""
     yield kind
     match kind:
         case T.StructType():
@@ -95,11 +83,7 @@ def parts_of(kind: T.DataType) -> Iterator[T.DataType]:
             yield from parts_of(kind.valueType)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Types as a user says them: DDL, a type of Spark's, a type of Python's, a dataclass, a NamedTuple.
-#
 # Fields stand for a tuple, one type for a scalar. What is stored and what travels is DDL.
-
 
 #: What says the type of a state: what says fields, and any single type.
 StateType = str | T.DataType | type[Any] | types.GenericAlias | types.UnionType
@@ -133,12 +117,10 @@ def is_record(hint: Any) -> bool:
 
 
 def fields_of(hint: Any) -> T.StructType:
-    """Return the fields that a dataclass, or a tuple with hints, stands for.
-
-    The fields of ``tuple[str, int]`` have no names; they get those that Spark gives them, `_1` and `_2`.
-    """
+    """Return the fields that a dataclass, or a tuple with hints, stands for."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is tuple and arguments and Ellipsis not in arguments:
+        # Without names they get those that Spark gives them.
         return T.StructType([T.StructField(f"_{n}", type_of(one)) for n, one in enumerate(arguments, 1)])
     if not is_record(hint):
         raise NoSuchType(f"{named(hint)} is no dataclass and no NamedTuple")
@@ -159,7 +141,6 @@ def field_names(record: Any) -> tuple[str, ...]:
 
 
 def hints_of(record: type[Any]) -> dict[str, Any]:
-    """Return the hints of a class's fields."""
     try:
         return typing.get_type_hints(record)
     except RecursionError:
@@ -187,7 +168,6 @@ def type_of(hint: Any) -> T.DataType:
 
 
 def declared_type(given: Any) -> T.DataType:
-    """Return the Spark type of whatever a user declares one with."""
     if isinstance(given, type) and issubclass(given, T.DataType):
         raise NoSuchType(f"{given.__name__} is a class; write {given.__name__}()")
     if not isinstance(given, str | T.DataType):
@@ -204,7 +184,7 @@ def declared_type(given: Any) -> T.DataType:
 def declared_ddl(given: Any) -> str:
     """Return a declared type as DDL; DDL stays as it is."""
     kind = declared_type(given)
-    if (why := unfit_for_states(kind)) is not None:
+    if (why := _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or same_names(kind)) is not None:
         raise NoSuchType(why)
     _refuse_nested_keys(kind)
     if isinstance(given, str):
@@ -239,10 +219,7 @@ def refuse_as_key(kind: T.DataType) -> None:
 
 
 def maker_of(hint: Any) -> Made | None:
-    """Return what makes instances of declared classes again; None where values are what they are.
-
-    It takes a tuple or a dict for a record, since Arrow makes dicts of structs.
-    """
+    """Return what makes instances of declared classes of tuples or dicts; None for no classes."""
     hint = without_none(hint)
     if is_record(hint):
         return _record_maker(hint)
@@ -314,7 +291,6 @@ def each_of_map(made: Made | None) -> Made | None:
 
 
 def without_none(hint: Any) -> Any:
-    """Return what a hint says besides None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         others = [one for one in typing.get_args(hint) if one is not type(None)]
         if len(others) == 1:

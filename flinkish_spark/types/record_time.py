@@ -73,7 +73,6 @@ def check_times(topic: str, partition: int, offsets: Int64s, timestamps_ms: Int6
 
 
 def bad_time(topic: str, partition: int, offset: int, timestamp_ms: int) -> BadRecordError:
-    """Return the error of a record whose timestamp is in none of the years 1 to 9999."""
     place = f"topic {topic}, partition {partition}, offset {offset}"
     return BadRecordError(
         f"the record at {place} has the timestamp {timestamp_ms}",

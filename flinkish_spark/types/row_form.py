@@ -28,10 +28,7 @@ class NoRowError(RowError):
 
 
 def element_class(names: Sequence[str]) -> Any:
-    """Return the class of a stream's elements: a named tuple.
-
-    An element that goes out as it came may be declared under other names there; see :class:`RowForm`.
-    """
+    """Return the class of a stream's elements: a named tuple."""
     made = _named_tuple(names)
     own = made._fields
     if own != tuple(names):
@@ -44,6 +41,7 @@ def element_class(names: Sequence[str]) -> Any:
                 setattr(made, names[at], property(itemgetter(at)))
         made._fields = tuple(names)
         made.__repr__ = _shown
+    # One that goes out as it came may be declared under other names there.
     setattr(made, _IS_ELEMENT, True)
     return made
 
@@ -58,23 +56,12 @@ def _shown(element: Any) -> str:
 
 
 class RowForm:
-    """Makes tuples of rows."""
-
     def __init__(self, names: Sequence[str], required: Collection[str] = ()) -> None:
         self._names, self._known, self._required = tuple(names), frozenset(names), tuple(required)
         self._of_class: dict[type, AsTuple] = {tuple: _same, list: tuple, Row: self._of_row}
         #: For dicts that have all names; of one name it would make no tuple.
         self._pick: AsTuple | None = itemgetter(*names) if len(self._names) > 1 else None
         self._of_names: dict[tuple[str, ...], AsTuple] = {}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the fields."""
-        return self._names
-
-    @property
-    def width(self) -> int:
-        return len(self._names)
 
     def tuples(self, rows: list[Any]) -> list[Any]:
         """Return rows as tuples, of whatever length those are that go by position."""
@@ -140,7 +127,6 @@ class RowForm:
         return self._of_names[names](row)
 
     def _by_place(self, own: tuple[str, ...], *, is_element: bool) -> AsTuple:
-        """Return what puts the values of a named tuple in order."""
         if own == self._names or (is_element and self._is_in_place(own)):
             return _same
         self._check(own)

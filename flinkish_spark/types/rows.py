@@ -17,22 +17,13 @@ from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, first_missing, has_required, strict_array
-from flinkish_spark.types.to_python import Take, is_flat, taken, to_values
-
-# ----------------------------------------------------------------------------------------------------------
-# Rows of an Arrow batch as Python objects and back, exact in both directions.
-#
-# Values are those of :mod:`flinkish_spark.types.to_python`. What a function emits is never rounded, cut or
-# converted to fit.
-
+from flinkish_spark.types.to_python import Take, as_it_is, is_flat, taken, to_values
 
 #: Most often somebody has returned a row instead of yielding it, or a value instead of a row.
 _ROWS = " (of one field `(value,)`); what makes several rows yields each, or returns a list of them"
 
 
 class RowReader:
-    """Turns columns into records and keys."""
-
     def __init__(
         self, fields: Sequence[str], field_columns: Sequence[str], key_columns: Sequence[str]
     ) -> None:
@@ -62,16 +53,13 @@ class OutputError(ValueError):
 
 
 def as_row(row: Any, names: Sequence[str]) -> tuple[Any, ...]:
-    """Return what a function emitted as a tuple; see :mod:`flinkish_spark.types.row_form`."""
     try:
         return _form_of(tuple(names)).tuple_of(row)
     except RowError as error:
         raise OutputError(f"emitted {error}") from None
 
 
-@functools.lru_cache(maxsize=64)
-def _form_of(names: tuple[str, ...]) -> RowForm:
-    return RowForm(names)
+_form_of = functools.lru_cache(maxsize=64)(RowForm)
 
 
 class RowWriter:
@@ -88,7 +76,6 @@ class RowWriter:
         return cls(arrow_schema(fields), required)
 
     def write(self, rows: list[Any]) -> list[pa.Array]:
-        """Return the columns."""
         width = len(self._names)
         try:
             rows = self._form.tuples(rows)
@@ -148,17 +135,11 @@ def _why_not_run(value: Any, beside: Iterable[Any]) -> str:
     return said if type(value) in NOT_RUN else ""
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Elements as states keep them: plain tuples, which get the names of their fields back when they are read.
-
-
 Named = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class ElementType:
-    """The type of an input's elements."""
-
     #: Fields, for elements that are tuples, or one type.
     ddl: str
 
@@ -188,7 +169,7 @@ class ElementType:
     def naming(self) -> Named:
         """Return what gives a plain tuple the names of its fields, and leaves anything else as it is."""
         if not self.has_fields:
-            return _same
+            return as_it_is
         make: Named = element_class([field.name for field in self.fields])._make
         return lambda value: make(value) if type(value) is tuple else value
 
@@ -198,10 +179,6 @@ class ElementType:
             return _only
         # What `_make` does, without a call of Python for each.
         return functools.partial(tuple.__new__, element_class([field.name for field in self.fields]))
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _only(values: Any) -> Any:

@@ -12,7 +12,6 @@ from flinkish_spark.types.hints import NoSuchType, declared_type, same_names
 
 
 def output_schema(output: OutputType, uid: str) -> T.StructType:
-    """Return the declared output of an operator as a StructType."""
     what_to_do = 'write it like "user STRING, total LONG", or give a StructType, a dataclass or a NamedTuple'
     try:
         schema = declared_type(output)

@@ -24,16 +24,8 @@ from flinkish_spark.types.row_form import RowForm
 REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Values of nested types with tuples in the places of structs, as Arrow reads them by position.
-#
-# Arrow does not look at the names of named tuples, takes no dataclass, drops fields of dicts that it does
-# not know, and takes no column with dicts and tuples. Values that are tuples in order already are only
-# looked at.
-
-
 class Nested(ABC):
-    """A type with structs somewhere in it."""
+    """A type with structs somewhere in it; Arrow reads tuples for them by position, and no names."""
 
     @abstractmethod
     def is_plain(self, values: Iterable[Any]) -> bool:
@@ -49,7 +41,6 @@ class Nested(ABC):
 
 @functools.lru_cache(maxsize=256)
 def nested_of(kind: pa.DataType) -> Nested | None:
-    """Return what a type has structs in; None if it has none."""
     if pa.types.is_struct(kind):
         return _Struct(kind)
     if pa.types.is_map(kind):
@@ -131,17 +122,11 @@ def _plain_or_none(nested: Nested | None, value: Any) -> Any:
     return value if nested is None or value is None else nested.plain(value)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Nulls where a declared type says that there are none, at any depth of a column.
-
-
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A null that must not be."""
-
     #: The way to it: names of fields, `element` of a list, `value` of a map.
     path: str
     row: int
@@ -158,7 +143,6 @@ def first_missing(field: T.StructField, column: pa.Array) -> Missing | None:
 
 
 def has_required(kind: T.DataType) -> bool:
-    """Return whether a type has a part somewhere that must not be null."""
     match kind:
         case T.StructType():
             return any(not field.nullable or has_required(field.dataType) for field in kind)
@@ -209,13 +193,6 @@ def _missing(
     raise AssertionError(f"{kind} has no parts")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Maps in Arrow arrays that have a key twice, which Python cannot read and Spark does not expect.
-#
-# A dict has each key once. But two of its keys may be one in the declared type: times of a day for a DATE,
-# 0.1 and what a FLOAT makes of it, a text and its bytes.
-
-
 @functools.lru_cache(maxsize=256)
 def has_maps(kind: pa.DataType) -> bool:
     return bool(pa.types.is_map(kind)) or any(has_maps(kind.field(at).type) for at in range(kind.num_fields))
@@ -230,15 +207,14 @@ def first_repeated(array: pa.Array) -> tuple[int, Any] | None:
 
 
 def repeated_key(array: pa.Array) -> tuple[Any] | None:
-    """Return a key that a map has twice, at any depth of an array; None if there is none.
-
-    NaN is not looked at: whoever reads a map makes one key of it.
-    """
+    """Return a key that a map has twice, at any depth of an array; None if there is none."""
+    # Two keys of a dict may be one in the declared type: times of a day for a DATE, 0.1 and what a FLOAT
+    # makes of it. NaN is not looked at: whoever reads a map makes one key of it.
     if not has_maps(array.type):
         return None
     kind = array.type
     if pa.types.is_struct(kind):
-        return _first_repeated(array.flatten())
+        return next((found for one in array.flatten() if (found := repeated_key(one)) is not None), None)
     if pa.types.is_map(kind):
         first, last = (int(array.offsets[at].as_py()) for at in (0, -1))
         keys, items = (part.slice(first, last - first) for part in (array.keys, array.items))
@@ -246,12 +222,7 @@ def repeated_key(array: pa.Array) -> tuple[Any] | None:
     return repeated_key(array.flatten())
 
 
-def _first_repeated(arrays: list[pa.Array]) -> tuple[Any] | None:
-    return next((found for one in arrays if (found := repeated_key(one)) is not None), None)
-
-
 def _twice(keys: pa.Array, counts: np.ndarray[Any, Any]) -> tuple[Any] | None:
-    """Return a key that is there twice in a map; `counts` says how many keys each map has."""
     if pa.types.is_nested(keys.type):
         return None
     if pa.types.is_floating(keys.type):
@@ -265,15 +236,10 @@ def _twice(keys: pa.Array, counts: np.ndarray[Any, Any]) -> tuple[Any] | None:
     return (keys[int(order[found[0]])].as_py(),) if len(found) else None
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What Arrow would store as another value than it was given, without a word, at any depth of a type.
-#
-# It cuts 1.5 down to 1 within a list, and a Decimal everywhere, takes a text for a list of its characters,
-# a number for microseconds, numpy's times for numbers, pandas' NaT for the first day of all, and what no
-# float of four bytes can hold for infinity; it leaves out pandas' nanoseconds and the zone of a time of day.
-# So only classes that are known to stay what they are go through.
-
-
+# Arrow stores without a word: 1 for 1.5 within a list, a cut Decimal, a text as a list of its characters, a
+# number as microseconds, numpy's times as numbers, pandas' NaT as the first day of all, infinity for what no
+# float of four bytes holds; it leaves out pandas' nanoseconds and the zone of a time of day. So only classes
+# that are known to stay what they are go through.
 _FIRST_AND_LAST_YEAR = (datetime.MINYEAR, datetime.MAXYEAR)
 #: The greatest number of FLOAT; what is rounded down to it stays.
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
@@ -300,10 +266,7 @@ Check = Callable[[Sequence[Any]], Changed | None]
 
 @functools.lru_cache(maxsize=256)
 def check_of(kind: pa.DataType) -> Check | None:
-    """Return what finds the first value of a column that a type would change; None if it changes none.
-
-    Structs are tuples by then. None stands for nothing everywhere.
-    """
+    """Return what finds the first value of a column that a type would change; None if it changes none."""
     kinds = pa.types
     if kinds.is_list(kind) or kinds.is_large_list(kind):
         return functools.partial(_in_lists, _within(kind.value_type))
@@ -478,10 +441,6 @@ def _sized(values: Sequence[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, Sized)]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Python values to Arrow columns, strictly: nothing is rounded, cut or converted silently.
-
-
 class ValueMismatch(ValueError):
     """A value does not fit the declared type; `value` is the first that does not."""
 
@@ -515,11 +474,7 @@ _MOST_BYTES = 2**31 - 2
 _MOST_SHOWN = 200
 
 
-REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
-
-
 def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return `column` as an Arrow array of `kind`."""
     plain = _plain(column, kind) if pa.types.is_nested(kind) else column
     check = check_of(kind)
     if check is not None and (changed := check(plain)) is not None:
@@ -545,7 +500,6 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _bytes_in_maps(maps: Sequence[Any], kind: pa.MapType) -> int:
-    """Return how many bytes or letters the values of maps have, where these are bytes or texts."""
     if not any(is_one(kind.item_type) for is_one in (pa.types.is_binary, pa.types.is_string)):
         return 0
     values = (one.values() if isinstance(one, Mapping) else (item for _, item in one) for one in maps if one)
@@ -563,7 +517,6 @@ def _changed(
 
 
 def _plain(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
-    """Return values with tuples in the places of structs."""
     nested = nested_of(kind)
     if nested is None or nested.is_plain(column):
         return column
@@ -604,7 +557,6 @@ def first_refused(count: int, make: Callable[[int], object]) -> int | None:
 
 
 def first_valid(column: pa.Array) -> int | None:
-    """Return the first row that is not null."""
     there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     return int(there[0]) if len(there) else None
 

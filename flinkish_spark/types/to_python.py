@@ -21,15 +21,6 @@ from pyspark.sql import types as T
 from flinkish_spark.core.iterators import called
 from flinkish_spark.types.to_arrow import has_maps
 
-# ----------------------------------------------------------------------------------------------------------
-# Arrow columns to Python values.
-#
-# A TIMESTAMP is a datetime in UTC, a DATE a date, a DECIMAL a decimal, a MAP a dict, a STRUCT inside of a
-# field a dict: what `to_pylist(maps_as_pydicts="strict")` makes. With that argument PyArrow 26 makes an
-# Arrow scalar of each value on the way, which takes up to twenty times as long as without. So it is asked
-# for types without maps as it is fast, and types with maps are taken apart here.
-
-
 _FIRST_MICROS, _LAST_MICROS = (
     (one - datetime.datetime(1970, 1, 1)) // datetime.timedelta(microseconds=1)
     for one in (datetime.datetime.min, datetime.datetime.max)
@@ -37,7 +28,6 @@ _FIRST_MICROS, _LAST_MICROS = (
 
 
 def to_values(column: pa.Array) -> list[Any]:
-    """Return a column's values; None for a null."""
     kind, nulls = column.type, column.null_count
     if pa.types.is_timestamp(kind):
         return _timestamps(column)
@@ -109,6 +99,8 @@ def _bounds(column: Any) -> tuple[int, list[int]]:
     return first, (offsets - first).tolist()
 
 
+# `to_pylist(maps_as_pydicts="strict")` makes the same, but in PyArrow 26 an Arrow scalar of each value on the
+# way, which takes up to twenty times as long: so types with maps are taken apart here.
 _NESTED: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]], ...] = (
     (pa.types.is_list, _lists),
     (pa.types.is_large_list, _lists),
@@ -117,15 +109,9 @@ _NESTED: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]],
 )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Who owns a value that can change: one window, one state, one call, one row that is out.
-#
-# A function may change what it is given, and go on with what it has emitted or put (an accumulator, a list
-# in a state, a dict that it fills again). So what has an owner goes to a second one as a copy: an element to
-# each of its windows, a row to each of its pairs, an event to each condition and match. Values that cannot
-# change are the objects they were. In Flink they are copied or serialised on the way to the next operator.
-
-
+# A function may change what it is given, and go on with what it has emitted or put. So what has an owner goes
+# to a second one as a copy: an element to each of its windows, a row to each of its pairs, an event to each
+# condition and match. Values that cannot change are the objects they were.
 Take = Callable[[Any], Any]
 
 #: Of their values some can change; of BINARY those that functions make, as bytearrays.
@@ -156,10 +142,8 @@ def is_flat(fields: T.StructType) -> bool:
 
 
 def owned(made: Any, *given: Any) -> Any:
-    """Return what a function has made of what it was given, as a value that nobody else has.
-
-    What it was given is its own: that, and parts of it, are not copied.
-    """
+    """Return what a function has made of what it was given, as a value that nobody else has."""
+    # What it was given is its own: that, and parts of it, are not copied.
     for one in given:
         if made is one:
             return made
@@ -176,7 +160,7 @@ def _flat_taken(row: Any) -> Any:
 
 def _how_to_take(kind: type) -> Take:
     if kind in _PLAIN or issubclass(kind, (int, str, float, bytes, enum.Enum)):
-        return _same
+        return as_it_is
     if issubclass(kind, tuple):
         return _tuple
     if kind is list:
@@ -209,7 +193,7 @@ def _plain_instance(value: Any) -> Any:
     return made
 
 
-def _same(value: Any) -> Any:
+def as_it_is(value: Any) -> Any:
     return value
 
 
@@ -220,7 +204,6 @@ def _tuple(value: Any) -> Any:
 
 
 def _with_parts(value: Any, parts: list[Any]) -> Any:
-    """Return a tuple of that class with these parts."""
     kind = type(value)
     if all(one is other for one, other in zip(parts, value, strict=True)):
         return value
@@ -249,4 +232,4 @@ def _copy(value: Any) -> Any:
         return value
 
 
-_HOW: dict[type, Take] = dict.fromkeys(_PLAIN, _same)
+_HOW: dict[type, Take] = dict.fromkeys(_PLAIN, as_it_is)

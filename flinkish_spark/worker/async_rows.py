@@ -42,13 +42,8 @@ from flinkish_spark.worker.daemon import freeze_modules
 from flinkish_spark.worker.functions import ExpandRows, StatelessContext, records_of
 from flinkish_spark.worker.time import micro_batch_of_task
 
-# ----------------------------------------------------------------------------------------------------------
-# What a worker keeps over tasks: event loops with opened functions.
-#
 # PySpark unpickles a function anew for each task, and a task is one micro-batch. A client that was made in
 # `open` is to outlive that, with its connections, as its limits do; so it is kept by its name.
-
-
 _KEPT: OrderedDict[str, AsyncWait] = OrderedDict()
 #: A worker may live longer than jobs.
 _MOST_KEPT = 16
@@ -77,12 +72,10 @@ class CallsInHarness(Protocol):
     """What a harness without Spark has in the place of a worker's clock and a job's directory."""
 
     @property
-    def name(self) -> str:
-        """What tells it from other harnesses."""
+    def name(self) -> str: ...
 
     @property
-    def store(self) -> Store:
-        """Where answers are."""
+    def store(self) -> Store: ...
 
     def make_loop(self) -> asyncio.AbstractEventLoop:
         """Return an event loop whose time is the harness's."""
@@ -92,10 +85,6 @@ class CallsInHarness(Protocol):
 
 
 CALLS_IN_HARNESS: ContextVar[CallsInHarness | None] = ContextVar("CALLS_IN_HARNESS", default=None)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# One output of an async function, for the rows of a task.
 
 
 @dataclass(frozen=True)
@@ -112,14 +101,12 @@ class AnswerPlace:
 class AsyncRows(ExpandRows):
     """Makes rows of each row by calls to a system outside, those of one output."""
 
-    #: What the program says of the function.
     spec: AsyncSpec
     outputs: Outputs
     #: By what name workers keep the opened function; that of all outputs is the same.
     kept_as: str
     #: Among how many the limits of the job are shared.
     workers: int = 1
-    #: What the places of elements mean.
     stream: Stream = Stream.OF_SOURCE
     #: Of idempotency keys: job, operator and way.
     key_prefix: str = ""
@@ -131,7 +118,6 @@ class AsyncRows(ExpandRows):
     report: Callable[[AsyncStatistics], None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task, making one of each."""
         writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
         harness = CALLS_IN_HARNESS.get()
         name = self.kept_as if harness is None else f"{self.kept_as}-{harness.name}"
@@ -175,8 +161,6 @@ class _AsyncContext(StatelessContext):
 
 
 class _Task:
-    """The elements of a task, batch by batch."""
-
     def __init__(self, rows: AsyncRows, waiting: AsyncWait) -> None:
         self._rows, self._waiting = rows, waiting
         self._places = _Places()
@@ -200,7 +184,6 @@ class _Task:
         return RecordedAnswers(store, place.folder, rows.outputs, rows.stream, place.readers, here)
 
     def made_of(self, batch: pa.RecordBatch) -> tuple[list[Any], np.ndarray[Any, Any]]:
-        """Return what is made of a batch's rows, and of which row each is."""
         values = list(records_of(batch))
         if values and not self._is_opened:
             # Where nothing is asked nothing is looked up.
@@ -255,7 +238,6 @@ class _Task:
 
         await self._waiting.answer(self._asked(values, asked, found), take)
 
-    # -- recorded ---------------------------------------------------------------------------------
     def _look_up(
         self, asked: Sequence[AskedAbout], found: dict[int, Answer], recorded: RecordedAnswers
     ) -> None:
@@ -300,7 +282,6 @@ class _Places:
         self._rows = 0
 
     def of(self, batch: pa.RecordBatch, values: Sequence[Any]) -> list[AskedAbout]:
-        """Return it for the rows of the task's next batch."""
         names = batch.schema.names
         if CHANNEL in names and SEQUENCE in names:
             channels, sequences = batch.column(CHANNEL).to_pylist(), batch.column(SEQUENCE).to_pylist()

@@ -1,11 +1,16 @@
-"""Operators with a broadcast input, and with operator list state, in a partition."""
+"""Operators with a broadcast input, and with operator list state, in a partition.
+
+Spark hands groups to Python in ascending order of their routes, and the broadcast route of a partition is
+below all others: what the broadcast side has stored, and what this micro-batch brings to it, is known before
+the first key group of the partition is called.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from flinkish_spark.core.elements import Progress
 from flinkish_spark.functions.keyed import BroadcastProcessFunction
@@ -43,14 +48,6 @@ from flinkish_spark.worker.runners import (
     rows_written,
 )
 
-# ----------------------------------------------------------------------------------------------------------
-# Operators with a broadcast input in a partition: the broadcast elements first, then the key groups.
-#
-# Spark hands groups to Python in ascending order of their routes, and the broadcast route of a partition is
-# below all others. So what the broadcast side has stored, and what this micro-batch brings to it, is known
-# before the first key group of the partition is called.
-
-
 Stored = TypeVar("Stored")
 
 
@@ -71,16 +68,6 @@ class PartitionDone:
     value: bytes | None
 
 
-class PartitionRunner(Protocol):
-    """What runs on the broadcast route of a partition."""
-
-    def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
-        """Return what a partition begins with, given what the former ones kept, in their order."""
-
-    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
-        """Begin a micro-batch of a partition, with what is stored for it."""
-
-
 class KeyedBroadcastRunner(ElementRunner):
     """Runs a :class:`KeyedBroadcastOperator`: a partition's broadcast side, and then its key groups."""
 
@@ -91,7 +78,6 @@ class KeyedBroadcastRunner(ElementRunner):
         self._operator = operator
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
-        """See :class:`PartitionRunner`."""
         side = self._operator.side
 
         def run(check: Check | None) -> Emitted:
@@ -103,7 +89,6 @@ class KeyedBroadcastRunner(ElementRunner):
         return PartitionDone(rows, side.dump())
 
     def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
-        """See :class:`PartitionRunner`; the copies are equal."""
         return any_copy(values)
 
     @property
@@ -111,7 +96,6 @@ class KeyedBroadcastRunner(ElementRunner):
         return bool(self._operator.side.applications)
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
         if isinstance(failure, BroadcastElementFailed):
             return place_of(self._shape, inputs, Distribution.BROADCAST, failure)
         return super().row_of(inputs, failure)
@@ -122,38 +106,38 @@ class KeyedBroadcastRunner(ElementRunner):
         self._operator.apply(run, progress)
 
 
-class UnkeyedBroadcastRunner:
-    """Runs an :class:`UnkeyedBroadcast`: all elements of a partition are on its broadcast route."""
+class _WithoutKeys:
+    """A runner of a partition whose elements are all on its broadcast route: there are no key groups."""
 
-    def __init__(self, given: UnkeyedBroadcast, uid: str, max_parallelism: int, shape: RowShape) -> None:
+    def __init__(self, uid: str, max_parallelism: int, shape: RowShape) -> None:
         self.counts: dict[str, int] = {}
         self._shape = shape
-        self._run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
-        self._writers = [RowWriter.of(fields) for fields in shape.outputs]
-        #: There are no key groups.
+        self._write = partial(rows_written, shape, [RowWriter.of(fields) for fields in shape.outputs])
         self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())
-        self.has_applications = False
+
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
+        raise AssertionError("an operator without keys has no key groups")
+
+
+class UnkeyedBroadcastRunner(_WithoutKeys):
+    """Runs an :class:`UnkeyedBroadcast`."""
+
+    def __init__(self, given: UnkeyedBroadcast, uid: str, max_parallelism: int, shape: RowShape) -> None:
+        super().__init__(uid, max_parallelism, shape)
+        self._run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
 
     def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
-        """See :class:`PartitionRunner`; the copies are equal."""
         return any_copy(values)
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
-        """See :class:`PartitionRunner`."""
-
         def run(check: Check | None) -> tuple[Emitted, bytes | None]:
             of_broadcast, broadcast = sides_of(self._shape, inputs, Distribution.BROADCAST)
             before, behind = sides_of(self._shape, inputs, Distribution.BY_CHANNEL)
             return self._run.run(value, broadcast, behind, progress, check, of_broadcast, before)
 
-        return PartitionDone(*written_or_blamed(partial(rows_written, self._shape, self._writers), run))
-
-    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        """Never called."""
-        raise AssertionError("an operator without keys has no key groups")
+        return PartitionDone(*written_or_blamed(self._write, run))
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
         is_broadcast = isinstance(failure, BroadcastElementFailed)
         way = Distribution.BROADCAST if is_broadcast else Distribution.BY_CHANNEL
         return place_of(self._shape, inputs, way, failure)
@@ -173,10 +157,7 @@ def written_or_blamed(
 
 
 def sides_of(shape: RowShape, inputs: InputRows, way: Distribution) -> tuple[Elements, Elements]:
-    """Return the rows of all inputs that come by one way, as elements whose keys mean nothing.
-
-    Those before the watermark, and those behind it.
-    """
+    """Return the rows that come by one way, before the watermark and behind it, as elements without keys."""
     before, behind = (_elements_of(shape, inputs, way, is_before=is_before) for is_before in (True, False))
     return before, behind
 
@@ -200,10 +181,6 @@ def place_of(
     return row_of_element(shape, own, failure)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Operators without keys that keep operator list state: all records of a partition on its broadcast route.
-
-
 @dataclass(frozen=True)
 class Checkpointed:
     """A function without a key that keeps operator list state; travels in the plan."""
@@ -211,28 +188,20 @@ class Checkpointed:
     function: CheckpointedProcessFunction
 
 
-class ListStateRunner:
+class ListStateRunner(_WithoutKeys):
     """Runs a :class:`Checkpointed`; a partition's copy of the state is a value of its own."""
 
-    #: There are no key groups, so nobody calls them.
-    has_applications = False
-
     def __init__(self, given: Checkpointed, uid: str, max_parallelism: int, shape: RowShape) -> None:
-        self.counts: dict[str, int] = {}
-        self._function, self._uid, self._shape = given.function, uid, shape
-        self._writers = [RowWriter.of(fields) for fields in shape.outputs]
-        self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())
-        self._context = _Context()
+        super().__init__(uid, max_parallelism, shape)
+        self._function, self._uid = given.function, uid
+        self._context = ContextFacts()
         self._states = _Declaring(uid, max_parallelism)
         given.function.open(self._states)
 
     def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
-        """See :class:`~flinkish_spark.worker.broadcast_runner.PartitionRunner`."""
         return redistribute(self._uid, self._states.descriptors, values, partitions)[partition]
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
-        """See :class:`~flinkish_spark.worker.broadcast_runner.PartitionRunner`."""
-
         def run(check: Check | None) -> tuple[Emitted, OperatorLists]:
             lists = self._states.lists = OperatorLists(self._uid, self._states.descriptors, value)
             self._context.check = check
@@ -240,22 +209,11 @@ class ListStateRunner:
             process = self._function.process_element
             return self._context.process_sides(process, before, behind, progress), lists
 
-        rows, lists = written_or_blamed(partial(rows_written, self._shape, self._writers), run)
+        rows, lists = written_or_blamed(self._write, run)
         return PartitionDone(rows, lists.dump() if lists.is_changed else None)
 
-    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        """Never called."""
-        raise AssertionError("an operator without keys has no key groups")
-
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
         return place_of(self._shape, inputs, Distribution.BY_CHANNEL, failure)
-
-
-class _Context(ContextFacts):
-    """Given to the function for an element."""
-
-    __slots__ = ()
 
 
 class _Declaring(NoKeyedState):
@@ -273,10 +231,7 @@ class _Declaring(NoKeyedState):
             " before it and use a keyed function"
         )
 
-    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
-
     def get_operator_list_state(self, descriptor: OperatorListDescriptor) -> _CurrentItems:
-        """Return a state; called in `open` only, which declares it."""
         if descriptor.name in {one.name for one in self.descriptors}:
             raise OperatorValueMismatch(f"the operator list state '{descriptor.name}' is declared twice")
         self.descriptors.append(descriptor)
@@ -305,15 +260,12 @@ class _CurrentItems:
         return self._current.get()
 
     def add(self, item: Any) -> None:
-        """Append an item."""
         self._current.add(item)
 
     def add_all(self, items: Any) -> None:
-        """Append items."""
         self._current.add_all(items)
 
     def update(self, items: Any) -> None:
-        """Replace the items."""
         self._current.update(items)
 
     def clear(self) -> None:

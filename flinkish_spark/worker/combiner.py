@@ -45,11 +45,8 @@ class Combiner:
     fields: tuple[tuple[str, str], ...]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns that are kept and the partial aggregates, a row per key.
-
-        Where hardly any two rows have one key it is a row per row: whoever merges takes either. Rows on two
-        sides of the watermark are not combined: they go out on those sides.
-        """
+        """Return the columns that are kept and the partial aggregates, a row per key, or a row per row."""
+        # Rows on two sides of the watermark are not combined: they go out on those sides.
         own = [rows.column(column) for column, _ in self.fields]
         batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
         kept = rows.select(list(self.kept))
@@ -70,10 +67,9 @@ class Combiner:
 
 @dataclass(frozen=True)
 class WindowCombiner:
-    """Combines rows on their way into an operator that folds windows; travels in the plan.
+    """Combines rows into one per key, slice of a window (or part of a session) and task; travels in the plan.
 
-    There is a row per key and slice of a window, or part of a session, and task. Rows on two sides of the
-    watermark are not combined: they are late by another one.
+    Rows on two sides of the watermark are not combined: they are late by another one.
     """
 
     #: Windows, and what is computed.
@@ -101,7 +97,6 @@ class WindowCombiner:
         return self.rules.aggregation
 
     def _times(self, rows: pa.RecordBatch) -> Array:
-        """Return the time by which each row is assigned; by processing time the operator knows it."""
         if self.rules.windows.clock is TimeDomain.PROCESSING_TIME:
             return np.zeros(rows.num_rows, dtype=np.int64)
         if C.TIME not in rows.schema.names or rows.column(C.TIME).null_count:
@@ -121,7 +116,6 @@ class BlamedCombine:
     counts_as: str = ""
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Combine."""
         try:
             with counting_as(self.counts_as):
                 _ = self._opened
@@ -135,7 +129,6 @@ class BlamedCombine:
 
     @cached_property
     def _opened(self) -> ColumnAggregation:
-        """The aggregation of the copy that this task has, opened before its first rows."""
         aggregation = self.combine.aggregation
         aggregation.open(self.uid, self.max_parallelism)
         close_with(self, aggregation, self.uid)

@@ -1,4 +1,14 @@
-"""PySpark's daemon, with what tasks of this package import in it already."""
+"""PySpark's daemon, with what tasks of this package import in it already.
+
+Spark forks its Python workers off a daemon that has imported nothing: each would import pandas, pyarrow and
+this package anew, more than a second of CPU. Spark is told of this one by ``spark.python.daemon.module``
+(:mod:`flinkish_spark.bridge.session` does so for local masters); elsewhere it is right wherever this package
+is installed in the executors' Python, since the daemon starts before Spark has fetched what ``--py-files``
+names.
+
+A fork has only the thread that forked. Of what is imported here OpenBLAS, Arrow and its allocators have
+threads; each of them starts its own anew in a fork.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +23,6 @@ from threading import Thread
 from types import FrameType
 
 from pyspark import daemon
-
-# ----------------------------------------------------------------------------------------------------------
-# PySpark's daemon, with what tasks of this package import in it already.
-#
-# Spark forks its Python workers off a daemon that has imported nothing of what they need, so each of them
-# imports pandas, pyarrow and this package anew: more than a second of CPU, for every worker that a job
-# starts and for every one that is started again after a minute without work. Here the daemon imports them
-# once, and a fork has them at once, in memory that all of them share.
-#
-# Spark is told of it by ``spark.python.daemon.module``; :mod:`flinkish_spark.bridge.session` does so for
-# local masters. Elsewhere it is right wherever this package is installed in the executors' Python: the
-# daemon starts before Spark has fetched what ``--py-files`` names.
-#
-# PySpark's own daemon imports nothing, since a fork has only the thread that forked. Of what is imported
-# here OpenBLAS, Arrow and its allocators have threads; each of them starts its own anew in a fork.
-
 
 #: What tasks import, directly or not.
 PRELOADED = (
@@ -63,25 +57,15 @@ def preload() -> None:
     gc.freeze()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Keeps the pauses between the tasks of a Python worker short.
-#
-# PySpark's daemon collects garbage after every task. A worker that has pandas, pyarrow and a Kafka client
-# loaded has hundreds of thousands of objects, and each of these collections looks at all of them: 50 ms of
-# CPU for a task that may have taken 5. Modules do not become garbage, so they are taken out of what is
-# looked at.
-
+# PySpark's daemon collects garbage after every task: 50 ms of CPU with pandas, pyarrow and a Kafka client
+# loaded. Modules do not become garbage, so they are taken out of what is looked at.
 
 #: The process in which it was done; a fork has to do it for itself.
 _frozen_in: int | None = None
 
 
 def freeze_modules() -> None:
-    """Take what is loaded by now out of garbage collection; does it once in a process.
-
-    Called by every task of ours when its imports are done. What is alive then is still freed when
-    nothing refers to it; only cycles among it would stay.
-    """
+    """Take what is loaded by now out of garbage collection, once in a process; every task calls it."""
     global _frozen_in
     if _frozen_in != os.getpid():
         gc.collect()
@@ -90,16 +74,10 @@ def freeze_modules() -> None:
         end_with_the_task()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Ends a Python worker whose task is over.
-#
-# Spark kills the worker of a task that was cancelled, if the task goes on for two seconds. A task whose
-# thread is just reading from the worker or writing to it ends at once, since Java closes what an interrupted
-# thread works on; then nobody kills the worker, and a function of the user's in it would sleep, loop or call
-# on for as long as it likes, beside the next attempt. The worker itself can see it: the other end of its
-# connection is closed.
-
-
+# Spark kills the worker of a task that was cancelled if the task goes on for two seconds. A task whose thread
+# is just reading from the worker or writing to it ends at once, since Java closes what an interrupted thread
+# works on; then nobody kills the worker, and a function of the user's in it would go on beside the next
+# attempt. The worker itself can see it: the other end of its connection is closed.
 _ENDED = 1
 #: The other side sends nothing more.
 _READ_HANGUP = getattr(select, "POLLRDHUP", select.POLLHUP)

@@ -1,4 +1,8 @@
-"""Functions without state, as mapInArrow runs them in a worker."""
+"""Functions without state, as mapInArrow runs them in a worker; pickled into the plan.
+
+Control columns that stand beside a row go along with what is made of it: its place in its channel stays.
+Functions of the user's see records only; where control rows stand among them, these get nulls.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +41,8 @@ from flinkish_spark.worker.daemon import freeze_modules
 from flinkish_spark.worker.keyed_operator import OperatorFailed
 from flinkish_spark.worker.time import MicroBatch, are_records, micro_batch_of_task
 
-# ----------------------------------------------------------------------------------------------------------
-# Functions without state over single rows, as mapInArrow runs them: map, flat_map, filter.
-#
-# Control columns that stand beside a row (channel, sequence, time) go along with what is made of it, so a
-# record's place in its channel stays what it was. The objects here are pickled into the plan.
-
 
 class StatelessContext(SubtaskFacts):
-    """What `open` of a function without state is given."""
-
     def __init__(self, uid: str, parallelism: int | None = None, counts_as: str = "") -> None:
         self.uid, self._parallelism = uid, parallelism
         self.max_parallelism = 1
@@ -128,7 +124,6 @@ class RowFunction:
         return {"uid": self.name, **({"operator": self.operator} if self.operator else {})}
 
     def blamed(self, batch: pa.RecordBatch, at: int, error: BaseException, says: str = "") -> OperatorFailed:
-        """Return the error that stops the job, with the record's place if it has one."""
         places: dict[str, Any] = {}
         if CHANNEL in batch.schema.names and SEQUENCE in batch.schema.names:
             channel, sequence = (int(batch.column(name)[at].as_py()) for name in (CHANNEL, SEQUENCE))
@@ -147,12 +142,9 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class FilterRows:
-    """Keeps the rows for which a function says so."""
-
     function: RowFunction
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task, for mapInArrow."""
         with self.function.opened():
             for batch in batches:
                 yield batch.filter(pa.array(self._kept(batch)))
@@ -174,18 +166,15 @@ class ExpandRows:
     """Makes rows of each row: one, none or several."""
 
     function: RowFunction
-    #: Fields of the rows that are made.
     output: T.StructType
     #: Control columns that go along.
     carried: tuple[T.StructField, ...]
 
     @property
     def columns(self) -> T.StructType:
-        """Columns that come out."""
         return T.StructType([*self.output, *self.carried])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task, for mapInArrow."""
         writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
         with self.function.opened():
             for batch in batches:
@@ -200,7 +189,6 @@ class ExpandRows:
         writer: RowWriter,
         schema: pa.Schema,
     ) -> pa.RecordBatch:
-        """Return rows that were made of those of a batch, with the control columns of these."""
         try:
             arrays = writer.write(rows)
         except OutputError as error:
@@ -237,23 +225,15 @@ class One:
     function: Callable[[Any], Any]
 
     def __call__(self, record: Any) -> tuple[Any]:
-        """Call it."""
         made = self.function(record)
         if type(made) in NOT_RUN:
             refuse_not_run(made, "the function")
         return (made,)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Process functions without state, as mapInArrow runs them: one output of such a function at a time.
-
-
 @dataclass(frozen=True)
 class ProcessRows(ExpandRows):
-    """Makes rows of each row, those of one output.
-
-    The function is called with the record and its context.
-    """
+    """Makes rows of each row, those of one output; the function is called with the record and its context."""
 
     #: Name of the side output; None for the main output.
     side: str | None = None
@@ -296,21 +276,11 @@ class _Context:
         return micro_batch_of_task()
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        """Emit a row to a side output."""
         self.emitted.setdefault(tag_name(tag), []).append(taken(value))
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Columns that functions of the user's make of single records, as mapInArrow adds them: keys, partitions.
-#
-# Rows stay where they are, with all of their columns. Where records and control rows stand in one frame,
-# control rows get nulls, and no function sees them.
 
 
 @dataclass(frozen=True)
 class AppendColumns:
-    """Callable for mapInArrow."""
-
     #: From a record to a row of `made`.
     function: RowFunction
     given: T.StructType
@@ -321,12 +291,10 @@ class AppendColumns:
 
     @property
     def columns(self) -> T.StructType:
-        """Columns that come out."""
         pairs = zip(self.names, self.made, strict=True)
         return T.StructType([*self.given, *(T.StructField(name, field.dataType) for name, field in pairs)])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task."""
         writer = RowWriter(arrow_schema(self.made))
         with self.function.opened():
             for batch in batches:
@@ -378,12 +346,10 @@ class TargetOf:
 
     #: From a key and the number of partitions to a partition.
     partition: Callable[[Any, int], int]
-    #: From a record to its key.
     key: Callable[[Any], Any]
     partitions: int
 
     def __call__(self, record: Any) -> tuple[int]:
-        """Choose."""
         chosen: Any = refuse_not_run(self.partition(self.key(record), self.partitions), "the partitioner")
         # Whole numbers of numpy are as good; True would be partition 1.
         is_number = hasattr(chosen, "__index__") and not isinstance(chosen, bool)
@@ -394,19 +360,11 @@ class TargetOf:
         return (operator.index(chosen),)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The lookup join as mapInArrow runs it: the keys of a batch are asked for together.
-
-
 @dataclass(frozen=True)
 class LookupRows:
-    """Called by mapInArrow, once per task; pickled into the plan."""
-
     join: LookupJoin
     name: str
-    #: Fields of the rows that are made.
     output: T.StructType
-    #: Control columns that go along with what is made of a row.
     carried: tuple[T.StructField, ...]
     origins: Origins = field(default_factory=Origins)
     #: Name of the side output that is read; None for the main output.
@@ -418,28 +376,18 @@ class LookupRows:
 
     @property
     def columns(self) -> T.StructType:
-        """Columns that come out."""
         return T.StructType([*self.output, *self.carried])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task."""
+        expand = ExpandRows(self._blame, self.output, self.carried)
         writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
         with self._opened() as run:
             for batch in batches:
                 made, of_row = self._made(run, batch)
-                try:
-                    arrays = writer.write(made)
-                except OutputError as error:
-                    at = of_row[error.row] if error.row is not None else 0
-                    raise self._blame.blamed(batch, at, error, f"the function {error}") from error
-                taken = pa.array(np.array(of_row, dtype=np.int64))
-                carried = [batch.column(one.name).take(taken) for one in self.carried]
-                rows = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
-                yield as_schema(rows, schema)
+                yield expand.batch_of(batch, made, np.array(of_row, dtype=np.int64), writer, schema)
 
     @contextmanager
     def _opened(self) -> Iterator[LookupJoinRun]:
-        """Open table and function for as long as a task lasts; both are closed, too, if something fails."""
         kept = None if self.join.cache is None else kept_answers(self.kept_as)
         with self._blame.called("open"):
             run = LookupJoinRun(self.join, self.name, 1, kept, self.counts_as)
@@ -448,9 +396,7 @@ class LookupRows:
             yield run
 
     def _made(self, run: LookupJoinRun, batch: pa.RecordBatch) -> tuple[list[object], list[int]]:
-        """Return the rows of the output that is read, and of which record each is."""
-        names = [name for name in batch.schema.names if not name.startswith(PREFIX)]
-        values = list(RowReader(names, names, ()).read(batch)[1])
+        values = list(records_of(batch))
         times = batch.column(TIME).to_pylist() if TIME in batch.schema.names else None
         try:
             # How old a cached answer is, is nobody's business but the cache's: no result depends on it
@@ -467,17 +413,8 @@ class LookupRows:
         return RowFunction(self.name, lambda record: record, origins=self.origins, operator=self.operator)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Event times and watermarks by functions of the user's: what mapInArrow runs over a source's records.
-#
-# Adds the time, and for a generator the greatest watermark that it has emitted in the channel so far. Rows
-# of a channel keep their order. The object is pickled into the plan, so it holds values only.
-
-
 @dataclass(frozen=True)
 class TimeStage:
-    """Callable for mapInArrow."""
-
     #: From a record and the time that it has already, if any, to its time; None where it has its time.
     assigner: Callable[[Any, int | None], int] | None
     #: Makes a generator; None without one.
@@ -491,11 +428,10 @@ class TimeStage:
         return T.StructType([*own, *(T.StructField(name, T.LongType()) for name in added)])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task; called once per task."""
         freeze_modules()
         if self.generator is None:
             for batch in batches:
-                yield self._with(batch, {C.TIME: self._times(batch, self._records(batch))})
+                yield self._with(batch, {C.TIME: self._times(batch, list(records_of(batch)))})
             return
         task = ChannelGenerators(self.generator, self.source)
         #: The last row of each channel: what the generator emits at the end goes with it.
@@ -503,11 +439,11 @@ class TimeStage:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            records = self._records(batch)
+            records = list(records_of(batch))
             times = self._times(batch, records)
             if self.assigner is not None and any(map(pa.types.is_nested, batch.schema.types)):
                 # Made anew for a second owner: the assigner may have changed them.
-                records = self._records(batch)
+                records = list(records_of(batch))
             marks = self._marks(task, batch, records, times)
             yield from _but_the_last(self._with(batch, {C.TIME: times, C.MARK: marks}), held)
         try:
@@ -518,10 +454,6 @@ class TimeStage:
         for channel, row in held.items():
             mark_ms = final[channel]
             yield self._with(row, {C.MARK: [MIN_WATERMARK_MS if mark_ms is None else mark_ms]})
-
-    def _records(self, batch: pa.RecordBatch) -> list[Any]:
-        names = [name for name in batch.schema.names if not name.startswith(PREFIX)]
-        return list(RowReader(names, names, ()).read(batch)[1])
 
     def _times(self, batch: pa.RecordBatch, records: list[Any]) -> list[int]:
         has_time = C.TIME in batch.schema.names
@@ -559,7 +491,6 @@ class TimeStage:
 
     @staticmethod
     def _with(batch: pa.RecordBatch, added: dict[str, list[int]]) -> pa.RecordBatch:
-        """Return a batch with columns added behind, or replaced where they are."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         # What is added stands behind what was there, in the order of `columns()`.
         columns = {name: column for name, column in columns.items() if name not in added or name == C.MARK}

@@ -1,4 +1,9 @@
-"""The keyed operator: what applyInPandasWithState calls, once per bundle of key groups and micro-batch."""
+"""The keyed operator: what applyInPandasWithState calls, once per bundle of key groups and micro-batch.
+
+Spark's group is one bundle, or what goes to one partition besides: barriers, and reports on their way down.
+Rows come and go as blocks (:mod:`flinkish_spark.transport.blocks`); the state of all keys of a group is one
+state value (:mod:`flinkish_spark.state.key_group`).
+"""
 
 from __future__ import annotations
 
@@ -74,10 +79,6 @@ from flinkish_spark.worker.runners import (
 from flinkish_spark.worker.time import MicroBatch, micro_batch_of_task
 from flinkish_spark.worker.timed_runner import TimedRunner
 
-# ----------------------------------------------------------------------------------------------------------
-# Operators as a plan brings them, and what runs each kind of them.
-
-
 StatefulOperator = (
     KeyedStreamOperator
     | VectorizedProcessFunction
@@ -89,7 +90,6 @@ StatefulOperator = (
 
 
 def runner_of(operator: StatefulOperator, uid: str, max_parallelism: int, shape: RowShape) -> GroupRunner:
-    """Return the opened operator."""
     settings = uid, max_parallelism, shape
     if isinstance(operator, VectorizedProcessFunction):
         return BatchRunner(operator, *settings)
@@ -108,15 +108,6 @@ def runner_of(operator: StatefulOperator, uid: str, max_parallelism: int, shape:
     if isinstance(operator, TimedRowsOperator) and operator.timed is not None:
         return TimedRunner(operator, operator.timed, *settings)
     return ElementRunner(operator, *settings)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The keyed operator: what applyInPandasWithState calls, once per bundle of key groups and micro-batch.
-#
-# Spark's group is one bundle, or what goes to one partition besides: barriers, and reports on their way
-# down. Rows come and go as blocks (:mod:`flinkish_spark.transport.blocks`); the state of all keys of a
-# group is one state value (:mod:`flinkish_spark.state.key_group`). This object is pickled into the query's
-# plan, so it holds values only; what needs a worker is made at the first call of a task.
 
 
 R = TypeVar("R")
@@ -154,14 +145,11 @@ class PassingRows:
 
 @dataclass(frozen=True)
 class KeyedOperatorSpec:
-    """Everything that one keyed operator needs in a worker."""
-
     #: The operator's stable name; its key groups, and which of them are worked on together.
     uid: str
     bundling: Bundling
     #: Runs the user's function, already proven to be serialisable; or that function, if it takes columns.
     operator: StatefulOperator
-    #: How rows come in and go out.
     shape: RowShape
     #: By input, whose barriers must arrive, each once, before this operator passes one on.
     upstream_channels: tuple[ExpectedChannels, ...]
@@ -174,7 +162,6 @@ class KeyedOperatorSpec:
     reporter: int = 0
     #: Partition by the route that carries the elements that belong to no key group.
     broadcast_routes: Mapping[int, int] = field(default_factory=dict)
-    #: When a key group's entries move out of its state value.
     base_policy: BasePolicy = field(default_factory=BasePolicy)
     #: What errors call it beside its uid.
     name: str = ""
@@ -189,7 +176,7 @@ class KeyedOperatorSpec:
 
 
 class KeyedOperator:
-    """Callable for applyInPandasWithState; see the module's head."""
+    """Callable for applyInPandasWithState; pickled into the plan, so a worker opens it at its first call."""
 
     def __init__(self, spec: KeyedOperatorSpec) -> None:
         self.spec = spec
@@ -203,7 +190,6 @@ class KeyedOperator:
     def __call__(
         self, key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: SparkState
     ) -> Iterator[pd.DataFrame]:
-        """Process one group: a bundle of key groups, or what goes to one partition besides."""
         route = int(key[0])
         partition = self.spec.barrier_routes.get(route)
         parts = list(frames)
@@ -221,11 +207,9 @@ class KeyedOperator:
             yield frame_of(out, self.spec.first_output)
 
     def _passed_on(self, frame: pd.DataFrame, partition: int) -> Iterator[Out]:
-        """Pass on reports, and the barrier if every upstream channel's came exactly once; else hold it back.
-
-        A barrier held back is missing at the sinks, which declines the checkpoint there. A latency marker
-        goes on, too, with a report of when it was here: behind all records of the partition.
-        """
+        """Pass on reports, and the barrier if every upstream channel's came exactly once."""
+        # A barrier held back is missing at the sinks, which declines the checkpoint there. A latency marker
+        # goes on with a report of when it was here: behind all records of the partition.
         kinds = frame[C.KIND].to_numpy()
         if self.spec.passing:
             yield from self._handed_on(frame)
@@ -245,7 +229,6 @@ class KeyedOperator:
             yield Out(int(C.Kind.BARRIER), checkpoint, partition, checkpoint)
 
     def _handed_on(self, frame: pd.DataFrame) -> Iterator[Out]:
-        """Hand rows on that this operator does not read."""
         records = GroupRows(frame).of_kind(C.Kind.RECORD)
         for number, passing in enumerate(self.spec.passing, start=len(self.spec.shape.inputs)):
             blocks = [block for sequence, block in records if sequence == number]
@@ -295,10 +278,7 @@ class KeyedOperator:
 
     @staticmethod
     def _levels(runner: GroupRunner, entries: GroupState, arrived: GroupRows) -> dict[str, int]:
-        """Return what is counted of state that comes or goes as a whole, by name.
-
-        That is state that came with the first micro-batch, also where it is none; and state that is given up.
-        """
+        """Return what is counted of state that comes with the first micro-batch, or is given up, by name."""
         found: dict[str, int] = {}
         if isinstance(runner, ElementRunner):
             if arrived.of_kind(C.Kind.STATE):
@@ -341,11 +321,9 @@ class KeyedOperator:
         return any(call != C.BROADCAST_CALL for call in calls)
 
     def _stored(self, bundle: int, arrived: GroupRows, state: SparkState) -> bytes | None:
-        """Return the bundle's state; make it that which came with the first micro-batch, if some did.
-
-        A micro-batch that is run again begins without state again, so this happens once per lineage and
-        bundle.
-        """
+        """Return the bundle's state; make it that which came with the first micro-batch, if some did."""
+        # A micro-batch that is run again begins without state again: this happens once per lineage and
+        # bundle.
         seeds = arrived.of_kind(C.Kind.STATE)
         if not seeds:
             return state.get[0] if state.exists else None
@@ -362,7 +340,6 @@ class KeyedOperator:
         return value
 
     def _inputs(self, records: list[tuple[int, Any]]) -> list[pa.RecordBatch | None]:
-        """Return the rows of each input in their order; the sequence of a block is its input."""
         found: list[pa.RecordBatch | None] = []
         for number, shape in enumerate(self.spec.shape.inputs):
             blocks = [block for sequence, block in records if sequence == number]
@@ -386,21 +363,21 @@ class KeyedOperator:
             assert rows is not None
             channel, sequence = (int(rows.column(name)[at].as_py()) for name in (C.CHANNEL, C.SEQUENCE))
             origin = self.spec.origins[number].describe(channel, sequence)
-            raise self._blame(_says(failure), failure.error, **origin) from failure.error
+            raise self._blame(_says(failure), **origin) from failure.error
         except TimerFailed as failure:
             timer, clock = failure.timer, failure.domain.value
             facts = {"key": f"{timer.key!r:.200}", "timer_ms": timer.time_ms, "time_domain": clock}
-            raise self._blame(_says(failure), failure.error, **facts) from failure.error
+            raise self._blame(_says(failure), **facts) from failure.error
         except OutputError as error:
-            raise self._blame(f"the function {error}", error) from error
+            raise self._blame(f"the function {error}") from error
         except StateValueError as error:
-            raise self._blame(str(error), error) from error
+            raise self._blame(str(error)) from error
         except (*_STATE_FAULTS, OperatorValueMismatch, InternalError):
             raise
         except USER_ERRORS as error:
-            raise self._blame(describe_raised(error), error) from error
+            raise self._blame(describe_raised(error)) from error
 
-    def _blame(self, says: str, error: BaseException, **facts: Any) -> OperatorFailed:
+    def _blame(self, says: str, **facts: Any) -> OperatorFailed:
         uid, name = self.spec.uid, self.spec.name
         named = {"what": f"the function of operator '{uid}' ({name})"} if name else {}
         told = {"uid": uid, **named, **facts, "error": says}
@@ -418,7 +395,7 @@ class KeyedOperator:
             except USER_ERRORS as error:
                 close_operator(spec.operator, spec.uid)
                 what = f"open() of operator '{spec.uid}'"
-                raise self._blame(describe_raised(error), error, what=what) from error
+                raise self._blame(describe_raised(error), what=what) from error
             close_with(self, spec.operator, spec.uid)
             freeze_modules()
         return self._runner
@@ -436,7 +413,6 @@ class KeyedOperator:
         return self._task[1]
 
     def _bases(self) -> Bases:
-        """Return where this task finds and leaves the bases of big key groups."""
         here, uid, chain = self._micro_batch(), self.spec.uid, self.spec.chain
         if here.bases is None:
             return NoBases()
@@ -459,7 +435,6 @@ class SharedTasks:
     def __call__(
         self, key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: SparkState
     ) -> Iterator[pd.DataFrame]:
-        """Process one group of one of the operators."""
         return self.operators[place_of(int(key[0]))](key, frames, state)
 
 
@@ -469,7 +444,6 @@ def _says(failure: ElementFailed | TimerFailed) -> str:
 
 
 def _next_call_ms(entries: GroupState) -> tuple[int, int]:
-    """Return when a key group is to be called next, by event time and by processing time."""
     event_ms, processing_ms = map(entries.next_call_ms, (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME))
     if event_ms == MAX_WATERMARK_MS:
         # A report says "none" by that number, and the key group would not be called at the end of the input.

@@ -63,17 +63,11 @@ from flinkish_spark.worker.runners import (
     rows_written,
 )
 
-# ----------------------------------------------------------------------------------------------------------
-# Calls of a window function without states, and what goes to side outputs, where windows are in one loop.
-
-
 #: From an error to what says which element, or which timer, is to blame for it.
 Blame = Callable[[Exception], ElementFailed | TimerFailed]
 
 
 class SideRows:
-    """Rows that go to side outputs, in their order."""
-
     def __init__(self) -> None:
         self._emitted = Emitted()
         self._blame: dict[str, list[Blame]] = {}
@@ -87,7 +81,6 @@ class SideRows:
         self._emitted.side_before = {name: len(rows) for name, rows in self._emitted.side.items()}
 
     def written(self, write: Callable[[Emitted], list[OutRows]]) -> list[OutRows]:
-        """Return the rows as `write` makes them."""
         try:
             return write(self._emitted)
         except OutputError:
@@ -150,10 +143,6 @@ def _no_count(name: str) -> None:
     raise AssertionError("a window function counts nothing")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Results of windows that a function of the user's has folded, as rows that go out.
-
-
 @dataclass
 class Fired:
     """Windows that have fired with a result, in their order."""
@@ -182,7 +171,6 @@ class ResultWriter:
         self.take: Take = taking(output)
 
     def write(self, fired: Fired, key_columns: Sequence[pa.Array], keys: Sequence[Any]) -> list[pa.Array]:
-        """Return the time of each row, and the columns of the output."""
         end_ms = np.array([one.end_ms for one in fired.windows], dtype=np.int64)
         return [pa.array(last_of(end_ms)), *self._columns(fired, end_ms, key_columns, keys)]
 
@@ -236,7 +224,6 @@ def timer_of(window: OpenWindow, keys: Sequence[Any]) -> Timer:
 
 
 def _spread(results: Sequence[Any]) -> list[Sequence[Any]] | None:
-    """Return columns of results: of the fields of tuples, or one; None for a mixture."""
     kinds = set(map(type, results))
     are_rows = {issubclass(kind, tuple) for kind in kinds}
     if are_rows == {False}:
@@ -246,16 +233,8 @@ def _spread(results: Sequence[Any]) -> list[Sequence[Any]] | None:
     return None
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A key group's rows through windows that a function of the user's folds, in one loop over all elements.
-
-
 class LoopedRunner:
-    """Runs :class:`~flinkish_spark.operators.window_loop.LoopedWindows`; it has one entry.
-
-    A :class:`~flinkish_spark.worker.runners.GroupRunner`. `counts` is what was counted in the last
-    call, by name.
-    """
+    """Runs :class:`~flinkish_spark.operators.window_loop.LoopedWindows`, which has one entry."""
 
     def __init__(self, operator: LoopedWindows, uid: str, max_parallelism: int, shape: RowShape) -> None:
         self.operator, self.shape = operator, shape
@@ -271,7 +250,6 @@ class LoopedRunner:
         self._writers = [RowWriter.of(fields) for fields in shape.outputs]
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
         self.counts = {}
         given = list(self._given(inputs))
         hashes = [rows.column(C.KEY_HASH).to_numpy() for _, _, rows in given]
@@ -285,14 +263,12 @@ class LoopedRunner:
         yield from _GroupLoop(self, windows, group).run(given, progress)
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
         return row_of_element(self.shape, inputs, failure)
 
     def sides_written(self, emitted: Emitted) -> Iterator[OutRows]:
         return rows_written(self.shape, self._writers, emitted)
 
     def _given(self, inputs: InputRows) -> Iterator[tuple[int, bool, pa.RecordBatch]]:
-        """Yield input, side of the watermark and rows: those before it first, input by input."""
         for is_before in (True, False):
             for at, (rows, shape) in enumerate(zip(inputs, self.shape.inputs, strict=True)):
                 part = rows_between(rows, shape, is_before=is_before)
@@ -305,8 +281,6 @@ _Given = tuple[int, bool, pa.RecordBatch]
 
 
 class _GroupLoop:
-    """A key group in one micro-batch."""
-
     def __init__(self, runner: LoopedRunner, stored: StoredWindows, group: GroupState) -> None:
         self._runner, self._stored, self._group = runner, stored, group
         operator = runner.operator
@@ -341,7 +315,6 @@ class _GroupLoop:
             self._group.timers.registered[self._clock] = self._open.registered
         return written
 
-    # -- elements -----------------------------------------------------------------------------------
     def _sides(self, given: Sequence[_Given], processing_time_ms: int) -> tuple[_Side, _Side]:
         sides = _Side(is_before=True), _Side(is_before=False)
         numbers, at = self._stored.key_numbers(), 0
@@ -379,7 +352,6 @@ class _GroupLoop:
         for at, value, time_ms in late:
             self._sides_out.put(self._late_output, value, time_ms, partial(ElementFailed, at, is_before))
 
-    # -- results ------------------------------------------------------------------------------------
     def _fire(self, now_ms: int, watermark_ms: int, progress: Progress) -> None:
         due = self._open.due(now_ms)
         if not due:
@@ -403,7 +375,6 @@ class _GroupLoop:
             raise self._failed(window, error) from error
 
     def _call(self, calls: WindowCalls, window: OpenWindow) -> None:
-        """Call the function for a window, and then for its end."""
         fired, take = self._fired, self._runner.results.take
         blame = partial(self._failed, window)
         rows = calls.rows(self._runner.folding, window, self._keys[window.key], blame)
@@ -431,8 +402,6 @@ class _GroupLoop:
 
 
 class _Side:
-    """The elements on one side of the watermark, of all ways in."""
-
     def __init__(self, *, is_before: bool) -> None:
         self.is_before = is_before
         self.keys: list[Array] = []

@@ -60,7 +60,6 @@ class _EventColumns:
         return self._whole[at]
 
     def take(self, at: int, events: Array) -> pa.Array:
-        """Return a field of some."""
         came = events >= self.taken
         column, rows = self._due.fields[at], self._due.rows
         if came.all():
@@ -75,7 +74,6 @@ class _EventColumns:
         return list(zip(*(to_values(self.take(at, events)) for at in fields), strict=True))
 
     def stored(self, events: Array) -> pa.StructArray:
-        """Return some as they are stored."""
         columns = [self.take(at, events) for at in range(len(self._due.fields))]
         arrays = [*columns, pa.array(self.times_ms[events])]
         own = [one.cast(field.type) for one, field in zip(arrays, self.kind, strict=True)]
@@ -181,10 +179,9 @@ class _FoundOfKey:
 class PatternRunner(TimedRunner):
     """Runs a :class:`~flinkish_spark.operators.patterns.PatternOperator` whose events wait.
 
-    A :class:`~flinkish_spark.worker.runners.GroupRunner`. What is done as columns needs no timer and no entry
-    of a key as an object; only keys of which something goes out come to the operator, to tell of it. Keys
-    that cannot be done so go through it as in any :class:`TimedRunner`, with timers and entries of their own.
-    A key that is done as columns has one timer, for what it has to do first.
+    Keys that can be done as columns have no entries as objects, and one timer, for what they have to do
+    first; they come to the operator only to tell of what goes out. Others go through it as in any
+    :class:`TimedRunner`.
     """
 
     def __init__(
@@ -200,7 +197,6 @@ class PatternRunner(TimedRunner):
         self._measured: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
         written = list(super().process(inputs, group, progress))
         for name, count in self._counted.items():
             if count:
@@ -291,7 +287,6 @@ class PatternRunner(TimedRunner):
             found |= column.to_numpy(zero_copy_only=False).astype(np.int64) << bit
         return found, unknown
 
-    # -- what goes out ------------------------------------------------------------------------------------
     def _to_tell(self, worked: _Worked, watermark_ms: int) -> Found:
         """Return what the operator is to tell of; what needs no function goes out as columns."""
         found = worked.outcome.found
@@ -376,7 +371,6 @@ class PatternRunner(TimedRunner):
         rows = zip(keys[begins].tolist(), parts, first_ms, last_ms, strict=True)
         return {key: _FoundOfKey(paths, *part, first, last) for key, part, first, last in rows}
 
-    # -- what is kept -------------------------------------------------------------------------------------
     def _store(self, group: GroupState) -> None:
         super()._store(group)
         index, columnar = self._waiting.index, ~self._is_left

@@ -47,13 +47,6 @@ from flinkish_spark.types.to_arrow import (
 )
 from flinkish_spark.types.to_python import taking
 
-# ----------------------------------------------------------------------------------------------------------
-# A key group's rows through an operator: columns to elements and back, or columns all the way.
-#
-# Made once per copy of an operator, that is once per Python worker; called once per key group that has rows
-# or timers that are due, in every micro-batch.
-
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -72,7 +65,6 @@ class InputShape:
     is_behind_operator: bool = False
     #: Which of the operator's inputs they are for: several ways may lead into one.
     entry: int = 0
-    #: How they are spread over the partitions.
     distribution: Distribution = Distribution.BY_KEY
 
     def places(self, rows: pa.RecordBatch, *, is_before: bool) -> Array:
@@ -93,21 +85,17 @@ class RowShape:
     key_types: tuple[T.DataType, ...]
     #: Fields of the main output, then of each side output.
     outputs: tuple[T.StructType, ...]
-    #: Names of the side outputs.
     side_names: tuple[str, ...] = ()
     #: Whether rows that go out have their event time beside them.
     with_times: bool = False
 
     @property
     def block_schemas(self) -> tuple[pa.Schema, ...]:
-        """Schemas of the blocks that go out."""
         return tuple(block_schema(fields, with_times=self.with_times) for fields in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class OutRows:
-    """Rows that go out together."""
-
     #: 0 for the main output.
     side: int
     #: Sequence of the first; the others follow.
@@ -141,24 +129,19 @@ class GroupRunner(Protocol):
 
 
 class ElementRunner:
-    """Runs a :class:`KeyedStreamOperator`, element by element."""
-
     def __init__(
         self, operator: KeyedStreamOperator, uid: str, max_parallelism: int, shape: RowShape
     ) -> None:
         self._shape, self._operator_level = shape, operator.level_in
         self._run = GroupRun(operator, uid, max_parallelism, taking(shape.outputs[0]))
-        #: What was counted in the last call, by name.
         self.counts: dict[str, int] = {}
         self.layout = GroupLayout.of(self._run.states, shape.key_types)
         if isinstance(operator, WindowOperator):
-            own = form_of_loop(self.layout, operator.clock)
-            self.layout = replace(self.layout, other_form=own)
+            self.layout = replace(self.layout, other_form=form_of_loop(self.layout, operator.clock))
         self._readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
         self._writers = [RowWriter.of(fields) for fields in shape.outputs]
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        """See :class:`GroupRunner`."""
         before, behind = self._prepared(inputs, group, progress)
         emitted = self._run.run(before, progress, behind)
         self.counts = emitted.counts
@@ -179,7 +162,6 @@ class ElementRunner:
     def _prepared(
         self, inputs: InputRows, group: GroupState, progress: Progress
     ) -> tuple[list[Elements], list[Elements]]:
-        """Load what is stored, and return the elements before the watermark and those behind it."""
         before, behind, hash_of = self._elements(inputs)
         self._load(group, hash_of, progress)
         return before, behind
@@ -212,7 +194,6 @@ class ElementRunner:
         blame_call(again)
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        """See :class:`GroupRunner`."""
         return row_of_element(self._shape, inputs, failure)
 
     def _load(self, group: GroupState, hash_of: dict[object, int], progress: Progress) -> None:
@@ -286,10 +267,6 @@ def rows_between(rows: pa.RecordBatch | None, shape: InputShape, *, is_before: b
     return rows if len(places) == rows.num_rows else rows.take(pa.array(places))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What vectorised functions emit, as columns of their declared types: batches, or frames of pandas.
-
-
 def batch_of(frame: pd.DataFrame, kinds: Mapping[str, pa.DataType]) -> pa.RecordBatch:
     """Return a frame's columns as a batch; its index is none of them. NaN, NaT and None are null."""
     names = [str(name) for name in frame.columns]
@@ -309,7 +286,7 @@ def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
         # Such a column, and one without rows, has any type in pandas.
         return pa.nulls(len(series), pa.int64() if kind is None else kind)
     try:
-        if kind is not None and _is_of_objects(series):
+        if kind is not None and (series.dtype == object or isinstance(series.dtype, pd.StringDtype)):
             values = series.tolist()
             for at in np.flatnonzero(is_null).tolist():
                 values[at] = None
@@ -327,17 +304,12 @@ def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
         raise OutputError(f"emitted a wrong column: field {name!r}{value}: {error}", wrong) from error
 
 
-def _is_of_objects(series: pd.Series) -> bool:
-    return series.dtype == object or isinstance(series.dtype, pd.StringDtype)
-
-
 def _from_pandas(series: pd.Series) -> pa.Array:
     made = pa.Array.from_pandas(series)
     return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
 
 
 def event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.Array:
-    """Return the event times of rows; null where they have none."""
     column = None if name is None else given.get(name)
     if column is None:
         return pa.nulls(count, pa.int64())
@@ -368,22 +340,12 @@ def declared_column(field: T.StructField, column: pa.Array, kind: pa.DataType) -
         raise OutputError(f"{wrong}{value}: {error}", at) from error
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A key group's rows through a vectorised function: columns all the way.
-#
-# The order is that of :mod:`flinkish_spark.operators.process`: timers by processing time, rows before the
-# watermark, timers by event time, rows behind it.
-
-
 #: Opens the name of a part of the key; no field has such a name.
 _KEY = f"{PREFIX}key_"
 
 
 class BatchRunner:
-    """Runs a :class:`VectorizedProcessFunction`; it has one entry.
-
-    A :class:`~flinkish_spark.worker.runners.GroupRunner`.
-    """
+    """Runs a :class:`VectorizedProcessFunction` in the order of `operators/process.py`; it has one entry."""
 
     def __init__(
         self, function: VectorizedProcessFunction, uid: str, max_parallelism: int, shape: RowShape
@@ -396,7 +358,6 @@ class BatchRunner:
         self._is_timed = any(C.TIME in one.schema.names for one in shape.inputs)
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
         before, behind = (self._side(inputs, is_before=is_before) for is_before in (True, False))
         timers = self._timers([one for one in (before, behind) if one is not None], group, progress)
         call = _Calls(self._function, self._shape, group, progress, timers)
@@ -414,17 +375,15 @@ class BatchRunner:
             group.timers.replace(timers.queues, timers.hash_of)
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        """See :class:`~flinkish_spark.worker.runners.GroupRunner`; there are no elements."""
         return 0, failure.at
 
     def _side(self, inputs: InputRows, *, is_before: bool) -> pa.RecordBatch | None:
         """Return the rows of all ways in on one side of the watermark; None without any."""
         parts = []
         for rows, shape in zip(inputs, self._shape.inputs, strict=True):
-            places = () if rows is None else shape.places(rows, is_before=is_before)
-            if rows is not None and len(places):
-                whole = len(places) == rows.num_rows
-                parts.append(self._named(rows if whole else rows.take(pa.array(places)), shape))
+            own = rows_between(rows, shape, is_before=is_before)
+            if own is not None:
+                parts.append(self._named(own, shape))
         if len(parts) < 2:
             return parts[0] if parts else None
         return pa.concat_batches(parts)
@@ -446,7 +405,7 @@ class BatchRunner:
     ) -> BatchTimers | None:
         """Return the timers of the keys that have rows, and of those whose timers are due."""
         hashes = [group.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
-        # Of a function without timers an earlier version may have had some: they would be due for ever.
+        # The function may have had some before the program was changed: they would be due for ever.
         if not has_timers(self._function) and not any(map(len, hashes)):
             return None
         hashes += [one.column(C.KEY_HASH).to_numpy() for one in sides]
@@ -485,7 +444,6 @@ class _Calls:
         self._schemas = shape.block_schemas
 
     def fire(self, domain: TimeDomain, limit_ms: int) -> Iterator[OutRows]:
-        """Call the function for timers as long as there are some that are due."""
         if self._timers is None:
             return
         while (due := self._timers.take_due(domain, limit_ms)) is not None:
@@ -497,7 +455,6 @@ class _Calls:
         return BatchContext(index, times, self._progress, self.watermark_ms, self._group, sides, self._timers)
 
     def emitted(self, batches: Iterable[Batch] | None, context: BatchContext) -> Iterator[OutRows]:
-        """Return what a call emits."""
         for batch in elements_of(batches or ()):
             yield self._numbered(0, self._as_declared(0, batch))
         for tag, batch in context._sides:
@@ -517,7 +474,6 @@ class _Calls:
         return OutRows(side, self.first + before, rows)
 
     def _as_declared(self, side: int, rows: Any) -> pa.RecordBatch:
-        """Return a batch as it was declared; of a wrong one say which row, and whose."""
         try:
             return self._checked(side, rows)
         except OutputError as error:
@@ -527,7 +483,6 @@ class _Calls:
             raise OutputError(f"{error} (row {error.row} of the batch{key})", error.row) from error
 
     def _checked(self, side: int, rows: Any) -> pa.RecordBatch:
-        """Return a batch as it was declared; columns are found by their names."""
         names = self._shape.outputs[side].names
         schema, fields = self._schemas[side], self._shape.outputs[side]
         kinds = dict(zip(names, schema.types[len(schema) - len(names) :], strict=True))
@@ -550,7 +505,6 @@ class _Calls:
 
 
 def _key_of(rows: Batch, shape: InputShape, at: int) -> str:
-    """Return a row's key for people, if an emitted batch has the columns of the key under their names."""
     name_of = dict(zip(shape.field_columns, shape.fields, strict=True))
     names = [name_of.get(column) for column in shape.key_columns]
     columns = list(rows.columns) if isinstance(rows, pd.DataFrame) else rows.schema.names
@@ -564,16 +518,8 @@ def _key_of(rows: Batch, shape: InputShape, at: int) -> str:
     return f", key {key!r:.200}"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A key group's rows through folds of windows: columns all the way, called when windows are due too.
-
-
 class WindowRunner:
-    """Runs a :class:`~flinkish_spark.operators.columnar_windows.WindowFold`; it has one entry.
-
-    A :class:`~flinkish_spark.worker.runners.GroupRunner`. `counts` is what was counted in the last
-    call, by name.
-    """
+    """Runs a :class:`~flinkish_spark.operators.columnar_windows.WindowFold`, which has one entry."""
 
     def __init__(self, fold: WindowFold, uid: str, max_parallelism: int, shape: RowShape) -> None:
         self._fold, self._shape = fold, shape
@@ -587,7 +533,6 @@ class WindowRunner:
         self._late = [1 + at for at, name in enumerate(shape.side_names) if name in names]
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
         before, behind = (self._side(inputs, is_before=is_before) for is_before in (True, False))
         outcome = self._fold.run(before, behind, group, progress)
         self.counts = outcome.counts
@@ -598,7 +543,6 @@ class WindowRunner:
                 yield from self._written(side, first, [] if late is None else [late])
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        """See :class:`~flinkish_spark.worker.runners.GroupRunner`; there are no elements."""
         return 0, failure.at
 
     def _side(self, inputs: InputRows, *, is_before: bool) -> Rows | None:
@@ -634,7 +578,6 @@ def _rows(rows: pa.RecordBatch, shape: InputShape) -> Rows:
 
 
 def _united(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of several ways, one behind the other."""
     times = [pa.nulls(len(one.hashes), pa.int64()) if one.times_ms is None else one.times_ms for one in parts]
     hashes = pa.concat_arrays([pa.array(one.hashes) for one in parts]).to_numpy()
     keys = tuple(

@@ -117,15 +117,10 @@ def micro_batch_of_task() -> MicroBatch:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Event times of records that a function drops, on their way to the report of the operator behind it.
-#
-# Flink's watermarks are made where they are assigned, of all records there. Here reports are made where
-# records are packed for a key. So what a function between the two drops leaves a row without a place (its
-# sequence is null) and without fields: one per channel and batch, with the greatest time, and only if that
-# is greater than what was kept. Functions of the user's never see such rows, and nothing but the report
-# takes notice of them.
-
+# Reports of event time are made where records are packed for a key, and not where times are assigned. So what
+# a function between the two drops leaves a row without a place (its sequence is null) and without fields: one
+# per channel and batch, with the greatest time, and only if that is greater than what was kept. Functions of
+# the user's never see such rows, and nothing but the report takes notice of them.
 
 #: Columns whose greatest value counts; the second stands for the watermarks of a generator.
 _KEPT = (C.TIME, C.MARK)
@@ -137,7 +132,6 @@ def are_records(batch: pa.RecordBatch) -> pa.BooleanArray | None:
 
 
 def only_records(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch without rows that are times only."""
     mask = are_records(batch)
     return batch if mask is None else batch.filter(mask)
 
@@ -147,18 +141,14 @@ class OnlyRecords:
     """Leaves out rows that are times only: called by mapInArrow, once per task."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task, making one of each."""
         yield from map(only_records, batches)
 
 
 class _Greatest:
-    """The greatest times of each channel."""
-
     def __init__(self) -> None:
         self._values: dict[tuple[str, int], int] = {}
 
     def note(self, batch: pa.RecordBatch) -> None:
-        """Look at rows, records or not."""
         for name in _KEPT:
             if name not in batch.schema.names or not batch.num_rows:
                 continue
@@ -198,7 +188,6 @@ class KeepsTimes:
         return nullable(self.made)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task, making one of each."""
         given, kept = _Greatest(), _Greatest()
         schema = arrow_schema(self.columns)
         with all_fed([self.worker]) as (fed,):

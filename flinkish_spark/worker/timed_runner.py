@@ -42,10 +42,7 @@ class _Part:
 
 
 class TimedRunner(ElementRunner):
-    """Runs a :class:`~flinkish_spark.operators.timed_rows.TimedRowsOperator` whose rows wait.
-
-    A :class:`~flinkish_spark.worker.runners.GroupRunner`. Its elements are the rows that are late.
-    """
+    """Runs a :class:`.TimedRowsOperator` whose rows wait; its elements are the rows that are late."""
 
     def __init__(
         self, operator: TimedRowsOperator, timed: TimedRows, uid: str, max_parallelism: int, shape: RowShape
@@ -59,7 +56,6 @@ class TimedRunner(ElementRunner):
         self._also_due: tuple[str, ...] = ()
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
         late = self._late[failure.is_before]
         return [(part.source, at) for part in late for at in part.places.tolist()][failure.at]
 
@@ -122,7 +118,6 @@ class TimedRunner(ElementRunner):
         return Elements(keys, values, late.times_ms.tolist(), late.shape.entry)
 
     def _put_together(self, coming: Sequence[_Part], group: GroupState, progress: Progress) -> WaitingRows:
-        """Return the rows that wait of keys that have new ones, and of those whose time may have come."""
         name, layout = self._timed.state.name, self._layout
         due = np.unique(group.timers.due(TimeDomain.EVENT_TIME, progress.limits_ms[TimeDomain.EVENT_TIME]))
         stored = pa.concat_batches([group.keys_of(one, due) for one in (name, *self._also_due)])

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, given, settings
+
 from flinkish_spark import JobClient
 from flinkish_spark.core.steps import Step
 from flinkish_spark.testing.crash_points import kill_process_group
@@ -33,9 +35,18 @@ from tests.golden.place import (
     write_packed,
 )
 from tests.support.services import BUILD
+from tests.support.stored_values import RECORDS, Drawn, plain, record
 
 #: Name of the machine in what is kept: files of state say which one wrote them.
 HOST = "golden"
+_EACH_EIGHT = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=8,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 
 
 class KillInBetween:
@@ -89,10 +100,27 @@ def run_files() -> None:
 
 
 def run_without_spark(out: Path) -> None:
-    """Write what the programs of `programs.py` store, and records of the simulator's jobs."""
+    """Write what the programs of `programs.py` store, records of the simulator's jobs, and drawn values."""
     found = {name: programs.kept(program) for name, program in programs.PROGRAMS.items()}
     _write_lines(out / "programs.json.gz", found)
     _write_lines(out / "records.json.gz", records.kept())
+    with (out / "stored_forms.jsonl").open("w", encoding="utf-8") as file:
+        for name in RECORDS:
+            file.writelines(json.dumps(case) + "\n" for case in _stored_forms(name))
+
+
+def _stored_forms(name: str) -> list[dict[str, Any]]:
+    """Draw values of a class; each case has the value and what is stored of it."""
+    cases: list[dict[str, Any]] = []
+
+    @settings(_EACH_EIGHT)
+    @given(Drawn().of(record("flinkish_spark", name)))
+    def note(value: Any) -> None:
+        stored = json.dumps(value.to_json(), ensure_ascii=False)
+        cases.append({"record": name, "stored": stored, "value": plain(value, in_order=True)})
+
+    note()
+    return cases
 
 
 def _write_lines(path: Path, found: Mapping[str, Any]) -> None:

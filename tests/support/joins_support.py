@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
-from flinkish_spark.testing._operator_harness import OperatorHarness
+from tests.support.operator_harness import OperatorHarness
 from tests.support.windows_support import TINY
 
 LEFT, RIGHT = "k STRING, n LONG", "k STRING, m LONG, o STRING"

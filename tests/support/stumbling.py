@@ -12,7 +12,7 @@ from flinkish_spark.operators.process import ElementFailed, KeyedStreamOperator,
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.testing import Output
-from flinkish_spark.testing._operator_harness import OperatorHarness
+from tests.support.operator_harness import OperatorHarness
 
 
 class Stumble(Exception):

@@ -11,7 +11,6 @@ from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.window_loop import LoopedWindows, looped_windows
 from flinkish_spark.state.key_group import BasePolicy, GroupState
-from flinkish_spark.testing._operator_harness import MemoryBases
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.ddl import parse_ddl
@@ -19,6 +18,7 @@ from flinkish_spark.types.rows import ElementType, arrow_schema
 from flinkish_spark.windows import WindowSpec
 from flinkish_spark.worker.loop_runner import LoopedRunner
 from flinkish_spark.worker.runners import ElementRunner, InputShape, RowShape
+from tests.support.operator_harness import MemoryBases
 
 FIELDS = "user STRING, n LONG"
 BOUNDS = "window_start TIMESTAMP, window_end TIMESTAMP"

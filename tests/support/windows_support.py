@@ -14,7 +14,6 @@ from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.state import ReducingStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.windows import (
     GLOBAL_WINDOW,
     AggregateWindow,
@@ -43,6 +42,7 @@ from flinkish_spark.windows import (
     count_window,
     sliding_count_window,
 )
+from tests.support.operator_harness import OperatorHarness
 
 INPUT = "k STRING, n LONG"
 LATE = OutputTag("late", INPUT)

@@ -15,7 +15,7 @@ from flinkish_spark.connectors.files.disk import Disk, bucket_of, is_hidden, tas
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
-from flinkish_spark.protocol.codec import ADDED, Stored
+from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, checked_limit, checked_whole
 
@@ -146,7 +146,7 @@ class Chunk(Stored):
     #: The one that contains it.
     checkpoint: int
     #: When that was decided; None until it completes.
-    decided_at_ms: int | None = field(default=None, metadata=ADDED)
+    decided_at_ms: int | None = None
 
     @property
     def bucket(self) -> str:

@@ -64,12 +64,7 @@ class DoubtfulTransaction(EnvironmentFault):
     ends_when_repeated = True
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What an atomic sink needs, beside what every Kafka sink does.
-
-
 def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, context: SinkContext) -> None:
-    """Refuse where a shared transaction is not sound, or cannot be counted."""
     uid = context.uid
     if context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE:
         raise ConfigError(
@@ -112,10 +107,6 @@ def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, 
             ) from denied
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Which task owns which partition.
-
-
 @dataclass(frozen=True)
 class Owners:
     """Tasks and the Kafka partitions that each of them writes alone."""
@@ -132,10 +123,7 @@ class Owners:
         return max(1, min(self.most_tasks, max(self.partitions.values())))
 
     def owned(self, rows: DataFrame) -> DataFrame:
-        """Return rows with the partition that each is written to, in the task that owns it.
-
-        Rows of one of Spark's partitions keep their order, as all of a key behind a keyed operator.
-        """
+        """Return rows with the partition that each is written to, in the task that owns it, in order."""
         named = F.col(PARTITION) if PARTITION in rows.columns else F.lit(None).cast("int")
         destination = _destination(dict(self.partitions), self.default_topic)
         placed = rows.withColumn(PARTITION, destination(F.col(KEY), F.col(TOPIC), named, F.col(C.HASH)))
@@ -154,17 +142,14 @@ class Owners:
 
 
 def _destination(partitions: Mapping[str, int], default_topic: str) -> Any:
-    """Return a function of key, topic, named partition and hash: where a record goes.
-
-    The same whenever it is asked: a task of Spark's may run again. A partition that the topic does not have
-    is left as it is, for the writer to refuse.
-    """
+    """Return a function of key, topic, named partition and hash: where a record goes, at each attempt."""
 
     def destination(keys: pa.Array, topics: pa.Array, named: pa.Array, hashes: pa.Array) -> pa.Array:
         import numpy as np
 
         from flinkish_spark.connectors.kafka.client.admission import partitions_for_keys
 
+        # A partition that the topic does not have is left as it is, for the writer to refuse.
         result = named.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
         undecided = named.is_null().to_numpy(zero_copy_only=False)
         spread = hashes.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
@@ -186,19 +171,12 @@ def _destination(partitions: Mapping[str, int], default_topic: str) -> Any:
     return made
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Staging.
-
-
 class AtomicWriter(SinkWriter):
-    """Stages the micro-batches of a checkpoint in one transaction."""
-
     def __init__(self, sink: KafkaSinkSettings, context: SinkContext, tasks: KafkaWriter) -> None:
         self._sink, self._context, self._tasks = sink, context, tasks
         self._open: SharedTransaction | None = None
 
     def stage(self, request: StageRequest) -> StageResult:
-        """Stage a micro-batch in the checkpoint's transaction; begin one, or go on with it."""
         with WIRES.wire(self._sink.connection) as wire:
             # This order matters: what raises below leaves the transaction in doubt; nobody goes on with it.
             transaction, self._open = self._open, None

@@ -1,4 +1,4 @@
-"""Whether the input that a job still needs is there; and the dead letters of Kafka sources."""
+"""Checks that the input that a job still needs is there; and the dead letters of Kafka sources."""
 
 from __future__ import annotations
 
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from flinkish_spark.core.formats import Engine
     from flinkish_spark.core.job_dir import JobDir
     from flinkish_spark.core.offset_log import LoggedOffsets
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Whether the input that a job still needs is there, and is still the same.
 
 
 _CLOCK = SystemClock()
@@ -116,10 +112,6 @@ def _position_text(position: LoggedOffsets | None, topic: str) -> str:
     return f": missing are the offsets {places}" if places else ""
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Whether input topics keep their records for as long as a job may have to read them again.
-
-
 LOG = logging.getLogger(__name__)
 _POLICY, _RETENTION, _LAG = "cleanup.policy", "retention.ms", "min.compaction.lag.ms"
 _SETTINGS = (_POLICY, _RETENTION, _LAG)
@@ -128,8 +120,6 @@ _DELETE, _COMPACT = "delete", "compact"
 
 @dataclass(frozen=True, slots=True)
 class TopicKeeping:
-    """How long a topic keeps its records."""
-
     #: Of ``cleanup.policy``; Kafka 4 has topics without any, which keep everything.
     policies: frozenset[str]
     #: After which the policy ``delete`` removes a record; None for never.
@@ -158,10 +148,7 @@ class TopicKeeping:
 def check_topic_retention(
     connection: KafkaConnection, topics: Sequence[str], uid: str, needed_ms: int
 ) -> None:
-    """Refuse topics that delete records younger than `needed_ms`, warn of those that compact them.
-
-    Called before anything starts. Settings that are hidden from the principal are a warning.
-    """
+    """Refuse topics that delete records younger than `needed_ms`, warn of those that compact them."""
     for topic, keeping in keeping_of(connection, topics).items():
         if keeping is None:
             LOG.warning(
@@ -186,7 +173,6 @@ def check_topic_retention(
 
 
 def retention_too_short(topic: str, uid: str, retention_ms: int | None, needed_ms: int) -> ConfigError:
-    """Return the error about a topic that deletes too early."""
     return ConfigError(
         f"the topic '{topic}' of source '{uid}' has retention.ms = {retention_ms}, "
         f"shorter than checkpoint interval + restart budget = {needed_ms} ms",
@@ -227,16 +213,6 @@ def _keeping(settings: Mapping[str, Mapping[str, Any]]) -> TopicKeeping | None:
         return None
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Dead letters of Kafka sources: what a second scan keeps, and the topic that takes it.
-#
-# A dead letter is its record: key, value, and the headers in their order. Behind these stand ours, which say
-# where it was read, at what time it was written, and why it is there. Its own time is that of its writing.
-#
-# Each scan ends where its own logged offsets say: a record is good in the one or bad in the other,
-# whichever micro-batch brings it, so each comes out once. Both belong to the same checkpoints.
-
-
 #: The column of a scan with the headers of records.
 HEADERS = "headers"
 #: Its type, in Spark's words.
@@ -260,9 +236,10 @@ def letters_of(
     writer: Engine,
     peers: Sequence[Sink],
 ) -> SideOutput:
-    """Return the records that cannot be read, with the sink that takes them as they came."""
     from flinkish_spark.connectors.kafka.sink import KafkaSink
 
+    # By a scan of their own, which ends where its logged offsets say: a record is good in the one or bad in
+    # the other, whichever micro-batch brings it, so each comes out once.
     topic = letter_topic(policy)
     sink = KafkaSink(
         connection.servers,
@@ -302,7 +279,6 @@ def letters_timeout_ms(policy: BadRecordPolicy, peers: Sequence[Sink]) -> int:
 
 
 def _headers(uid: str) -> Column:
-    """Return the record's headers, and behind them ours."""
     # Before 1970 no sink writes; it is how a log says that it has no time.
     time_ms = F.unix_millis("timestamp")
     ours = {

@@ -76,7 +76,6 @@ class LetterFilter:
         return cls({name: frozenset(values) for name, values in found.items()})
 
     def chooses(self, headers: Sequence[tuple[str, bytes | None]]) -> bool:
-        """Whether a letter with these headers is put back."""
         return all(
             any(
                 name == given and (value or b"").decode(errors="replace") in values
@@ -100,8 +99,6 @@ class _Letter(NamedTuple):
 
 @dataclass
 class ReplayCounts:
-    """What became of the letters that were looked at."""
-
     put_back: dict[str, int] = field(default_factory=dict)
     #: The filter did not choose them; they are left behind.
     not_chosen: int = 0
@@ -113,8 +110,6 @@ class ReplayCounts:
 
 
 class LetterReplay:
-    """Puts letters of one topic back."""
-
     def __init__(
         self,
         connection: KafkaConnection,
@@ -129,10 +124,7 @@ class LetterReplay:
         self._partitions: dict[str, int] = {}
 
     def run(self, *, dry: bool = False) -> ReplayCounts:
-        """Put back what there is now, and return the counts; with `dry` only count.
-
-        May be cut off and called again. A second run of one group at the same time ends the first.
-        """
+        """Put back what there is now, and return the counts; with `dry` only count. May be repeated."""
         if self._target and self._target == self._letters:
             raise ConfigError(
                 f"the letters are in {self._letters!r}", what_to_do="name another topic for them"
@@ -194,7 +186,6 @@ class LetterReplay:
         self._commit(out, place, chosen, max(done, end), left.ranges)
 
     def _read_letters(self, wanted: OffsetRange) -> Iterator[_Letter]:
-        """Yield the committed records of a range."""
         reader = RangeReader(self._connection, ReaderSettings(include_headers=True))
         for batch in reader.read(wanted):
             columns = [batch.column(name).to_pylist() for name in ("offset", "key", "value", "headers")]
@@ -292,7 +283,6 @@ class _Transactions:
         self._is_open = False
 
     def send(self, topic: str, records: Addressed) -> None:
-        """Send records as part of the transaction."""
         layout = self.session.layout_with(topic, records.highest_partition)
         places = {
             (topic, at): rows for at, rows in by_partition(topic, records, layout, self._spreader).items()
@@ -333,10 +323,7 @@ class _Transactions:
 
 
 class _LeftBehind:
-    """Which letters of a partition are left behind, as ranges of offsets, while they are read in order.
-
-    Between two letters of one range there is no other: markers of transactions make no pieces.
-    """
+    """Which letters of a partition are left behind, as ranges of offsets, while they are read in order."""
 
     def __init__(self, earlier: Sequence[tuple[int, int]]) -> None:
         self._earlier, self._found = list(earlier), list[tuple[int, int]]()
@@ -348,16 +335,15 @@ class _LeftBehind:
         return bool(self._earlier) and self._earlier[0][0] <= offset
 
     def leave(self, offset: int) -> None:
-        """Leave the next letter behind."""
         first = self._found.pop()[0] if self._is_going_on else offset
         self._found.append((first, offset))
         self._pass(offset, is_left=True)
 
     def pass_by(self, offset: int) -> None:
-        """Go on behind a letter that is not left behind."""
         self._pass(offset, is_left=False)
 
     def _pass(self, offset: int, *, is_left: bool) -> None:
+        # Between two letters of one range there is no other: markers of transactions make no pieces.
         if self.was(offset):
             self._earlier[0] = (offset + 1, self._earlier[0][1])
         self._is_going_on = is_left

@@ -78,7 +78,6 @@ class KafkaManifest(Manifest):
 
     @cached_property
     def connection(self) -> KafkaConnection:
-        """How the brokers are reached."""
         return KafkaConnection(self.bootstrap_servers, self.options)
 
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
@@ -90,7 +89,6 @@ class KafkaManifest(Manifest):
             admin.probe_transactional_id(str(probe), _TRANSACTION_TIMEOUT_MS)
 
     def create_writer(self, spark: SparkSession, context: ManifestContext) -> ManifestWriter:
-        """Return the writer."""
         return _KafkaManifestWriter(self, context)
 
 
@@ -107,7 +105,6 @@ class _KafkaManifestWriter(ManifestWriter):
         return () if mark is None else (mark,)
 
     def write(self, record: ManifestRecord) -> CommitAnswer:
-        """Commit the record that is staged for the checkpoint, or stage it."""
         try:
             return self._write(record)
         except EnvironmentFault as fault:
@@ -170,16 +167,13 @@ class _KafkaManifestWriter(ManifestWriter):
             transaction.write(
                 pa.array([f"{context.job}/{record.checkpoint}".encode()], pa.binary()),
                 pa.array([json.dumps(body).encode()], pa.binary()),
-                partitions=pa.array([self._partition()], pa.int32()),
+                # The one that the topic has had since the first record of the job: all are in order.
+                partitions=pa.array([0], pa.int32()),
             )
             committable = transaction.prepare()
         if committable is None:
             raise InternalError("a transaction of one record was empty")
         return committable
-
-    def _partition(self) -> int:
-        """Return the job's partition; the topic has had it since the first record of the job."""
-        return 0
 
     def _forget_before(self, checkpoint: CheckpointId) -> None:
         for known in self._objects.numbers(_FOLDER, ""):

@@ -1,4 +1,9 @@
-"""Where a Kafka source begins, stands and ends: partitions, starts, ends, groups."""
+"""Where a Kafka source begins, stands and ends: partitions, starts, ends, groups.
+
+Starts that have to be asked for, and ends, are asked for once, at the first start, and kept in the job
+directory: they are others a moment later. Neither reader can be told to stop at an offset, so records from
+the end on are left out of the stream.
+"""
 
 from __future__ import annotations
 
@@ -60,28 +65,19 @@ LOG = logging.getLogger(__name__)
 _GROUP_PATIENCE_MS = 30_000
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Which partitions a Kafka source reads: all of its topics', or some that were named.
-
-
 #: By topic, the partitions that are read; empty for all of all topics.
 Partitions = Mapping[str, tuple[int, ...]]
 
 
 def checked_topics(topics: object) -> tuple[str, ...]:
     """Return the names that a user gave, each once, or raise ConfigError."""
-    if isinstance(topics, str) or not topics or not isinstance(topics, Sequence):
-        raise _no_topics(topics)
-    if not all(isinstance(name, str) and name for name in topics):
-        raise _no_topics(topics)
-    return tuple(dict.fromkeys(topics))
-
-
-def _no_topics(topics: object) -> ConfigError:
-    return ConfigError(
-        f"topics is {topics!r}",
-        what_to_do='give a list of topic names: topics=["orders"]; or a pattern: pattern="orders-.*"',
-    )
+    names = topics if isinstance(topics, Sequence) and not isinstance(topics, str) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(
+            f"topics is {topics!r}",
+            what_to_do='give a list of topic names: topics=["orders"]; or a pattern: pattern="orders-.*"',
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def checked_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -101,7 +97,6 @@ def checked_partitions(partitions: object, topics: Sequence[str]) -> dict[str, t
 
 
 def places_in(admin: KafkaAdmin, topics: Sequence[str], partitions: Partitions) -> list[Place]:
-    """Return the partitions that are read now."""
     there = {name: found.partitions for name, found in sorted(admin.topics(topics).items())}
     if not partitions:
         return [(name, number) for name, count in there.items() for number in range(count)]
@@ -133,7 +128,6 @@ class Wanted:
 
     @classmethod
     def of(cls, topics: object, pattern: object, partitions: object) -> Wanted:
-        """Return what a user asked for, or raise ConfigError."""
         if pattern:
             if topics or partitions:
                 raise ConfigError(
@@ -145,7 +139,6 @@ class Wanted:
         return cls(names, checked_partitions(partitions, names))
 
     def places(self, positions: Positions, clock: Clock) -> list[Place]:
-        """Return the partitions that there are now."""
         if self.pattern:
             return sorted(Positions.places(positions.matching(TopicPattern(self.pattern))))
         found = seen_to_stay(
@@ -163,13 +156,6 @@ class Wanted:
         return list(Positions.places(found))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Where a Kafka source begins to read, in a job that has no checkpoint yet.
-#
-# Offsets that have to be asked for are asked for once, at the first start, and kept in the job directory: a
-# group's offsets and the end of a topic are others a moment later.
-
-
 class StartingOffsets(Choice):
     """Where a job that has no checkpoint yet begins to read."""
 
@@ -182,13 +168,7 @@ class KafkaStart(ABC):
 
     @abstractmethod
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
-        """Return the first offset of each partition that is read. Called before the first start.
-
-        Raises
-        ------
-        ConfigError
-            It does not fit what the topics hold.
-        """
+        """Return the first offset of each partition that is read, before the first start."""
 
     @property
     def needs_group(self) -> bool:
@@ -196,7 +176,6 @@ class KafkaStart(ABC):
         return False
 
     def of_group(self, group_id: str) -> KafkaStart:
-        """Return it for a source with that group."""
         return self
 
 
@@ -217,7 +196,6 @@ class StartAtTimestamp(KafkaStart):
             checked_whole("timestamp_ms", self.timestamp_ms, least=0, most=(1 << 63) - 1)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
-        """Return the offsets of those records."""
         return first_at_least_as_late(
             dict.fromkeys(places, self.timestamp_ms), admin.offsets_at, admin.end_offsets
         )
@@ -245,20 +223,11 @@ class StartAtOffsets(KafkaStart):
 
     def __post_init__(self) -> None:
         to_do = 'give numbers by topic and partition: {"orders": {0: 1_000, 1: 1_200}}'
-        if not isinstance(self.starts, Mapping):
-            raise unusable("starts", self.starts, wanted="offsets by topic and partition", what_to_do=to_do)
-        for topic, offsets in self.starts.items():
-            if not isinstance(offsets, Mapping):
-                raise unusable(f"starts[{topic!r}]", offsets, wanted="offsets by partition", what_to_do=to_do)
-            with refused_as_config_errors(to_do):
-                for partition, offset in offsets.items():
-                    checked_whole("a partition", partition, least=0)
-                    checked_whole(f"the start of {topic}-{partition}", offset, least=0)
+        _check_offsets("start", self.starts, to_do)
         with refused_as_config_errors("give StartingOffsets.EARLIEST or StartingOffsets.LATEST"):
             checked_choice("otherwise", self.otherwise, StartingOffsets)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
-        """Return the offsets, if the topics hold them."""
         given = {(topic, number): at for topic, all_ in self.starts.items() for number, at in all_.items()}
         unknown = sorted(given.keys() - set(places))
         if unknown:
@@ -292,19 +261,28 @@ class StartAtCommitted(KafkaStart):
 
     @property
     def needs_group(self) -> bool:
-        """Whether none was named."""
         return not self.group_id
 
     def of_group(self, group_id: str) -> KafkaStart:
-        """Return it with the group that it goes by."""
         return StartAtCommitted(self.group_id or group_id, self.otherwise)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
-        """Return the group's offsets, if the topics hold them."""
         wanted = set(places)
         committed = admin.committed_offsets(self.group_id, Isolation.READ_COMMITTED)
         known = {at: offset for at, offset in committed.items() if at in wanted}
         return _held(admin, places, known, self.otherwise, f"the group '{self.group_id}' stands at")
+
+
+def _check_offsets(which: str, given: object, to_do: str) -> None:
+    if not isinstance(given, Mapping):
+        raise unusable(f"{which}s", given, wanted="offsets by topic and partition", what_to_do=to_do)
+    for topic, offsets in given.items():
+        if not isinstance(offsets, Mapping):
+            raise unusable(f"{which}s[{topic!r}]", offsets, wanted="offsets by partition", what_to_do=to_do)
+        with refused_as_config_errors(to_do):
+            for partition, offset in offsets.items():
+                checked_whole("a partition", partition, least=0)
+                checked_whole(f"the {which} of {topic}-{partition}", offset, least=0)
 
 
 def first_at_least_as_late(
@@ -312,11 +290,7 @@ def first_at_least_as_late(
     offsets_at: Callable[[Mapping[Place, int]], Mapping[Place, int | None]],
     end_offsets: Callable[[Iterable[Place]], Mapping[Place, int]],
 ) -> dict[Place, int]:
-    """Return the offset of each partition's first record that is at least as late, or else its end.
-
-    Kafka has no request for both. The topics move on between two: so the end of a partition without such a
-    record is one at which there was none yet, and every such record that comes lies at it or behind it.
-    """
+    """Return the offset of each partition's first record that is at least as late, or else its end."""
     # This order matters: a record that comes in between is found, and not taken for the end.
     ends = end_offsets(timestamps_ms)
     found = offsets_at(timestamps_ms)
@@ -326,7 +300,6 @@ def first_at_least_as_late(
 def start_offsets(
     start: StartingOffsets | KafkaStart, admin: KafkaAdmin, places: Sequence[Place]
 ) -> dict[Place, int]:
-    """Return where each partition begins now."""
     return start.offsets(admin, places) if isinstance(start, KafkaStart) else _ends(admin, places, start)
 
 
@@ -377,17 +350,11 @@ def _held(
     return {**_ends(admin, [place for place in places if place not in given], otherwise), **given}
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The part of a Kafka source that has to do with its beginning: at a savepoint, or at the first start.
-
-
 #: Spark's number for "the first offset there is".
 _EARLIEST = -2
 
 
 class StartsAtOffsets(Source):
-    """A source of Kafka topics that can begin at any offset of any partition."""
-
     kind = "kafka"
     metadata: tuple[str, ...] = ()
     #: By topic; empty for all.
@@ -400,27 +367,22 @@ class StartsAtOffsets(Source):
 
     @property
     def connection(self) -> KafkaConnection:
-        """Return how the brokers are reached."""
         raise NotImplementedError
 
     def bound(self, uid: str) -> Self:
-        """Return this source under its uid."""
         known = copy(self)
         known.__dict__["_uid"] = uid
         return known
 
     @property
     def topic_pattern(self) -> str:  # type: ignore[override]
-        """What topics are read by, if not by their names."""
         return self.pattern
 
     @property
     def is_positionable(self) -> bool:
-        """Whether it can begin anywhere."""
         return True
 
     def starting_at(self, start: SourceStart) -> Self:
-        """Return this source with another beginning."""
         moved = copy(self)
         moved.__dict__["_start"] = start
         # A connection belongs to one thread, and so to one source.
@@ -429,13 +391,11 @@ class StartsAtOffsets(Source):
         return moved
 
     def with_own_time(self) -> Self:
-        """Return this source with the timestamp of Kafka's records."""
         timed = copy(self)
         timed.__dict__["metadata"] = (*self.metadata, OWN_TIME)
         return timed
 
     def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
-        """Return the partitions, by the number that their records have as their channel."""
         return self.channels_of(self.offsets_in(position))
 
     def offsets_in(self, position: LoggedOffsets) -> dict[str, dict[int, int]]:
@@ -443,17 +403,10 @@ class StartsAtOffsets(Source):
         return position.kafka(frozenset(self._of_mine(position.topics())))
 
     def topics_now(self) -> Sequence[str]:
-        """Return the topics that are named; of a pattern, those that there are now.
-
-        May be called in any thread: a connection belongs to one, so each call has its own.
-
-        Raises
-        ------
-        ConfigError
-            Two that match would have one number.
-        """
+        """Return the topics that are named; of a pattern, those that there are now. In any thread."""
         if not self.pattern:
             return self.topics
+        # A connection belongs to one thread, so each call has its own.
         with Positions(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as brokers:
             found = sorted(brokers.matching(TopicPattern(self.pattern)))
         check_told_apart(found)
@@ -470,7 +423,6 @@ class StartsAtOffsets(Source):
         return [topic for topic in topics if topic in mine]
 
     def channels_of(self, partitions: Mapping[str, Iterable[int]]) -> frozenset[int]:
-        """Return the channels of partitions by topic."""
         return frozenset(
             channel_of(self.topics, topic, partition)
             for topic in self._of_mine(partitions)
@@ -478,14 +430,11 @@ class StartsAtOffsets(Source):
         )
 
     def places(self, admin: KafkaAdmin) -> list[Place]:
-        """Return the partitions that are read now; see :func:`~.kafka_places.places_in`."""
         return places_in(admin, self.topics_now(), self.partitions)
 
     def starting_option(self, place: JobPlace) -> str:
-        """Return the option `startingOffsets`: Spark wants every partition named.
-
-        Partitions and topics that are not in what is known were added since, and are read whole.
-        """
+        """Return the option `startingOffsets`: Spark wants every partition named."""
+        # Partitions and topics that are not in what is known were added since, and are read whole.
         known = self._known_offsets(place)
         if isinstance(known, StartingOffsets):
             return known.value
@@ -521,7 +470,6 @@ class StartsAtOffsets(Source):
             return by_topic(start_offsets(self.starting_offsets, admin, self.places(admin)))
 
     def check_start(self, uid: str, position: Position) -> None:
-        """Compare a savepoint's offsets with what the topics still hold."""
         logged = LoggedOffsets((offsets_in(position),))
         topics = self.topics_at(logged)
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
@@ -539,14 +487,6 @@ class StartsAtOffsets(Source):
         # No two sources of a job read one topic. No topic has a blank in its name.
         read = self.topics or (f"pattern {self.pattern}",)
         return f"kafka-{what}-{hashlib.sha256(repr(read).encode()).hexdigest()[:16]}"
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Where a Kafka source ends, if it does.
-#
-# The end is fixed at the first start and kept in the job directory: records that come later are not read,
-# however often the job is started. Neither reader can be told to stop at an offset, so records from the end
-# on are left out of the stream; a partition has ended when its logged offset has reached the end.
 
 
 #: Topic -> partition -> the first offset that is not read.
@@ -568,7 +508,6 @@ class EndAtLatest(KafkaEnd):
     TAG: ClassVar = ("end", "latest")
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
-        """Return where the partitions end now, for readers of committed records."""
         return admin.end_offsets(places)
 
 
@@ -593,7 +532,6 @@ class EndAtTimestamp(KafkaEnd):
             checked_whole("timestamp_ms", self.timestamp_ms, least=0, most=(1 << 63) - 1)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
-        """Return the offsets of those records."""
         return first_at_least_as_late(
             dict.fromkeys(places, self.timestamp_ms), admin.offsets_at, admin.end_offsets
         )
@@ -622,18 +560,9 @@ class EndAtOffsets(KafkaEnd):
 
     def __post_init__(self) -> None:
         to_do = 'give a number for every partition: {"orders": {0: 1_000, 1: 1_200}}'
-        if not isinstance(self.ends, Mapping):
-            raise unusable("ends", self.ends, wanted="offsets by topic and partition", what_to_do=to_do)
-        for topic, offsets in self.ends.items():
-            if not isinstance(offsets, Mapping):
-                raise unusable(f"ends[{topic!r}]", offsets, wanted="offsets by partition", what_to_do=to_do)
-            with refused_as_config_errors(to_do):
-                for partition, offset in offsets.items():
-                    checked_whole("a partition", partition, least=0)
-                    checked_whole(f"the end of {topic}-{partition}", offset, least=0)
+        _check_offsets("end", self.ends, to_do)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
-        """Return the offsets, if they are those of all partitions."""
         given = {
             (topic, partition): at for topic, ends in self.ends.items() for partition, at in ends.items()
         }
@@ -649,18 +578,14 @@ class EndAtOffsets(KafkaEnd):
 
 
 class EndsAtOffsets(StartsAtOffsets):
-    """A source of Kafka topics that may have an end."""
-
     topics: tuple[str, ...]
     ending: KafkaEnd | None
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it was given an end."""
         return self.ending is not None
 
     def has_ended(self, position: LoggedOffsets) -> bool:
-        """Whether every partition was read up to its end."""
         ends, read = self._known_ends, self.offsets_in(position)
         return ends is not None and all(
             read.get(topic, {}).get(int(partition), -1) >= end
@@ -688,26 +613,18 @@ class EndsAtOffsets(StartsAtOffsets):
         return Extent(sum(at for found in read.values() for at in found.values()))
 
     def check_end(self, admin: KafkaAdmin) -> None:
-        """Raise ConfigError if the end does not fit the topics. Called before anything starts."""
         if self.ending is not None:
             self.ending.offsets(admin, self.places(admin))
 
     def fix_end(self, admin: KafkaAdmin, job_dir: JobDir) -> None:
-        """Record the end at the first start. Called before each start of the query.
-
-        Raises
-        ------
-        JobDirError
-            The job began with another end.
-        """
+        """Record the end at the first start; called before each start of the query."""
         if self.ending is None or self._known_ends is not None:
             return
         wanted, name = self.ending.to_json(), self.fact("end")
         recorded = job_dir.recorded(name)
         if recorded is None:
-            offsets: dict[str, dict[str, int]] = {topic: {} for topic in self.topics}
-            for (topic, partition), offset in self.ending.offsets(admin, self.places(admin)).items():
-                offsets.setdefault(topic, {})[str(partition)] = offset
+            none: dict[str, dict[str, int]] = {topic: {} for topic in self.topics}
+            offsets = {**none, **by_topic(self.ending.offsets(admin, self.places(admin)))}
             recorded = job_dir.recorded_once(name, {"ending": wanted, "offsets": offsets})
         if recorded["ending"] != wanted:
             read = ", ".join(self.topics) or self.pattern
@@ -743,7 +660,6 @@ class EndsAtOffsets(StartsAtOffsets):
 
 
 def checked_end(ending: KafkaEnd | None, aligned_with: UpstreamJob | None) -> KafkaEnd | None:
-    """Return the end that a user gave a source, or raise ConfigError."""
     if ending is None:
         return None
     if aligned_with is not None:
@@ -768,20 +684,12 @@ def cut_at(raw: DataFrame, ends: Ends | None, is_barrier: Column | None = None) 
     return raw.where(is_before if is_barrier is None else is_barrier | is_before)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The consumer group of a Kafka source: told where the job is, behind the sinks.
-
-
 class GroupIsActive(EnvironmentFault):
     """Consumers are members of the job's group, and Kafka takes offsets from them alone."""
 
 
 class GroupPatience:
-    """Gives up a group's offsets where they would hold back a checkpoint: they are for lag tools.
-
-    What comes back by itself is waited for once, for half a minute; then, and after any other refusal, the
-    job goes on without them, warns once, and tries again with each checkpoint.
-    """
+    """Gives up a group's offsets where they would hold back a checkpoint: they are for lag tools."""
 
     def __init__(self, clock: Clock = SystemClock()) -> None:  # noqa: B008 - a value without state
         self._clock = clock
@@ -797,6 +705,7 @@ class GroupPatience:
             self._failing_since_ms = since_ms = (
                 now_ms if self._failing_since_ms is None else self._failing_since_ms
             )
+            # What comes back by itself is waited for once; any other refusal is not.
             if fault.restartable and now_ms - since_ms < _GROUP_PATIENCE_MS:
                 raise
             self.given_up += 1
@@ -849,7 +758,6 @@ def commit_places(admin: KafkaAdmin, group: str, offsets: Mapping[Place, int], n
 
 
 def check_committed(answer: GroupCommit, group: str) -> None:
-    """Raise GroupIsActive if Kafka did not take the offsets for that reason."""
     if answer is GroupCommit.ACTIVE_MEMBERS:
         raise GroupIsActive(
             f"the consumer group '{group}' has active members",

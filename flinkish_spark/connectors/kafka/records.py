@@ -48,10 +48,6 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import check_field_names
 
-# ----------------------------------------------------------------------------------------------------------
-# What stands beside a record's fields. Names are Flink's; types are those that lose nothing.
-
-
 #: Of a reader of ours, the epoch in which the leader of the partition took the record; -1 if it is not known.
 LEADER_EPOCH = "leaderEpoch"
 #: By the number that Spark's `timestampType` has: what Kafka calls it, and Flink with it.
@@ -59,8 +55,6 @@ _TIMESTAMP_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 
 class _Part(NamedTuple):
-    """One part of a record."""
-
     type: str
     #: From the columns of a reader.
     column: Callable[[], Column]
@@ -111,7 +105,6 @@ _WITH_HEADERS = frozenset({"headers", "headers-map"})
 
 
 def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that a user asked for, each once."""
     # A set is no list: columns have an order, the same in every process.
     is_list = isinstance(metadata, Sequence) and not isinstance(metadata, str)
     if not is_list or not all(name in METADATA or _is_of_value(name) for name in metadata):
@@ -128,7 +121,6 @@ def _is_of_value(name: object) -> bool:
 
 
 def check_readable(metadata: Sequence[str], reader: Engine) -> None:
-    """Raise ConfigError for what a reader does not know of a record."""
     if "leader-epoch" in metadata and reader is Engine.JVM:
         raise ConfigError(
             "metadata asks for 'leader-epoch', and Spark's own Kafka source reads",
@@ -150,7 +142,6 @@ def names_of(metadata: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
-    """Raise SchemaError if a field of the records has the name of a metadata column."""
     # Spark does not tell names apart by case.
     taken = {name.lower() for name in fields.names}
     for asked in metadata:
@@ -166,10 +157,6 @@ def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
 def options_for(metadata: Sequence[str]) -> dict[str, str]:
     options = {"includeHeaders": "true"} if _WITH_HEADERS & set(metadata) else {}
     return {**options, **({INCLUDE_LEADER_EPOCH: "true"} if "leader-epoch" in metadata else {})}
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What becomes of records: which formats their parts have, what is bad, what a tombstone is.
 
 
 @dataclass(frozen=True)
@@ -241,7 +228,6 @@ class Decoding:
 
     @property
     def letter_topic(self) -> str:
-        """Where bad records go; empty where they go nowhere."""
         return letter_topic(self.policy)
 
     def deserializer(self, uid: str, place: JobPlace, topics: Sequence[str]) -> Deserializer:
@@ -253,7 +239,6 @@ class Decoding:
         return Deserializer(self, key, value, changelog)
 
     def fields_of(self, key: Part | None) -> T.StructType:
-        """Return the fields of a key as the stream has them."""
         fields = [] if key is None else list(key.fields)
         return T.StructType(
             [T.StructField(self.key_fields_prefix + one.name, one.dataType) for one in fields]
@@ -343,10 +328,6 @@ def decoding_of(
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# From a record to a row.
-
-
 _KEEPING = (OnTombstone.KEEP, OnTombstone.DELETE)
 
 
@@ -375,7 +356,6 @@ class Deserializer:
         kept: Sequence[str],
         is_barrier: Column | None = None,
     ) -> DataFrame:
-        """Return the fields of each good record and the columns `kept`."""
         policy = self.decoding.policy
         passes = F.lit(False) if is_barrier is None else is_barrier
         if self.decoding.tombstones is OnTombstone.DROP:

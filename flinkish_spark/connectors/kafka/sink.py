@@ -1,4 +1,10 @@
-"""The Kafka sink: one transaction per task and micro-batch, committed with the checkpoint."""
+"""The Kafka sink: one transaction per task and micro-batch, committed with the checkpoint.
+
+Executors write through the JAR of this package, or in Python, and leave the transaction open; the driver ends
+it later from its handle (transactional id, producer id, epoch). Each task attempt has an id of its own,
+InitProducerId comes before every transaction, and an id is used again only after the receipt, so a handle can
+never name somebody else's transaction. Under a weaker `DeliveryGuarantee` there are no transactions.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +52,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What is said when the brokers do not allow a sink's transactions to be as long as the job needs.
-
-
 _SETTING = "transaction.max.timeout.ms"
 
 
@@ -76,16 +78,11 @@ def with_advice(refused: ConfigError, uid: str, needed_ms: int) -> ConfigError:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a Kafka sink is asked before anything starts, beside the types of its columns.
-
-
 #: What must fit into delivery.timeout.ms, with the writer's own defaults.
 _DELIVERY_PARTS_MS = {"linger.ms": 20, "request.timeout.ms": 30_000}
 
 
 def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext) -> None:
-    """Refuse what cannot work; see :meth:`~flinkish_spark.KafkaSink.preflight`."""
     check_columns(sink, context.schema, context.uid)
     for part, form in (("key", sink.key_format), ("value", sink.value)):
         if form is not None:
@@ -182,17 +179,6 @@ def _check_rights(sink: KafkaSinkSettings, wire: KafkaWire, uid: str) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The Kafka sink: one transaction per task and micro-batch, committed with the checkpoint.
-#
-# Executors write through the JAR of this package, or in Python, and leave the transaction open; the driver
-# ends it later from its handle (transactional id, producer id, epoch). Each task attempt has an id of its
-# own, InitProducerId comes before every transaction, and an id is used again only after the receipt, so a
-# handle can never name somebody else's transaction. Under a weaker
-# :class:`~flinkish_spark.connectors.kafka.client.settings.DeliveryGuarantee` there is no transaction, no id
-# and no handle.
-
-
 @dataclass(frozen=True)
 class KafkaSink(KafkaSinkSettings, Sink):
     """Write to Kafka topics, exactly once for readers with ``isolation.level=read_committed``.
@@ -283,7 +269,6 @@ class KafkaSink(KafkaSinkSettings, Sink):
         preflight(self, spark, context)
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
-        """Return the staging half."""
         tasks = JvmWriter(self, context) if self.needs_shim else PythonWriter(self, context)
         return AtomicWriter(self, context, tasks) if self.atomic else tasks
 

@@ -125,7 +125,6 @@ class KafkaSinkSettings:
             self._check_atomic()
 
     def _check_atomic(self) -> None:
-        """Refuse what cannot be in a transaction that all tasks of a checkpoint share."""
         if self.delivery is not DeliveryGuarantee.EXACTLY_ONCE:
             raise ConfigError(
                 f"a sink cannot be atomic with DeliveryGuarantee.{self.delivery.name}",
@@ -184,7 +183,6 @@ class KafkaSinkSettings:
 
     @property
     def needs_shim(self) -> bool:
-        """Whether the JAR's writer is used."""
         return self.writer is Engine.JVM
 
     @property
@@ -200,7 +198,6 @@ class KafkaSinkSettings:
 
     @property
     def oversize_policy(self) -> BadRecordPolicy:
-        """What becomes of records that are too large."""
         return self.on_bad_record if self.on_oversize is None else self.on_oversize
 
     @property
@@ -224,7 +221,6 @@ class KafkaSinkSettings:
 
     @cached_property
     def connection(self) -> KafkaConnection:
-        """How the brokers are reached."""
         return KafkaConnection(self.bootstrap_servers, self.options)
 
     def producer_option(self, name: str) -> str | None:

@@ -101,10 +101,6 @@ if TYPE_CHECKING:
     from flinkish_spark.core.offset_log import LoggedOffsets
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What the Kafka source tells Spark's reader, and what a user cannot tell it.
-
-
 #: Kafka's consumer is made for long polls. A micro-batch reads a range that is there already, and
 #: loses half a second to a fetch that waits for records behind the range; 100,000 records take
 #: 0.2 s with these settings and 0.8 s without.
@@ -155,7 +151,6 @@ def check_reader_options(options: Mapping[str, str]) -> None:
 def subscription(
     topics: Sequence[str], partitions: Mapping[str, Sequence[int]], pattern: str = ""
 ) -> dict[str, str]:
-    """Return the option that says what is read."""
     if pattern:
         return {"subscribePattern": pattern}
     if not partitions:
@@ -211,10 +206,6 @@ def channel_column(topics: Sequence[str]) -> Column:
     return channel.alias(C.CHANNEL)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# How many offsets a second a Kafka source may take.
-
-
 def checked_pace(
     most: float | Unlimited, reader: str | Engine, aligned_with: UpstreamJob | None
 ) -> float | Unlimited:
@@ -235,14 +226,6 @@ def checked_pace(
             what_to_do="set max_offsets_per_trigger, or leave one of them out",
         )
     return RateLimit(records_per_second=most).records_per_second
-
-
-def pace_option(most: float | Unlimited) -> dict[str, str]:
-    return {} if isinstance(most, Unlimited) else {PER_SECOND: repr(float(most))}
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a Kafka source needs to follow the checkpoints of the job that writes its topics.
 
 
 #: Barrier records are no records of the stream, also of a job that does not follow them.
@@ -275,25 +258,6 @@ def check_upstream(
         )
 
 
-def check_alignable(upstream: UpstreamJob | None, reader: Engine, uid: str) -> None:
-    """Refuse to hold back partitions of a source whose reader cannot; called before anything starts."""
-    if reader is not Engine.PYTHON:
-        raise GraphError(
-            f"the source '{uid}' cannot be aligned with others",
-            why="Spark's own Kafka source cannot hold back a partition that is ahead",
-            what_to_do='read it with KafkaSource(..., reader="python"), or leave '
-            "with_watermark_alignment() out and set max_offsets_per_trigger",
-            uid=uid,
-        )
-    if upstream is not None:
-        raise GraphError(
-            f"the source '{uid}' follows an upstream job, and has with_watermark_alignment()",
-            why="a partition that is held back would never come to the barrier for which the others wait",
-            what_to_do="leave out with_watermark_alignment() or aligned_with",
-            uid=uid,
-        )
-
-
 def check_alone(upstream: UpstreamJob | None, place: JobPlace) -> None:
     """Refuse a plan in which other sources decide where barriers are; called by the planner."""
     if upstream is not None and place.job_dir is not None:
@@ -323,17 +287,12 @@ def check_policies(
 
 
 def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> dict[str, str]:
-    """Return the options of the Python reader that make it follow the upstream job."""
     if upstream is None:
         return {}
     options = {names.UPSTREAM: upstream.to_option()}
     if start is not None and UPSTREAM_KEY in start.position:
         options[names.UPSTREAM_START] = json.dumps(start.position)
     return options
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The Kafka source: Spark's native one or ours in Python, read_committed, with honest group offsets.
 
 
 LOG = logging.getLogger(__name__)
@@ -515,7 +474,6 @@ class KafkaSource(EndsAtOffsets):
 
     @cached_property
     def connection(self) -> KafkaConnection:
-        """How the brokers are reached."""
         return KafkaConnection(self.bootstrap_servers, self.options)
 
     def datasets(self) -> tuple[Dataset, ...]:
@@ -524,7 +482,6 @@ class KafkaSource(EndsAtOffsets):
 
     @property
     def needs_kafka_jars(self) -> bool:
-        """Whether Spark's own Kafka source reads."""
         return self.reader is Engine.JVM
 
     @property
@@ -538,7 +495,6 @@ class KafkaSource(EndsAtOffsets):
 
     @property
     def has_side_outputs(self) -> bool:
-        """Whether unreadable records go to a dead-letter topic."""
         return bool(self._letters)
 
     @property
@@ -553,7 +509,6 @@ class KafkaSource(EndsAtOffsets):
 
     @property
     def drops_records(self) -> bool:
-        """Whether the policy for bad records is to drop them."""
         return self._decoding is not None and self._decoding.drops_records
 
     @cached_property
@@ -569,9 +524,7 @@ class KafkaSource(EndsAtOffsets):
     def _group_patience(self) -> GroupPatience:
         return GroupPatience()
 
-    # -- planning -------------------------------------------------------------------------------
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        """Return the stream with fields, channel and offset."""
         check_alone(self.aligned_with, place)
         return self._fields(self._raw(spark, place, {}), place, (C.CHANNEL, C.SEQUENCE), None)
 
@@ -599,7 +552,6 @@ class KafkaSource(EndsAtOffsets):
         return rows_of.rows(raw, counted_as, (*names_of(self.metadata), *kept), is_barrier)
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
-        """Return the uid of the dead-letter sink."""
         return (letters_uid(uid),) if self.has_side_outputs else ()
 
     def side_outputs(
@@ -639,7 +591,6 @@ class KafkaSource(EndsAtOffsets):
         return FORMAT_NAME
 
     def _raw(self, spark: SparkSession, place: JobPlace, more: Mapping[str, str], *columns: str) -> DataFrame:
-        """Return the scan with channel and offset."""
         frame = self._stream(spark, place, more).load()
         frame = with_checked_times(cut_at(frame, self.ends_in(place)))
         own = [*map(F.col, (*KAFKA_COLUMNS, *columns)), *metadata_columns(self.metadata)]
@@ -657,11 +608,9 @@ class KafkaSource(EndsAtOffsets):
 
     def _stream(self, spark: SparkSession, place: JobPlace, more: Mapping[str, str]) -> DataStreamReader:
         held = {HELD_PATH: place.control_path, HELD_SOURCE: self._uid} if self._uid else {}
-        own = {
-            FIRST_OFFSETS: place.beginnings(self._start),
-            **held,
-            **pace_option(self.max_offsets_per_second),
-        }
+        most = self.max_offsets_per_second
+        pace = {} if isinstance(most, Unlimited) else {PER_SECOND: repr(float(most))}
+        own = {FIRST_OFFSETS: place.beginnings(self._start), **held, **pace}
         own = {**own, **SKIP} if self.reader is Engine.PYTHON else READER_DEFAULTS
         own = {**own, **options_for(self.metadata)}
         reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
@@ -674,7 +623,6 @@ class KafkaSource(EndsAtOffsets):
             reader = reader.option("maxOffsetsPerTrigger", str(self.max_offsets_per_trigger))
         return reader
 
-    # -- checks ---------------------------------------------------------------------------------
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics that do not exist or cannot be followed."""
         letters = self._letters
@@ -702,16 +650,26 @@ class KafkaSource(EndsAtOffsets):
         raise_if_it_stays(lambda: checks.replaced(job_dir, uid, None))
 
     def check_alignable(self, uid: str) -> None:
-        """Refuse where the reader cannot hold back single partitions."""
-        check_alignable(self.aligned_with, self.reader, uid)
+        if self.reader is not Engine.PYTHON:
+            raise GraphError(
+                f"the source '{uid}' cannot be aligned with others",
+                why="Spark's own Kafka source cannot hold back a partition that is ahead",
+                what_to_do='read it with KafkaSource(..., reader="python"), or leave '
+                "with_watermark_alignment() out and set max_offsets_per_trigger",
+                uid=uid,
+            )
+        if self.aligned_with is not None:
+            raise GraphError(
+                f"the source '{uid}' follows an upstream job, and has with_watermark_alignment()",
+                why="a partition that is held back would never come to the barrier for which the others wait",
+                what_to_do="leave out with_watermark_alignment() or aligned_with",
+                uid=uid,
+            )
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
-        """Refuse topics that give up records before a replay would have read them again."""
         check_topic_retention(self.connection, self.topics_now(), uid, needed_ms)
 
-    # -- after the sinks ------------------------------------------------------------------------
     def group_offsets(self, position: LoggedOffsets) -> GroupOffsets | None:
-        """Return the group's offsets; None without a group."""
         if not self.group_id:
             return None
         offsets = self.before_end(self.offsets_in(position))
@@ -725,7 +683,6 @@ class KafkaSource(EndsAtOffsets):
         return self._store_offsets(position, OffsetDirection.FORWARD_ONLY, note)
 
     def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
-        """Ask the group."""
         return group_marks(self._admin, self.group_id, job)
 
     def lower_offsets(self, position: LoggedOffsets) -> None:

@@ -1,4 +1,4 @@
-"""Kafka as a source of splits, which can stand behind history in a hybrid source."""
+"""Kafka as a source of splits, which can stand behind history in a hybrid source; a split is a partition."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from flinkish_spark.connectors.kafka.offsets import (
     KafkaStart,
     StartingOffsets,
     Wanted,
+    by_topic,
     checked_end,
     checked_start,
     commit_places,
@@ -80,13 +81,6 @@ if TYPE_CHECKING:
     from flinkish_spark.contracts.sink import Sink
     from flinkish_spark.core.job_dir import JobDir
     from flinkish_spark.protocol.plan_layout import Position
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Kafka as a source of splits, which can stand behind history in a hybrid source.
-#
-# A split is a partition, its offset Kafka's. Records are read by this package's reader of ranges, without a
-# JAR, and come as they are: decoding is left to a transform, the same for history and for what is live.
 
 
 _CLOCK = SystemClock()
@@ -279,12 +273,9 @@ class KafkaRecordsSource(SplitSource):
 
     @property
     def is_bounded(self) -> bool:  # type: ignore[override]
-        """Whether it was given an end."""
         return self._ending is not None
 
-    # -- between micro-batches ------------------------------------------------------------------
     def splits(self) -> Sequence[str]:
-        """Return the partitions."""
         if time.monotonic() - self._looked_at >= _TOPICS_EVERY_S:
             # This order matters: every partition that has an end is there by then, and none is left out.
             ends = self._ends
@@ -294,7 +285,6 @@ class KafkaRecordsSource(SplitSource):
         return self._partitions
 
     def first(self, split: str) -> int:
-        """Return where a partition begins to be read."""
         place = _place(split)
         if self._from_ms:
             brokers = self._positions
@@ -320,7 +310,6 @@ class KafkaRecordsSource(SplitSource):
         return end if limit is None else min(end, start + limit)
 
     def end(self, split: str) -> int | None:
-        """Return where a partition ends, if the source does."""
         return None if self._ends is None else self._ends[split]
 
     @cached_property
@@ -351,14 +340,11 @@ class KafkaRecordsSource(SplitSource):
         return ask(self._wanted.places(self._positions, _CLOCK))
 
     def close(self) -> None:
-        """Close the connections."""
         for name in ("_positions", "_admin"):
             if name in self.__dict__:
                 self.__dict__.pop(name).close()
 
-    # -- in a task ------------------------------------------------------------------------------
     def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield the committed records of a range."""
         from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
         from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 
@@ -371,9 +357,7 @@ class KafkaRecordsSource(SplitSource):
         for batch in reader.read(OffsetRange(topic, partition, start, end)):
             yield batch.select(names)
 
-    # -- on the driver --------------------------------------------------------------------------
     def with_own_time(self) -> Self:
-        """Return this source with the timestamp of Kafka's records."""
         timed = self._with("_own_time", C.TIME)
         return timed if "timestamp" in self.schema.names else timed._with("_added", "timestamp")
 
@@ -384,7 +368,6 @@ class KafkaRecordsSource(SplitSource):
         return T.StructType([*self.schema, *added])
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        """Return the stream, with the records' times where they are asked for."""
         frame = super().load(spark, place)
         if "timestamp" in frame.columns:
             frame = with_known_times(frame)
@@ -402,12 +385,10 @@ class KafkaRecordsSource(SplitSource):
 
     @property
     def drops_records(self) -> bool:
-        """Whether the policy for bad records is to drop them."""
         return self.decoding is not None and self.decoding.drops_records
 
     @property
     def has_side_outputs(self) -> bool:
-        """Whether unreadable records go to a dead-letter topic."""
         return bool(self._letters)
 
     @property
@@ -415,7 +396,6 @@ class KafkaRecordsSource(SplitSource):
         return "" if self.decoding is None else self.decoding.letter_topic
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
-        """Return the uid of the dead-letter sink."""
         return (letters_uid(uid),) if self.has_side_outputs else ()
 
     def side_outputs(
@@ -445,18 +425,15 @@ class KafkaRecordsSource(SplitSource):
         check_letters_stay(found, [self._letters], f"source '{uid}'")
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
-        """Refuse topics that give up records before a replay would have read them again."""
         check_topic_retention(self.connection, self._topics_now(), uid, needed_ms)
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
-        """Compare topics and offsets with what the job still has to read."""
         scans = [] if position is None else logged_positions(position, uid)
         logged = LoggedOffsets(tuple(_by_topic(scan.offsets) for scan in scans)) if scans else None
         checks = InputChecks(self._admin, self._topics_in(logged))
         raise_if_it_stays(lambda: checks.replaced(job_dir, uid, logged) or checks.gone(uid, logged))
 
     def check_start(self, uid: str, position: Position) -> None:
-        """Compare a savepoint's offsets with what the topics still hold."""
         logged = LoggedOffsets((_by_topic(SplitPosition.from_json(position).offsets),))
         checks = InputChecks(self._admin, self._topics_in(logged))
         raise_if_it_stays(lambda: checks.gone(uid, logged))
@@ -493,7 +470,6 @@ class KafkaRecordsSource(SplitSource):
             )
 
     def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
-        """Ask the group."""
         return group_marks(self._admin, self.group_id, job)
 
 
@@ -507,8 +483,4 @@ def _place(split: str) -> Place:
 
 
 def _by_topic(offsets: Mapping[str, Offset]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for split, offset in offsets.items():
-        topic, partition = _place(split)
-        found.setdefault(topic, {})[str(partition)] = int(offset)
-    return found
+    return by_topic({_place(split): int(offset) for split, offset in offsets.items()})

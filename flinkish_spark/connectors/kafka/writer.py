@@ -62,12 +62,6 @@ if TYPE_CHECKING:
     from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The Kafka sink's writer in pure Python: the JVM writer's twin, for where no JAR can be loaded.
-#
-# Same rows in, same acks and committables out; either side can end what the other prepared.
-
-
 @dataclass(frozen=True)
 class SinkInPython:
     """What a task is told of a sink."""
@@ -80,7 +74,6 @@ class SinkInPython:
     columns: tuple[str, ...]
 
     def transaction(self, task: TaskContext, transactions_of_task: int) -> StagedTransaction:
-        """Return the transaction of a task attempt; nothing is asked before the first record."""
         from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
 
         partition = task.partitionId()
@@ -93,7 +86,6 @@ class SinkInPython:
         return StagedTransaction(settings, common_headers=self.headers)
 
     def write(self, transaction: StagedTransaction, records: pa.RecordBatch) -> None:
-        """Write records."""
         columns = {name: records.column(name) for name in self.columns}
         transaction.write(
             columns[KEY],
@@ -126,7 +118,6 @@ class StageInPython:
     sinks: tuple[SinkInPython, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Stage one task's rows; called once per task attempt."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -161,15 +152,6 @@ def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
     return column.fill_null(transaction.now_ms()).to_numpy()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# From a stream's fields to the parts of a Kafka record, as columns that both writers take.
-#
-# | part | from | null | |---|---|---| | key | one column, or several in a format | no key | | value |
-# `Raw`, `String`: one column; others: several | of one column a tombstone; others never are | | topic |
-# `topic_column` | the sink's topic | | partition | `partition` | the partitioner decides | | timestamp |
-# `timestamp` | the time of writing | | a header | its column in `headers` | the record does not have it |
-
-
 #: The columns that every writer gets, before those that not every sink has.
 KEY, VALUE, TOPIC = "key", "value", "topic"
 _LIST_OF_HEADERS = "array<struct<key:string,value:binary>>"
@@ -178,7 +160,6 @@ PARTITION, TIMESTAMP, HEADERS, MISFIT = "partition", "timestamp", "headers", "mi
 
 
 def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> None:
-    """Refuse columns that the stream does not have, or whose type is not what they are used for."""
     fields = sink.fields_of(schema)
     for part, form in (("key", sink.key_format), ("value", sink.value)):
         if form is not None:
@@ -226,10 +207,7 @@ def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
 
 
 def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, Column]:
-    """Return the parts of a record by name, in the order in which the writers want them.
-
-    Key, value and topic are always there; of the others those that the sink has.
-    """
+    """Return the parts of a record by name: key, value and topic, then those that the sink has."""
     fields = sink.fields_of(schema)
     key, value = (
         encoded(form, fields, b"" if form is None else prefix_of(form, fields, sink.data_topics, part))
@@ -321,15 +299,6 @@ def _list_of_headers(headers: Column, kind: T.DataType) -> Column:
     return F.flatten(F.transform(named, of_name))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Barrier records as committables of a Kafka sink.
-#
-# A barrier record is staged, decided, committed, aborted and swept like data, with one difference: it
-# belongs to one checkpoint for ever. When that checkpoint is aborted its committables pass to the next one;
-# the data becomes visible with that, the barrier record must never. Whoever commits tells the two apart by
-# what the committable itself says, so every process, and every repetition, decides alike.
-
-
 LOG = logging.getLogger(__name__)
 #: The task number in the transactional id of barrier records; Spark numbers no partition so high.
 BARRIER_TASK = 999_999_999
@@ -341,7 +310,8 @@ class KafkaStaged:
     """A committable of a Kafka sink: records of a task or micro-batch, or a checkpoint's barrier records."""
 
     handle: KafkaCommittable
-    #: The checkpoint; None for data.
+    #: The checkpoint; None for data. When a checkpoint is aborted its committables pass to the next one: data
+    #: becomes visible with that, barrier records must never.
     barrier_of: CheckpointId | None = None
     #: Of a transaction that all tasks of a checkpoint write into, what it holds once the micro-batch is
     #: staged: by topic, the next sequence number of each partition. None for a transaction of one task.
@@ -356,7 +326,6 @@ class KafkaStaged:
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> KafkaStaged:
-        """Read the stored form."""
         fields = dict(payload)
         barrier_of, sequences = fields.pop(_BARRIER, None), fields.pop(_SEQUENCES, None)
         try:
@@ -368,7 +337,6 @@ class KafkaStaged:
 
     @property
     def transaction(self) -> tuple[str, int, int]:
-        """Which transaction it is: of a shared one several committables tell."""
         return (self.handle.transactional_id, self.handle.producer_id, self.handle.producer_epoch)
 
     def belongs_to(self, checkpoint: CheckpointId) -> bool:
@@ -419,10 +387,6 @@ def staged_in(committables: Sequence[Committable]) -> list[KafkaStaged]:
     return [KafkaStaged.of(committable.payload) for committable in committables]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The staging half of the Kafka sink: one output per task, written by the JAR or in Python.
-
-
 #: Which job and which of its sinks wrote a record.
 JOB_HEADER, UID_HEADER = "flinkish-job", "flinkish-uid"
 #: The checkpoint that a record was expected to become visible with.
@@ -462,14 +426,12 @@ class KafkaWriter(JoiningWriter):
         return self._columns
 
     def stage(self, request: StageRequest) -> StageResult:
-        """Stage, tell acks and committables apart, and close a checkpoint with its barrier records."""
         rows = self._parts.of(request.rows)
         (found,) = self._reports(rows, self._names, [self._own(request)])
         return self._staged(found, request)
 
     @classmethod
     def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
-        """Stage in one pass; each sink has a transaction of its own in a task."""
         rows = staging[0][1].rows
         names = rows.columns[len(C.SINK_CONTROL) :]
         found = cls._reports(rows, names, [writer._own(request) for writer, request in staging])
@@ -494,10 +456,7 @@ class KafkaWriter(JoiningWriter):
         transactional_id: str,
         producer: SharedProducer,
     ) -> Sequence[Mapping[str, Any]]:
-        """Write into a transaction that is not the tasks' own; return each task's report.
-
-        Beside its ack and its committable that says what it has `written`, and its `ticket` if it took one.
-        """
+        """Write into a transaction that is not the tasks' own; return each task's report."""
         names = self._names if PARTITION in self._names else (*self._names, PARTITION)
         rows = owned(self._parts.of(request.rows))
         told = self._shared(self._told(request, transactional_id, partitions), producer)
@@ -522,13 +481,10 @@ class KafkaWriter(JoiningWriter):
         """Return the same for tasks that share a transaction."""
 
     def _own(self, request: StageRequest) -> Any:
-        return self._told(request, self._prefix(request), self._partitions())
-
-    def _prefix(self, request: StageRequest) -> str:
-        return TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
+        prefix = TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
+        return self._told(request, prefix, self._partitions())
 
     def _headers(self, request: StageRequest) -> dict[str, str]:
-        """Return what every record of a micro-batch carries of ours."""
         batch = {BATCH_HEADER: f"{request.lineage}/{request.batch}"}
         match self._sink.record_headers:
             case RecordHeaders.NONE:
@@ -556,8 +512,6 @@ def ticket_of(prefix: str, task: int) -> str:
 
 
 class PythonWriter(KafkaWriter):
-    """Runs the writer in Python workers."""
-
     #: PySpark does not tell which attempt of its stage a task belongs to.
     takes_tickets = True
 
@@ -604,8 +558,6 @@ class PythonWriter(KafkaWriter):
 
 
 class JvmWriter(KafkaWriter):
-    """Runs the writer of the JAR."""
-
     @classmethod
     def _reports(
         cls, rows: DataFrame, columns: Sequence[str], sinks: Sequence[Any]
@@ -667,30 +619,24 @@ def _policy(policy: BadRecordPolicy) -> tuple[OnRefusal, str | None]:
     return OnRefusal(policy.value), None
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The committing half of the Kafka sink: transactions are ended in order, whole micro-batches at a time.
-#
-# What :meth:`KafkaCommitter.commit` answers, and what a replay may rely on:
-#
-# - Answers come in the order of the committables and end at the first that is not done. So what is
-#   committed is always a beginning of the committables, in this call and in all earlier ones, and
-#   nothing behind the last answer has ever been committed.
-# - Before the first transaction of a micro-batch is committed the coordinators are asked about all of
-#   them. If one is lost and none was committed before, none is: LOST stands at the first committable of
-#   the micro-batch, which may itself still be open. That micro-batch can be staged again as a whole.
-# - If some were committed before (by a process that died, or by this one before a time limit struck),
-#   LOST stands at the first lost one, and everything before it is done. Then only the tasks from there
-#   on can be staged again, by :meth:`KafkaCommitter.task_of`.
-# - `is_proven_aborted` of LOST is about every lost transaction of the micro-batch, and false if
-#   somebody committed one behind the last answer, which no process of this package does.
-# - RETRY says that nothing is known, or that a time limit struck between the look and the commit.
-
-
 MicroBatch = Sequence[KafkaStaged]
 
 
 class KafkaCommitter(Committer):
-    """Ends what tasks staged; see the module's head."""
+    """Ends what tasks staged: in order, whole micro-batches at a time."""
+
+    # What `commit` answers, and what a replay may rely on:
+    #
+    # - Answers come in the order of the committables and end at the first that is not done: nothing behind
+    #   the last answer has ever been committed, in this call and in all earlier ones.
+    # - Before the first transaction of a micro-batch is committed the coordinators are asked about all of
+    #   them. If one is lost and none was committed before, none is: LOST stands at the first committable of
+    #   the micro-batch, which can be staged again as a whole.
+    # - If some were committed before, LOST stands at the first lost one, and everything before it is done.
+    #   Then only the tasks from there on can be staged again, by `task_of`.
+    # - `is_proven_aborted` of LOST is about every lost transaction of the micro-batch, and false if somebody
+    #   committed one behind the last answer, which no process of this package does.
+    # - RETRY says that nothing is known, or that a time limit struck between the look and the commit.
 
     def __init__(
         self,
@@ -704,10 +650,7 @@ class KafkaCommitter(Committer):
         self.shows_whole = shows_whole
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Commit whole micro-batches in the given order, stopping at what is not done.
-
-        The barrier records of a checkpoint that was aborted are aborted here.
-        """
+        """Commit whole micro-batches in the given order, stopping at what is not done."""
         micro_batches = list(_micro_batches(staged_in(committables)))
         try:
             if micro_batches:
@@ -727,13 +670,11 @@ class KafkaCommitter(Committer):
         return () if mark is None else (mark,)
 
     def _mark(self, checkpoint: CheckpointId) -> None:
-        """Leave the mark of a checkpoint; raise AnotherTimelineError if that of another timeline is there.
-
-        This order matters: before the first transaction ends, since readers may see its records from then on,
-        and a directory of before must not write them again.
-        """
+        """Leave the mark of a checkpoint; raise AnotherTimelineError if that of another timeline is there."""
         if self._marks is None:
             return
+        # This order matters: before the first transaction ends, since readers may see its records from then
+        # on, and a directory of before must not write them again.
         found, ours = self._marks.newest(), self._context.timeline.mark_of(checkpoint)
         if found is not None:
             self._context.require_ours(found, checkpoint)
@@ -756,9 +697,9 @@ class KafkaCommitter(Committer):
             for position, one in enumerate(micro_batch)
             if one.handle in alive and not alive[one.handle].alive
         }
-        lost = {position: answer for position, answer in settled.items() if _is(answer, Outcome.LOST)}
+        lost = {position: answer for position, answer in settled.items() if answer.outcome is Outcome.LOST}
         is_touched = any(answer.outcome.is_done for answer in settled.values())
-        unknown = next((answer for answer in settled.values() if _is(answer, Outcome.RETRY)), None)
+        unknown = next((answer for answer in settled.values() if answer.outcome is Outcome.RETRY), None)
         if lost and not is_touched and unknown is None:
             return [_lost(lost, micro_batch, settled)]
         answers: list[CommitAnswer] = []
@@ -782,7 +723,7 @@ class KafkaCommitter(Committer):
         self, checkpoint: CheckpointId, one: KafkaStaged, alive: Mapping[KafkaCommittable, Liveness]
     ) -> CommitAnswer:
         answer = committed(self._client, checkpoint, one)
-        if one.handle in alive and _is(answer, Outcome.LOST):
+        if one.handle in alive and answer.outcome is Outcome.LOST:
             # It was open at the look. The next call looks again and sees the micro-batch as a whole.
             return CommitAnswer(Outcome.RETRY, f"lost since it was looked at: {answer.detail}")
         return answer
@@ -791,7 +732,6 @@ class KafkaCommitter(Committer):
         return [self._client.abort(staged.handle) for staged in staged_in(committables)]
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        """Ask the transaction coordinators."""
         staged = staged_in(committables)
         handles = {index: one.handle for index, one in bound(staged).items()}
         alive = self._client.is_alive(handles.values())
@@ -827,7 +767,6 @@ class KafkaCommitter(Committer):
         return name.task if name is not None and is_of_a_task else None
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Abort open transactions of this job that nobody will decide."""
         names = {str(c.payload.get("transactional_id", "")) for c in kept}
         aborted = 0
         listed = self._client.list_of_job(self._context.job)
@@ -862,7 +801,6 @@ def _micro_batches(staged: Sequence[KafkaStaged]) -> Iterator[MicroBatch]:
 def _lost(
     lost: Mapping[int, CommitAnswer], micro_batch: MicroBatch, settled: Mapping[int, CommitAnswer]
 ) -> CommitAnswer:
-    """Return the answer about a micro-batch that has lost transactions."""
     first = min(lost)
     is_proven = all(answer.is_proven_aborted for answer in lost.values())
     detail = lost[first].detail
@@ -873,7 +811,3 @@ def _lost(
         name = micro_batch[behind[0]].handle.transactional_id
         detail += f"; {name} behind it was committed, by nobody of this package"
     return replace(lost[first], detail=detail, is_proven_aborted=is_proven and not behind)
-
-
-def _is(answer: CommitAnswer, outcome: Outcome) -> bool:
-    return answer.outcome is outcome

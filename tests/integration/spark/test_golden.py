@@ -1,6 +1,6 @@
-"""A job directory and a savepoint that an earlier version wrote: today's goes on from both, exactly once.
+"""A job goes on from a job directory and from a savepoint that were kept, exactly once.
 
-What was written, by which version, and where it was ended is said in `tests/golden/README.md`.
+What was written, and where it was ended is said in `tests/golden/README.md`.
 """
 
 from __future__ import annotations

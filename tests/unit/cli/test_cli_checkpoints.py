@@ -13,7 +13,6 @@ from flinkish_spark.job.requests import RequestKind
 from flinkish_spark.protocol.checkpoint import CheckpointRequest
 from flinkish_spark.protocol.checkpoint import ParticipantKind as Kind
 from flinkish_spark.protocol.coordination import Abort
-from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.statistics import (
@@ -358,40 +357,6 @@ def test_bytes_that_were_not_measured_are_not_zero(job: JobOnDisk) -> None:
     assert told["checkpoints"][0]["bytes_staged"] is None
     assert "bytes_staged" not in told["summary"] and told["summary"]["rows"]["max"] == 6
     assert "bytes staged            -" in flinkish("checkpoints", "show", job.root, 1).stdout
-
-
-def test_statistics_of_the_first_form_are_read(job: JobOnDisk) -> None:
-    """Files of earlier versions stay: they knew sinks only, and had 0 where nothing was measured."""
-    history = measure(job, done(1)).to_json()
-    durations = DURATIONS.to_json()
-    del durations["start_delay_ms"]
-    entry = {
-        **{
-            name: history["entries"][0][name] for name in ("checkpoint", "purpose", "status", "trigger_at_ms")
-        },
-        "durations": durations,
-        "rows": 6,
-        "bytes_staged": 0,
-        "participants": [
-            {"uid": "out", "rows": 6, "bytes": None, "sync_ms": None, "commit_ms": None, "channels": []}
-        ],
-        "failure": None,
-    }
-    names = [name for name in history["quantities"] if name != "start_delay_ms"]
-    older = {
-        **history,
-        "entries": [entry],
-        "newest_completed": {**entry, "participants": []},
-        "quantities": names,
-        "samples": [[3, 0, 40, 50, 60, 153, 6, 0]],
-    }
-    job.job_dir.store.put("statistics.json", seal("statistics", older))
-    told = said(flinkish("checkpoints", "list", job.root, "--json"))
-    assert (told["summary"]["sync_ms"]["max"], "bytes_staged" in told["summary"]) == (40, False)
-    shown = said(flinkish("checkpoints", "show", job.root, 1, "--json"))
-    assert (shown["asked"], shown["bytes_staged"], shown["rows"]) == (None, None, 6)
-    [sink] = shown["participants"]
-    assert (sink["uid"], sink["kind"], sink["ack_ms"]) == ("out", "sink", None)
 
 
 def test_show_of_an_aborted_one_says_why(job: JobOnDisk) -> None:

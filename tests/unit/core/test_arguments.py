@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import pickle
 import re
@@ -262,16 +261,6 @@ def test_a_strategy_of_the_public_api_is_the_rule_itself() -> None:
         assert pickle.loads(pickle.dumps(made)) == copy.copy(made) == made
         assert not hasattr(made, "__dict__") and hash(made) == hash(copy.copy(made))
         assert repr(made).startswith(f"{type(made).__name__}(")
-
-
-@pytest.mark.parametrize("made", MADE[:3], ids=lambda one: type(one).__name__)
-def test_the_parameters_are_described_in_the_same_words_as_in_the_rules(made) -> None:
-    """Two docstrings, for two readers; they must not drift apart."""
-
-    def parameters(kind: type) -> str:
-        return re.split(r"\n\n(?:Raises|Examples)\n", inspect.cleandoc(str(kind.__doc__)))[0]
-
-    assert parameters(type(made)) == parameters(type(made).__base__)
 
 
 # -- chaining and restoring -------------------------------------------------------------------------

@@ -74,18 +74,6 @@ def test_records_survive_their_stored_form(value):
     assert type(value).from_json(stored) == value
 
 
-def test_records_of_versions_before_purposes_and_orders_can_be_read():
-    old = DECISION.to_json()
-    for name in ("purpose", "triggered_at_ms", "finished", "hook_states"):
-        del old[name]
-    assert Decision.from_json(old) == DECISION
-    intent = RewindIntent(BatchId(3), Lineage(1), "dead", {})
-    old = intent.to_json()
-    for name in ("kind", "target", "tables", "order_id"):
-        del old[name]
-    assert RewindIntent.from_json(old) == intent
-
-
 def test_a_decision_knows_its_batch_and_what_each_sink_staged_in_batch_order():
     later = replace(STAGED, batch=BatchId(4), committables=(Committable("delta", {}), *STAGED.committables))
     decision = replace(DECISION, batches=(STAGED, later))

@@ -12,7 +12,6 @@ from flinkish_spark.cep import CEP
 from flinkish_spark.core.elements import MIN_WATERMARK_MS
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.windows import (
     EventTimeSessionWindows,
     ProcessWindow,
@@ -48,6 +47,7 @@ from tests.crash.event_time_rig import (
     readings,
 )
 from tests.crash.event_time_updates import Firing, Reading, Update, told, updates_that_are_wrong
+from tests.support.operator_harness import OperatorHarness
 
 WINDOWS = WindowSpec(TumblingEventTimeWindows(WINDOW_MS), allowed_lateness_ms=LATENESS_MS)
 

@@ -1,4 +1,4 @@
-"""A job directory and a savepoint that an earlier version wrote are read: what needs no Spark.
+"""A job directory and a savepoint that were kept are read: what needs no Spark.
 
 The other half is `tests/integration/spark/test_golden.py`; `tests/golden/README.md` says what was
 written, and by what.
@@ -27,6 +27,8 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord
 from flinkish_spark.protocol.envelope import unseal
 from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.job_graph import JobGraph
+from flinkish_spark.protocol.job_report import JobReport
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.savepoints import SavepointMetadata
 from flinkish_spark.protocol.statistics import StatisticsHistory
@@ -44,10 +46,12 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "decision": Decision.from_json,
     "fact": dict,
     "files": lambda body: [FoundFile.from_json(one) for one in body["files"]],
+    "graph": JobGraph.from_json,
     "job": dict,
     "owner": dict,
     "pin": PinManifest.from_json,
     "receipt": Receipt.from_json,
+    "report": JobReport.from_json,
     "savepoint": SavepointMetadata.from_json,
     "staged": StagedBatch.from_json,
     "statistics": StatisticsHistory.from_json,

@@ -12,10 +12,10 @@ from flinkish_spark.joins import Bound, IntervalJoin, JoinType, ProcessJoinFunct
 from flinkish_spark.operators.joins import IntervalJoinOperator, JoinNeedsTime
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.state import ValueStateDescriptor
-from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.types.rows import ElementType
 from tests.support.effort import examples
 from tests.support.joins_support import END, LEFT, RIGHT, apply, element, harness, script
+from tests.support.operator_harness import OperatorHarness
 
 LATE = OutputTag("late left", LEFT), OutputTag("late right", RIGHT)
 BOUNDS = [

@@ -32,7 +32,6 @@ from flinkish_spark.operators.process import ElementFailed, GroupRun, KeyedStrea
 from flinkish_spark.state import StateTtl
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
 from flinkish_spark.state.layered import KeyIndex
-from flinkish_spark.testing._operator_harness import MemoryBases
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
@@ -40,6 +39,7 @@ from flinkish_spark.types.rows import ElementType
 from flinkish_spark.worker.runners import BatchRunner, InputShape, RowShape
 from tests.support.effort import examples
 from tests.support.joins_support import harness
+from tests.support.operator_harness import MemoryBases
 from tests.support.windows_support import TINY, Sum
 
 D = decimal.Decimal

@@ -18,8 +18,8 @@ from flinkish_spark.state.operator_state import (
     BroadcastTables,
     OperatorValueMismatch,
 )
-from flinkish_spark.testing._operator_harness import BroadcastHarness
 from tests.support.effort import seeds
+from tests.support.operator_harness import BroadcastHarness
 from tests.support.windows_support import TINY
 
 RULES = MapStateDescriptor("rules", "STRING", "least LONG, name STRING")

@@ -10,8 +10,8 @@ from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.functions.keyed import KeyedCoProcessFunction
 from flinkish_spark.operators.process import ElementFailed, KeyedCoProcessOperator
 from flinkish_spark.state import ListStateDescriptor, StateTtl, ValueStateDescriptor
-from flinkish_spark.testing._operator_harness import OperatorHarness
 from tests.support.effort import seeds
+from tests.support.operator_harness import OperatorHarness
 from tests.support.windows_support import TINY
 
 LATE = OutputTag("unmatched", "k STRING, n LONG")

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from flinkish_spark.cep import PatternsFromStream
 from flinkish_spark.state.key_group import GroupState, NoBases
-from flinkish_spark.testing._operator_harness import MemoryBases
+from tests.support.operator_harness import MemoryBases
 from tests.unit.cep.test_pattern_rules import CONDITIONS, FIELDS, PATTERNS, Show, read, started, tell
 from tests.unit.operators.test_patterns_over_micro_batches import PATTERNS as OWN
 from tests.unit.operators.test_patterns_over_micro_batches import Subtask

@@ -38,7 +38,6 @@ from flinkish_spark.functions.watermark_strategy import WatermarkGenerator
 from flinkish_spark.joins import CoGroupFunction, LookupCache, LookupTable, ProcessJoinFunction
 from flinkish_spark.operators.aggregates import AggregateOperator
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.types.to_python import owned, taken
 from flinkish_spark.windows import (
     CountEvictor,
@@ -51,6 +50,7 @@ from flinkish_spark.windows import (
     TriggerResult,
 )
 from tests.support import effort
+from tests.support.operator_harness import OperatorHarness
 
 ROWS = "k STRING, n LONG, xs ARRAY<LONG>, m MAP<STRING, ARRAY<LONG>>, s STRUCT<a: ARRAY<LONG>>, b BINARY"
 TOLD = "told STRING"

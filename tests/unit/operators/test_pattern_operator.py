@@ -30,13 +30,6 @@ from flinkish_spark.operators.patterns import LookedFor, PatternOperator, Patter
 from flinkish_spark.operators.process import TimerFailed
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing._operator_harness import (
-    ColumnsHarness,
-    MemoryBases,
-    Snapshot,
-    input_shape,
-    whole_records,
-)
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.worker.keyed_operator import runner_of
@@ -44,6 +37,13 @@ from flinkish_spark.worker.runners import RowShape
 from tests.support.cep_cases import cases
 from tests.support.effort import examples
 from tests.support.flink_cep import Case, pattern_of, skip_of
+from tests.support.operator_harness import (
+    ColumnsHarness,
+    MemoryBases,
+    Snapshot,
+    input_shape,
+    whole_records,
+)
 
 EVENT = "key STRING, id LONG, name STRING, value LONG"
 LATE = OutputTag("late", EVENT)

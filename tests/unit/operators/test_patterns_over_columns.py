@@ -27,12 +27,6 @@ from flinkish_spark.operators.columnar_patterns import too_long
 from flinkish_spark.operators.patterns import LookedFor, PatternOperator, PatternSearch
 from flinkish_spark.state.descriptors import ValueStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing._operator_harness import (
-    ColumnsHarness,
-    Snapshot,
-    input_shape,
-    whole_records,
-)
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.worker import keyed_operator
@@ -42,6 +36,12 @@ from flinkish_spark.worker.timed_runner import TimedRunner
 from tests.support import effort
 from tests.support.cep_cases import cases
 from tests.support.flink_cep import Case, condition, looks_back, pattern_of, skip_of
+from tests.support.operator_harness import (
+    ColumnsHarness,
+    Snapshot,
+    input_shape,
+    whole_records,
+)
 
 GROUPS, EVENT, OUTPUT = (
     2,

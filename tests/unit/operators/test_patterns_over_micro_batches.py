@@ -21,7 +21,12 @@ from flinkish_spark.cep.matcher import Matcher
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.operators.patterns import LookedFor, PatternOperator, PatternSearch
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing._operator_harness import (
+from flinkish_spark.types.ddl import parse_ddl
+from flinkish_spark.types.rows import ElementType
+from flinkish_spark.worker.keyed_operator import runner_of
+from flinkish_spark.worker.runners import RowShape
+from tests.support.effort import seeds
+from tests.support.operator_harness import (
     ColumnsHarness,
     MemoryBases,
     Snapshot,
@@ -29,11 +34,6 @@ from flinkish_spark.testing._operator_harness import (
     stable_hash,
     whole_records,
 )
-from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.types.rows import ElementType
-from flinkish_spark.worker.keyed_operator import runner_of
-from flinkish_spark.worker.runners import RowShape
-from tests.support.effort import seeds
 
 GROUPS, EVENT, OUTPUT = 8, "key STRING, id LONG, letter STRING", "key STRING, found STRING"
 LATE, LOST = OutputTag("late", EVENT), OutputTag("lost", OUTPUT)

@@ -15,7 +15,6 @@ from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.timers import TimerQueue
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing._operator_harness import FoldHarness
 from flinkish_spark.transport.blocks import BEHIND, in_order
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.windows import (
@@ -28,6 +27,7 @@ from flinkish_spark.windows import (
     WindowSpec,
 )
 from flinkish_spark.worker.time import MicroBatch
+from tests.support.operator_harness import FoldHarness
 from tests.support.windows_support import TINY
 
 INPUT = "user STRING, amount LONG"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain, Timer
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing._operator_harness import MemoryBases, OperatorHarness, Snapshot
 from flinkish_spark.windows import TimeWindow
 from tests.support.effort import examples, seeds
+from tests.support.operator_harness import MemoryBases, OperatorHarness, Snapshot
 from tests.support.stumbling import Restarting
 
 EVENT, PROCESSING = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME

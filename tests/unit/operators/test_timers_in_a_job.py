@@ -23,10 +23,10 @@ from flinkish_spark.protocol.records import StagedBatch, TimeReport
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.testing import Output
-from flinkish_spark.testing._operator_harness import OperatorHarness, Snapshot
 from tests.crash.event_time_app import CALL, Timers
 from tests.crash.event_time_updates import Reading
 from tests.support.effort import seeds
+from tests.support.operator_harness import OperatorHarness, Snapshot
 from tests.unit.checkpoint.test_time_keeper import NEVER, Query, plan, seen, timers
 
 CHANNELS, DISORDER_MS, LAST_MS = 2, 40, 1_000_000

@@ -25,9 +25,9 @@ from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.operators.vectorized import greatest_by_key, sum_by_key
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing._operator_harness import OperatorHarness, VectorizedHarness
 from flinkish_spark.types.rows import OutputError
 from tests.support.effort import seeds
+from tests.support.operator_harness import OperatorHarness, VectorizedHarness
 
 ORDERS, ALARMS = "user STRING, amount LONG", "user STRING, total LONG, at LONG"
 REFUSED = OutputTag("refused", "user STRING, amount LONG")

@@ -28,11 +28,11 @@ from flinkish_spark.joins.spec import CoGroupFunction, ProcessJoinFunction
 from flinkish_spark.planning.declare import inferred_output
 from flinkish_spark.planning.stream_graph import KeyedNode
 from flinkish_spark.state.operator_state import OperatorListDescriptor, OperatorLists
-from flinkish_spark.testing._operator_harness import BroadcastHarness, OperatorHarness
 from flinkish_spark.types.hints import maker_of
 from flinkish_spark.types.schemas import output_schema
 from flinkish_spark.windows.assigners import TumblingEventTimeWindows
 from flinkish_spark.windows.functions import ProcessWindowFunction, WithWindow
+from tests.support.operator_harness import BroadcastHarness, OperatorHarness
 from tests.unit.planning.test_stream_settings import Nowhere, environment
 
 if TYPE_CHECKING:

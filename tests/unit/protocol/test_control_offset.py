@@ -43,7 +43,7 @@ def asked(tmp_path: Path) -> Asked:
     return Asked(tmp_path)
 
 
-def test_an_offset_of_before_event_time_is_read_and_written_as_it_was() -> None:
+def test_an_offset_without_event_time_is_a_checkpoint_and_nothing_else() -> None:
     assert ControlOffset.from_json(OLD) == ControlOffset(3)
     assert ControlOffset(3).to_json() == OLD
     assert ControlOffset().to_json() == {"flinkish:checkpoint": 0}

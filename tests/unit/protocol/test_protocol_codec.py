@@ -13,7 +13,6 @@ import pytest
 
 from flinkish_spark.protocol import codec
 from flinkish_spark.protocol.codec import (
-    ADDED,
     INLINE,
     LEFT_OUT,
     Check,
@@ -139,7 +138,7 @@ class Whole(Stored):
     even: Even = 0
     shape: Circle | Dot = Dot()
     foreign: Foreign | None = None
-    added: int = field(default=5, metadata=ADDED)
+    always: int = 5
     left: Mapping[str, Number] = field(default_factory=dict, metadata=LEFT_OUT)
     unset: Color | None = field(default=None, metadata=LEFT_OUT)
     first: str = field(default="1st", metadata=stored(at=0))
@@ -191,7 +190,7 @@ STORED: dict[str, Any] = {
     "even": 8,
     "shape": {"shape": "circle", "radius": 1},
     "foreign": ["f"],
-    "added": 6,
+    "always": 6,
     "left": {"n": 1},
     "unset": "blue",
 }
@@ -208,11 +207,11 @@ def test_what_is_written_shares_nothing_with_the_value() -> None:
     assert WHOLE.to_json() == STORED
 
 
-def test_defaults_stand_where_something_was_added_or_left_out_and_nowhere_else() -> None:
-    shorter = {key: one for key, one in STORED.items() if key not in ("added", "left", "unset")}
+def test_defaults_stand_where_something_was_left_out_and_nowhere_else() -> None:
+    shorter = {key: one for key, one in STORED.items() if key not in ("left", "unset")}
     found = Whole.from_json(shorter)
-    assert (found.added, found.left, found.unset) == (5, {}, None)
-    assert found.to_json() == {**shorter, "added": 5}
+    assert (found.always, found.left, found.unset) == (6, {}, None)
+    assert found.to_json() == shorter
     for key in shorter:
         with pytest.raises(StoredFormError, match=f"^{key!r} is missing$"):
             Whole.from_json({name: one for name, one in shorter.items() if name != key})
@@ -231,8 +230,6 @@ class Measured(Stored):
 @dataclass(frozen=True, slots=True)
 class Later(Stored):
     """Of a class whose None is a value, too."""
-
-    DEFAULTS: ClassVar = Presence.ADDED
 
     name: str | None
     rows: int | None = field(default=None, metadata=LEFT_OUT)
@@ -317,10 +314,6 @@ class Closed(Stored):
         if self.last < self.first:
             raise ValueError("a range runs forward")
 
-    @classmethod
-    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return Stored._of_older(value) if "last" in value else {**value, "last": value["first"]}
-
     def _check_read(self) -> None:
         if self.first == Number(7):
             raise ValueError("7 is never stored")
@@ -356,10 +349,6 @@ class Ends(StoredRow):
 def test_what_a_row_refuses_is_refused_when_it_is_read() -> None:
     with pytest.raises(StoredFormError, match=r"^\['a'\]: a range runs forward$"):
         read(Mapping[str, Ends], {"a": [2, 1]})
-
-
-def test_an_older_form_is_read_as_what_it_meant() -> None:
-    assert Closed.from_json({"first": 4}) == Closed(Number(4), Number(4))
 
 
 def test_parts_that_nothing_tells_from_each_other_are_no_form() -> None:

@@ -143,12 +143,6 @@ def test_orders_and_intents_survive_their_stored_form(value):
     assert type(value).from_json(json.loads(json.dumps(value.to_json()))) == value
 
 
-def test_an_intent_of_a_version_without_orders_is_a_plain_rewind():
-    old = {"first_removed": 3, "lineage": 2, "reason": "dead", "removed": {}}
-    intent = RewindIntent.from_json(old)
-    assert intent.past() == rewind(2, PLAIN, None, 3)
-
-
 def test_an_order_with_an_unusable_id_is_refused():
     good = RewindOrder("a1", CheckpointId(4), Tables.KEEP, "", 17).to_json()
     with pytest.raises(ValueError, match="order id"):

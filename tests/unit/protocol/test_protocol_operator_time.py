@@ -246,13 +246,12 @@ def test_an_operator_without_one_of_its_inputs_waits_for_it_no_more() -> None:
     assert job.again({"b": REPORTED}, both="b").at == {"both": 5}
 
 
-def test_what_was_stored_without_operators_holds_for_all_of_them() -> None:
-    """A version that knew one watermark let every operator see it."""
+def test_what_a_job_without_operators_has_seen_holds_for_those_that_it_gets() -> None:
     old = Job({"a": REPORTED, "b": REPORTED}, {})
     old.run(timer("left", 70), a=100, b=50)
     assert old.state.watermarks == Watermarks(50) and "operators" not in old.state.to_json()
     job = old.again(left="a", right="b", both="ab")
-    # Nobody is behind what the old version has seen, and who needs not wait does not.
+    # Nobody is behind what the job has seen, and who needs not wait does not.
     assert job.at == {"left": 100, "right": 50, "both": 50}
     assert job.state.carried == Watermarks(old.state.carried_ms)
     assert job.again().state == job.state

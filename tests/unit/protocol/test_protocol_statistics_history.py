@@ -25,7 +25,6 @@ from flinkish_spark.protocol.statistics import (
     StatisticsHistory,
     Summary,
     sample_of,
-    samples_from_json,
 )
 
 EXPIRED = CheckpointFailureReason.EXPIRED
@@ -311,41 +310,18 @@ def test_a_reader_of_anything_else_gets_a_value_error_or_a_sound_history(wrong) 
         assert StatisticsHistory.from_json(stored(read)) == read
 
 
-def test_samples_of_other_quantities_are_read_by_name() -> None:
-    """A newer version may measure more; an older one measured less, and wrote 0 for bytes."""
-    whole = stored(busy_history())
-    names, ours = whole["quantities"], sample_of(completed(3))
-    assert samples_from_json(names, [list(ours)]) == (ours,)
-    assert samples_from_json(["new", *reversed(names)], [[5, *reversed(ours)]]) == (ours,)
-    older = [name for name in names if name != "start_delay_ms"]
-    [read] = samples_from_json(older, [[1, 2, 3, 4, 5, 6, 7, 0]])
-    assert dict(zip(Quantity, read, strict=True)) == {
-        Quantity.TRIGGER_MS: 1,
-        Quantity.START_DELAY_MS: None,
-        Quantity.ALIGNMENT_MS: 2,
-        Quantity.SYNC_MS: 3,
-        Quantity.ASYNC_MS: 4,
-        Quantity.COMMIT_MS: 5,
-        Quantity.END_TO_END_MS: 6,
-        Quantity.ROWS: 7,
-        Quantity.BYTES_STAGED: None,
-    }
-    assert Quantity.BYTES_STAGED not in StatisticsHistory(samples=(read,)).summary()
-
-
 @pytest.mark.parametrize(
-    ("names", "samples", "message"),
+    ("samples", "message"),
     [
-        (["rows"], [[1, 2]], "a sample has 1 numbers, got 2"),
-        (["rows", "rows"], [], "a quantity occurs twice"),
-        ([5], [], "a quantity must be a text"),
-        (["rows"], [[-1]], "rows must be a whole number"),
-        (["rows"], [5], "a sample must be a list"),
+        ([[1, 2]], r"samples\[0\] must be a list of 9 values"),
+        ([[*[None] * 8, -1]], r"samples\[0\]\[8\] must be a whole number >= 0"),
+        ([5], r"samples\[0\] must be a list of 9 values"),
+        (5, "samples must be a list"),
     ],
 )
-def test_samples_that_cannot_be_are_refused(names, samples, message) -> None:
+def test_samples_that_cannot_be_are_refused(samples, message) -> None:
     with pytest.raises(ValueError, match=message):
-        samples_from_json(names, samples)
+        StatisticsHistory.from_json(stored(busy_history()) | {"samples": samples})
 
 
 @pytest.mark.parametrize(

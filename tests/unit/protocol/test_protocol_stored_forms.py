@@ -1,4 +1,4 @@
-"""What is stored stays what it is: forms that earlier code wrote, and what it meant by them."""
+"""What is stored stays what it is: drawn values, and the forms in which they were stored."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from flinkish_spark.connectors.delta.table import Append, OverwritePartitions, U
 from flinkish_spark.protocol.envelope import seal
 from tests.support.stored_values import RECORDS, Drawn, made, plain, record
 
-#: Written by the functions that stood beside each class before one codec came into their place. A line
-#: names a class, and has what was stored and what was read of it.
+#: Written by `tests.golden.make`: a line names a class, and has a value and what is stored of it.
 GOLDEN = Path(__file__).parents[2] / "golden" / "stored_forms.jsonl"
 #: Shown, and never read.
 WRITTEN_ONLY = {"SinkShare", "ManifestRecord", "StagedFile", "EndAtLatest", "EndAtTimestamp", "EndAtOffsets"}
@@ -58,7 +57,7 @@ def read_form(name: str, stored: Any, value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "stored", "value"), list(golden()))
-def test_what_earlier_code_stored_is_what_is_stored_now(name: str, stored: str, value: Any) -> None:
+def test_what_was_stored_is_what_is_stored_now(name: str, stored: str, value: Any) -> None:
     cls = record("flinkish_spark", name)
     meant = made(cls, value)
     again = stored_form(meant)

@@ -48,7 +48,6 @@ def test_timers_wait_on_where_their_operator_is_in_other_chains_now() -> None:
 
 
 def test_where_no_operator_is_named_timers_wait_for_the_watermark_of_the_job() -> None:
-    """As in what versions stored that knew no others."""
     ended = EventTime(
         valve=EventTime().valve, agenda=Agenda({("sums", 1): NextTimers(MAX_WATERMARK_MS, None)})
     )

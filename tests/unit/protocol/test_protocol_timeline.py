@@ -20,7 +20,7 @@ def mark(checkpoint: int, token: str | None = None) -> Mark:
     return Mark(CheckpointId(checkpoint), token)
 
 
-#: Owner A decided 3 to 5, B 6 to 9, C begins at 10; 1 and 2 are of before there were tokens.
+#: Owner A decided 3 to 5, B 6 to 9, C begins at 10; 1 and 2 have no token.
 THREE = at((3, A), (6, B), (10, C))
 
 

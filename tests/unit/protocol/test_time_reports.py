@@ -75,7 +75,7 @@ def test_a_batch_of_calls_alone_holds_no_record() -> None:
     assert RowCount(0).admit(pa.record_batch(columns)).num_rows == 0
 
 
-def test_an_ack_without_reports_is_stored_as_before() -> None:
+def test_an_ack_without_reports_stores_none() -> None:
     assert "reports" not in TaskAck(0, 1, 2).to_json()
 
 
@@ -145,7 +145,7 @@ def test_what_is_stored_goes_by_uid() -> None:
     assert StagedBatch.from_json(json.loads(json.dumps(staged.to_json()))) == staged
 
 
-def test_a_staged_file_of_before_event_time_is_read() -> None:
+def test_a_staged_file_without_event_time_is_read() -> None:
     staged = StagedBatch(Lineage(0), BatchId(3), OwnerEpoch(1), 1, (), ())
     assert "times" not in staged.to_json()
     assert StagedBatch.from_json(staged.to_json()).times is None

@@ -61,10 +61,10 @@ from flinkish_spark.state.operator_state import (
     OperatorLists,
 )
 from flinkish_spark.state.savepoint_files import StateFileWriter
-from flinkish_spark.testing._operator_harness import BroadcastHarness, OperatorHarness
 from flinkish_spark.transport.blocks import to_block
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
+from tests.support.operator_harness import BroadcastHarness, OperatorHarness
 
 
 class Keeps(KeyedProcessFunction):
@@ -157,8 +157,8 @@ def test_each_element_says_when_it_was_touched(tmp_path) -> None:
     }
 
 
-def test_lists_that_were_stored_as_a_whole_are_read_beside_others(tmp_path) -> None:
-    """A key group that was not touched since the times of elements are stored has those of the whole."""
+def test_lists_without_times_of_elements_are_read_beside_others(tmp_path) -> None:
+    """A key group of a writer's savepoint, which was told no times of elements, and is not touched since."""
     harness = OperatorHarness(Keeps(), key=lambda value: value[0], key_type="STRING", uid="totals")
     for user in "abcdefgh":
         harness.push((user, 1))

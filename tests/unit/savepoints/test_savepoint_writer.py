@@ -29,7 +29,7 @@ from flinkish_spark.savepoints.files import (
 )
 from flinkish_spark.savepoints.writer import SavepointWriter
 from flinkish_spark.state.savepoint_files import StateFileWriter
-from flinkish_spark.testing._operator_harness import OperatorHarness
+from tests.support.operator_harness import OperatorHarness
 
 AT = {"orders": {"orders": {"0": 7}}}
 

@@ -64,9 +64,9 @@ from flinkish_spark.savepoints.writer_plan import (
     without_operator,
 )
 from flinkish_spark.state.codec import timer_layout
-from flinkish_spark.testing._operator_harness import OperatorHarness, Snapshot
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
+from tests.support.operator_harness import OperatorHarness, Snapshot
 
 NOW_MS = 1_000_000
 GROUPS = 16

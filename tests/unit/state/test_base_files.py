@@ -22,7 +22,7 @@ from flinkish_spark.state.codec import (
     unpack_frame,
 )
 from flinkish_spark.state.key_group import BasePolicy, describe_group, stored_tables, whole_group
-from flinkish_spark.testing._operator_harness import MemoryBases, OperatorHarness
+from tests.support.operator_harness import MemoryBases, OperatorHarness
 
 TINY = BasePolicy(smallest_bytes=1, delta_share=0.25, smallest_delta_rows=2)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import struct
-import zlib
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from flinkish_spark.state.key_group import (
     whole_group,
 )
 from flinkish_spark.state.operator_state import unpack_tables
-from flinkish_spark.testing._operator_harness import OperatorHarness, Snapshot
+from tests.support.operator_harness import OperatorHarness, Snapshot
 
 _DAMAGE = (FrameError, StateMismatch)
 
@@ -171,28 +170,6 @@ def test_an_altered_name_is_damage_and_no_state_to_be_given_up(stored: bytes) ->
     at = stored.index(b"state/last") + len("state/")
     with pytest.raises(FrameError, match="torn or altered"):
         _go_on(stored[:at] + b"m" + stored[at + 1 :])
-
-
-def _second_version(value: bytes) -> bytes:
-    """Return a frame as the version before this one wrote it: checksums of payloads alone."""
-    sections = unpack_frame(value)
-    parts, at = [struct.pack("<4sBH", b"FSKS", 2, len(sections))], 7
-    for text, payload in sections.items():
-        name = text.encode()
-        head = struct.pack("<HQI", len(name), len(payload), zlib.crc32(payload)) + name
-        padding = bytes(-(at + len(head)) % 64)
-        parts += [head, padding, bytes(payload)]
-        at += len(head) + len(padding) + len(payload)
-    return b"".join(parts)
-
-
-def test_values_of_the_version_before_are_read(stored: bytes) -> None:
-    before = _second_version(stored)
-    assert before != stored and unpack_frame(before) == unpack_frame(stored)
-    _go_on(before)
-    altered = before.replace(b"state/last", b"state/mast")
-    with pytest.raises(StateMismatch, match=r"drop_state\(...\); if no version .* damaged"):
-        _go_on(altered)
 
 
 def test_a_layout_reads_what_it_has_written(stored: bytes) -> None:

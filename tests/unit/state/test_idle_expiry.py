@@ -11,7 +11,7 @@ from flinkish_spark.functions.keyed import KeyedProcessFunction
 from flinkish_spark.state import ListStateDescriptor, StateTtl, ValueStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing._operator_harness import OperatorHarness
+from tests.support.operator_harness import OperatorHarness
 from tests.unit.checkpoint.test_time_keeper import Query, plan
 from tests.unit.operators.test_timers_in_a_job import Tasks
 

@@ -17,8 +17,8 @@ from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.state import ListStateDescriptor, StateTtl, TtlUpdate, ValueStateDescriptor
 from flinkish_spark.state.states import MapKeys
-from flinkish_spark.testing._operator_harness import BroadcastHarness, OperatorHarness
 from flinkish_spark.types.to_python import to_values
+from tests.support.operator_harness import BroadcastHarness, OperatorHarness
 
 _MOMENT = datetime.datetime(2024, 5, 6, 7, 8, 9)
 _IN_UTC = _MOMENT.replace(tzinfo=datetime.UTC)

@@ -11,8 +11,8 @@ from pyspark.sql import types as T
 from flinkish_spark.operators.process import GroupRun, KeyedProcessOperator
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
 from flinkish_spark.state.layered import KeyIndex
-from flinkish_spark.testing._operator_harness import MemoryBases
 from tests.support.effort import examples
+from tests.support.operator_harness import MemoryBases
 from tests.unit.state.test_operator_state import Commands
 
 TINY = BasePolicy(smallest_bytes=1, delta_share=0.5, smallest_delta_rows=2)

@@ -17,8 +17,8 @@ from flinkish_spark.state import (
 )
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing._operator_harness import OperatorHarness
 from tests.support.effort import examples
+from tests.support.operator_harness import OperatorHarness
 
 #: Bases from the second entry on, and new ones all the time.
 TINY = BasePolicy(smallest_bytes=1, delta_share=0.5, smallest_delta_rows=2)

@@ -20,7 +20,7 @@ from flinkish_spark.state import (
 )
 from flinkish_spark.state.operator_state import OperatorListDescriptor
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing._operator_harness import OperatorHarness
+from tests.support.operator_harness import OperatorHarness
 
 
 class Largest(ReduceFunction):

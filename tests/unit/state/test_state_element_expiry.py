@@ -13,8 +13,8 @@ from flinkish_spark.functions.keyed import KeyedProcessFunction
 from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateTtl, TtlUpdate
 from flinkish_spark.state.codec import OWNER, pack_frame, table_bytes, unpack_frame
 from flinkish_spark.state.key_group import BasePolicy, whole_group
-from flinkish_spark.testing._operator_harness import OperatorHarness, Snapshot
 from tests.support.effort import examples, seeds
+from tests.support.operator_harness import OperatorHarness, Snapshot
 
 TTL_MS = 100
 WRITES, READS = TtlUpdate.ON_CREATE_AND_WRITE, TtlUpdate.ON_READ_AND_WRITE
@@ -250,7 +250,7 @@ def test_states_do_what_a_model_does(update, policy, seed):
 
 # -- what is stored ---------------------------------------------------------------------------------------
 def without_touches(frame: bytes | memoryview) -> bytes:
-    """A value, or a base, as it was stored when lists and maps expired as a whole."""
+    """A value, or a base, without times of elements, as a writer of savepoints makes it who is told none."""
     sections: dict[str, Any] = dict(unpack_frame(frame))
     for name, payload in sections.items():
         if name != OWNER:
@@ -262,7 +262,7 @@ def without_touches(frame: bytes | memoryview) -> bytes:
 
 
 @pytest.mark.parametrize("policy", [BasePolicy(), BASED])
-def test_what_was_stored_before_has_the_time_of_the_whole_for_each_element(policy):
+def test_what_has_no_times_of_elements_has_that_of_the_whole_for_each(policy):
     before = Run(policy=policy)
     before.at(0, lambda seen, counts: (seen.update([1, 2]), counts.update({"1": 1, "2": 2})))
     before.at(0, writes(7), key="idle")

@@ -24,7 +24,7 @@ from flinkish_spark.state.operator_state import (
     OperatorLists,
     OperatorValueMismatch,
 )
-from flinkish_spark.testing._operator_harness import OperatorHarness
+from tests.support.operator_harness import OperatorHarness
 
 TINY = BasePolicy(smallest_bytes=1, delta_share=0.5, smallest_delta_rows=2)
 

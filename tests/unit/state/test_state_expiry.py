@@ -9,8 +9,8 @@ import pytest
 from flinkish_spark.functions.keyed import KeyedProcessFunction
 from flinkish_spark.state import MapStateDescriptor, StateTtl, TtlUpdate, ValueStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing._operator_harness import OperatorHarness
 from tests.support.effort import seeds
+from tests.support.operator_harness import OperatorHarness
 
 TTL_MS = 100
 #: A base from the first entry on; the delta moves into a new one when it has half as many rows, and over 20.

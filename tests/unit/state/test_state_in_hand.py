@@ -27,9 +27,9 @@ from flinkish_spark.state.operator_state import OperatorListDescriptor, Operator
 from flinkish_spark.state.states import ValueState
 from flinkish_spark.state.tables import may_change, same
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing._operator_harness import BroadcastHarness, OperatorHarness
 from flinkish_spark.windows import TumblingEventTimeWindows
 from flinkish_spark.windows.functions import ProcessWindowFunction
+from tests.support.operator_harness import BroadcastHarness, OperatorHarness
 
 #: Whatever is stored goes into a base at once.
 TINY = BasePolicy(smallest_bytes=1, smallest_delta_rows=1)

@@ -23,7 +23,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.state.operator_state import OperatorListDescriptor, OperatorLists
-from flinkish_spark.testing._operator_harness import BroadcastHarness, OperatorHarness
+from tests.support.operator_harness import BroadcastHarness, OperatorHarness
 
 _MOMENT = datetime.datetime(2024, 5, 6, 7, 8, 9)
 _IN_UTC = _MOMENT.replace(tzinfo=datetime.UTC)

@@ -23,11 +23,11 @@ from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.joins import JoinType
 from flinkish_spark.joins.spec import element_ddl
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.types.ddl import DdlError, ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.types.schemas import output_schema
 from tests.support.ddl_table import ONLY_SPARKS, READ, REFUSED
+from tests.support.operator_harness import OperatorHarness
 
 
 @pytest.mark.parametrize("text", READ)

@@ -13,8 +13,8 @@ from pyspark.sql import types as T
 
 from flinkish_spark import OutputTag, VectorizedProcessFunction
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing._operator_harness import VectorizedHarness
 from flinkish_spark.types.rows import OutputError
+from tests.support.operator_harness import VectorizedHarness
 
 ORDERS = "user STRING, amount LONG"
 REFUSED = OutputTag("refused", ORDERS)

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from flinkish_spark import KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor
-from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
+from tests.support.operator_harness import OperatorHarness
 
 UTC = datetime.UTC
 LONGS, POINT = pa.list_(pa.int64()), pa.struct([("x", pa.int64()), ("at", pa.timestamp("us", "UTC"))])

@@ -12,10 +12,10 @@ import pytest
 
 from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor, VectorizedProcessFunction
 from flinkish_spark.state.codec import StateValueError
-from flinkish_spark.testing._operator_harness import OperatorHarness, VectorizedHarness
 from flinkish_spark.types.rows import OutputError, RowWriter
 from flinkish_spark.types.to_arrow import repeated_key
 from tests.support.effort import seeds
+from tests.support.operator_harness import OperatorHarness, VectorizedHarness
 
 MORNING, NOON = datetime.datetime(2026, 1, 1, 6), datetime.datetime(2026, 1, 1, 12)
 

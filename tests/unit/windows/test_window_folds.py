@@ -12,7 +12,6 @@ from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.columnar_windows import FOLDED
 from flinkish_spark.operators.window_factory import window_operator
-from flinkish_spark.testing._operator_harness import FoldHarness, OperatorHarness
 from flinkish_spark.windows import (
     AggregateWindow,
     EventTimeSessionWindows,
@@ -25,6 +24,7 @@ from flinkish_spark.windows import (
     WithKeyAndWindow,
 )
 from tests.support.effort import examples, sampled
+from tests.support.operator_harness import FoldHarness, OperatorHarness
 from tests.support.windows_support import INPUT, LATE, TINY
 
 KINDS = {

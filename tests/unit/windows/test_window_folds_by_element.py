@@ -22,7 +22,6 @@ from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.planning.factories import FoldingWindows
 from flinkish_spark.planning.keyed import folding_windows
-from flinkish_spark.testing._operator_harness import FoldHarness, OperatorHarness
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.windows import (
     CountEvictor,
@@ -40,6 +39,7 @@ from flinkish_spark.windows import (
     sliding_count_window,
 )
 from tests.support.effort import examples, sampled, seeds
+from tests.support.operator_harness import FoldHarness, OperatorHarness
 from tests.support.windows_support import TINY
 
 INPUT = "k STRING, n LONG, at LONG"

@@ -17,7 +17,6 @@ from flinkish_spark.planning.keyed import folding_windows
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState
-from flinkish_spark.testing._operator_harness import FoldHarness, MemoryBases
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, EMITTED, BlockPacker, BlockUnpacker, in_order
 from flinkish_spark.transport.columns import Origins
@@ -28,6 +27,7 @@ from flinkish_spark.worker import keyed_operator
 from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec
 from flinkish_spark.worker.runners import InputShape, RowShape, WindowRunner
 from flinkish_spark.worker.time import MicroBatch
+from tests.support.operator_harness import FoldHarness, MemoryBases
 from tests.support.windows_support import INPUT
 from tests.unit.worker.test_keyed_operator import State, control
 

@@ -27,8 +27,6 @@ from flinkish_spark.planning.keyed import Transport, folding_windows
 from flinkish_spark.savepoints.group_edits import next_timers
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing import _operator_harness as columns_harness
-from flinkish_spark.testing._operator_harness import FoldHarness, Snapshot
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, in_order
 from flinkish_spark.types.ddl import parse_ddl
@@ -49,6 +47,8 @@ from flinkish_spark.windows import (
     WithWindow,
     count_window,
 )
+from tests.support import operator_harness as columns_harness
+from tests.support.operator_harness import FoldHarness, Snapshot
 from tests.support.windows_support import INPUT, TINY
 
 TOTAL = AggregateColumn("total", Fold.SUM, "n")

@@ -11,7 +11,6 @@ from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Pro
 from flinkish_spark.operators.process import Elements, GroupRun, TimerFailed
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.state.timers import TimerQueue
-from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.windows import (
     EventTimeSessionWindows,
     ProcessWindow,
@@ -20,6 +19,7 @@ from flinkish_spark.windows import (
     TumblingEventTimeWindows,
     WindowSpec,
 )
+from tests.support.operator_harness import OperatorHarness
 from tests.support.windows_support import INPUT, TABLE, apply, taken
 
 TOTAL = ReduceWindow(lambda a, b: (a.k, a.n + b.n))

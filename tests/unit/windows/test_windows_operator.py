@@ -12,7 +12,6 @@ from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.windowing import WindowStateRefused
 from flinkish_spark.state import ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
-from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.windows import (
     AggregateWindow,
     ContinuousEventTimeTrigger,
@@ -43,6 +42,7 @@ from flinkish_spark.windows import (
     count_window,
     sliding_count_window,
 )
+from tests.support.operator_harness import OperatorHarness
 from tests.support.windows_rig import Restoring
 from tests.support.windows_support import INPUT, LATE, Numbers, Sum, left
 

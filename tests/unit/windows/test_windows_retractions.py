@@ -15,7 +15,6 @@ from flinkish_spark.joins.spec import WindowJoin
 from flinkish_spark.operators.columnar_windows import column_windows
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.window_factory import window_operator
-from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.windows import (
     AggregateWindow,
     ContinuousEventTimeTrigger,
@@ -31,6 +30,7 @@ from flinkish_spark.windows import (
     WindowSpec,
 )
 from tests.support.effort import examples, seeds
+from tests.support.operator_harness import OperatorHarness
 from tests.support.windows_rig import Restoring
 from tests.support.windows_support import INPUT
 

@@ -12,7 +12,6 @@ import pytest
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.operators.window_factory import window_operator
-from flinkish_spark.testing._operator_harness import OperatorHarness, Snapshot
 from flinkish_spark.windows import (
     AggregateWindow,
     EventTimeSessionWindows,
@@ -22,6 +21,7 @@ from flinkish_spark.windows import (
     WindowSpec,
 )
 from tests.support.effort import seeds
+from tests.support.operator_harness import OperatorHarness, Snapshot
 from tests.support.windows_support import INPUT, Sum
 
 

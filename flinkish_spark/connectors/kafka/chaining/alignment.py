@@ -1,4 +1,25 @@
-"""How far the next micro-batch of a chained source reads, and whether it carries the job's barrier."""
+"""How far the next micro-batch of a chained source reads, and whether it carries the job's barrier.
+
+Pure: everything comes in as a value, and the same values give the same plan. Rules:
+
+1. A partition is read up to its next barrier and no further in one micro-batch, unless barriers are only
+   counted (at least once).
+2. What a barrier means is the gate's business (`protocol/input_gate.py`): a blocked partition is not read.
+3. When the gate takes an upstream checkpoint, its cut is *reached*: nothing more is read until a checkpoint
+   of this job, which its coordinator offers, has been drawn exactly there.
+4. An unaligned cut is drawn only when a checkpoint is offered, and never for a savepoint. Until then
+   partitions go on to their barriers, so what has to be kept as channel state only gets less. It claims that
+   a barrier lies ahead, so that must be known: the first cut is aligned, as a source may begin behind some.
+5. A checkpoint that is offered later, while nothing behind the newest cut has been read, is drawn at the same
+   cut; before anything was read, at the beginning: so a job whose upstream rests can still be stopped.
+6. A partition that was added is read only when a cut that holds it is next: what it holds was written behind
+   every barrier that it has not got.
+7. A checkpoint whose barrier is missing in a partition has no cut: it is given up as soon as that shows, by
+   a newer barrier or by the number of partitions that the checkpoint has.
+8. Micro-batches between two checkpoints are bounded, since Spark forgets old ones: beyond the bound the rest
+   up to the cut is read in one go, or not before its barriers are there. What is left of a cut that was drawn
+   unaligned is read all the same, so that the source comes to rest there.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +46,7 @@ from flinkish_spark.protocol.input_gate import (
     TakeCheckpoint,
 )
 
-# ----------------------------------------------------------------------------------------------------------
-# How much of a topic one micro-batch reads, and in which pieces. Pure arithmetic on offsets.
-#
-# The rules are those of Spark's own Kafka source, so that a query keeps its habits when the word is
-# changed: `maxOffsetsPerTrigger` is shared out by how much each partition has left, `minPartitions` and
-# `maxRecordsPerPartition` cut big ranges.
-
-
+# Micro-batches are shared out and cut as Spark's own Kafka source does it, so that a query keeps its habits.
 Offsets = Mapping[Place, int]
 
 
@@ -53,11 +67,8 @@ class Range:
 
 
 def limited(start: Offsets, end: Offsets, most: int) -> dict[Place, int]:
-    """Return where a micro-batch of at most about `most` offsets ends.
-
-    Each partition gets a share in proportion to what it has left, at least one offset, so a small
-    partition is not starved; the sum can therefore be above `most` by the number of partitions.
-    """
+    """Return where a micro-batch of at most about `most` offsets ends: each partition gets its share."""
+    # At least one offset each, so that a small partition is not starved: so the sum can be above `most`.
     sizes = {place: max(0, end[place] - start.get(place, 0)) for place in end}
     total = sum(sizes.values())
     if total <= most:
@@ -77,10 +88,8 @@ def available(start: Offsets, end: Offsets) -> int:
 def pieces(
     ranges: Sequence[Range], *, min_partitions: int | None, max_per_partition: int | None
 ) -> tuple[Range, ...]:
-    """Cut ranges so that there are about `min_partitions` and none is above `max_per_partition`.
-
-    Empty ranges are kept: the last piece of every partition carries its barrier.
-    """
+    """Cut ranges so that there are about `min_partitions` and none is above `max_per_partition`."""
+    # Empty ranges are kept: the last piece of every partition carries its barrier.
     counts = {r: 1 for r in ranges}
     if max_per_partition is not None:
         counts = {r: max(1, math.ceil(r.size / max_per_partition)) for r in ranges}
@@ -100,7 +109,6 @@ def _cut(whole: Range, count: int) -> list[Range]:
 
 
 def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
-    """Return offsets as Spark's Kafka source logs them."""
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         found.setdefault(topic, {})[str(partition)] = offset
@@ -111,22 +119,14 @@ def from_json(value: Mapping[str, Mapping[str, int]]) -> dict[Place, int]:
     return {(topic, int(p)): int(o) for topic, ps in value.items() for p, o in ps.items()}
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a chained source sees when it plans: where it is, what lies ahead, and what is on offer.
-
-
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The newest checkpoint that this job's coordinator offers."""
-
     checkpoint: CheckpointId
     kind: BarrierKind = BarrierKind.CHECKPOINT
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a plan is made from, beside the state."""
-
     #: Where each partition is; with partitions that were added at their first offset.
     begin: Mapping[Place, int]
     #: What lies ahead of that.
@@ -161,18 +161,10 @@ def covered(checkpoint: CheckpointId, topic: str, view: View) -> int:
     return max((mark.partitions for mark in barriers if mark.checkpoint == checkpoint), default=0)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a micro-batch of a chained source means to the alignment gate (`protocol/input_gate.py`).
-#
-# Pure, and part of the plan (`cut_plan.py`), which says how far the micro-batch reads.
-
-
 def turns_unaligned_at_ms(state: CutState, view: View) -> int | None:
-    """Return from when on a checkpoint on offer is drawn unaligned, at the cut that is pending.
-
-    None while nothing is pending or the mode does not allow it, and where it is not known that the
-    barrier is still ahead of each partition that has not shown it, and in no other partition.
-    """
+    """Return from when on a checkpoint on offer is drawn unaligned, at the cut that is pending."""
+    # None also where it is not known that the barrier is still ahead of each partition that has not shown it,
+    # and in no other partition.
     at_ms = state.gate.turns_unaligned_at_ms
     if at_ms is None or state.cut is None:
         return None
@@ -185,11 +177,9 @@ def turns_unaligned_at_ms(state: CutState, view: View) -> int | None:
 
 
 def in_mode(state: CutState, view: View, settings: AlignmentSettings) -> tuple[CutState, tuple[Effect, ...]]:
-    """Return the state for a source that may have had another mode up to its start.
-
-    Where barriers are only counted from now on, nobody waits any more. Where they were only counted,
-    cuts are given up that some partitions have passed already: the effects say which.
-    """
+    """Return the state for a source that may have had another mode up to its start."""
+    # Where barriers are only counted from now on, nobody waits any more. Where they were only counted, cuts
+    # are given up that some partitions have passed already: the effects say which.
     gate, effects = replace(state.gate, settings=without_time(settings)), list[Effect]()
     if settings.mode is AlignmentMode.AT_LEAST_ONCE:
         return replace(state, gate=replace(gate, pending=tuple(map(_counted, gate.pending)))), ()
@@ -251,12 +241,10 @@ def delivered(
 
 
 def _leaves_out(mark: BarrierMark, topic: str, gate: InputGate) -> bool:
-    """Return whether a partition that waits for barriers has none of this checkpoint.
-
-    Brokers that do not agree yet on the number of partitions may have told a lower one to its writer.
-    """
+    """Return whether a partition that waits for barriers has none of this checkpoint."""
     if gate.settings.mode is AlignmentMode.AT_LEAST_ONCE:
         return False
+    # Brokers that do not agree yet on the number of partitions may have told a lower one to its writer.
     return any(name == topic and number >= mark.partitions for name, number in map(place_of, gate.channels))
 
 
@@ -268,40 +256,12 @@ def _is_missing(alignment: PendingAlignment, place: Place, view: View, end: Mapp
     return next((c > alignment.checkpoint for c in ahead if c >= alignment.checkpoint), False)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# How far the next micro-batch of a chained source reads, and whether it carries this job's barrier.
-#
-# Pure: everything comes in as a value, and the same values give the same plan. Rules:
-#
-# 1. A partition is read up to its next barrier and no further in one micro-batch, unless barriers are
-#    only counted (at least once).
-# 2. What a barrier means is the gate's business (`protocol/input_gate.py`): a blocked partition is not read.
-# 3. When the gate takes an upstream checkpoint, its cut is *reached*: nothing more is read until a
-#    checkpoint of this job has been drawn exactly there. That takes one that its coordinator offers.
-# 4. An unaligned cut is drawn only when a checkpoint is offered, and never for a savepoint. Until then
-#    partitions go on to their barriers, so what has to be kept as channel state only gets less. What an
-#    unaligned cut claims of a partition is that its barrier lies ahead, so that must be known: the
-#    first cut is aligned, since a source may begin, or begin to look for barriers, behind some of them.
-# 5. A checkpoint that is offered later, while nothing behind the newest cut has been read, is drawn at
-#    the same cut; before anything was read, at the beginning. So a job whose upstream rests can still
-#    take checkpoints and be stopped.
-# 6. A partition that was added is read only when a cut that holds it is next: what it holds was
-#    written behind every barrier that it has not got.
-# 7. A checkpoint whose barrier is missing in a partition has no cut: it is given up as soon as that
-#    shows, by a newer barrier or by the number of partitions that the checkpoint has.
-# 8. Micro-batches between two checkpoints are bounded, since Spark forgets old ones: beyond the bound
-#    the rest up to the cut is read in one go, or not before its barriers are there. What is left of a
-#    cut that was drawn unaligned is read all the same, so that the source comes to rest there.
-
-
 #: Spark keeps the logs of 200 micro-batches, and the coordinator is content with 80 undecided ones.
 MOST_MICRO_BATCHES = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The next micro-batch."""
-
     end: Mapping[Place, int]
     #: This job's newest checkpoint with a barrier; rises if this micro-batch carries one.
     drawn: CheckpointId
@@ -312,10 +272,6 @@ class Planned:
 
 
 def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -> Planned | None:
-    """Return the next micro-batch, or None if there is nothing to run now.
-
-    Called by the planner of the source each time Spark asks for the latest offset.
-    """
     state, given_up = in_mode(state, view, settings)
     state = _with_new_partitions(state, view, settings)
     end = _end(state, view, settings)
@@ -331,9 +287,6 @@ def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -
     else:
         after = replace(after, micro_batches=state.micro_batches + 1)
     return Planned(end, view.offer.checkpoint if is_drawn else view.drawn, after, skipped)
-
-
-# -- partitions that were added ---------------------------------------------------------------------
 
 
 def _with_new_partitions(state: CutState, view: View, settings: AlignmentSettings) -> CutState:
@@ -362,9 +315,6 @@ def _target(gate: InputGate, view: View) -> CheckpointId | None:
     ahead = (next_barrier(gate, scanned) for scanned in view.ahead.values())
     newer = [s.mark.checkpoint for s in ahead if s is not None and s.mark.checkpoint > gate.newest]
     return min(newer, default=None)
-
-
-# -- how far ----------------------------------------------------------------------------------------
 
 
 def _end(state: CutState, view: View, settings: AlignmentSettings) -> dict[Place, int]:
@@ -415,9 +365,6 @@ def _cut_is_visible(state: CutState, view: View, caps: Mapping[Place, int]) -> b
     # While the channel state is replayed others are held, and come to their barriers later.
     barriers = {p: next_barrier(gate, view.ahead[p]) for p in awaited if p not in view.held}
     return all(b is not None and b.offset < caps[place] for place, b in barriers.items())
-
-
-# -- what the gate says -----------------------------------------------------------------------------
 
 
 def _moved(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
@@ -484,7 +431,6 @@ def _with_cut(state: CutState, taken: TakeCheckpoint, view: View, end: Mapping[P
 
 
 def _with_times(state: CutState, effects: Iterable[Effect]) -> CutState:
-    """Return the state with what the alignment of its cut took, if that is among `effects`."""
     cut = state.cut
     for effect in effects:
         if isinstance(effect, AlignmentComplete) and cut is not None and effect.checkpoint == cut.checkpoint:

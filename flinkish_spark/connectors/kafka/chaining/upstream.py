@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,6 @@ from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Place
 from flinkish_spark.protocol.input_gate import AlignmentMode, AlignmentPhase, AlignmentSettings, InputGate
 from flinkish_spark.protocol.limits import UnusableValueError
-
-# ----------------------------------------------------------------------------------------------------------
-# What a chained source is told about its upstream job, and how that travels to its planner.
 
 
 @dataclass(frozen=True)
@@ -95,16 +92,6 @@ class UpstreamJob(Stored):
         return cls.from_json(json.loads(text))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What lies ahead of a position in each partition: barrier records, and the last record there is.
-#
-# The planner of a chained source must know the next barrier before it plans a micro-batch, and must not
-# read the whole topic for that. So it looks from the end of the log backward first: the upstream job writes
-# a barrier right behind the records of a checkpoint, and the barrier says which one came before it. Only
-# where that does not tell (the reader lags by more than one checkpoint, the upstream job was restarted,
-# other writers write to the topic) every record in between is passed over, a portion at a time.
-
-
 #: Offsets looked at backward from the end, one window after the other.
 _WINDOWS = (64, 512, 4_096)
 #: Offsets looked at in one go where there is no shorter way.
@@ -115,8 +102,6 @@ Scan = Callable[[Place, int, int], Scanned]
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The last barrier that a reader has passed in a partition."""
-
     job: JobUuid
     checkpoint: CheckpointId
 
@@ -134,16 +119,16 @@ class _Known:
 class LookAhead:
     """Answers for one reader, again and again; keeps what it has seen ahead of the reader."""
 
+    # From the end of the log backward first: the upstream job writes a barrier right behind the records of a
+    # checkpoint, and the barrier says which one came before it. Only where that does not tell every record in
+    # between is passed over, a portion at a time.
+
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
         self._known: dict[Place, _Known] = {}
 
     def ahead(self, place: Place, position: int, end: int, passed: Passed | None) -> Scanned:
-        """Return the barriers and the end of the records between `position` and `end`.
-
-        May stop short of `end` where much has to be looked at: the answer then holds all up to its
-        own end, and the next call goes on from there.
-        """
+        """Return barriers and end of what lies between `position` and `end`, or up to a nearer end."""
         known = self._known.get(place)
         if known is None or not known.start <= position <= known.upto:
             known = _Known(position, position, position)
@@ -191,21 +176,15 @@ def _follows(mark: BarrierMark, newest: Passed | None) -> bool:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# One plan for all scans of one source.
-#
-# Spark scans a source again for every branch of the plan that reads it, and asks each scan for its offset
-# apart, in a process of its own. Scans of a chained source must end every micro-batch at the same place, or
-# a checkpoint would be at the cut for one branch and elsewhere for another. All scans begin at the same
-# offset, and Spark asks each of them once per round. So whoever is asked first in a round plans, and the
-# others return what was planned.
-
-
 Offset = dict[str, Any]
 
 
 class SharedPlan:
     """The rounds of one start of a query; each scan has one of these, made when the query starts."""
+
+    # Spark scans a source again for every branch of the plan, and asks each scan for its offset once per
+    # round, in a process of its own. All must end every micro-batch at the same place, or a checkpoint would
+    # be at the cut for one branch and elsewhere for another: whoever is asked first in a round plans for all.
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -243,12 +222,7 @@ class SharedPlan:
         os.replace(temporary, self._path)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Where a chained source stands, in words: what it waits for, and whether it wants a checkpoint.
-
-
 def described(state: CutState, view: View, topics: str) -> AlignmentStatus:
-    """Return where a source stands."""
     gate, cut, drawn = state.gate, state.cut, int(view.drawn)
     if cut is not None and state.is_reached:
         text = f"stands at upstream checkpoint {cut.checkpoint} and waits for a checkpoint of this job"
@@ -297,8 +271,4 @@ def _place_text(place: Place, gate: InputGate, view: View) -> str:
     ahead = view.ahead.get(place)
     barrier = None if ahead is None else next_barrier(gate, ahead)
     where = "not visible yet" if barrier is None else f"at offset {barrier.offset}"
-    return f"{place[0]}-{place[1]} ({where}, read up to {_position(gate.channels, place)})"
-
-
-def _position(channels: Mapping[str, int], place: Place) -> int:
-    return channels[channel_of(place)]
+    return f"{place[0]}-{place[1]} ({where}, read up to {gate.channels[channel_of(place)]})"

@@ -1,4 +1,7 @@
-"""Questions about topics, partitions and groups."""
+"""Questions about topics, partitions and groups, and the checks before a job starts.
+
+Nothing here takes part in a decision. All calls may be repeated and reconnect by themselves.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,6 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import TimeLimits
 
-# ----------------------------------------------------------------------------------------------------------
-# Questions about topics and groups, and the checks before a job starts.
-#
-# Nothing here takes part in a decision. All calls may be repeated, reconnect by themselves, and raise
-# :class:`BrokerUnavailableError` when no broker answered within the time allowed.
-
-
 LOG = logging.getLogger(__name__)
 #: How long the checks before a start wait for a broker; a person waits for the answer.
 PREFLIGHT_TIMEOUT_MS = 10_000
@@ -61,12 +57,10 @@ _ACTIVE_MEMBERS = frozenset({25, 22, 27, 113})
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """What a job needs to know about a topic.
-
-    `topic_id` tells a topic from a later one of the same name; None before Kafka 2.8.
-    """
+    """What a job needs to know about a topic."""
 
     partitions: int
+    #: It tells a topic from a later one of the same name; None before Kafka 2.8.
     topic_id: str | None
     max_message_bytes: int
     times: TimeLimits = field(default_factory=TimeLimits)
@@ -85,8 +79,6 @@ class OffsetDirection(enum.Enum):
 
 
 class GroupCommit(enum.Enum):
-    """What became of a commit of group offsets."""
-
     COMMITTED = "COMMITTED"
     #: The group already was there or further; nothing was written.
     UNCHANGED = "UNCHANGED"
@@ -136,13 +128,8 @@ class KafkaAdmin:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- topics -------------------------------------------------------------------------------
-
     def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
-        """Return what Kafka knows about `names`; a topic that does not exist is left out.
-
-        Never creates a topic, whatever the broker's auto.create.topics.enable says.
-        """
+        """Return what Kafka knows about `names`; a topic that does not exist is left out, and not created."""
         wanted = sorted(set(names))
         if not wanted:
             return {}
@@ -161,7 +148,6 @@ class KafkaAdmin:
         }
 
     def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
-        """Create a topic and wait until its partitions have leaders; for tests and demos."""
         spec = {name: {"num_partitions": partitions, "configs": dict(configs or {})}}
 
         def create(admin: Any) -> None:
@@ -182,29 +168,19 @@ class KafkaAdmin:
     def end_offsets(
         self, places: Iterable[Place], isolation: Isolation = Isolation.READ_COMMITTED
     ) -> dict[Place, int]:
-        """Return the offset after the last record of each partition that a reader may see.
-
-        Under read_committed that is the last stable offset: the first open transaction ends it.
-        """
+        """Return where each partition ends for a reader; the first open transaction hides what follows."""
         return self._offsets(dict.fromkeys(places, OffsetSpec.LATEST), isolation)
 
     def offsets_at(
         self, timestamps_ms: Mapping[Place, int], isolation: Isolation = Isolation.READ_COMMITTED
     ) -> dict[Place, int | None]:
-        """Return the offset of each partition's first record that is at least as late.
-
-        None stands for "no such record that a reader may see yet". Timestamps are milliseconds
-        since 1970, not negative; Kafka takes negative ones for other questions.
-        """
+        """Return the first offset that is at least as late; None if no reader may see one yet."""
         found = self._offsets(timestamps_ms, isolation)
         return {place: offset if offset >= 0 else None for place, offset in found.items()}
-
-    # -- groups -------------------------------------------------------------------------------
 
     def committed_offsets(
         self, group: str, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> dict[Place, int]:
-        """Return the group's offsets; empty for a group that Kafka does not know."""
         return {place: offset for place, (offset, _) in self._wire.group_offsets(group, isolation).items()}
 
     def committed_notes(
@@ -219,12 +195,9 @@ class KafkaAdmin:
         direction: OffsetDirection = OffsetDirection.FORWARD_ONLY,
         note: str = "",
     ) -> GroupCommit:
-        """Store `offsets` for a group that nobody else is a member of.
-
-        Under FORWARD_ONLY a partition that is already at or beyond its new offset stays as it
-        is. Reading and writing are several requests: only the owner of the job may call this, and repeats
-        it until all are stored.
-        """
+        """Store `offsets` for a group that nobody else is a member of."""
+        # Reading and writing are several requests: only the owner of the job may call this, and repeats it
+        # until all are stored.
         current = self.committed_offsets(group)
         changed = {
             place: offset
@@ -253,30 +226,19 @@ class KafkaAdmin:
 
         return self._wire.call(f"store the offsets of group {group}", alter)
 
-    # -- checks before a start ----------------------------------------------------------------
-
     def broker_transaction_max_timeout_ms(self) -> int:
-        """Return the longest transaction that every broker allows.
-
-        Kafka's default is returned where a broker does not show its settings to this principal.
-        """
+        """Return the longest transaction that every broker allows."""
         values = self._of_brokers("transaction.max.timeout.ms").values()
         return min(map(int, values), default=_DEFAULT_TRANSACTION_MAX_TIMEOUT_MS)
 
     def brokers_that_verify_no_partitions(self) -> list[str]:
-        """Return the ids of brokers that take records for a partition that is in no transaction (KIP-890).
-
-        One that does not show its settings to this principal is not among them: Kafka's default is to verify.
-        """
+        """Return the ids of brokers that take records for a partition that is in no transaction (KIP-890)."""
         values = self._of_brokers(VERIFICATION)
         return sorted(broker for broker, value in values.items() if value.lower() == "false")
 
     def probe_transactional_id(self, transactional_id: str, timeout_ms: int) -> None:
-        """Check that transactions of `timeout_ms` may be used under `transactional_id`.
-
-        Called once before a job starts. It takes a new epoch of the id, so it aborts what is
-        open under it and fences its producers: use an id of its own.
-        """
+        """Check that transactions of `timeout_ms` may be used under an id that nobody else uses."""
+        # It takes a new epoch of the id: aborts what is open under it, and fences its producers.
         wire, code = self._wire, int(Code.COORDINATOR_NOT_AVAILABLE)
         lost: BrokerUnavailableError | None = None
         for left_ms in pauses_ms(wire.timeout_ms, wire.clock):
@@ -320,8 +282,6 @@ class KafkaAdmin:
             what_to_do="see the brokers' logs",
             code=code,
         )
-
-    # -- inside -------------------------------------------------------------------------------
 
     def _timeout_too_long(self, timeout_ms: int) -> ConfigError:
         maximum_ms = self.broker_transaction_max_timeout_ms()
@@ -380,7 +340,6 @@ class KafkaAdmin:
 
 
 def unknown_topic(topic: str, servers: str, *, of: str = "") -> GraphError:
-    """Return the error about a topic that somebody named and no broker knows."""
     return GraphError(
         f"the topic '{topic}' {f'of {of} ' if of else ''}does not exist",
         why=f"the brokers at {servers} do not know it",
@@ -441,7 +400,6 @@ def warn_of_old_times(found: Mapping[str, TopicInfo], topics: Sequence[str], of:
 def _settings(
     admin: Any, kind: Any, names: Sequence[str], wanted: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """Return settings by resource name, of each those that it shows."""
     resources = [ConfigResource(kind, name, dict.fromkeys(wanted)) for name in names]
     found = admin.describe_configs(resources, config_filter="all").get(kind.name.lower(), {})
     return {
@@ -454,14 +412,6 @@ def _settings(
     }
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What the planner of a Kafka source asks before every micro-batch: which topics, from where, how far.
-#
-# Answers are what one broker says at one moment. A broker that has just started may not know a topic, or
-# the end of a log, for a second or two: whoever would conclude from an answer that input is gone asks again
-# first.
-
-
 #: Kafka's default.api.timeout.ms.
 _TIMEOUT_MS = 60_000
 #: [a[b]]: a set in a set in Java, something else in Python, which warns of some of them only.
@@ -472,11 +422,6 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class TopicPartitions:
-    """How many partitions a topic has, numbered from 0.
-
-    `topic_id` tells a topic from a later one of the same name; None before Kafka 2.8.
-    """
-
     partitions: int
     topic_id: str | None
 
@@ -525,11 +470,10 @@ def _literal_prefix(pattern: str) -> str:
 
 
 class Positions:
-    """Answers a planner's questions over one connection; one instance belongs to one thread.
+    """Answers a planner's questions over one connection; one instance belongs to one thread."""
 
-    All calls may be repeated and reconnect by themselves. Each takes one or two requests to one
-    broker, and one more to each leader where offsets are asked for.
-    """
+    # A broker that has just started may not know a topic, or the end of a log, for a second or two: whoever
+    # would conclude from an answer that input is gone asks again first.
 
     def __init__(
         self, connection: KafkaConnection, *, timeout_ms: int = _TIMEOUT_MS, clock: Clock = _CLOCK
@@ -547,11 +491,7 @@ class Positions:
         self.close()
 
     def matching(self, pattern: TopicPattern) -> dict[str, TopicPartitions]:
-        """Return the topics that match, without Kafka's internal ones.
-
-        Kafka leaves out topics that the principal may not describe. A topic that the broker
-        knows but cannot describe now is left out too.
-        """
+        """Return the topics that match and can be described now, without Kafka's internal ones."""
         rows = self._wire.call("list topics", lambda admin: admin.describe_topics(None))
         return {
             row["name"]: _partitions_of(row)
@@ -562,7 +502,6 @@ class Positions:
     def topics(self, names: Iterable[str]) -> dict[str, TopicPartitions]:
         """Return the topics of these names; one that does not exist is left out, none is created."""
         wanted = sorted(set(names))
-
         if not wanted:
             return {}
         rows = self._wire.call("describe topics", lambda admin: _described_topics(admin, wanted))
@@ -570,25 +509,18 @@ class Positions:
 
     @staticmethod
     def places(topics: Mapping[str, TopicPartitions]) -> list[Place]:
-        """Return every partition of the topics as (topic, partition), in order."""
         return [(name, p) for name in sorted(topics) for p in range(topics[name].partitions)]
 
     def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Return the first offset that each partition still holds."""
         return self._admin.beginning_offsets(places)
 
     def latest(self, places: Iterable[Place], isolation: Isolation) -> dict[Place, int]:
-        """Return the offset after the last record of each partition that a reader may see.
-
-        That is the last stable offset under read_committed, where the first open transaction
-        ends the log, and the high watermark under read_uncommitted.
-        """
+        """Return where each partition ends for a reader; see :meth:`KafkaAdmin.end_offsets`."""
         return self._admin.end_offsets(places, isolation)
 
     def at_timestamps(
         self, timestamps_ms: Mapping[Place, int], isolation: Isolation
     ) -> dict[Place, int | None]:
-        """Return the offset of each partition's first record that is at least as late, or None."""
         for (topic, partition), timestamp_ms in timestamps_ms.items():
             if timestamp_ms < 0:
                 raise ConfigError(

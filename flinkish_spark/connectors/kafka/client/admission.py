@@ -29,12 +29,6 @@ from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import AuthorizationError, BadRecordError, EnvironmentFault, SchemaError
 from flinkish_spark.types.record_time import Int64s, TimeLimits
 
-# ----------------------------------------------------------------------------------------------------------
-# What Kafka's answers to a transactional writer mean: one reaction for every code.
-#
-# Pure, so that the table can be tested without a broker. Where a code is missing, the attempt fails:
-# nothing is ever assumed to be written.
-
 
 class WriteCode(enum.IntEnum):
     """Error codes of InitProducerId, AddPartitionsToTxn and Produce that a writer decides on."""
@@ -77,8 +71,6 @@ class WriteCode(enum.IntEnum):
 
 
 class Reaction(enum.Enum):
-    """What a writer does about an answer."""
-
     #: It is done, now or by an earlier request whose answer was lost.
     DONE = "DONE"
     #: Nothing is done yet; the same again, with the same sequence number.
@@ -155,14 +147,8 @@ def described(code: int) -> str:
     return f"{code} {WriteCode(code).name}" if code in _BY_CODE else str(code)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# How staging records in Kafka fails: one message for every cause.
-#
-# Raised in tasks. What a task raises reaches the driver as text inside Spark's own error, so two causes
-# open their message with a marker, the same ones as the JVM writer's. No message quotes a producer
-# setting's value, and each is one line.
-
-
+# What a task raises reaches the driver as text inside Spark's own error: so two causes open their message
+# with a marker, as the JVM writer's do. No message quotes a producer setting's value, and each is one line.
 BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 
@@ -184,11 +170,7 @@ class StagingUnanswered(StagingFailed):
     ends_when_repeated = False
 
 
-# -- records ----------------------------------------------------------------------------------
-
-
 def no_topic() -> BadRecordError:
-    """Return the error for a record that names no topic where nothing stands in for it."""
     return BadRecordError(
         f"{BAD_RECORD_MARKER} a record names no topic and the sink has no default topic",
         what_to_do="give the sink a topic, or let each record name one",
@@ -200,7 +182,6 @@ def refused_record(sentence: str, topic: str) -> BadRecordError:
 
 
 def refused_as_too_large(topic: str, limit: int) -> BadRecordError:
-    """Return the error for a record that is within our limit but not the broker's."""
     return BadRecordError(
         f"{BAD_RECORD_MARKER} the broker refuses a record for topic {topic} as too large although it is "
         f"within the limit of {limit} bytes",
@@ -221,22 +202,13 @@ def refused_records(topic: str, partition: int, code: int, detail: str) -> BadRe
 
 
 def unknown_partition(topic: str, partition: int, partitions: int) -> str:
-    """Return the sentence about a record that names a partition its topic does not have."""
     return (
         f"a record names partition {partition} of topic {topic}, which has the partitions "
         f"0 to {partitions - 1}"
     )
 
 
-def no_such_partition(topic: str, partition: int, partitions: int) -> BadRecordError:
-    return refused_record(unknown_partition(topic, partition, partitions), topic)
-
-
-# -- the cluster ------------------------------------------------------------------------------
-
-
 def no_such_topic(topic: str, servers: str) -> StagingFailed:
-    """Return the error for a topic that does not exist; it is never created."""
     return StagingFailed(
         f"topic '{topic}' does not exist",
         why=f"the brokers at {servers} do not know it",
@@ -256,7 +228,6 @@ def denied(error: AuthorizationError, right: str) -> AuthorizationError:
 
 
 def missing_right(code: int, topics: Iterable[str], transactional_id: str | None) -> str:
-    """Return the right that Kafka's `code` is about."""
     match code:
         case WriteCode.TOPIC_AUTHORIZATION_FAILED:
             return f"WRITE and DESCRIBE on topics [{', '.join(sorted(set(topics)))}]"
@@ -279,7 +250,6 @@ def fenced(transactional_id: str | None, code: int) -> StagingUnanswered:
 
 
 def written_twice(place: tuple[str, int], transactional_id: str) -> StagingFailed:
-    """Return the error for a partition of a shared transaction that somebody else has written to."""
     topic, partition = place
     return StagingFailed(
         f"partition {partition} of topic {topic} is not as it was when the micro-batch began",
@@ -310,16 +280,11 @@ def unreachable(what: str, error: EnvironmentFault) -> StagingUnanswered:
 
 
 def unanswered(what: str, within_ms: int, last: str) -> StagingUnanswered:
-    """Return the error for an answer that did not come within the delivery timeout."""
     return StagingUnanswered(f"{within_ms} ms were not enough to {what}", why=_one_line(last))
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split()).rstrip(".")
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Records as Arrow columns: what a writer collects, cuts and joins before they become batches.
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +293,7 @@ class Rows:
 
     keys: Any
     values: Any
-    #: As :func:`record_batch.encode_batches` takes them, a column in one piece.
+    #: As :func:`~.batches.encode_batches` takes them, a column in one piece.
     headers: Any
     #: Milliseconds since 1970 of each record.
     timestamps_ms: Int64s
@@ -338,7 +303,6 @@ class Rows:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of all keys and values."""
         return sum(int(np.maximum(lengths(column), 0).sum()) for column in (self.keys, self.values))
 
     @property
@@ -347,7 +311,6 @@ class Rows:
         return int(self.keys.nbytes + self.values.nbytes)
 
     def slice(self, start: int, length: int) -> Rows:
-        """Return some of the rows, without copying them."""
         return Rows(
             self.keys.slice(start, length),
             self.values.slice(start, length),
@@ -356,7 +319,6 @@ class Rows:
         )
 
     def take(self, indices: npt.NDArray[Any]) -> Rows:
-        """Return the rows at `indices`, copied."""
         at = pa.array(indices)
         return Rows(
             self.keys.take(at), self.values.take(at), _taken(self.headers, at), self.timestamps_ms[indices]
@@ -426,7 +388,6 @@ class Addressed:
         return Addressed(self.rows.take(indices), *[_taken(one, at) for one in self._places])
 
     def continues(self, other: Addressed) -> bool:
-        """Return whether this can be joined to `other`: each part a like column, or the same value."""
         mine, theirs = (self.rows.headers, *self._places), (other.rows.headers, *other._places)
         return all(
             one.type == another.type if is_column(one) and is_column(another) else _is_same(one, another)
@@ -448,7 +409,6 @@ class Addressed:
 
 
 def is_column(value: Any) -> bool:
-    """Return whether `value` has one entry per record; a topic or common headers have not."""
     return isinstance(value, pa.Array | pa.ChunkedArray | np.ndarray)
 
 
@@ -482,13 +442,6 @@ def _is_same(one: Any, other: Any) -> bool:
     return not is_column(one) and not is_column(other) and bool(one == other)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Which records can be written as they are, and what becomes of the others.
-#
-# The rules, their order and their words are those of the JVM writer (`Admission`, `Refusal` in jvm-shim). A
-# record is judged before anything of it is sent: what a broker refuses ends the whole transaction.
-
-
 #: What is kept of a value that is too large, and the most that a header of ours says.
 _DEAD_LETTER_BYTES = 1_024
 #: How large the record was of which a dead letter is the head: a letter without it is whole.
@@ -513,8 +466,6 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What becomes of some records of one topic."""
-
     #: To be written as they are.
     admitted: Addressed
     #: Dead letters, by their topic.
@@ -533,7 +484,8 @@ class _Letters:
 
 
 class Admission:
-    """Judges the records of one task."""
+    # Rules, their order and their words are those of the JVM writer (`Admission`, `Refusal` in jvm-shim). A
+    # record is judged before anything of it is sent: what a broker refuses ends the whole transaction.
 
     def __init__(self, settings: StagingSettings, common: CommonHeaders, clock: Clock) -> None:
         self._settings, self._common, self._clock = settings, tuple(common), clock
@@ -541,7 +493,6 @@ class Admission:
     def with_common(
         self, headers: Column | CommonHeaders | None, records: int
     ) -> Column | CommonHeaders | None:
-        """Return the headers of records with the common ones in front."""
         if not self._common:
             return headers
         if not isinstance(headers, pa.Array | pa.ChunkedArray):
@@ -549,7 +500,6 @@ class Admission:
         return prefixed(self._common, headers)
 
     def _own_headers(self, rows: Rows, index: int) -> list[tuple[str, bytes | None]]:
-        """Return the headers that a record has of its own, in their order."""
         headers = rows.headers
         if is_column(headers):
             entries = headers[index].as_py() or []
@@ -559,7 +509,6 @@ class Admission:
     def _about(
         self, reason: Reason, sentence: str, topic: str, records: Addressed, index: int
     ) -> list[tuple[str, bytes | None]]:
-        """Return the headers that say where a record was to go, and why it does not."""
         about = {"flinkish-error": reason.value}
         if self._settings.uid:
             about["flinkish-sink"] = self._settings.uid
@@ -578,7 +527,6 @@ class Admission:
         return int(record_sizes(keys, values, headers)[0]) <= self._settings.dead_letter_limit_bytes
 
     def judged(self, topic: str, records: Addressed) -> Judged:
-        """Return what becomes of records for `topic`."""
         settings, rows = self._settings, records.rows
         sizes = record_sizes(rows.keys, rows.values, rows.headers)
         checks = {Reason.OVERSIZE: sizes > settings.record_limit_bytes}
@@ -729,17 +677,6 @@ def _addressed(letters: _Letters) -> Addressed:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Hashes of whole columns: the partition of a key, and the digest of a set of rows.
-#
-# Both read a column's bytes as one array of machine words, each value padded to a whole number of words
-# with zeros, so that numpy works on all values at once. Rules of this file:
-#
-# - The partition of a key is that of Kafka's Java client and of every client that follows it.
-# - A digest is a stored fact: the same rows give the same number in every process and version, in
-#   whatever order they come and however they are cut into pieces.
-
-
 UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
 
@@ -747,7 +684,7 @@ _WORD_BYTES = 8
 #: MurmurHash2's constants, with the seed that Kafka chose.
 _SEED = np.uint32(0x9747B28C)
 _FACTOR = np.uint32(0x5BD1E995)
-#: The finalizer of MurmurHash3 and the golden ratio, for digests. Changing one changes every digest.
+#: The finalizer of MurmurHash3 and the golden ratio, for digests, which are stored: they must not change.
 _FIRST_FACTOR = np.uint64(0xFF51AFD7ED558CCD)
 _SECOND_FACTOR = np.uint64(0xC4CEB9FE1A85EC53)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -755,11 +692,7 @@ _NULL = np.uint64(0x6E756C6C6E756C6C)
 
 
 def partitions_for_keys(keys: Column, partitions: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each key, -1 for a null key, which may go anywhere.
-
-    Equal to what the Java producer's built-in partitioner and Spark's Kafka sink choose for a
-    topic of `partitions` partitions.
-    """
+    """Return the partition of each key as Kafka's Java client chooses it, -1 for a null key."""
     keys = binary(keys)
     chosen = ((murmur2(keys) & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)).astype(np.int32)
     chosen[lengths(keys) < 0] = -1
@@ -795,21 +728,12 @@ def murmur2(keys: Column) -> UInt32s:
 
 
 def row_digest(columns: Sequence[Column]) -> int:
-    """Return the sum of :func:`row_hashes` modulo 2**64.
-
-    The digest of rows is the sum of the digests of their parts, whatever the order, and that of
-    no rows is 0. It finds loss, duplication and change by accident; it is no signature.
-    """
+    """Return the sum of :func:`row_hashes` modulo 2**64; the digest of rows is the sum of their parts'."""
     return int(row_hashes(columns).sum(dtype=np.uint64)) if columns else 0
 
 
 def row_hashes(columns: Sequence[Column]) -> UInt64s:
-    """Return a 64-bit hash of each row.
-
-    Equal for equal rows only, but for chance: null is not empty, a value does not run over into
-    the next column, and the order of the columns counts. Widths do not: int32 and int64, string
-    and binary of the same bytes hash alike.
-    """
+    """Return a 64-bit hash of each row; the order of columns counts, and the widths of types do not."""
     # Not zero, so that a row of nothing but empty values and zeros counts in a digest.
     hashes = np.full(len(columns[0]), _STEP, np.uint64)
     for column in columns:
@@ -870,14 +794,6 @@ def _mixed(words: UInt64s) -> UInt64s:
     return words
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Which topic and partition every record goes to: whole columns in, columns per partition out.
-#
-# The rules are those of Kafka's Java producer: an explicit partition wins, then the key decides (murmur2),
-# and records without key fill one partition with a batch's worth before they turn to the next one, starting
-# anywhere. Records of one partition keep their order.
-
-
 #: What a record takes beside key and value, about; only the spreading goes by it.
 _ABOUT_OVERHEAD_BYTES = 16
 _NO_PARTITION = -1
@@ -886,7 +802,6 @@ _FAST_SORT_PARTITIONS = 2**15
 
 
 def by_topic(records: Addressed, default: str | None) -> Iterator[tuple[str, Addressed]]:
-    """Yield the rows of each topic."""
     topics = records.topics
     if not is_column(topics) or topics.null_count == len(topics):
         named = topics if isinstance(topics, str) else default
@@ -928,7 +843,7 @@ class Spreader:
 def by_partition(
     topic: str, records: Addressed, layout: TopicLayout, spreader: Spreader
 ) -> Mapping[int, Rows]:
-    """Return the rows of each partition of `topic`, in their order."""
+    # As Kafka's Java producer: an explicit partition wins, then the key decides; records without one spread.
     rows, count = records.rows, len(layout.leaders)
     chosen = _explicit(topic, records.partitions, len(rows), count)
     undecided = chosen == _NO_PARTITION
@@ -951,7 +866,7 @@ def _explicit(topic: str, partitions: Any, records: int, count: int) -> Int64s:
     named: Int64s = partitions.fill_null(_NO_PARTITION).to_numpy().copy()
     wrong = named[given & ((named < 0) | (named >= count))]
     if len(wrong):
-        raise no_such_partition(topic, int(wrong[0]), count)
+        raise refused_record(unknown_partition(topic, int(wrong[0]), count), topic)
     return named
 
 

@@ -1,4 +1,10 @@
-"""Barrier records: how a job tells the readers of its topic where its checkpoints end."""
+"""Barrier records: how a job tells the readers of its topic where its checkpoints end.
+
+A barrier record has the header :data:`BARRIER_HEADER`, and neither key nor value, so that most consumers skip
+it; in a compacted topic it is a tombstone of :data:`BARRIER_KEY`. In its partition every record of the
+checkpoint lies before it, and every later record of the same sink behind it. All barrier records of a
+checkpoint are one transaction, so either all partitions show it or none does.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +37,6 @@ from flinkish_spark.core.errors import AuthorizationError, CorruptObjectError, I
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, Place, SinkUid
-
-# ----------------------------------------------------------------------------------------------------------
-# Barrier records: how a job tells the readers of its topic where its checkpoints end.
-#
-# A barrier record is an ordinary record of the topic with the header :data:`BARRIER_HEADER`, and with
-# neither key nor value, so that most consumers skip it without knowing what it is. In a compacted topic,
-# which takes no record without key, its key is :data:`BARRIER_KEY` and it is a tombstone. Nothing here
-# talks to a broker.
-#
-# The promise of the record of checkpoint n in a partition: every record of the checkpoint lies before it
-# and every later record of the same sink behind it. All barrier records of one checkpoint are one
-# transaction, so either all partitions show it or none does.
-
 
 #: Header of a barrier record; no other record may have it.
 BARRIER_HEADER = "flinkish-barrier"
@@ -82,7 +75,6 @@ class BarrierMark(Stored):
 
     @classmethod
     def from_header(cls, value: bytes | None) -> BarrierMark:
-        """Return what :meth:`to_header` wrote."""
         try:
             content: Mapping[str, Any] = json.loads(value or b"")
             if content["format"] != _FORMAT:
@@ -105,13 +97,6 @@ def mark_in(headers: Iterable[Mapping[str, Any]] | None) -> BarrierMark | None:
     return None
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Finding barrier records in a range of a partition, without looking into any other record.
-#
-# A barrier record is alone in its batch and its batch is transactional: all other batches are passed over
-# by their headers. What is not visible to a read_committed reader is not found.
-
-
 _CLOCK = SystemClock()
 #: The record of a barrier holds its mark and nothing else.
 _MOST_BARRIER_BYTES = 4_096
@@ -127,8 +112,6 @@ class SeenBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """What a range holds."""
-
     #: Behind the last visible record, barrier records included; the start of the range if there is none.
     #: Markers of transactions and what was aborted are no records.
     end: int
@@ -151,7 +134,6 @@ class BarrierScanner:
         self._settings = replace(settings, isolation=Isolation.READ_COMMITTED)
 
     def scan(self, place: Place, start: int, end: int) -> Scanned:
-        """Return what lies between two offsets, `end` not included."""
         if start >= end:
             return Scanned(start, ())
         wanted = OffsetRange(*place, start, end)
@@ -163,7 +145,6 @@ class BarrierScanner:
 
 
 def scanned(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Scanned:
-    """Return what the answers to the Fetches of a range hold."""
     behind, barriers = wanted.start, []
     for batch in _visible(wanted, answers):
         behind = max(behind, min(batch.header.last_offset + 1, wanted.end))
@@ -184,6 +165,7 @@ def _visible(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Iterator
 
 
 def _barrier_in(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
+    # It is alone in its batch, which is transactional: no other record is looked into.
     header = raw.header
     if header.records != 1 or not header.is_transactional or len(raw.body) > _MOST_BARRIER_BYTES:
         return None
@@ -198,24 +180,11 @@ def _barrier_in(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
     return None if mark is None else SeenBarrier(int(record.offsets[0]), mark)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Writing the barrier records of one checkpoint: a transaction of its own, left open like a task's.
-#
-# On the driver, after every task of the micro-batch that carries the barrier has flushed and before the
-# next micro-batch begins. So the offsets of the barrier records lie behind every record of the checkpoint
-# and before every later one, whatever becomes visible first: a read_committed reader never passes an open
-# transaction.
-
-
 _POLICY = "cleanup.policy"
 
 
 class BarrierWriter:
-    """Stages the barrier records of one sink, checkpoint after checkpoint; used by one thread.
-
-    Keeps which barrier it staged last. A crash loses that, which costs readers a longer look ahead
-    and nothing else.
-    """
+    """Stages the barrier records of one sink, checkpoint after checkpoint; used by one thread."""
 
     def __init__(
         self,
@@ -232,12 +201,14 @@ class BarrierWriter:
         self._job, self._sink = job, sink
         self._timeout_ms = transaction_timeout_ms
         self._pool, self._clock = pool, clock
+        #: A crash loses it, which costs readers a longer look ahead and nothing else.
         self._previous: CheckpointId | None = None
         with pool.wire(connection) as wire:
             self._key = BARRIER_KEY if is_compacted(wire, topic) else None
 
     def stage(self, checkpoint: CheckpointId, lineage: Lineage, transactional_id: str) -> KafkaCommittable:
         """Write one barrier record into every partition that the topic has now, and leave it open."""
+        # This order matters: all tasks have flushed, and the next micro-batch has not begun.
         partitions = self._partitions()
         mark = BarrierMark(
             self._job, self._sink, checkpoint, lineage, partitions, self._previous, self._clock.wall_ms()
@@ -272,10 +243,7 @@ class BarrierWriter:
 
 
 def is_compacted(wire: KafkaWire, topic: str) -> bool:
-    """Return whether a topic keeps only the newest record of a key, and refuses records without one.
-
-    False where its settings are hidden.
-    """
+    """Return whether a topic takes no record without a key; False where its settings are hidden."""
 
     def read(admin: Any) -> str:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic, {_POLICY: None})

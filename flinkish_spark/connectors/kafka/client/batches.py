@@ -1,4 +1,13 @@
-"""Kafka record batches (format v2, KIP-98) to Arrow columns and back, with their compression."""
+"""Kafka record batches (format v2, KIP-98) to Arrow columns and back, with their compression.
+
+No record exists as a Python object on the way. To write, numpy makes the few bytes between the fields, and
+Arrow joins these with keys, values and headers. To read, one plain loop finds where each record begins, numpy
+reads all else from all records at once, and Arrow copies the fields out.
+
+Bytes are believed only as far as they were checked: a field ends within its record, a record within its
+batch, and nothing is followed before that is known. A checksum finds damage on the way and proves nothing
+about a writer: whatever contradicts itself is :class:`CorruptBatch`, with a valid checksum too.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +28,6 @@ from crc32c import crc32c
 from flinkish_spark.connectors.kafka.client.client import Marker
 from flinkish_spark.core.errors import BadRecordError, EnvironmentFault, SchemaError
 from flinkish_spark.types.record_time import Int64s
-
-# ----------------------------------------------------------------------------------------------------------
-# The compression codecs of Kafka's record batches, by pyarrow's codecs.
-#
-# Three formats differ from what a general library writes, and Kafka's Java reader knows no others:
-#
-# - snappy is cut into blocks behind a header of xerial's snappy-java; librdkafka writes it without
-#   either, and readers take both.
-# - lz4 is a frame whose blocks are independent. pyarrow's own frames link their blocks, which the
-#   Java reader refuses, so the frame is built here, around raw blocks.
-# - zstd and gzip are the usual formats; a Java writer leaves the uncompressed size out.
-
 
 #: What Java writes: bytes of uncompressed data per block.
 _SNAPPY_BLOCK = 32 * 1024
@@ -62,7 +59,6 @@ _LEVELS = {Codec.GZIP: 6, Codec.ZSTD: 3}
 
 
 def require_codec(codec: Codec) -> None:
-    """Check that records can be compressed here; called before anything starts."""
     if codec is not Codec.NONE and not pa.Codec.is_available(codec.name.lower()):
         raise EnvironmentFault(
             f"the installed pyarrow cannot compress with {codec.name.lower()}",
@@ -76,10 +72,7 @@ class UnreadableCompression(EnvironmentFault):
 
 
 def compress(codec: Codec, data: bytes | memoryview) -> bytes:
-    """Return `data` as Kafka's Java reader of `codec` takes it.
-
-    The result of incompressible data is a little larger than `data`.
-    """
+    """Return `data` as Kafka's Java reader of `codec` takes it; a little larger if it is incompressible."""
     match codec:
         case Codec.NONE:
             return bytes(data)
@@ -93,7 +86,6 @@ def compress(codec: Codec, data: bytes | memoryview) -> bytes:
 
 
 def decompress(codec: Codec, data: bytes | memoryview) -> bytes:
-    """Return what was compressed into `data`, by a Java, C or Python client."""
     try:
         match codec:
             case Codec.NONE:
@@ -103,7 +95,7 @@ def decompress(codec: Codec, data: bytes | memoryview) -> bytes:
             case Codec.SNAPPY:
                 return _snappy_block(memoryview(data))
             case Codec.GZIP | Codec.LZ4 | Codec.ZSTD:
-                # A stream, because only a stream does without the uncompressed size.
+                # A stream, because only a stream does without the uncompressed size, which Java leaves out.
                 with pa.CompressedInputStream(pa.BufferReader(data), codec.name.lower()) as stream:
                     return bytes(stream.read())
     except (OSError, ValueError) as broken:
@@ -116,6 +108,7 @@ def decompress(codec: Codec, data: bytes | memoryview) -> bytes:
 
 
 def _snappy_blocks(data: memoryview) -> Iterator[bytes]:
+    # As xerial's snappy-java; librdkafka writes neither header nor blocks, and readers take both.
     snappy = pa.Codec("snappy")
     yield _XERIAL_HEADER
     for start in range(0, len(data), _SNAPPY_BLOCK):
@@ -155,6 +148,7 @@ def _snappy_block(block: memoryview) -> bytes:
 
 
 def _lz4_frame(data: memoryview) -> Iterator[bytes | memoryview]:
+    # pyarrow's own frames link their blocks, which the Java reader refuses.
     lz4 = pa.Codec("lz4_raw")
     yield _LZ4_HEADER
     for start in range(0, len(data), _LZ4_BLOCK):
@@ -168,19 +162,6 @@ def _lz4_frame(data: memoryview) -> Iterator[bytes | memoryview]:
             yield struct.pack("<I", len(stored) | _LZ4_STORED)
             yield stored
     yield _LZ4_END
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Arrow columns to Kafka record batches: the writing half of the record format v2 (KIP-98, magic 2).
-#
-# No record exists as a Python object on the way. numpy writes the few bytes between the fields of all
-# records, varints all of them; Arrow joins these with keys, values and headers, and the joined column's
-# data is the body of the batches. Rules of this file:
-#
-# - One call encodes the records of one partition, in their order; it may make several batches.
-# - A batch that compression would not shrink is sent uncompressed: the codec is a property of the
-#   batch, and so no batch is larger than the limit that its uncompressed records obey.
-# - What every batch of a producer is, transactional or not, its attributes say; the caller knows.
 
 
 #: An Arrow column, in one piece or several; pyarrow is untyped.
@@ -216,8 +197,6 @@ _NO_HEADERS = b"\x00"
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """One record batch, ready for a Produce request; the broker sets its base offset."""
-
     data: bytes
     #: How many records it holds, at least one.
     records: int
@@ -238,16 +217,13 @@ def encode_batches(
     max_batch_bytes: int,
     attributes: int = TRANSACTIONAL_BIT,
 ) -> Iterator[EncodedBatch]:
-    """Encode the records of one partition as record batches, in their order.
-
-    Nothing happens before the first step of the iterator, which lays all records out and takes
-    about twice their size in memory; each step then compresses and seals one batch.
-    """
+    """Lay out the records of one partition at the first step; compress and seal one batch in each."""
     layout = _Layout(keys, values, headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD)
     if producer_id == _NO_PRODUCER:
         base_sequence = _NO_SEQUENCE
     for batch in layout.batches():
         bits, body = attributes, batch.body
+        # What compression would not shrink stays as it is: so no batch is above the limit of its records.
         if codec is not Codec.NONE and len(squeezed := compress(codec, body)) < len(body):
             bits, body = bits | codec, memoryview(squeezed)
         checked = CHECKED.pack(
@@ -273,12 +249,7 @@ def sequence_after(base_sequence: int, records: int) -> int:
 
 
 def record_sizes(keys: Column, values: Column, headers: Column | CommonHeaders | None) -> Int64s:
-    """Return for each record the most bytes that an uncompressed batch of it alone can take.
-
-    This is what the Java producer holds against ``max.request.size`` before it sends
-    (``AbstractRecords.estimateSizeInBytesUpperBound``). Parameters and errors are those of
-    :func:`encode_batches`.
-    """
+    """Return the most bytes that a batch of each record alone takes, as Java's producer counts them."""
     keys, values = binary(keys), binary(values)
     _check_rows(values, len(keys), "values")
     content = _field_sizes(lengths(keys)) + _field_sizes(lengths(values))
@@ -287,9 +258,6 @@ def record_sizes(keys: Column, values: Column, headers: Column | CommonHeaders |
         + _header_block_sizes(_header_blocks(headers, len(keys)))
         + (BATCH_OVERHEAD + _MOST_RECORD_OVERHEAD)
     )
-
-
-# -- columns ----------------------------------------------------------------------------------
 
 
 def binary(column: Column) -> Any:
@@ -329,9 +297,6 @@ def joined(*pieces: Any) -> Any:
     empty = pa.scalar(b"", pa.large_binary())
     arrow = [pa.scalar(p, pa.large_binary()) if isinstance(p, bytes) else p for p in pieces]
     return pc.binary_join_element_wise(*arrow, empty, null_handling="replace", null_replacement="")
-
-
-# -- varints ----------------------------------------------------------------------------------
 
 
 def _zigzag(numbers: Int64s) -> npt.NDArray[np.uint64]:
@@ -381,9 +346,6 @@ def _large_binary(begins: Int64s, data: Any) -> Any:
 
 def _field_sizes(lengths: Int64s) -> Int64s:
     return _varint_sizes(lengths) + np.maximum(lengths, 0)
-
-
-# -- headers ----------------------------------------------------------------------------------
 
 
 def _header_blocks(headers: Column | CommonHeaders | None, records: int) -> bytes | Any:
@@ -438,9 +400,6 @@ def _header_block_sizes(blocks: bytes | Any) -> Int64s | int:
     return len(blocks) if isinstance(blocks, bytes) else np.diff(extents(blocks))
 
 
-# -- layout -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Body:
     body: memoryview
@@ -450,11 +409,7 @@ class _Body:
 
 
 class _Layout:
-    """The records of one call, cut into batches and written one after the other.
-
-    Offset and timestamp of a record are written relative to its batch, so the cut comes first
-    and goes by what a record takes at most.
-    """
+    """The records of one call, cut into batches and written one after the other."""
 
     def __init__(
         self,
@@ -480,10 +435,10 @@ class _Layout:
         # All but the record's length and its deltas; one byte is the record's attributes.
         self._content = 1 + _field_sizes(self._key_lengths) + _field_sizes(self._value_lengths)
         self._content += _header_block_sizes(self._blocks)
+        # By what a record takes at most: its offset and timestamp are written relative to its batch.
         self._firsts = self._cut(max_body_bytes)
 
     def _cut(self, max_body_bytes: int) -> Int64s:
-        """Return the first record of every batch, and the number of records."""
         records = len(self._keys)
         spread = int(np.ptp(self._timestamps)) if records else 0
         most = self._content + _varint_sizes(np.array([spread, records])).sum()
@@ -520,18 +475,6 @@ class _Layout:
         return joined(heads, self._keys, _varints(self._value_lengths), self._values, self._blocks)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Where the fields of records lie in the body of a record batch, and their columns.
-#
-# One plain loop finds where each record begins, for each length says where the next one is; numpy reads all
-# else from all records at once, and Arrow copies the fields out. Rules of this file:
-#
-# - Bytes are believed only as far as they were checked: a field ends within its record, a record
-#   within its batch, and nothing is followed before that is known.
-# - A varint may be read beyond the end of its record, for it is checked only then; zeros behind
-#   the last record end it, so that this never leaves the memory.
-
-
 #: Length, attributes, two deltas, two lengths and a count.
 LEAST_RECORD_BYTES = 7
 
@@ -539,6 +482,7 @@ _LEAST_HEADER_BYTES = 2
 #: The longest varints of 32 and of 64 bits.
 _INT_BYTES = 5
 _LONG_BYTES = 10
+#: A varint may be read beyond the end of its record; zeros behind the last one end it.
 _PADDING = bytes(64)
 #: Records with more headers are read one by one: numpy gains nothing from a few rows.
 _MANY_HEADERS = 32
@@ -592,7 +536,6 @@ class RecordFields:
             raise Misfit(int(self.batch[misfit if rows is None else rows[misfit]]), why)
 
     def _varints(self, rows: Int64s, at: Int64s, most_bytes: int) -> tuple[Int64s, Int64s]:
-        """Return the signed varint of each of `rows`, and where it ends."""
         byte = self._bytes[at]
         coded = (byte & 0x7F).astype(np.uint64)
         ends = at + 1
@@ -667,7 +610,6 @@ class RecordFields:
 
 
 def _bounds(data: bytes, sizes: Sequence[int], counts: Sequence[int]) -> Int64s:
-    """Return where each record starts, and where the last ends."""
     starts, end = array("q"), 0
     for batch, (size, records) in enumerate(zip(sizes, counts, strict=True)):
         begin, end = end, end + size
@@ -682,10 +624,7 @@ def _bounds(data: bytes, sizes: Sequence[int], counts: Sequence[int]) -> Int64s:
 
 
 def _walk(data: bytes, position: int, records: int, starts: array[int]) -> int:
-    """Append where each record starts; return where the last ends.
-
-    Raises IndexError at the end of `data`, or at a length without end.
-    """
+    """Append where each record starts, return where the last ends; IndexError if `data` ends before."""
     append = starts.append
     for _ in range(records):
         append(position)
@@ -717,13 +656,10 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _columns(data: bytes, first: Spans, second: Spans) -> tuple[Any, Any]:
-    """Copy two fields that take turns in `data` into binary columns of their own.
-
-    Arrow copies from a column over `data` itself, in which what lies between two fields is a
-    value too: so its offsets only ascend.
-    """
+    """Copy two fields that take turns in `data` into binary columns of their own."""
     if not len(first.begins):
         return pa.array([], pa.binary()), pa.array([], pa.binary())
+    # One column over `data` itself, in which what lies between two fields is a value too.
     borders = np.stack((first.begins, first.ends, second.begins, second.ends), axis=1).astype(np.int32)
     buffers = [None, pa.py_buffer(borders), pa.py_buffer(data)]
     pieces = pa.BinaryArray.from_buffers(pa.binary(), borders.size - 1, buffers)
@@ -742,17 +678,6 @@ def _text(names: Any) -> Any:
         return pa.array([name.decode(errors="replace") for name in names.to_pylist()], pa.string())
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Kafka record batches to Arrow columns: the reading half of the record format v2 (KIP-98, magic 2).
-#
-# This file knows batches; what is inside their records is read by ``_record_fields``. Rules:
-#
-# - A checksum finds damage on the way and proves nothing about a writer: whatever contradicts
-#   itself is :class:`CorruptBatch`, with a valid checksum too.
-# - A call of :func:`decode` costs a fraction of a millisecond whatever it decodes, so the many
-#   small batches of one Fetch belong into one call.
-
-
 #: Positions in the records are 32-bit in Arrow's binary columns.
 _MOST_BYTES = 2**31 - 1
 _LAST_OFFSET = 2**63 - 1
@@ -768,8 +693,6 @@ class CorruptBatch(EnvironmentFault):
 
 
 class TimestampType(enum.IntEnum):
-    """What a record's timestamp says; the numbers are the protocol's."""
-
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
@@ -817,17 +740,12 @@ class DecodedRecords:
     #: ``pa.BinaryArray``, null where the record has no key or is a tombstone.
     keys: Any
     values: Any
-    #: Of the type ``record_batch.HEADERS_TYPE``, null where a record has none; None if not
-    #: asked for.
+    #: Of the type `HEADERS_TYPE`, null where a record has none; None if not asked for.
     headers: Any | None
 
 
 def batches(data: bytes | memoryview) -> Iterator[RawBatch]:
-    """Yield the record batches of one partition in a Fetch response, unchecked.
-
-    A Fetch cuts its last batch where the byte limit falls; such a rest ends the iteration. Not
-    even the first batch may be whole in an answer of Fetch v2 or older.
-    """
+    """Yield the batches of one partition in a Fetch response, unchecked; a cut-off last one is left out."""
     view, position = memoryview(data), 0
     while position + UNCHECKED.size <= len(view):
         base_offset, length, leader_epoch, magic, crc = UNCHECKED.unpack_from(view, position)
@@ -880,10 +798,7 @@ def _header(base_offset: int, leader_epoch: int, covered: memoryview) -> BatchHe
 
 
 def verify(raw: RawBatch) -> None:
-    """Check that a batch is what its writer made of it.
-
-    The checksum covers neither the base offset nor the leader epoch, which the broker sets.
-    """
+    """Check all but base offset and leader epoch, which the broker sets, against the checksum."""
     if crc32c(raw.covered) != raw.crc:
         raise _corrupt(raw.header.base_offset, f"its checksum is not {raw.crc:#010x}")
 
@@ -901,11 +816,8 @@ def control_type(raw: RawBatch) -> Marker | None:
 
 
 def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
-    """Return the records of some batches, one after the other.
-
-    Does not :func:`verify`, and leaves it to the caller what to do with control batches and
-    aborted transactions. A call takes about three times the uncompressed size in memory.
-    """
+    """Return the records of some batches, one after the other, unverified and whatever their transaction."""
+    # In one call: each costs a fraction of a millisecond, and about three times the size in memory.
     bodies = [_plain(raw) for raw in raws]
     if sum(map(len, bodies)) > _MOST_BYTES:
         raise UnsupportedFormat(

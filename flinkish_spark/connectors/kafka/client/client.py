@@ -1,4 +1,10 @@
-"""The Kafka client: requests that kafka-python's public API lacks, and the pool of connections."""
+"""The Kafka client: requests that kafka-python's public API lacks, and the pool of connections.
+
+A broker's answer is a value (an error code, a slice of a log); only "nobody answered" and "you may not" are
+exceptions, so that nothing is concluded from a lost connection. After one the client is thrown away, and
+built again by the next call: its own reconnecting backs off for up to 30 s and keeps stale coordinators.
+Topics are never created, whatever the broker's ``auto.create.topics.enable`` says.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +17,55 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.clock import Clock, SystemClock, backoff_ms
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, EnvironmentFault
 from flinkish_spark.core.forks import Connected, never_finalized
 from flinkish_spark.protocol.ids import Place
 
-# ----------------------------------------------------------------------------------------------------------
-# What Kafka answers, as plain values: codes, views of transactions, slices of a log.
-#
-# No kafka-python here, so that whatever decides on an answer can be tested without a broker.
+#: The release whose internals this module was written against.
+PINNED_VERSION = "3.0.12"
+_WRONG_CLIENT = "The installed kafka-python lacks what flinkish_spark needs"
+_INSTALL = f"install kafka-python=={PINNED_VERSION}"
 
+try:
+    import kafka.errors as kafka_errors
+    from kafka import KafkaAdminClient, TopicPartition
+    from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
+    from kafka.protocol.consumer import FetchRequest
+    from kafka.protocol.metadata import CoordinatorType, MetadataRequest
+    from kafka.protocol.producer import (
+        AddOffsetsToTxnRequest,
+        AddPartitionsToTxnRequest,
+        EndTxnRequest,
+        InitProducerIdRequest,
+        ProduceRequest,
+        TxnOffsetCommitRequest,
+    )
+    from kafka.record import MemoryRecords
+
+    from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, connected_admin
+except ImportError as missing:
+    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing), what_to_do=_INSTALL) from missing
+
+#: The newest Fetch that names topics by name; later ones want the topic id.
+_FETCH_VERSION = 12
+_INIT_PRODUCER_ID_VERSION = 4
+_PRODUCE_VERSION_OF_3_7 = 10
+#: From Produce 12 on a broker adds partitions and groups by itself, and every EndTxn raises the epoch
+#: (KIP-890), which a committable must not.
+_PRODUCE_VERSION = 11
+_ADD_PARTITIONS_VERSION, _ADD_OFFSETS_VERSION, _TXN_OFFSET_COMMIT_VERSION = 3, 3, 3
+#: The oldest Metadata that can tell what a principal may do with a topic, as numbers of bits; two of these.
+_TELLS_RIGHTS_VERSION = 8
+_RIGHTS_UNKNOWN = 31
+_WRITE = 4
+#: Java's: a producer without transactions has no time limit.
+_NO_TIME_LIMIT_MS = 2**31 - 1
+_MAX_CACHED_COORDINATORS = 10_000
+#: Larger answers are refused by kafka-python's parser, which ends the connection.
+MAX_FRAME_BYTES = 100_000_000
+#: Kafka's word for "nobody else".
+NO_REPLICA = -1
 
 #: EndTxn v3 does not raise the epoch. Mixing it with v5, which does, makes a repeat answer
 #: "fenced", so a committable stores the version it was prepared for.
@@ -29,8 +73,6 @@ END_TXN_VERSION = 3
 
 
 class Code(enum.IntEnum):
-    """Kafka's error codes that this package decides on."""
-
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
     UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -83,8 +125,6 @@ def name_of(code: int) -> str:
 
 
 class EndAction(enum.Enum):
-    """How a transaction is ended."""
-
     COMMIT = "COMMIT"
     ABORT = "ABORT"
 
@@ -114,21 +154,18 @@ class ProducerGrant:
 
 @dataclass(frozen=True, slots=True)
 class TransactionView:
-    """What a coordinator says about one transactional id; the rest counts only if `code` is 0.
-
-    `began_at_ms` is the broker's wall clock when the transaction began, None if none is open.
-    """
+    """What a coordinator says about one transactional id; the rest counts only if `code` is 0."""
 
     code: int
     state: str
     producer_id: int
     producer_epoch: int
     timeout_ms: int | None = None
+    #: The broker's wall clock when the transaction began, None if none is open.
     began_at_ms: int | None = None
 
     @classmethod
     def of(cls, row: Any) -> TransactionView:
-        """Return what a row of DescribeTransactions says."""
         began_at_ms = int(row.transaction_start_time_ms)
         return cls(
             int(row.error_code),
@@ -142,8 +179,6 @@ class TransactionView:
 
 @dataclass(frozen=True, slots=True)
 class ListedTransaction:
-    """One row of ListTransactions."""
-
     transactional_id: str
     producer_id: int
     state: str
@@ -151,20 +186,17 @@ class ListedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class ActiveProducer:
-    """What the leader of a partition remembers of a producer.
-
-    `last_sequence` is -1 before its first record of this epoch, `open_since` the offset at which its open
-    transaction begins in the partition, None if it has none there.
-    """
+    """What the leader of a partition remembers of a producer."""
 
     producer_id: int
     producer_epoch: int
+    #: -1 before its first record of this epoch.
     last_sequence: int
+    #: The offset at which its open transaction begins in the partition, None if it has none there.
     open_since: int | None
 
     @classmethod
     def of(cls, row: Any) -> ActiveProducer:
-        """Return what a row of DescribeProducers says."""
         start = int(row.current_transaction_start_offset)
         return cls(
             int(row.producer_id),
@@ -175,7 +207,6 @@ class ActiveProducer:
 
     @property
     def handle(self) -> tuple[int, int]:
-        """Producer id and epoch."""
         return (self.producer_id, self.producer_epoch)
 
 
@@ -202,10 +233,6 @@ class LogSlice:
     #: (producer id, first offset) of the aborted transactions that overlap what was read.
     aborted: tuple[tuple[int, int], ...] = ()
     batches: tuple[Batch, ...] = ()
-
-
-# ----------------------------------------------------------------------------------------------------------
-# How often something is tried again, and for how long.
 
 
 _FIRST_PAUSE_MS = 20
@@ -239,42 +266,6 @@ def seen_to_stay(look: Callable[[], _T], is_missing: Callable[[_T], bool], clock
     return look()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Requests that kafka-python's public API lacks; only `_wire*` and `_connecting` touch its internals.
-#
-# Rules of this file:
-#
-# - A broker's answer is a value (an error code, a slice of a log); only "nobody answered" and
-#   "you may not" are exceptions, so that nothing is concluded from a lost connection.
-# - After a lost connection the client is thrown away and built again by the next call. Its own
-#   reconnecting backs off for up to 30 s and keeps stale coordinators.
-# - One attempt is :meth:`KafkaWire.attempt`; :meth:`KafkaWire.call` repeats it until the time
-#   allowed is over.
-
-
-#: The release whose internals this module was written against.
-PINNED_VERSION = "3.0.12"
-#: The newest Fetch that names topics by name; later ones want the topic id.
-_FETCH_VERSION = 12
-_INIT_PRODUCER_ID_VERSION = 4
-_PRODUCE_VERSION_OF_3_7 = 10
-_MAX_CACHED_COORDINATORS = 10_000
-
-_WRONG_CLIENT = "The installed kafka-python lacks what flinkish_spark needs"
-_INSTALL = f"install kafka-python=={PINNED_VERSION}"
-
-try:
-    import kafka.errors as kafka_errors
-    from kafka import KafkaAdminClient, TopicPartition
-    from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
-    from kafka.protocol.consumer import FetchRequest
-    from kafka.protocol.metadata import CoordinatorType
-    from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
-    from kafka.record import MemoryRecords
-
-    from flinkish_spark.connectors.kafka.client.connection import connected_admin
-except ImportError as missing:
-    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing), what_to_do=_INSTALL) from missing
 for _internal in (
     "_async_get_leader_for_partitions",
     "_find_coordinator_ids",
@@ -301,11 +292,7 @@ class UnknownRequest(EnvironmentFault):
 
 
 class KafkaWire(Connected):
-    """Synchronous requests to Kafka over one kafka-python admin client.
-
-    The client is built by the first call, and again by the first call after a lost connection.
-    One instance belongs to one thread. Nothing survives a crash, and nothing needs to.
-    """
+    """Synchronous requests to Kafka over one kafka-python admin client; belongs to one thread."""
 
     def __init__(
         self,
@@ -330,8 +317,6 @@ class KafkaWire(Connected):
         admin, self._admin = self._admin, None
         if admin is not None:
             admin.close()
-
-    # -- calling ------------------------------------------------------------------------------
 
     def attempt(self, what: str, body: Callable[[Any], _T], *, connect_within_ms: int) -> _T:
         """Run `body(admin client)` once."""
@@ -410,8 +395,6 @@ class KafkaWire(Connected):
             what_to_do=f"add an ACL that allows {right}" if right else "",
         ) from cause
 
-    # -- transactions -------------------------------------------------------------------------
-
     def end_transaction(
         self,
         transactional_id: str,
@@ -453,8 +436,6 @@ class KafkaWire(Connected):
         return ProducerGrant(int(answer.error_code), answer.producer_id, answer.producer_epoch)
 
     def _ask_coordinator(self, what: str, transactional_id: str, request: Any, within_ms: int | None) -> Any:
-        """Send `request` to the coordinator of the id; return its response, or an error code."""
-
         async def body(admin: Any) -> Any:
             nodes = await _coordinators(admin, [transactional_id])
             return await admin._manager.send(request, node_id=nodes[transactional_id])
@@ -469,17 +450,12 @@ class KafkaWire(Connected):
         return answer
 
     def _heed(self, codes: Iterable[int]) -> None:
-        """Forget who coordinates what if one of the codes says that it is somebody else.
-
-        Of groups and transactional ids alike, and all of them: the broker that was asked had more than one.
-        kafka-python keeps them for ever.
-        """
+        """Forget all that is known of coordinators if one of the codes says that somebody else is one."""
+        # kafka-python keeps them for ever, and the broker that was asked had more than one.
         if self._admin is not None and not _MOVED.isdisjoint(codes):
             self._admin._manager.cluster._coordinators.clear()
 
     def group_offsets(self, group: str, isolation: Isolation) -> dict[Place, tuple[int, str]]:
-        """Return a group's offsets, with what stands beside each; see `KafkaAdmin.committed_offsets`."""
-
         async def body(admin: Any) -> dict[Any, Any]:
             nodes = await admin._find_coordinator_ids([group], CoordinatorType.GROUP)
             # One: kafka-python makes a request of each group for brokers that take no more.
@@ -497,10 +473,7 @@ class KafkaWire(Connected):
         }
 
     def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
-        """Return what the coordinators say about each id, with one request to each coordinator.
-
-        A code in `UNSETTLED` stands for an id that may be described later.
-        """
+        """Return what coordinators say about each id; one whose code is in `UNSETTLED` may be asked again."""
         wanted = sorted(set(transactional_ids))
 
         async def body(admin: Any) -> dict[str, TransactionView]:
@@ -520,10 +493,7 @@ class KafkaWire(Connected):
         return views
 
     def list_transactions(self, states: Iterable[str] = ()) -> list[ListedTransaction]:
-        """Return the transactions in one of `states` on all brokers; without states, all.
-
-        Transactional ids that the principal may not describe are silently left out by Kafka.
-        """
+        """Return transactions of all brokers; Kafka leaves out those that the principal may not describe."""
         filters = list(states)
 
         async def body(admin: Any) -> list[ListedTransaction]:
@@ -545,10 +515,7 @@ class KafkaWire(Connected):
     def last_sequences(
         self, places: Iterable[Place], producer_id: int, producer_epoch: int
     ) -> dict[Place, int | None]:
-        """Return the last sequence number that the leader of each partition has of a producer.
-
-        None where it has none of this epoch. Kafka wants READ on the topics.
-        """
+        """Return a producer's last sequence number by partition, None where its epoch has none."""
         seen: dict[Place, int | None] = {}
         for place, producers in self.producers(places).items():
             mine = [one for one in producers if one.handle == (producer_id, producer_epoch)]
@@ -568,28 +535,21 @@ class KafkaWire(Connected):
         return self.call("describe producers", look) if wanted else {}
 
     def verifies_partitions(self) -> bool:
-        """Return whether the brokers refuse records for a partition that is not in an open transaction.
-
-        They do since Kafka 3.6 (KIP-890); the requests of 3.7 are the first ones that show it for sure.
-        """
+        """Return whether the brokers refuse records for a partition that is not in an open transaction."""
 
         def look(admin: Any) -> bool:
+            # They do since Kafka 3.6 (KIP-890); the requests of 3.7 are the first ones that show it for sure.
             known = admin._manager.broker_version_data
             _, newest = known.api_versions.get(ProduceRequest.API_KEY, (0, 0))
             return int(newest) >= _PRODUCE_VERSION_OF_3_7
 
         return self.call("ask for the versions of its requests", look)
 
-    # -- reading ------------------------------------------------------------------------------
-
     def fetch(
         self, topic: str, partition: int, offset: int, isolation: Isolation, max_bytes: int
     ) -> LogSlice:
-        """Read batch headers from `offset` on, without waiting for new data; one attempt.
-
-        A raw Fetch is used and not a consumer: a consumer hides producer ids, the last stable
-        offset and markers, and needs the codec of every compressed batch.
-        """
+        """Read batch headers from `offset` on, without waiting for new data; one attempt."""
+        # No consumer: it hides producer ids, the last stable offset and markers, and needs every codec.
         wanted = FetchRequest.FetchTopic.FetchPartition(
             partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes
         )
@@ -670,53 +630,24 @@ def _slice_of(answer: Any) -> LogSlice:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Fetch as raw bytes, sent ahead of being needed: what kafka-python's consumer cannot do.
-#
-# It parses record by record, hides markers and producer ids, and polls. Rules of this file, beside those of
-# ``_wire``:
-#
-# - A Fetch is sent by one call and answered by another; it travels on the client's own thread.
-# - Records stay the bytes that they were on the wire.
-
-
-try:
-    import kafka.errors as kafka_errors
-    from kafka.protocol.consumer import FetchRequest
-except ImportError as missing:
-    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing), what_to_do=_INSTALL) from missing
-#: Larger answers are refused by kafka-python's parser, which ends the connection.
-MAX_FRAME_BYTES = 100_000_000
-#: Kafka's word for "nobody else".
-NO_REPLICA = -1
-
-
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """What a Fetch may take; sizes in bytes.
-
-    Kafka sends the first batch whole even if it is larger than both sizes, so that a reader
-    always gets on. `max_wait_ms` is how long the broker may hold the answer back until it has
-    `min_bytes`; zero and zero is "what there is, now". With a `rack` a leader may name a replica there,
-    which is asked instead (KIP-392).
-    """
+    """What a Fetch may take; sizes in bytes, beyond which Kafka still sends the first batch whole."""
 
     isolation: Isolation
     max_bytes: int
     partition_max_bytes: int
     request_timeout_ms: int
+    #: How long the broker may hold the answer back until it has `min_bytes`.
     max_wait_ms: int = 0
     min_bytes: int = 0
+    #: A leader may name a replica there, which is asked instead (KIP-392); for a Fetch of one place.
     rack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RawSlice:
-    """Answer for one partition. Offsets are -1 where the broker did not tell them.
-
-    `records` are whole record batches and maybe a cut-off last one. The first batch may begin
-    before the offset that was asked for.
-    """
+    """Answer for one partition. Offsets are -1 where the broker did not tell them."""
 
     code: int
     log_start_offset: int = -1
@@ -724,6 +655,7 @@ class RawSlice:
     high_watermark: int = -1
     #: (producer id, first offset) of the aborted transactions that overlap what was read.
     aborted: tuple[tuple[int, int], ...] = ()
+    #: Whole batches and maybe a cut-off last one; the first may begin before the offset that was asked for.
     records: bytes = b""
     #: The broker that the leader wants to be asked instead, or NO_REPLICA.
     preferred_replica: int = NO_REPLICA
@@ -753,14 +685,12 @@ class PendingFetch:
 
 
 class FetchClient:
-    """Sends Fetches for partitions with a common leader over a borrowed wire.
+    """Sends Fetches for partitions with a common leader over a borrowed wire."""
 
-    Leaders are asked for once and again after any error; the pending results must have been
-    taken before anything else is asked over the same wire.
-
-    A replica that a leader names is believed only as far as it has records. What else it says, an end of the
-    log, an offset that is out of range, an error, may just be that it lags behind: the leader is asked then.
-    """
+    # Pending results must have been taken before anything else is asked over the same wire.
+    #
+    # A replica that a leader names is believed only as far as it has records. What else it says, an end of
+    # the log, an offset out of range, an error, may just be that it lags behind: the leader is asked then.
 
     def __init__(self, wire: KafkaWire) -> None:
         self._wire = wire
@@ -770,11 +700,7 @@ class FetchClient:
     def send(
         self, offsets: Mapping[Place, int], limits: FetchLimits, *, connect_within_ms: int
     ) -> PendingFetch:
-        """Send one Fetch from `offsets` on to the leader of the first place, and do not wait.
-
-        A place that is led by another broker is answered with an error code. A rack counts for a Fetch of one
-        place.
-        """
+        """Send one Fetch from `offsets` on to the leader of the first place, and do not wait."""
         topic, partition = next(iter(offsets))
         what = f"read {topic}-{partition} at offset {offsets[topic, partition]}"
 
@@ -893,47 +819,8 @@ def _answer_of(response: Any, places: Iterable[Place]) -> FetchAnswer:
     }
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Requests of a transactional writer that kafka-python's public API does not offer.
-#
-# Rules of this file, beside those of ``_wire``:
-#
-# - Produce stays at version 11 and AddPartitionsToTxn at 3. From Produce 12 on the broker adds
-#   partitions by itself and every EndTxn raises the epoch (KIP-890), which a committable must not.
-# - A Produce request is begun and finished in two calls: it travels on the client's own thread
-#   while the caller encodes the next one.
-# - Topics are never created, whatever the broker's ``auto.create.topics.enable`` says.
-
-
-try:
-    import kafka.errors as kafka_errors
-    from kafka.protocol.metadata import MetadataRequest
-    from kafka.protocol.producer import (
-        AddOffsetsToTxnRequest,
-        AddPartitionsToTxnRequest,
-        InitProducerIdRequest,
-        ProduceRequest,
-        TxnOffsetCommitRequest,
-    )
-except ImportError as missing:
-    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing), what_to_do=_INSTALL) from missing
-
-_ADD_PARTITIONS_VERSION = 3
-#: As of AddPartitionsToTxn: from TxnOffsetCommit 5 on a broker adds the group by itself.
-_ADD_OFFSETS_VERSION, _TXN_OFFSET_COMMIT_VERSION = 3, 3
-_PRODUCE_VERSION = 11
-#: The oldest Metadata that can tell what a principal may do with a topic, as numbers of bits; two of these.
-_TELLS_RIGHTS_VERSION = 8
-_RIGHTS_UNKNOWN = 31
-_WRITE = 4
-#: Java's: a producer without transactions has no time limit.
-_NO_TIME_LIMIT_MS = 2**31 - 1
-
-
 @dataclass(frozen=True, slots=True)
 class TopicLayout:
-    """Answer to Metadata for one topic."""
-
     #: An error code of Kafka; the leaders count only if it is 0.
     code: int
     #: At index i the broker that leads partition i, -1 where there is none now.
@@ -942,8 +829,6 @@ class TopicLayout:
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """Answer to Produce for one batch."""
-
     #: An error code of Kafka.
     code: int
     #: The offset of the batch's first record, -1 where the broker did not tell it.
@@ -1055,10 +940,7 @@ class ProduceClient:
         *,
         connect_within_ms: int,
     ) -> dict[Place, int]:
-        """Ask once to make partitions part of the transaction; return the error code of each.
-
-        Must be acknowledged before anything is produced to them. May be repeated.
-        """
+        """Ask once to make partitions part of the transaction, before anything is produced to them."""
         wanted = tuple(places)
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=transactional_id,
@@ -1091,10 +973,7 @@ class ProduceClient:
         *,
         connect_within_ms: int,
     ) -> int:
-        """Ask once to make a group's offsets part of the transaction; return the error code.
-
-        Must be acknowledged before :meth:`commit_in_transaction`. May be repeated.
-        """
+        """Ask once to make a group's offsets part of the transaction, before they are stored."""
         request = AddOffsetsToTxnRequest(
             transactional_id=transactional_id,
             producer_id=producer_id,
@@ -1117,10 +996,7 @@ class ProduceClient:
         *,
         connect_within_ms: int,
     ) -> dict[Place, int]:
-        """Store offsets that show when the transaction is committed; return each partition's error code.
-
-        As no member of the group, which Kafka takes also while it has members. May be repeated.
-        """
+        """Store offsets that show with the commit, as no member: Kafka takes them while there are others."""
         topic_type = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         rows: dict[str, list[Any]] = defaultdict(list)
         for (topic, partition), offset in offsets.items():
@@ -1166,11 +1042,9 @@ class ProduceClient:
         answered: threading.Event,
         connect_within_ms: int,
     ) -> ProduceInFlight:
-        """Hand a Produce request with at most one batch per partition to the client's thread.
-
-        `answered` is set once it is answered or lost; without `acks`, once it is sent. At most five
-        requests may be under way to one leader, counting all kinds (KIP-98).
-        """
+        """Hand a Produce request with at most one batch per partition to the client's thread."""
+        # `answered` is set once it is answered or lost; without `acks`, once it is sent. At most five
+        # requests may be under way to one leader, counting all kinds (KIP-98).
         request = ProduceRequest(
             transactional_id=transactional_id,
             acks=acks,
@@ -1233,18 +1107,6 @@ def _topic_data(batches: Mapping[Place, bytes]) -> list[Any]:
     return [topic_type(name=topic, partition_data=data) for topic, data in rows.items()]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Idle connections to Kafka that wait for the next task of this process.
-#
-# A Spark task lives for a fraction of a second, its Python worker for many tasks; a new connection costs 30
-# to 60 ms and a thread. Rules:
-#
-# - A wire belongs to one borrower until it is given back.
-# - A wire stays in the process that made it: Spark's workers are forked, and a fork must neither
-#   use nor close its parent's sockets.
-# - There is no thread that cleans up: what has been idle for too long is closed by the next call.
-
-
 #: Brokers close idle connections after ten minutes; a stream that still runs is back long before.
 _IDLE_MS = 60_000
 
@@ -1259,6 +1121,9 @@ class _Shelf:
 
 class WirePool:
     """Lends connections; safe to call from any thread and after a fork."""
+
+    # A wire stays in the process that made it: Spark's workers are forked, and a fork must neither use nor
+    # close its parent's sockets. No thread cleans up: what is idle for too long is closed by the next call.
 
     def __init__(
         self,
@@ -1281,11 +1146,7 @@ class WirePool:
             self.give_back(wire)
 
     def borrow(self, connection: KafkaConnection) -> KafkaWire:
-        """Return an idle wire of an equal `connection`, else a new one; does not connect.
-
-        The broker may have gone since the wire was last used; that shows as a lost connection in
-        the first call, and the second call connects again.
-        """
+        """Return an idle wire of an equal `connection`, else a new one; does not connect."""
         shelf = self._shelf()
         with shelf.lock:
             expired = self._expired(shelf)

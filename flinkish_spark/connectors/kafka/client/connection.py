@@ -1,4 +1,8 @@
-"""One description of how to reach Kafka, for Spark, for Java and for Python, and opening it."""
+"""One description of how to reach Kafka, for Spark, for Java and for Python, and opening it.
+
+No ``repr``, message or log line of this module holds the value of a secret option; a private key is never in
+a file that has a name. What Java refuses is refused here as well, so that one set of options serves both.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,6 @@ from flinkish_spark.connectors.kafka.client.oauth import OAUTH_OPTIONS, Tokens, 
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
 from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret, place_of, secret_of
 from flinkish_spark.protocol.choices import closest
-
-# ----------------------------------------------------------------------------------------------------------
-# Kafka's TLS options as the `ssl` context of a Python client.
-#
-# Rules of this file:
-#
-# - What Java refuses is refused here as well, so that one set of options serves both.
-# - A private key is in no message, and never in a file that has a name.
-
 
 _OPTIONS = frozenset(
     {
@@ -76,7 +71,6 @@ def _context_of(options: Mapping[str, str]) -> ssl.SSLContext:
 
 
 def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> None:
-    """Refuse what is no PEM, and what Java would refuse."""
     kind, location = options.get(f"ssl.{store}.type", "JKS"), options.get(f"ssl.{store}.location")
     given = [name for name in inline if name in options]
     if location is not None and kind.upper() != "PEM":
@@ -104,10 +98,8 @@ _GUARD = ", guard the new file, whose key has no password"
 
 
 def _conversion(store: str, kind: str, location: str) -> str:
-    """Return the command line that makes PEM of a Java store; it asks for the passwords.
-
-    The key is written in clear: Java 17 cannot read the encryption that openssl uses (PBES2).
-    """
+    """Return the command line that makes PEM of a Java store; it asks for the passwords."""
+    # The key in clear: Java 17 cannot read the encryption that openssl uses (PBES2).
     source, pem, p12 = (shlex.quote(f"{location}{suffix}") for suffix in ("", ".pem", ".p12"))
     if store == "truststore":
         return f"keytool -list -rfc -keystore {source} > {pem}"
@@ -167,10 +159,7 @@ def _pem(text: str) -> str:
 
 @contextmanager
 def _nameless_file(text: str) -> Iterator[str]:
-    """Yield a path to read `text` from: OpenSSL takes keys from files only.
-
-    The file has no name, so only this process can open it and a kill leaves nothing behind.
-    """
+    """Yield a path to `text` that no other process can open: OpenSSL takes keys from files only."""
     with tempfile.TemporaryFile() as file:
         file.write(text.encode())
         file.flush()
@@ -187,14 +176,6 @@ def _unusable(option: str, why: str, what_to_do: str) -> ConfigError:
     return ConfigError(
         f"Kafka option {option!r} cannot be used", why=why, what_to_do=what_to_do, option=option
     )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# One description of how to reach Kafka, for Spark, for Java and for Python.
-#
-# Users write connection settings once, under the names Spark and Kafka use. The three clients of a job need
-# them in three spellings. Secrets pass through here, so here they are hidden: no ``repr``, message or log
-# line of this module holds the value of a secret option.
 
 
 _PREFIX = "kafka."
@@ -250,15 +231,11 @@ CONNECTION_OPTIONS = (
 
 
 def is_connection_option(option: str) -> bool:
-    """Return whether `option`, without the prefix ``kafka.``, says how to reach Kafka.
-
-    The rest are settings of a producer or a consumer.
-    """
+    """Return whether `option`, without the prefix ``kafka.``, says how to reach Kafka."""
     return option == "client.id" or option in _MILLISECONDS or option.startswith(_CONNECTION_PREFIXES)
 
 
 def is_secret(option: str) -> bool:
-    """Return whether the value of `option` must never be printed."""
     bare = option.removeprefix(_PREFIX)
     return bare not in _NOT_SECRET and _SECRET.search(bare) is not None
 
@@ -306,16 +283,9 @@ class KafkaConnection:
         return {name: _read(name, value) for name, value in self.options.items()}
 
     def for_python(self) -> dict[str, object]:
-        """Return the keyword arguments of a kafka-python client; holds secrets in clear.
-
-        Call it in the process that connects, before every connect: it reads the files named in
-        the options, and with TLS options the result holds an ``ssl_context``, which cannot be
-        pickled. Certificates and keys must be PEM, as files or as text in the options
-        (``ssl.truststore.type`` and ``ssl.keystore.type`` PEM); Python cannot read JKS or PKCS12.
-
-        At level DEBUG kafka-python's own logger ``kafka`` prints what it sends, and PLAIN sends the
-        password, OAUTHBEARER the token; SCRAM sends neither.
-        """
+        """Return the keyword arguments of a kafka-python client, secrets in clear; not to be pickled."""
+        # Before every connect: it reads the files that are named. At level DEBUG kafka-python's own logger
+        # prints what it sends, and PLAIN sends the password, OAUTHBEARER the token; SCRAM sends neither.
         assert isinstance(self.bootstrap_servers, tuple)
         servers = [server.rpartition("://")[2] for server in self.bootstrap_servers]
         arguments: dict[str, object] = {"bootstrap_servers": servers}
@@ -537,20 +507,6 @@ class _Secret(str):
         return _HIDDEN
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Opening a kafka-python admin client, or saying at once why it cannot be opened.
-#
-# Rules of this file, where kafka-python 3.0.12 has others:
-#
-# - A refused login or certificate ends the attempt, as in Kafka's Java client. kafka-python would
-#   ask again until its time is over, which can lock an account, and forget the reason.
-# - What a broker said before it hung up is heard. kafka-python drops what arrives together with the
-#   end of the stream, and that is how a broker says that the password is wrong.
-# - A client that was not opened leaves neither thread nor socket behind.
-# - What may not be sent yet waits.
-# - A broker that takes connections and does not answer costs a part of the time allowed, not all of it.
-
-
 _LOGIN_REFUSALS = (
     kafka_errors.AuthorizationError,
     kafka_errors.IllegalSaslStateError,
@@ -601,12 +557,10 @@ def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: in
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types
-    """While opening, remembers the last failure, and gives up when asking again cannot help.
+    """While opening, remembers the last failure, and gives up when asking again cannot help."""
 
-    Where a broker throttles this client, requests of every kind wait for their turn. kafka-python refuses
-    them, which looks like a lost connection: each would be closed and opened again, and whatever else was
-    under way on it would be lost.
-    """
+    # Where a broker throttles this client, requests wait for their turn. kafka-python refuses them, which
+    # looks like a lost connection: it would be closed, and whatever else was under way on it be lost.
 
     #: Later on a closed manager would leave the requests of others without an answer.
     opening = True
@@ -663,10 +617,13 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
         # A mechanism's own checks raise what they like.
         ours = isinstance(error, kafka_errors.KafkaError | OSError)
         self.failure = error if ours else kafka_errors.KafkaConnectionError(error)
+        # kafka-python would ask again until its time is over, which can lock an account.
         if isinstance(error, _LOGIN_REFUSALS) or _final_tls_error(error) is not None:
             self._net.call_soon(self.close)
 
     async def _build_transport(self, *args: Any, **how: Any) -> Any:
+        # kafka-python drops what arrives together with the end of the stream, and that is how a broker says
+        # that the password is wrong.
         transport = await super()._build_transport(*args, **how)
         receive = transport._sock_recv
         ended: list[Any] = []

@@ -45,7 +45,6 @@ class KafkaMarks:
             return None
 
     def leave(self, mark: Mark) -> None:
-        """Write a mark that is newer than the one that is there."""
         if self._is_refused:
             return
         note, offset = mark.to_text(self._job), int(mark.checkpoint)

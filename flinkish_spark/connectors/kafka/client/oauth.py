@@ -148,8 +148,6 @@ _known: dict[TokenSource, _Token] = {}
 
 
 class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """What kafka-python asks for a token, at each login."""
-
     def __init__(
         self,
         source: TokenSource,

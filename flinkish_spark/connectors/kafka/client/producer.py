@@ -61,18 +61,6 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import Int64s
 
-# ----------------------------------------------------------------------------------------------------------
-# The part of a task's output that is talk about it: who we are, where we write.
-#
-# A session for each guarantee: a transaction, a producer id alone, or nothing. Rules:
-#
-# - InitProducerId comes before every transaction. Without it (transactional id, producer id, epoch)
-#   would name two transactions, and committing the older handle would commit the newer data.
-# - A partition is part of the transaction (AddPartitionsToTxn) before anything is written to it.
-# - Every question is asked again until it is settled or the delivery timeout is over; an error code
-#   that asking again cannot change ends it at once.
-
-
 _T = TypeVar("_T")
 #: Partitions can be added to a topic: this old, what we know is asked for again.
 _LAYOUT_MAX_AGE_MS = 300_000
@@ -104,7 +92,6 @@ class ProducerSession:
         self.wire, self.client = wire, ProduceClient(wire)
 
     def begin(self) -> None:
-        """Become who writes."""
         self.is_begun = True
 
     def join(self, places: Iterable[Place]) -> None:
@@ -127,7 +114,6 @@ class ProducerSession:
         return self._layouts[topic][0]
 
     def layout_with(self, topic: str, partition: int) -> TopicLayout:
-        """Return the layout of a topic, asked for again if it does not have `partition` yet."""
         if partition >= len(self.layout(topic).leaders):
             self.refresh([topic])
         return self.layout(topic)
@@ -146,7 +132,7 @@ class ProducerSession:
         def unsettled(found: dict[str, TopicLayout]) -> str:
             nonlocal absences
             codes = {topic: layout.code for topic, layout in found.items()}
-            denied = [topic for topic, code in codes.items() if _is_topic_denied(code)]
+            denied = [topic for topic, code in codes.items() if code == _TOPIC_DENIED]
             if denied:
                 raise faults.not_authorized(
                     faults.missing_right(_TOPIC_DENIED, denied, self.settings.transactional_id)
@@ -166,8 +152,6 @@ class ProducerSession:
         )
         now_ms = self.wire.clock.monotonic_ms()
         self._layouts.update((topic, (layout, now_ms)) for topic, layout in found.items())
-
-    # -- inside -------------------------------------------------------------------------------
 
     def asked(self, what: str, right: str, ask: Callable[[int], _T], unsettled: Callable[[_T], str]) -> _T:
         """Ask until `unsettled` has nothing to say about the answer; it raises on a refusal."""
@@ -202,7 +186,6 @@ class ProducerSession:
         return last
 
     def fault(self, what: str, code: int, topics: Iterable[str] = (), detail: str = "") -> FlinkishError:
-        """Return the error for a code that asking again cannot change."""
         name = self.settings.transactional_id
         match reaction_to(code):
             case Reaction.NOT_AUTHORIZED:
@@ -217,7 +200,6 @@ class IdempotentSession(ProducerSession):
     """A producer id of its own: a batch that is sent again is written once."""
 
     def begin(self) -> None:
-        """Get a producer id that nobody else has."""
         right = faults.missing_right(WriteCode.CLUSTER_AUTHORIZATION_FAILED, (), None)
         self._take(
             "get a producer id", right, lambda left_ms: self.client.init_idempotent(connect_within_ms=left_ms)
@@ -238,11 +220,16 @@ class TransactionSession(ProducerSession):
 
     def begin(self) -> None:
         """Take a new epoch of the transactional id; fences its producers, aborts what they left open."""
+        # This order matters: without a new epoch for every transaction a handle would name two of them, and
+        # committing the older one would commit the newer data.
         if (attempt := self.settings.attempt) is not None:
             # Here and not earlier: nobody else is to take the id between the question and its use.
             self._name = free_transactional_id(self.wire, self._name, attempt)
             self.settings = replace(self.settings, transactional_id=self._name, attempt=None)
-        name, timeout_ms = self._name, self.settings.transaction_timeout_ms
+        self._take_epoch(self._name)
+
+    def _take_epoch(self, name: str) -> None:
+        timeout_ms = self.settings.transaction_timeout_ms
 
         def ask(left_ms: int) -> ProducerGrant:
             return self.wire.init_producer_id(name, timeout_ms, connect_within_ms=left_ms)
@@ -264,7 +251,7 @@ class TransactionSession(ProducerSession):
             )
 
         def unsettled(codes: dict[Place, int]) -> str:
-            denied = [topic for (topic, _), code in codes.items() if _is_topic_denied(code)]
+            denied = [topic for (topic, _), code in codes.items() if code == _TOPIC_DENIED]
             if denied:
                 raise faults.not_authorized(faults.missing_right(_TOPIC_DENIED, denied, name))
             if any(reaction_to(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
@@ -277,7 +264,6 @@ class TransactionSession(ProducerSession):
         self._joined.update(new)
 
     def commit_offsets(self, group: str, offsets: Mapping[Place, int], note: str) -> None:
-        """Make a consumer group's offsets part of the transaction, with a note beside each."""
         handle = (self._name, self.producer_id, self.producer_epoch)
         right = f"READ on the consumer group {group}"
 
@@ -341,14 +327,12 @@ _LAST_EPOCH = 32_766
 
 
 class SharedSession(TransactionSession):
-    """Writes partitions of a transaction that the driver began and will end.
+    """Writes partitions of a transaction that the driver began and will end."""
 
-    Spark may run a task again while an earlier attempt of it still writes, and brokers cannot tell the two
-    apart: a batch that has the sequence numbers of an earlier one is acknowledged and dropped. So an attempt
-    takes a ticket before anything else, which tells the driver about it for good, and then looks whether
-    somebody has written already. Two attempts that looked at the same time both have a ticket, and the driver
-    gives the transaction up.
-    """
+    # Spark may run a task again while an earlier attempt of it still writes, and brokers cannot tell the two
+    # apart: a batch that has the sequence numbers of an earlier one is acknowledged and dropped. So an
+    # attempt takes a ticket, and then looks whether somebody has written already. Two attempts that looked at
+    # the same time both have a ticket, and the driver gives the transaction up.
 
     #: Nothing is for a task to abort.
     is_transactional = False
@@ -360,14 +344,8 @@ class SharedSession(TransactionSession):
         self.ticket: Ticket | None = None
 
     def begin(self) -> None:
-        """Take the attempt's ticket."""
-        name, timeout_ms = self._shared.ticket, self.settings.transaction_timeout_ms
-
-        def ask(left_ms: int) -> ProducerGrant:
-            return self.wire.init_producer_id(name, timeout_ms, connect_within_ms=left_ms)
-
-        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
-        self._take(f"initialise transactional id {name}", right, ask)
+        # This order matters: the ticket tells the driver about this attempt for good, before it writes.
+        self._take_epoch(self._shared.ticket)
         self.ticket = Ticket(self.producer_id, self.producer_epoch)
         self.producer_id, self.producer_epoch = self._shared.producer_id, self._shared.producer_epoch
 
@@ -389,20 +367,13 @@ class SharedSession(TransactionSession):
                     f"partition {place[1]} of topic {place[0]} is not in the checkpoint's transaction",
                     why="it was added to the topic since the checkpoint began",
                 )
-            if last != _sequence_before(wanted):
+            # Numbers begin anew behind 2**31 - 1 records; a transaction has fewer.
+            if last != (wanted - 1 if wanted else None):
                 raise faults.written_twice(place, self._name)
         self._joined.update(new)
 
     def first_sequence(self, place: Place) -> int:
         return self._shared.next_in(place) or 0
-
-
-def _sequence_before(sequence: int) -> int | None:
-    """Return the last sequence number of a partition whose next one this is; None if it has none.
-
-    Numbers begin anew behind 2**31 - 1 records; a transaction has fewer.
-    """
-    return sequence - 1 if sequence else None
 
 
 _SESSIONS = {
@@ -413,7 +384,6 @@ _SESSIONS = {
 
 
 def session_for(wire: KafkaWire, settings: StagingSettings) -> ProducerSession:
-    """Return the session that the guarantee of `settings` needs; it is not begun yet."""
     if settings.shared is not None:
         return SharedSession(wire, settings)
     return _SESSIONS[settings.guarantee](wire, settings)
@@ -421,29 +391,6 @@ def session_for(wire: KafkaWire, settings: StagingSettings) -> ProducerSession:
 
 _TOPIC_DENIED = WriteCode.TOPIC_AUTHORIZATION_FAILED
 _ABSENT = (WriteCode.UNKNOWN_TOPIC_OR_PARTITION, WriteCode.INVALID_TOPIC_EXCEPTION)
-
-
-def _is_topic_denied(code: int) -> bool:
-    return code == _TOPIC_DENIED
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Record batches on their way to the leaders of their partitions, until each is acknowledged.
-#
-# A producer without id and sequence numbers (``DeliveryGuarantee.NONE``) goes the same way; a batch that is
-# sent again is then written again.
-#
-# The order of a partition's batches is the correctness argument (KIP-98: a broker accepts the next sequence
-# number or refuses). Rules:
-#
-# - A batch leaves its lane only when it is acknowledged; until then it is sent again as it is, with
-#   the same producer id, epoch and sequence number. A broker that has it already says so.
-# - One batch of a lane is under way at a time, and one request to a leader, holding the next batch
-#   of as many of its lanes as fit. While it travels the caller encodes what follows.
-# - A lost connection says nothing about what was appended. All requests under way are forgotten
-#   together with the connection, and their batches are still first in their lanes.
-# - Every batch has the delivery timeout, counted from its first sending, without the time in which the
-#   caller does something else: nothing can be sent again then.
 
 
 _FIRST_PAUSE_MS = 20
@@ -487,6 +434,11 @@ class _Flight:
 
 class Outbox:
     """All records of one transaction between their encoding and their acknowledgement."""
+
+    # The order of a partition's batches is the correctness argument (KIP-98: a broker accepts the next
+    # sequence number or refuses). A batch leaves its lane only when it is acknowledged; until then it is sent
+    # again as it is, with the same producer id, epoch and sequence number: a broker that has it already says
+    # so. One batch of a lane is under way at a time, and one request to a leader.
 
     def __init__(self, session: ProducerSession) -> None:
         self._session, self._settings = session, session.settings.producer
@@ -548,8 +500,6 @@ class Outbox:
     def _attended_ms(self) -> int:
         return self._clock.monotonic_ms() - self._away_ms
 
-    # -- encoding -----------------------------------------------------------------------------
-
     def _parcels(self, place: Place, rows: Rows) -> Iterator[tuple[Place, _Parcel]]:
         lane = self._lanes.get(place)
         if lane is None:
@@ -594,8 +544,6 @@ class Outbox:
         lane.parcels.extendleft(reversed(halves))
         self._unacknowledged_bytes += sum(len(one.batch.data) for one in halves) - size
 
-    # -- sending ------------------------------------------------------------------------------
-
     def _advance(self) -> None:
         """Take in what is answered and send what can be sent; does not wait."""
         self._answered.clear()
@@ -622,7 +570,6 @@ class Outbox:
             self._advance()
 
     def _sendable(self) -> dict[int, list[_Lane]]:
-        """Return for each idle leader the lanes whose first batch fits into its next request."""
         now_ms, limit = self._clock.monotonic_ms(), self._session.settings.request_limit_bytes
         lanes: dict[int, list[_Lane]] = {}
         used: dict[int, int] = {}
@@ -664,8 +611,6 @@ class Outbox:
             self._lost(lost)
         else:
             self._flights[leader] = _Flight(request, now_ms + timeout_ms + _THREAD_DEAD_MS)
-
-    # -- answers ------------------------------------------------------------------------------
 
     def _collect(self) -> None:
         for leader, flight in tuple(self._flights.items()):
@@ -712,6 +657,7 @@ class Outbox:
 
     def _lost(self, lost: BrokerUnavailableError | AuthorizationError) -> None:
         """Forget every request: the connection is closed, for all leaders."""
+        # It says nothing about what was appended: the batches under way are still first in their lanes.
         if isinstance(lost, AuthorizationError):
             raise faults.denied(lost, "a right to write") from None
         self._flights.clear()
@@ -751,23 +697,6 @@ def _in_turn(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
         yield turn
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Writing the Kafka records of a task in Python: in a transaction that another process ends, or without one.
-#
-# Equal in meaning to the JVM writer. Whole Arrow columns become record batches; no record is ever a Python
-# object. Rules:
-#
-# - The transaction begins when the first records are sent, so a task without records leaves nothing
-#   behind at the broker.
-# - InitProducerId comes before every transaction (`_producer_session`).
-# - Prepared means: every record was acknowledged by all in-sync replicas (under
-#   ``DeliveryGuarantee.NONE`` by whom the settings say). Nothing is dropped but what the policies for
-#   refused records say, and that is counted.
-# - Without a transaction records are visible at once, and an abandoned attempt leaves what it has sent.
-# - After any error the only way on is to abandon the attempt; its transaction is aborted, here or by
-#   whoever leased its transactional id.
-
-
 _LOG = logging.getLogger(__name__)
 #: A task collects records until there are about this many bytes, then they are encoded while the ones before
 #: travel. Less means more and smaller batches, more means that the broker waits for the first ones.
@@ -779,8 +708,6 @@ ABORT_BOUND_MS = 3_000
 
 @dataclass(frozen=True, slots=True)
 class StagedCounts:
-    """What became of the records that were written."""
-
     #: Records that went out, dead letters included.
     sent: int = 0
     #: Of their keys and values.
@@ -798,13 +725,11 @@ class _Phase(enum.Enum):
 
 
 class StagedTransaction:
-    """The output of one task attempt, a transaction if there is one; a context manager, not thread safe.
+    """The output of one task attempt; left without :meth:`prepare`, it abandons itself. Not thread safe."""
 
-    Life cycle: :meth:`write` any number of times, then exactly one of :meth:`prepare` and
-    :meth:`abandon`. Leaving the `with` block without having prepared abandons it. A crash at any
-    point leaves at most an open transaction under `settings.transactional_id`, which read_committed
-    readers do not see and which whoever leased the id, or its timeout, aborts.
-    """
+    # It begins when the first records are sent, so a task without records leaves nothing behind at the
+    # broker. A crash leaves at most an open transaction under `settings.transactional_id`, which whoever
+    # leased the id, or its timeout, aborts. After any error the only way on is to abandon.
 
     def __init__(
         self, settings: StagingSettings, *, pool: WirePool = WIRES, common_headers: CommonHeaders = ()
@@ -867,11 +792,7 @@ class StagedTransaction:
                 self._send_collected()
 
     def prepare(self) -> KafkaCommittable | None:
-        """Make everything durable and invisible, and return the handle that commits or aborts it.
-
-        From here on the transaction belongs to whoever holds the handle. Returns None if there is
-        no transaction, because no record was sent or because the guarantee needs none.
-        """
+        """Make all durable and invisible; return the handle that ends it, None without a transaction."""
         self._require(_Phase.WRITING)
         with self._failing():
             self._send_collected()
@@ -882,11 +803,7 @@ class StagedTransaction:
         return committable
 
     def abandon(self, within_ms: int = ABORT_BOUND_MS) -> None:
-        """Abort what was begun, in about the time that is given; never raises, may be repeated.
-
-        What could not be aborted in time stays open and invisible until its lease or its timeout
-        ends it. Does nothing to a prepared transaction.
-        """
+        """Abort what was begun, in about the time that is given; never raises, may be repeated."""
         if self._phase in (_Phase.PREPARED, _Phase.ABANDONED):
             return
         failed_before, self._phase = self._phase is _Phase.FAILED, _Phase.ABANDONED
@@ -908,8 +825,6 @@ class StagedTransaction:
             )
         finally:
             self._release()
-
-    # -- inside -------------------------------------------------------------------------------
 
     def _send_collected(self) -> None:
         collected, self._collected, self._collected_bytes = self._collected, [], 0
@@ -937,7 +852,6 @@ class StagedTransaction:
         self.counts = replace(self.counts, sent=sent, bytes=size)
 
     def _admitted(self, topic: str, records: Addressed) -> Addressed:
-        """Return the records that can be written, after the others met their policy."""
         judged = self._admission.judged(topic, records)
         self.counts = replace(self.counts, dropped=self.counts.dropped + judged.dropped)
         for name, letters in judged.letters:
@@ -1015,10 +929,6 @@ def abandon_all(transactions: Iterable[StagedTransaction]) -> None:
         transaction.abandon(max(0, end_ms - clock.monotonic_ms()))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Which transactional id a task attempt takes, so that two attempts that live never share one.
-
-
 #: Spark's attempt numbers begin anew with every attempt of a stage; each of those has so many ids.
 _ATTEMPTS_PER_STAGE_ATTEMPT = 16
 #: The JVM writer takes the same numbers, by the stage attempt that it can see.
@@ -1027,13 +937,10 @@ _ONGOING = "Ongoing"
 
 
 def free_transactional_id(wire: KafkaWire, prefix: str, attempt: TaskAttempt) -> str:
-    """Return an id ``<prefix>-<partition>-<index>`` under which nothing is open.
-
-    Called by a task right before its transaction begins. When executors are lost Spark runs a stage
-    again while old tasks of it may still write, and numbers their attempts from 0 again; PySpark does
-    not tell which attempt of the stage it is. Taking the id of a task whose result Spark has accepted
-    would abort its transaction, so the coordinator is asked first.
-    """
+    """Return an id ``<prefix>-<partition>-<index>`` under which nothing is open."""
+    # When executors are lost Spark runs a stage again while old tasks of it may still write, and numbers
+    # their attempts from 0 again; PySpark does not tell which attempt of the stage it is. Taking the id of a
+    # task whose result Spark has accepted would abort its transaction, so the coordinator is asked first.
     indexes = range(attempt.number, MAX_ATTEMPT_INDEX, _ATTEMPTS_PER_STAGE_ATTEMPT)
     names = [f"{prefix}-{attempt.partition}-{index}" for index in indexes]
     if attempt.number < _ATTEMPTS_PER_STAGE_ATTEMPT:

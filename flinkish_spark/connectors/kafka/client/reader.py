@@ -54,21 +54,6 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import check_times
 
-# ----------------------------------------------------------------------------------------------------------
-# The Fetches that one range of a partition takes, one of them ahead, and what is believed to be lost.
-#
-# Rules of this file:
-#
-# - The planner has seen the range, so a Fetch takes what is there and does not wait for more.
-# - The next Fetch is sent as soon as the end of this answer is known, before it is decoded: two
-#   answers are in memory at most, provided that the caller lets go of one before it takes the next.
-# - The range ends when the next offset reaches its end, or when the broker shows that nothing is
-#   left before it; offsets have gaps, and the last ones may belong to no record.
-# - A broker that has just started may not know a topic, or the end of its log, for a moment. A loss
-#   counts only when it shows again and again for two seconds; an error between starts these anew.
-# - Progress starts the time allowed anew.
-
-
 #: What a record is taken for before the first answer tells; and the least that a Fetch asks for.
 _GUESSED_RECORD_BYTES, _LEAST_BYTES = 1024, 64 * 1024
 
@@ -102,14 +87,11 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatches:
-    """The whole batches of one answer, at least one.
-
-    `start` is the offset that was asked for; the first batch may begin before it, with records
-    that were deleted or do not belong to the range.
-    """
+    """The whole batches of one answer, at least one."""
 
     batches: list[RawBatch]
     aborted: tuple[tuple[int, int], ...]
+    #: The offset that was asked for; the first batch may begin before it.
     start: int
 
 
@@ -130,6 +112,10 @@ class Fetches(Protocol):
 class RangeFetches:
     """Takes the batches of one range, answer by answer; used once, by one thread."""
 
+    # The next Fetch is sent as soon as the end of this answer is known, before it is decoded. A broker that
+    # has just started may not know a topic, or the end of its log, for a moment: a loss counts only when it
+    # shows again and again for two seconds.
+
     def __init__(
         self,
         client: Fetches,
@@ -149,7 +135,6 @@ class RangeFetches:
         self.losses: list[LostRange] = []
 
     def take(self) -> FetchedBatches | None:
-        """Return the next batches, or None at the end of the range."""
         if self._position >= self._end:
             return None
         trouble = "no time was allowed"
@@ -174,8 +159,6 @@ class RangeFetches:
             partition=self._wanted.partition,
             offset=self._position,
         )
-
-    # -- asking -------------------------------------------------------------------------------
 
     def _answer(self, left_ms: int) -> RawSlice | None:
         pending, self._ahead = self._ahead, None
@@ -208,8 +191,6 @@ class RangeFetches:
             except BrokerUnavailableError:
                 self._ahead = None  # take() sends it again; this answer must not be lost
         return FetchedBatches(found, seen.aborted, asked)
-
-    # -- answers without records ----------------------------------------------------------------
 
     def _without_batches(self, seen: RawSlice | None) -> str:
         """Act on an answer that brought no batch; return what to say if it stays like that."""
@@ -307,7 +288,6 @@ class _Doubt:
         self._loss = None
 
     def is_over(self, loss: LostRange) -> bool:
-        """Return whether `loss` is to be believed."""
         now_ms = self._clock.monotonic_ms()
         if self._loss is None or _length(loss) < _length(self._loss):
             # What was missing comes back: a log that is still being opened.
@@ -317,14 +297,6 @@ class _Doubt:
 
 def _length(loss: LostRange) -> int:
     return loss.range.end - loss.range.start
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Ranges of Kafka partitions as Arrow record batches, with the columns of Spark's Kafka source.
-#
-# This is the task's side of a Kafka source: the driver plans ranges, each task reads some of them. No
-# record exists as a Python object on the way; see ``record_decode``. What a reader may see is decided batch
-# by batch, as Kafka's own consumer does it (``CompletedFetch`` there).
 
 
 _CLOCK = SystemClock()
@@ -374,11 +346,9 @@ def visible(
     header_of: Callable[[_B], _BatchLike],
     marker_of: Callable[[_B], Marker | None],
 ) -> Iterator[_B]:
-    """Yield the batches of one answer whose records a reader sees; never a control batch.
-
-    Under read_committed, a transaction in `aborted` hides its producer's transactional batches
-    from its first offset on, up to that producer's next ABORT marker.
-    """
+    """Yield the batches of one answer whose records a reader sees; never a control batch."""
+    # As Kafka's own consumer (`CompletedFetch`): an aborted transaction hides its producer's transactional
+    # batches from its first offset on, up to that producer's next ABORT marker.
     committed = isolation is Isolation.READ_COMMITTED
     coming = sorted(aborted, key=lambda entry: entry[1], reverse=True)
     aborting: set[int] = set()
@@ -397,11 +367,7 @@ def visible(
 
 
 class RangeReader:
-    """Reads ranges one after the other; made by each task, used by one thread.
-
-    Connections come from a pool of the process and go back to it, whatever ends a read. Nothing
-    is kept that a crash could lose: a range read again gives the same records.
-    """
+    """Reads ranges one after the other; made by each task, used by one thread."""
 
     def __init__(
         self,
@@ -419,12 +385,7 @@ class RangeReader:
         self.losses: list[LostRange] = []
 
     def read(self, wanted: OffsetRange) -> Iterator[Any]:
-        """Yield the visible records of a range as ``pa.RecordBatch`` of :func:`record_schema`.
-
-        In the order of the log; no batch is empty, and a range without a visible record yields
-        none. Asks Kafka for nothing if the range is empty. While the caller works on a batch the
-        next answer is already on its way.
-        """
+        """Yield the visible records of a range as ``pa.RecordBatch``, none empty, in the log's order."""
         if wanted.start == wanted.end:
             return
         with self._pool.wire(self._connection) as wire:
@@ -503,7 +464,6 @@ def _said(raw: RawBatch) -> tuple[TimestampType, int]:
 
 
 def bounds_of(wire: KafkaWire, wanted: OffsetRange) -> tuple[int, int]:
-    """Return the first offset that the log holds and the offset after its last record."""
     place = (wanted.topic, wanted.partition)
     admin = KafkaAdmin.over(wire)
     first = admin.beginning_offsets([place])[place]

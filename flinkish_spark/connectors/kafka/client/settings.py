@@ -16,14 +16,10 @@ from flinkish_spark.protocol.choices import Choice, closest
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import TimeLimits
 
-# ----------------------------------------------------------------------------------------------------------
-# How a range of a partition is read: Kafka's consumer settings, as far as they mean something here.
-
-
 _PREFIX = "kafka."
 #: Room for the rest of an answer beside its records.
 _FRAME_RESERVE_BYTES = 1_000_000
-#: How long a loss must show before it is believed; see ``range_fetches``.
+#: How long a loss must show before it is believed.
 DOUBT_MS = 2_000
 
 #: Settings of the Java consumer about polling, groups and sockets. There is no poll, no member and
@@ -52,12 +48,7 @@ INCLUDE_LEADER_EPOCH = "flinkish.include.leader.epoch"
 
 @dataclass(frozen=True, slots=True)
 class ReaderSettings:
-    """Settings of a :class:`.RangeReader`, checked on construction.
-
-    The names are those of Kafka's consumer and of Spark's Kafka source. The defaults too, but for
-    read_committed and for ``max.partition.fetch.bytes``: Kafka's 1 MiB is meant for a share of an
-    answer for many partitions, and takes half as long again here.
-    """
+    """Settings of a :class:`.RangeReader`, by the names of Kafka's consumer and mostly with its defaults."""
 
     isolation: Isolation = Isolation.READ_COMMITTED
     #: Whether a range that is no longer there is an error; otherwise it is skipped and noted.
@@ -65,7 +56,8 @@ class ReaderSettings:
     #: Whether the columns ``headers`` and ``leaderEpoch`` are read.
     include_headers: bool = False
     #: How much one answer may hold; the smaller one counts, since a Fetch is for one partition.
-    #: A single larger batch is read nevertheless. A reader has two answers in memory.
+    #: A single larger batch is read nevertheless. A reader has two answers in memory. Kafka's default for a
+    #: partition, 1 MiB, is meant for a share of an answer for many, and takes half as long again here.
     fetch_max_bytes: int = 52_428_800
     max_partition_fetch_bytes: int = 4_194_304
     #: How long a broker may wait for how much. They count only while a broker does not show
@@ -103,11 +95,7 @@ class ReaderSettings:
         include_headers: bool = False,
         include_leader_epoch: bool = False,
     ) -> ReaderSettings:
-        """Translate consumer settings, by Kafka's names with or without the prefix ``kafka.``.
-
-        Called by the source on the driver, with what is left of the user's options when those of
-        the connection are taken out. A harmless option is accepted and changes nothing.
-        """
+        """Translate consumer settings, by Kafka's names with or without the prefix ``kafka.``."""
         given: dict[str, Any] = {}
         for option, text in options.items():
             bare = option.removeprefix(_PREFIX)
@@ -140,7 +128,6 @@ class ReaderSettings:
         return max(self.default_api_timeout_ms, 2 * DOUBT_MS)
 
     def fetch_limits(self) -> FetchLimits:
-        """Return the limits of a Fetch that takes what is there and does not wait."""
         largest = MAX_FRAME_BYTES - _FRAME_RESERVE_BYTES
         return FetchLimits(
             self.isolation,
@@ -151,7 +138,6 @@ class ReaderSettings:
         )
 
     def waiting_limits(self) -> FetchLimits:
-        """Return the limits of a Fetch that waits for what the broker does not show yet."""
         limits = self.fetch_limits()
         # An answer that is held back longer than the request may take costs the connection.
         max_wait_ms = min(self.fetch_max_wait_ms, limits.request_timeout_ms // 2)
@@ -201,10 +187,6 @@ def _word(option: str, text: str, values: Mapping[str, Any]) -> Any:
     return values[text.strip().lower()]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a Kafka sink promises about its records, and which headers of ours they carry.
-
-
 class DeliveryGuarantee(Choice):
     """What becomes of the records of a Kafka sink when something fails; the values are the JVM writer's."""
 
@@ -227,14 +209,6 @@ class RecordHeaders(Choice):
     BATCH = "BATCH"
     #: None, the default. After a rewind to a checkpoint readers cannot tell dead records from live ones.
     NONE = "NONE"
-
-
-# ----------------------------------------------------------------------------------------------------------
-# How a task writes into its Kafka transaction: checked on the driver, pickled into tasks.
-#
-# Producer settings have Kafka's names. Only those that mean something here are taken; an unknown one is
-# refused, because a setting that silently does nothing is found out in production. No message quotes a
-# value: people put secrets among them.
 
 
 #: The Java producer's default for max.request.size.
@@ -285,13 +259,8 @@ class ProducerSettings:
     def of(
         cls, settings: Mapping[str, str], guarantee: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
     ) -> ProducerSettings:
-        """Return what `settings` say, under Kafka's names, with or without ``kafka.`` before them.
-
-        Unless the guarantee is NONE, ``acks`` may be given only as ``all`` and ``enable.idempotence`` only
-        as ``true``. ``linger.ms`` has no meaning here: what is written is sent when there is enough of
-        it, or when the task ends. Settings of the Java producer about its buffer, its sockets and its
-        metrics have none either, and are taken, so that the writers can take turns.
-        """
+        """Return what `settings` say, under Kafka's names, with or without ``kafka.`` before them."""
+        # No message quotes a value: people put secrets among them.
         parsed: dict[str, Any] = {}
         for given, value in settings.items():
             name = given.removeprefix(_PREFIX)
@@ -332,7 +301,6 @@ class SharedProducer:
     ticket: str
 
     def next_in(self, place: Place) -> int | None:
-        """Return the next sequence number of a partition; None if it is not in the transaction."""
         topic, partition = place
         known = self.next_sequences.get(topic, ())
         return known[partition] if partition < len(known) else None
@@ -340,8 +308,6 @@ class SharedProducer:
 
 @dataclass(frozen=True, slots=True)
 class TaskAttempt:
-    """Spark's numbers of a task's partition, and of the attempt at it within its stage."""
-
     partition: int
     number: int
 
@@ -488,11 +454,12 @@ _KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "delivery.timeout.ms": ("delivery_timeout_ms", _whole),
     # Checked against the guarantee by the sink; without one nothing here is idempotent.
     "enable.idempotence": ("", _truth),
+    # What is written is sent when there is enough of it, or when the task ends.
     "linger.ms": ("", _pause),
     "max.request.size": ("max_request_bytes", _whole),
     "request.timeout.ms": ("request_timeout_ms", _whole),
 }
-#: Of the Java producer; nothing here corresponds to them, and nothing is lost by that.
+#: Of the Java producer; nothing here corresponds to them. Taken so that the writers can take turns.
 PRODUCER_WITHOUT_MEANING = frozenset(
     {
         "buffer.memory",

@@ -42,8 +42,6 @@ SHARED_TASK = 999_999_997
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What a task says about its part of a shared transaction."""
-
     task: int
     #: How many records of it the brokers have acknowledged, by Kafka partition.
     written: Mapping[Place, int]
@@ -52,11 +50,7 @@ class TaskOutcome:
 
 
 class SharedTransaction:
-    """One open transaction; lives on the driver, as long as its checkpoint is being staged.
-
-    A crash leaves it open under its transactional id; whoever takes the job over aborts it, or commits it if
-    the checkpoint was decided.
-    """
+    """One open transaction, on the driver; a crash leaves it to whoever takes the job over."""
 
     def __init__(self, wire: KafkaWire, settings: StagingSettings, topics: Sequence[str]) -> None:
         self._wire, self._settings = wire, settings
@@ -94,7 +88,6 @@ class SharedTransaction:
 
     @property
     def next_sequences(self) -> dict[str, tuple[int, ...]]:
-        """By topic, the sequence number that comes next in each partition."""
         return {topic: tuple(known) for topic, known in self._next.items()}
 
     @property

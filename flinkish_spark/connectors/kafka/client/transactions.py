@@ -1,10 +1,21 @@
-"""Ending prepared transactions from another process, and what the log says became of one."""
+"""Ending prepared transactions from another process, and what the log says became of one.
+
+Code 0 is the only answer that is believed as it stands. A coordinator's "fenced" or "unknown id" says nothing
+about the data: the transaction may have been committed before. So a committable names one record of its own,
+and its place in the log is read before anything is concluded:
+
+- The batch there must carry the committable's producer id and epoch; a topic that was created again, or a log
+  that was truncated, puts somebody else's record there.
+- Where the last stable offset is beyond it, the broker's list of aborted transactions decides.
+- Where it is not, or where compaction took the record, the first marker of that producer id after it decides.
+- Nobody answers, or no marker yet: undecided, which is RETRY. The broker may have acted.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from kafka import TopicPartition
@@ -29,24 +40,9 @@ from flinkish_spark.connectors.kafka.client.client import (
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, CorruptObjectError
-from flinkish_spark.protocol.codec import ADDED, Stored, read
+from flinkish_spark.protocol.codec import Stored, read
 from flinkish_spark.protocol.ids import JobUuid, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
-
-# ----------------------------------------------------------------------------------------------------------
-# What became of a transaction, told by the log itself.
-#
-# A coordinator's "fenced" or "unknown id" says nothing about the data: the transaction may have been
-# committed before. So a committable names one record of its own, and its place in the log is read before
-# anything is concluded. Rules:
-#
-# - The batch at that place must carry the committable's producer id and epoch; a topic that was
-#   created again, or a log that was truncated, puts somebody else's record there.
-# - Where the last stable offset is beyond it, the broker's list of aborted transactions decides.
-# - Where it is not (another producer's older transaction may hold it back), or where compaction
-#   took the record, the first marker of that producer id after the place decides.
-# - Nobody answers, or no marker yet: undecided. Only a finding from the log counts as proof.
-
 
 #: Enough for the one batch at the place; Kafka sends a whole batch even if it is larger.
 _PEEK_BYTES = 64 * 1024
@@ -70,8 +66,6 @@ class Fate(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fate, with the observation that proves it."""
-
     fate: Fate
     detail: str
 
@@ -118,11 +112,9 @@ def judge_stable(seen: LogSlice, place: Evidence, producer_id: int, producer_epo
 def judge_markers(
     seen: LogSlice, place: Evidence, producer_id: int, producer_epoch: int, is_record_there: bool
 ) -> Finding | None:
-    """Judge by the first marker of `producer_id` in `seen`; None if there is none.
-
-    A marker of another epoch counts only while the record is still there: without it, the
-    producer's next transaction may be meant, and compaction may have taken our own marker.
-    """
+    """Judge by the first marker of `producer_id` in `seen`; None if there is none."""
+    # A marker of another epoch counts only while the record is still there: without it the producer's next
+    # transaction may be meant, and compaction may have taken our own marker.
     for batch in seen.batches:
         if batch.marker is None or batch.producer_id != producer_id or batch.last_offset <= place.offset:
             continue
@@ -140,7 +132,7 @@ def _covering(seen: LogSlice, offset: int) -> Batch | None:
 
 
 class EvidenceReader:
-    """Reads places in the log over a shared connection; see the rules of this module."""
+    """Reads places in the log over a shared connection."""
 
     def __init__(self, wire: KafkaWire, *, patience_ms: int = 2_000) -> None:
         self._wire = wire
@@ -149,11 +141,7 @@ class EvidenceReader:
         self._scanned: dict[tuple[Evidence, int, int], tuple[int, bool]] = {}
 
     def read(self, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
-        """Return what became of the transaction of (`producer_id`, `producer_epoch`) at `place`.
-
-        Reads again while the place is undecided, for at most `patience_ms`: markers follow
-        within milliseconds of the decision. Typically 2 to 10 ms.
-        """
+        """Return what became of a transaction at `place`; waits a little for its markers."""
         finding = Finding(Fate.UNDECIDED, f"{place} was not read")
         absences = 0
         wire = self._wire
@@ -237,19 +225,6 @@ class EvidenceReader:
         return Finding(Fate.GONE, f"{place} was compacted away and no marker is left: the evidence is gone")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Ending prepared transactions from another process than the one that wrote them.
-#
-# Rules:
-#
-# - A handle is (transactional id, producer id, epoch). It names *one* transaction only because the
-#   writer asks for a new epoch before every transaction; otherwise committing an old handle would
-#   commit whatever is open under it now.
-# - Code 0 is the only answer that is believed as it stands. On every other answer the record named
-#   in the committable is read in the log first.
-# - "Nobody answered" is never an answer: the broker may have acted. It becomes RETRY.
-
-
 _CLOCK = SystemClock()
 _ONGOING = "Ongoing"
 _OPEN_STATES = (_ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
@@ -261,11 +236,7 @@ _EVIDENCE_PATIENCE_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class KafkaCommittable(Stored):
-    """A prepared transaction: what any process needs to commit or abort it.
-
-    Written by the task that staged the records, after every record was acknowledged; stored in
-    the staged file and in the decision; used by :class:`TransactionClient`.
-    """
+    """A prepared transaction: what any process needs to commit or abort it."""
 
     IS_CLOSED: ClassVar = True
 
@@ -277,7 +248,7 @@ class KafkaCommittable(Stored):
     #: How many records it holds, at least one; an empty transaction is no committable.
     records: int
     #: The EndTxn version the handle was prepared for.
-    protocol_version: int = field(default=END_TXN_VERSION, metadata=ADDED)
+    protocol_version: int = END_TXN_VERSION
 
     def __post_init__(self) -> None:
         if not isinstance(self.transactional_id, str) or not self.transactional_id:
@@ -294,7 +265,6 @@ class KafkaCommittable(Stored):
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Return the committable that `value` holds."""
         try:
             found: Self = read(cls, value)
         except ValueError as wrong:
@@ -304,8 +274,6 @@ class KafkaCommittable(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """Whether a committable can still be committed, with the observation."""
-
     alive: bool
     reason: str
 
@@ -337,12 +305,7 @@ def why_not_counted(
 
 
 class TransactionClient:
-    """Commits, aborts and looks up transactions that other processes prepared.
-
-    Used by the coordinator, again and again over hours; it reconnects by itself after a broker
-    restart. All calls are idempotent, keep nothing between them and may be repeated after a
-    crash by a new process. One instance belongs to one thread.
-    """
+    """Commits, aborts and looks up transactions that other processes prepared; used by one thread."""
 
     def __init__(
         self,
@@ -382,24 +345,16 @@ class TransactionClient:
         return self._ended(committable, EndAction.ABORT)
 
     def is_alive(self, committables: Iterable[KafkaCommittable]) -> dict[KafkaCommittable, Liveness]:
-        """Tell for each committable whether its transaction is still open under its own epoch.
-
-        One request to each coordinator. To be called right before a decision; a transaction may
-        still reach its time limit between this and the commit.
-        """
+        """Tell for each committable whether its transaction is still open, right before a decision."""
         wanted = list(committables)
         views = self.described(sorted({one.transactional_id for one in wanted}))
         return {one: _liveness(one, views[one.transactional_id]) for one in wanted}
 
     def why_not_counted(self, one: KafkaCommittable, next_sequences: Mapping[str, Sequence[int]]) -> str:
-        """Return the first partition that does not hold what its tasks wrote into a transaction; or ""."""
         return why_not_counted(self._wire, next_sequences, one.producer_id, one.producer_epoch)
 
     def list_of_job(self, job: JobUuid) -> list[OpenTransaction]:
-        """Return the open transactions of `job`, by exact parsing of their ids.
-
-        Foreign ids never match, whatever they begin with.
-        """
+        """Return the open transactions of `job`, by exact parsing of their ids."""
         found: list[OpenTransaction] = []
         for row in self._wire.list_transactions(_OPEN_STATES):
             parsed = TransactionalId.parse(row.transactional_id)
@@ -409,11 +364,8 @@ class TransactionClient:
         return sorted(found, key=lambda one: one.transactional_id)
 
     def abort_open(self, transactional_id: TransactionalId) -> CommitAnswer:
-        """Abort whatever is open under a leftover id, and fence its producers.
-
-        A new epoch is taken and not just the transaction ended: a task that is still writing
-        would otherwise open the next one under the same id.
-        """
+        """Abort whatever is open under a leftover id, and fence its producers."""
+        # By a new epoch: a task that is still writing would otherwise open the next one under the same id.
         name = str(transactional_id)
         try:
             view = self.described([name])[name]
@@ -434,8 +386,6 @@ class TransactionClient:
         if view.state in _OPEN_STATES:
             return CommitAnswer(Outcome.COMMITTED, f"{name} was open and is aborted")
         return CommitAnswer(Outcome.ALREADY_COMMITTED, f"nothing was open under {name} ({view.state})")
-
-    # -- inside -------------------------------------------------------------------------------
 
     def _ended(self, one: KafkaCommittable, action: EndAction) -> CommitAnswer:
         code, lost_detail = self._settled(

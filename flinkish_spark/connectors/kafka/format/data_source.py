@@ -52,7 +52,6 @@ class FlinkishKafka(DataSource):
         return KafkaBatchReader(parse_batch(self.options))
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
-        """Return the reader of a streaming query."""
         from flinkish_spark.connectors.kafka.format.reader import AlignedStreamReader, KafkaStreamReader
 
         options = parse_stream(self.options)
@@ -108,8 +107,6 @@ def register(spark: SparkSession) -> None:
 
 
 def _redact_options(spark: SparkSession) -> None:
-    """Let Spark hide the options of this format that its own patterns do not know, in plans and the UI."""
-
     def with_ours(before: str) -> str:
         return before if _SECRETS in before else f"{before or _BY_DEFAULT}|{_SECRETS}"
 

@@ -26,9 +26,6 @@ from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError, GraphError, InputLostError
 from flinkish_spark.protocol.ids import Place
 
-# ----------------------------------------------------------------------------------------------------------
-# What the brokers have now: partitions, first and last offsets, offsets for timestamps.
-
 
 class OffsetFinder:
     """Turns options into offsets by asking the brokers; one per reader, on the driver."""
@@ -37,7 +34,6 @@ class OffsetFinder:
         self._positions, self._options = positions, options
 
     def places(self) -> frozenset[Place]:
-        """Return the partitions to read now."""
         wanted = self._options.subscription
         if wanted.assigned:
             existing = self._existing({topic for topic, _ in wanted.assigned})
@@ -54,7 +50,6 @@ class OffsetFinder:
         return frozenset(Positions.places(self._existing(set(wanted.topics))))
 
     def existing_places(self) -> frozenset[Place]:
-        """Return those of the partitions to read that exist now."""
         wanted = self._options.subscription
         if wanted.pattern:
             return self.places()
@@ -131,10 +126,6 @@ def _check_same_places(places: frozenset[Place], given: Mapping[Place, int], opt
         )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What there is to read now, and what is missing: the source's policy for lost data.
-
-
 LOG = logging.getLogger(__name__)
 #: How often partitions that were added, or topics that match a pattern, are looked for.
 _LOOK_FOR_PARTITIONS_S = 5.0
@@ -143,8 +134,6 @@ _CLOCK = SystemClock()
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One look at the topics: the ends, and what is missing of what was read before."""
-
     ends: Mapping[Place, int]
     losses: tuple[str, ...]
 
@@ -159,7 +148,6 @@ class TopicWatch:
         self._reported: set[str] = set()
 
     def ends(self, begin: Mapping[Place, int]) -> dict[Place, int]:
-        """Return where each partition ends now."""
         if not self._fails_on_loss:
             return self._ends_there_are(begin)
         look = seen_to_stay(lambda: self._look(begin), lambda seen: bool(seen.losses), _CLOCK)
@@ -214,10 +202,7 @@ class TopicWatch:
         return self._places
 
     def _hidden(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> frozenset[Place]:
-        """Return the partitions whose end is before what was read only because a transaction is open.
-
-        Whoever read without read_committed before has read more than is shown now.
-        """
+        """Return the partitions whose end is before what was read only because a transaction is open."""
         behind = [place for place, end in ends.items() if end < begin.get(place, 0)]
         marks = self._finder.latest(behind, Isolation.READ_UNCOMMITTED) if behind else {}
         return frozenset(place for place, mark in marks.items() if mark >= begin[place])

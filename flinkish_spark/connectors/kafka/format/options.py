@@ -26,13 +26,6 @@ from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.protocol.choices import closest
 from flinkish_spark.protocol.ids import Place
 
-# ----------------------------------------------------------------------------------------------------------
-# The options of `format("kafka")`, which of them mean what here, and what to say about others.
-#
-# Spark hands a data source its options with lower-case names; the table below restores the spelling of
-# Spark's documentation for messages.
-
-
 _KAFKA = "kafka."
 
 #: Of Spark's Kafka source.
@@ -93,10 +86,8 @@ _REFUSED = {
 
 
 def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Refuse unknown options with the nearest known name.
-
-    Names under ``kafka.`` are left to the client they are for.
-    """
+    """Refuse unknown options but those under ``kafka.``, which are left to the client they are for."""
+    # Spark hands a data source its options with lower-case names.
     spelled = {name.lower(): name for name in (*known, *_OF_SPARK)}
     for name in sorted(options):
         refused = next((why for bad, why in _REFUSED.items() if bad == name.lower()), None)
@@ -153,12 +144,10 @@ class Given:
         return name.lower() in self._values
 
     def text(self, name: str) -> str | None:
-        """Return the value without surrounding blanks, None if not given."""
         value = self._values.get(name.lower())
         return None if value is None else value.strip()
 
     def flag(self, name: str, otherwise: bool) -> bool:
-        """Return a boolean option."""
         value = self.text(name)
         if value is None:
             return otherwise
@@ -167,7 +156,6 @@ class Given:
         return value.lower() == "true"
 
     def positive(self, name: str) -> int | None:
-        """Return a whole number above 0, None if not given."""
         value = self.text(name)
         if value is None:
             return None
@@ -178,10 +166,6 @@ class Given:
                 option=name,
             )
         return int(value)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The options of the Kafka source, parsed: which topics, from where to where, in what portions.
 
 
 #: Stand for "the first" and "behind the last" in Spark's JSON of offsets.
@@ -264,12 +248,10 @@ class SourceOptions:
 
 
 def parse_batch(options: Mapping[str, str]) -> SourceOptions:
-    """Return the options of a batch read."""
     return _parse(options, READ_BATCH_ONLY, otherwise=EARLIEST)
 
 
 def parse_stream(options: Mapping[str, str]) -> SourceOptions:
-    """Return the options of a streaming read; see :func:`parse_batch`."""
     given = Given(options)
     for name in READ_BATCH_ONLY:
         if name in given:
@@ -467,10 +449,6 @@ def _duration_ms(given: Given, name: str, otherwise: int) -> int:
     return int(match[1]) * _UNIT_MS[match[2].lower()]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The options and the columns of the Kafka sink, checked before anything is written.
-
-
 #: How long staged rows may wait for their commit: the rest of the micro-batch, or a restart. Shorter than
 #: the broker's maximum, since what a dead driver left open holds readers back for so long.
 _DEFAULT_TRANSACTION_TIMEOUT_MS = 300_000
@@ -501,7 +479,6 @@ class SinkOptions:
 
 
 def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
-    """Return the options of a streaming write."""
     check_names(options, WRITE, "sink")
     given = Given(options)
     servers, connection, producer = split_kafka_options(options)

@@ -59,10 +59,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The task's side of the source: records of a range as Arrow batches, and the barrier behind them.
-
-
 #: Columns of Spark's own Kafka source.
 SCHEMA = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, "
@@ -76,8 +72,6 @@ CONTROL = f", {C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT"
 
 
 class KafkaPiece(InputPartition):
-    """What one task reads."""
-
     def __init__(self, piece: Range, barrier: Barrier | None) -> None:
         super().__init__(None)
         self.piece, self.barrier = piece, barrier
@@ -98,10 +92,7 @@ def schema_of(options: SourceOptions) -> str:
 
 
 def read_piece(options: SourceOptions, partition: KafkaPiece) -> Iterator[pa.RecordBatch]:
-    """Yield a piece's records, and its barrier as the last row.
-
-    Called in a task, once per attempt; a repeated call yields the same rows.
-    """
+    """Yield a piece's records, and its barrier as the last row; in a task, the same at each attempt."""
     from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 
     freeze_modules()
@@ -118,7 +109,7 @@ def read_piece(options: SourceOptions, partition: KafkaPiece) -> Iterator[pa.Rec
 
 
 def read_wakes(options: SourceOptions, partition: WakePiece) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that call key groups, without anything of a record. Called in a task."""
+    """Yield the rows that call key groups, without anything of a record."""
     import pyarrow as pa
 
     kinds, checkpoints, channels, places = zip(*partition.rows, strict=True)
@@ -135,17 +126,14 @@ def read_wakes(options: SourceOptions, partition: WakePiece) -> Iterator[pa.Reco
 
 
 def _without_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Leave out the barrier records of another job.
-
-    They have no value, and no key or ours; only of records that look so the headers are read, one
-    by one, since there are few if any.
-    """
+    """Leave out the barrier records of another job."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     from flinkish_spark.connectors.kafka.client.barriers import BARRIER_KEY, mark_in
     from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 
+    # They have no value, and no key or ours; only of records that look so the headers are read, one by one.
     if not batch.column("value").null_count:
         return batch
     keys = batch.column("key")
@@ -180,7 +168,6 @@ def _barrier(options: SourceOptions, barrier: Barrier) -> pa.RecordBatch:
 
 
 def _nothing(options: SourceOptions, count: int) -> pa.RecordBatch:
-    """Return rows of nulls in place of records."""
     import pyarrow as pa
 
     from flinkish_spark.connectors.kafka.client.reader import record_schema
@@ -192,10 +179,6 @@ def _nothing(options: SourceOptions, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{}] * count, schema=columns)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# `spark.read.format("flinkish-kafka")`: a bounded read of topics.
-
-
 class KafkaBatchReader(DataSourceReader):
     """Reads from the starting to the ending offsets, as they are when Spark plans the query."""
 
@@ -203,7 +186,6 @@ class KafkaBatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Return the pieces to read; one empty piece if there is nothing."""
         with Positions(self._options.connection) as positions:
             finder = OffsetFinder(positions, self._options)
             start, end = finder.starting(), finder.ending()
@@ -222,10 +204,6 @@ class KafkaBatchReader(DataSourceReader):
         return read_piece(self._options, partition)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Tells a consumer group how far a query is, so that lag tools see it. Never stops the query.
-
-
 LOG = logging.getLogger(__name__)
 #: After a refusal the next try waits, so that a missing right does not slow every micro-batch down.
 _BACK_OFF_S = 30.0
@@ -242,10 +220,7 @@ class GroupOffsets:
         self._not_before = float("-inf")
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Store offsets, forward only.
-
-        Called with what Spark has finished: the micro-batch that ended there is in commits/.
-        """
+        """Store the offsets of what Spark has finished, forward only."""
         group = self._options.group_id
         if not group or offsets == self._committed or time.monotonic() < self._not_before:
             return
@@ -264,20 +239,6 @@ class GroupOffsets:
         self._committed = dict(offsets)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The driver's side of the streaming source: which offsets the next micro-batch reads.
-#
-# Lives in one Python process per query that Spark keeps on the driver. Spark logs what
-# :meth:`KafkaStreamReader.latestOffset` returns before it runs the micro-batch, so everything a re-run must
-# repeat is in that offset: the end of every partition and, inside an environment's job, what its driver has
-# said: the checkpoint whose barriers the micro-batch carries, and where time stands.
-#
-# Spark does not log where the first micro-batch begins; it asks again after a crash, when the answer may be
-# another one. So the first micro-batch of a plain query is empty and ends where the query begins, and an
-# environment's job keeps its first offsets in its job directory. Where `availableNow` may be one micro-batch,
-# in Spark 4.1, the first one goes on to its end, and has its beginning in that end.
-
-
 #: What a plain query goes by, and a job's before its driver has said anything.
 NOTHING_SAID = ControlOffset()
 #: In the offset that a plain query begins with, and in no offset that Spark logs.
@@ -289,7 +250,16 @@ _ASK_EVERY_S = 0.025
 
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The streaming source; see the module's head and `docs/drop-in.md`."""
+    """The streaming source; see `docs/drop-in.md`."""
+
+    # Spark logs what `latestOffset` returns before it runs the micro-batch, so everything a re-run must
+    # repeat is in that offset: the end of every partition and, inside an environment's job, what its driver
+    # has said.
+    #
+    # Spark does not log where the first micro-batch begins; it asks again after a crash, when the answer may
+    # be another one. So the first micro-batch of a plain query is empty and ends where the query begins, and
+    # an environment's job keeps its first offsets in its job directory. Where `availableNow` may be one
+    # micro-batch, in Spark 4.1, the first one goes on to its end, and has its beginning in that end.
 
     def __init__(self, options: SourceOptions, finder: OffsetFinder | None = None) -> None:
         self._options = options
@@ -305,17 +275,14 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A reader is sent to every task; there it needs its options only.
         return {"_options": self._options}
 
-    # -- offsets --------------------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:
         if not self._options.first_offsets:
             return {**self._logged(self._finder.starting(), NOTHING_SAID), START_KEY: True}
         return self._logged(plan.from_json(self._first()["offsets"]), NOTHING_SAID)
 
     def _first(self) -> dict[str, Any]:
-        """Return where the job began, recording it at the first start.
-
-        A rewind to before the first micro-batch must begin there, not where the topic ends by then.
-        """
+        """Return where the job began, recording it at the first start."""
+        # A rewind to before the first micro-batch must begin there, not where the topic ends by then.
         folder, key = self._options.first_offsets, self._first_offsets_key()
         store = StoreSpec.from_text(folder).open()
         objects = SealedObjects(store, folder)
@@ -334,7 +301,6 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of the query: what is there now."""
         self._target = self._watch.ends({})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -349,7 +315,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return first_end if first_end == logged else {**first_end, BEGAN_KEY: logged}
         # Spark asks for a new end only after the micro-batch before it is in commits/.
         self._group.commit(begin)
-        offered = ControlOffset.from_json(start).raised_to(self._offered())
+        offered = ControlOffset.newest([start]).raised_to(self._offered())
         self._wait_a_little()
         self._newest = self._watch.ends(begin)
         end = self._capped(begin, self._newest)
@@ -372,7 +338,6 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._asked_at = time.monotonic()
 
     def _capped(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
-        """Return the ends, not beyond what availableNow fixed."""
         target = self._target
         if target is None:
             return dict(ends)
@@ -392,7 +357,6 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {place: begin[place] if held.holds(number(*place)) else at for place, at in end.items()}
 
     def _paced(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
-        """Return the ends, not beyond what may be taken by now."""
         allowed = self._pace.allowance(time.monotonic())
         # A query that is to read what there is, and end, takes nothing new for the end.
         if allowed is None or self._target is not None:
@@ -416,7 +380,6 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         said = control.to_json() if self._options.control_path else {}
         return {**plan.to_json(offsets), **said}
 
-    # -- reading --------------------------------------------------------------------------------
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the pieces of a micro-batch; with a barrier behind the last one of each partition."""
         if START_KEY in start:
@@ -448,14 +411,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [*pieces, WakePiece(wakes)] if wakes else pieces
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one piece, and its barrier. Called in a task."""
         if isinstance(partition, WakePiece):
             return read_wakes(self._options, partition)
         assert isinstance(partition, KafkaPiece)
         return read_piece(self._options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit the group's offsets: Spark has finished everything before `end`."""
         self._group.commit(parsed_offset(end)[0])
 
 
@@ -465,21 +426,12 @@ def parsed_offset(offset: Mapping[str, Any]) -> tuple[dict[Place, int], int]:
     return plan.from_json(topics), int(offset.get(OFFSET_KEY, 0))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The streaming source of a job that is chained behind another one: micro-batches that end at its cuts.
-#
-# What a plan is, is decided by `connectors/kafka/chaining/alignment.py`; here are the brokers, the files
-# and the clock.
-
-
 _CLOCK = SystemClock()
 #: How long an offered checkpoint may wait for its cut before that is worth a warning.
 _PATIENCE_MS = 30_000
 
 
 class AlignedStreamReader(KafkaStreamReader):
-    """The source of a chained job; see `docs/chained-jobs.md`."""
-
     def __init__(
         self,
         options: SourceOptions,
@@ -552,10 +504,11 @@ class AlignedStreamReader(KafkaStreamReader):
             return start if time == before else {**start, **time.to_json()}
         drained = offered_by(content).drained
         drawn = int(planned.drawn)
-        said = ControlOffset(drawn, time, drained=drawn if drawn == drained else _drained(start))
+        said = ControlOffset(
+            drawn, time, drained=drawn if drawn == drained else ControlOffset.from_json(start).drained
+        )
         return {**self._logged(planned.end, said), **planned.state.to_json(planned.end)}
 
-    # -- what there is --------------------------------------------------------------------------
     def _with_new(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
         """Return `begin` with the partitions that were added, which may have to wait for their turn."""
         known = {**begin, **{p: o for p, o in self._first_offsets.items() if p not in begin and p in ends}}
@@ -581,7 +534,6 @@ class AlignedStreamReader(KafkaStreamReader):
             self._is_replaying = bool(state.channel_state)
         return frozenset(begin.keys() - state.channel_state.keys()) if self._is_replaying else frozenset()
 
-    # -- telling --------------------------------------------------------------------------------
     def _report(self, state: CutState, view: View, planned: Planned | None) -> None:
         if planned is not None:
             state, view = planned.state, replace(view, begin=planned.end, drawn=planned.drawn)
@@ -600,12 +552,7 @@ class AlignedStreamReader(KafkaStreamReader):
             self._waiting_since_ms = now_ms
 
 
-def _drained(offset: Mapping[str, Any]) -> int:
-    return ControlOffset.from_json(offset).drained
-
-
 def _offered(control: Mapping[str, Any], drawn: int) -> Offer:
-    """Return the checkpoint that a control file offers."""
     if "checkpoint" not in control:
         return Offer(CheckpointId(drawn))
     purpose = CheckpointPurpose(control.get("purpose", CheckpointPurpose.PERIODIC.value))
@@ -614,8 +561,6 @@ def _offered(control: Mapping[str, Any], drawn: int) -> Offer:
 
 
 def _of_job(scan: Scan, wanted: JobUuid | None) -> Scan:
-    """Return a scan that sees the barriers of one job only, if one is wanted."""
-
     def scan_wanted(place: Place, start: int, end: int) -> Scanned:
         seen = scan(place, start, end)
         return replace(seen, barriers=tuple(s for s in seen.barriers if wanted in (None, s.mark.job)))

@@ -1,4 +1,14 @@
-"""Writing `format("flinkish-kafka")`: stage in the tasks, write ahead, commit each micro-batch."""
+"""Writing `format("flinkish-kafka")`: stage in the tasks, write ahead, commit each micro-batch.
+
+For every micro-batch Spark makes a writer in a Python process on the driver and pickles it into the tasks;
+behind them it makes a new one, in another call, and commits. The life of a micro-batch, in order:
+
+1. *plan*, when the writer is pickled: earlier attempts are sealed, what they decided is finished, what they
+   left open is aborted, and this attempt gets its number.
+2. *stage*, in each task: one transaction, flushed and left open.
+3. *commit*: the committables are written ahead (the decision), then committed, then confirmed by a receipt.
+   Spark writes commits/N when this returns.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
@@ -68,27 +78,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What the drop-in sink keeps beside Spark's checkpoint, and its typed reads and writes.
-#
-#     <checkpointLocation>/flinkish-kafka/sink.json             uuid, part of all transactional ids
-#     <checkpointLocation>/flinkish-kafka/attempts/<n>.json     planned attempts
-#     <checkpointLocation>/flinkish-kafka/decisions/<n>.json    COMMIT or ABORT of attempt n: the write-ahead
-#     <checkpointLocation>/flinkish-kafka/receipts/<batch>.json everything of the batch is committed
-#
-# The folder lives and dies with Spark's checkpoint: who deletes one must delete the other, and who copies
-# one must copy both.
-
-
-T = TypeVar("T")
-
 FOLDER = "flinkish-kafka"
 #: How many batches keep their files. Spark runs only the newest one again; the rest are for people.
 _KEPT_BATCHES = 20
 
 
 class EpochDir:
-    """Typed access to the files of one drop-in sink."""
+    """Typed access to the files of one drop-in sink, which live and die with Spark's checkpoint."""
+
+    # Below <checkpointLocation>/flinkish-kafka:
+    #
+    #     sink.json               uuid, part of all transactional ids
+    #     attempts/<n>.json       planned attempts
+    #     decisions/<n>.json      COMMIT or ABORT of attempt n: the write-ahead
+    #     receipts/<batch>.json   everything of the batch is committed
 
     def __init__(self, checkpoint_location: Path) -> None:
         self._spark_checkpoint = checkpoint_location
@@ -103,9 +106,7 @@ class EpochDir:
             self._store.create_if_absent("sink.json", seal("sink", {"uuid": uuid.uuid4().hex}))
             return JobUuid(self._objects.read("sink.json", "sink", dict)["uuid"])
 
-    # -- attempts -------------------------------------------------------------------------------
     def newest_attempt(self) -> Attempt | None:
-        """Return the attempt that was planned last, by any driver."""
         numbers = self._objects.numbers("attempts")
         return (
             None
@@ -122,19 +123,14 @@ class EpochDir:
         )
 
     def undecided_attempts(self) -> tuple[AttemptNumber, ...]:
-        """Return the attempts that nobody has decided, in order."""
         open_numbers = self._objects.numbers("attempts") - self._objects.numbers("decisions")
         return tuple(AttemptNumber(n) for n in sorted(open_numbers))
 
-    # -- decisions ------------------------------------------------------------------------------
     def create_decision(self, decision: AttemptDecision) -> CreateResult:
-        """Decide an attempt once and for all; EXISTS means that it is decided otherwise.
-
-        A decision counts only beside its attempt: a zombie that slept until its attempt, and the seal
-        on it, were pruned gets EXISTS too.
-        """
+        """Decide an attempt once and for all; EXISTS means that it is decided otherwise."""
         key = f"decisions/{decision.attempt}.json"
         created = self._store.create_if_absent(key, seal("attempt-decision", decision.to_json()))
+        # It counts only beside its attempt, which may be pruned, with the seal on it, while a zombie slept.
         if created is CreateResult.CREATED and self.attempt(decision.attempt) is None:
             self._store.delete(key)
             return CreateResult.EXISTS
@@ -144,19 +140,16 @@ class EpochDir:
         return created
 
     def decision(self, attempt: AttemptNumber) -> AttemptDecision | None:
-        """Return the decision, or None while the attempt is open."""
         try:
             return self._decision(int(attempt))
         except ObjectMissing:
             return None
 
     def decisions(self) -> tuple[AttemptDecision, ...]:
-        """Return all decisions that count, in order of attempt."""
         numbers = self._objects.numbers("attempts") & self._objects.numbers("decisions")
         return tuple(self._decision(n) for n in sorted(numbers))
 
     def decided_batches(self) -> tuple[DecidedBatch, ...]:
-        """Return the batches with a COMMIT, in order of batch."""
         try:
             return decided_batches(self.decisions())
         except ValueError as error:
@@ -166,7 +159,6 @@ class EpochDir:
                 what_to_do="restore the checkpoint from a backup; nothing is guessed",
             ) from error
 
-    # -- receipts -------------------------------------------------------------------------------
     def create_receipt(self, batch: BatchId, body: Mapping[str, Any]) -> CreateResult:
         """Confirm a batch. EXISTS is harmless: somebody finished the same work."""
         return self._store.create_if_absent(f"receipts/{batch}.json", seal("batch-receipt", body))
@@ -174,7 +166,6 @@ class EpochDir:
     def confirmed(self) -> frozenset[BatchId]:
         return frozenset(BatchId(number) for number in self._objects.numbers("receipts"))
 
-    # -- Spark's own ----------------------------------------------------------------------------
     def offsets_sha256(self, batch: BatchId) -> str:
         """Return the digest of what Spark logged as the batch's offsets, without its metadata line."""
         entry = self._spark_checkpoint / "offsets" / str(batch)
@@ -189,7 +180,6 @@ class EpochDir:
             ) from None
         return hashlib.sha256("\n".join([lines[0], *lines[2:]]).encode()).hexdigest()
 
-    # -- retention ------------------------------------------------------------------------------
     def prune(self) -> None:
         """Delete what belongs to batches long confirmed; the newest attempt always stays."""
         receipts = self._objects.numbers("receipts")
@@ -213,7 +203,6 @@ class EpochDir:
         for number in (n for n in receipts if n < oldest_kept):
             self._store.delete(f"receipts/{number}.json")
 
-    # -- helpers --------------------------------------------------------------------------------
     def _decision(self, number: int) -> AttemptDecision:
         key = f"decisions/{number}.json"
         found = self._objects.read(key, "attempt-decision", AttemptDecision.from_json)
@@ -236,16 +225,8 @@ def before_full_refresh(checkpoint_location: Path) -> list[Path]:
     return sorted(earlier, key=lambda one: int(one.name))
 
 
-def committed(decision: AttemptDecision | None) -> bool:
-    return decision is not None and decision.verdict is Verdict.COMMIT
-
-
 def _attempt_key(number: int) -> str:
     return f"attempts/{number}.json"
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The way out when the rows of a decided micro-batch are lost for good.
 
 
 def settle(checkpoint_location: str, batch: int) -> None:
@@ -269,10 +250,6 @@ def settle(checkpoint_location: str, batch: int) -> None:
     directory.create_receipt(wanted, {"settled_by_hand": True})
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The steps of a micro-batch that can be watched from outside; a crash test dies at them.
-
-
 class EpochStep(enum.Enum):
     """Every durable or outward step of the driver's side, in order."""
 
@@ -287,12 +264,8 @@ class EpochStep(enum.Enum):
 EpochObserver = StepObserver[EpochStep]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What the drop-in sink needs of Kafka's transactions; tests bring transactions of their own.
-
-
 class Transactions(Protocol):
-    """What is needed of `flinkish_spark.connectors.kafka.client.transactions.TransactionClient`."""
+    """What is needed of :class:`.TransactionClient`."""
 
     def commit(self, committable: KafkaCommittable) -> CommitAnswer:
         """Make a prepared transaction visible."""
@@ -314,14 +287,6 @@ def handles_of(parts: Sequence[StagedPart]) -> list[KafkaCommittable]:
     return [KafkaCommittable.from_json(part.payload) for part in parts if part.payload is not None]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Planning, committing and finishing the micro-batches of a drop-in sink.
-#
-# Runs in Python processes that Spark starts on the driver: one call of :meth:`SinkEpochs.plan` per micro-
-# batch before its tasks, one of :meth:`SinkEpochs.commit` behind them. Neither keeps anything in memory
-# that matters; the rules are in `protocol/micro_batches.py`, the files in `epoch_dir.py`.
-
-
 LOG = logging.getLogger(__name__)
 
 
@@ -337,23 +302,19 @@ class StagedDataLostError(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What the tasks of one attempt need to name their transactions."""
-
     sink: JobUuid
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """What became of the parts of a decided batch."""
-
     lost: tuple[StagedPart, ...]
     proven_aborted: frozenset[int]
     details: Mapping[int, str]
 
 
 class SinkEpochs:
-    """The protocol of one drop-in sink; see the module's head."""
+    """The protocol of one drop-in sink; its rules are in `protocol/micro_batches.py`."""
 
     def __init__(
         self,
@@ -366,13 +327,8 @@ class SinkEpochs:
         self._dir, self._transactions, self._observer = directory, transactions, observer
         self._planner, self._marks = planner, marks
 
-    # -- before the tasks -----------------------------------------------------------------------
     def plan(self) -> Lease:
-        """Fence earlier attempts, finish what they decided, and take the next attempt.
-
-        Called on the driver for every micro-batch before Spark runs its tasks. A part that is
-        LOST is left for :meth:`commit`, which may have a replacement for it.
-        """
+        """Fence earlier attempts, finish what they decided, and take the next attempt."""
         self._observer.before(EpochStep.PLAN, "")
         sink = self._dir.sink_uuid()
         newest = self._dir.newest_attempt()
@@ -405,12 +361,8 @@ class SinkEpochs:
         return Lease(sink, attempt)
 
     def give_up(self) -> None:
-        """End this sink for good: what is decided is finished, all else is aborted, nobody plans here again.
-
-        Called for the checkpoints that a flow had before a full refresh, when the new one plans first; may
-        be repeated. The last attempt is one that is never staged: whoever lives on finds it, or cannot take
-        its number.
-        """
+        """End this sink for good: finish what is decided, abort all else, let nobody plan here again."""
+        # By an attempt that is never staged: whoever lives on finds it, or cannot take its number.
         while (newest := self._dir.newest_attempt()) is not None and newest.planner != _FULL_REFRESH:
             self._dir.create_attempt(next_attempt(newest, _FULL_REFRESH, newest_is_confirmed=False))
         if newest is not None:
@@ -445,13 +397,8 @@ class SinkEpochs:
         confirmed = self._dir.confirmed()
         return tuple(found for found in self._dir.decided_batches() if found.batch not in confirmed)
 
-    # -- behind the tasks -----------------------------------------------------------------------
     def commit(self, attempt: AttemptNumber, batch: BatchId, parts: Sequence[StagedPart]) -> None:
-        """Decide and commit a batch, or finish it if an earlier attempt decided it.
-
-        Called on the driver when all tasks have staged; Spark writes commits/N when it returns.
-        If it raises, Spark ends the query, and a restart runs the batch again.
-        """
+        """Decide and commit a batch, or finish it if an earlier attempt decided it."""
         decided = {found.batch: found for found in self._dir.decided_batches()}.get(batch)
         if decided is None:
             decided = self._decide(attempt, batch, parts)
@@ -537,18 +484,15 @@ class SinkEpochs:
             )
 
     def abort(self, attempt: AttemptNumber | None, parts: Sequence[StagedPart]) -> None:
-        """Give an attempt up, unless it is decided.
-
-        Called when tasks or :meth:`commit` failed. Spark calls it behind a failed commit, too,
-        which may have decided already: that stays as it is.
-        """
+        """Give an attempt up, unless it is decided: Spark calls it behind a failed commit, too."""
         if attempt is None:
             newest = self._dir.newest_attempt()
             if newest is None or newest.planner != self._planner:
                 return
             attempt = newest.number
         self._dir.create_decision(AttemptDecision(attempt, Verdict.ABORT, reason="the attempt failed"))
-        if committed(self._dir.decision(attempt)):
+        decision = self._dir.decision(attempt)
+        if decision is not None and decision.verdict is Verdict.COMMIT:
             return
         self._abort_parts(parts)
         self._sweep_behind(attempt, self._unconfirmed())
@@ -561,7 +505,6 @@ class SinkEpochs:
             except FlinkishError as error:
                 LOG.warning("%s is left to the next attempt: %s", handle.transactional_id, error)
 
-    # -- marks ----------------------------------------------------------------------------------
     def _require_ours(self, newest: Attempt | None) -> None:
         """Raise AnotherTimelineError if the brokers know an attempt that this folder does not."""
         mark = None if self._marks is None else self._marks.newest()
@@ -595,7 +538,6 @@ class SinkEpochs:
             Mark(CheckpointId(int(decided.first.attempt)), (attempt.token or None) if attempt else None)
         )
 
-    # -- finishing ------------------------------------------------------------------------------
     def _finish(self, decided: DecidedBatch) -> _Finished:
         """Commit every part of a decided batch; repeating it changes nothing."""
         self._mark(decided)
@@ -656,7 +598,6 @@ class SinkEpochs:
                 what_to_do="use a new checkpointLocation, or delete the whole checkpoint",
             )
 
-    # -- leftovers ------------------------------------------------------------------------------
     def _why_dead(self, parts: Sequence[StagedPart]) -> str:
         handles = handles_of(parts)
         if not handles:
@@ -666,13 +607,11 @@ class SinkEpochs:
         return dead[0] if dead else ""
 
     def _sweep(self, sink: JobUuid, highest_block: int, unconfirmed: Sequence[DecidedBatch]) -> None:
-        """Abort what the sink left open and no unconfirmed batch names: it holds back every reader.
-
-        Blocks above `highest_block` belong to attempts planned later, perhaps by another driver.
-        """
+        """Abort what the sink left open and no unconfirmed batch names: it holds back every reader."""
         parts = [one for batch in unconfirmed for part in batch.first.parts for one in batch.candidates(part)]
         needed = {handle.transactional_id for handle in handles_of(parts)}
         for found in self._transactions.list_of_job(sink):
+            # Of attempts planned later, perhaps by another driver.
             is_later = found.transactional_id.block > highest_block
             if not is_later and str(found.transactional_id) not in needed:
                 self._transactions.abort_open(found.transactional_id)
@@ -693,33 +632,18 @@ class SinkEpochs:
             LOG.warning("old files of the sink are deleted by a later batch: %s", error)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The streaming sink: stage in the tasks, write ahead, commit.
-#
-# For every micro-batch Spark makes this object in a Python process on the driver and pickles it into the
-# tasks; behind them it makes a new one, in another call, and commits. The life of a micro-batch, in order:
-#
-# 1. *plan*, when the object is pickled: earlier attempts are sealed, what they decided is finished,
-#    what they left open is aborted, and this attempt gets its number.
-# 2. *stage*, in each task: one transaction, flushed and left open.
-# 3. *commit*: the committables are written ahead (the decision), then committed, then confirmed by
-#    a receipt. Spark writes commits/N when this returns.
-
-
 #: The drop-in sink has attempts in place of owners.
 _NO_OWNER = OwnerEpoch(0)
 
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """What a task reports: its attempt, and what it staged as JSON values."""
-
     attempt: int
     part: dict[str, Any]
 
 
 class KafkaStreamWriter(DataSourceStreamArrowWriter):
-    """Writes micro-batches exactly once; see the module's head."""
+    """Writes micro-batches exactly once."""
 
     def __init__(self, options: SinkOptions, make_observer: Callable[[], EpochObserver]) -> None:
         self._options, self._make_observer = options, make_observer
@@ -761,7 +685,6 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             # A full refresh is what mends a checkpoint that is damaged or is another one's copy.
             LOG.warning("what %s has left open ends by its timeout: %s", earlier, error)
 
-    # -- in a task ------------------------------------------------------------------------------
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """Stage one task's rows; everything is acknowledged and invisible when this returns."""
         import pyarrow as pa
@@ -807,7 +730,6 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             producer=self._options.producer,
         )
 
-    # -- on the driver --------------------------------------------------------------------------
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit a micro-batch, or finish the commit of an earlier attempt of it."""
         attempts, parts = _read(messages)
@@ -831,7 +753,6 @@ def _read(messages: list[WriterCommitMessage | None]) -> tuple[list[AttemptNumbe
 
 
 def _common_attempt(attempts: Sequence[AttemptNumber]) -> AttemptNumber:
-    """Return the attempt that all messages of a commit belong to."""
     if len(set(attempts)) != 1:
         names = ", ".join(str(a) for a in sorted(set(attempts))) or "none"
         raise InternalError(f"the tasks of one micro-batch belong to the attempts {names}")

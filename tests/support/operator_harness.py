@@ -1,6 +1,6 @@
 """Runs one operator step by step, without Spark: for tests of this package, below declared types.
 
-Whoever tests functions of their own has :class:`~flinkish_spark.testing.ProgramHarness`.
+Users test their functions with :class:`~flinkish_spark.testing.ProgramHarness`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,6 @@ from flinkish_spark.worker.runners import (
     WindowRunner,
 )
 
-# ----------------------------------------------------------------------------------------------------------
-# Runs one keyed operator step by step, without Spark: push elements, watermarks, times; see what comes.
-#
 # State goes through the format in which a job stores it. A snapshot may be taken after any step, and
 # restored into other harnesses, each with some of the key groups; whoever wants a crash throws the harness
 # away and restores the last snapshot. A step that raises has done nothing, as a micro-batch that fails.
@@ -245,10 +242,6 @@ class OperatorHarness:
         self._output.extend(Output(emitted.rows, emitted.times_ms, side, emitted.counts))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What harnesses of operators over columns share: micro-batches, key groups and their stored state.
-
-
 #: An element and its event time.
 TimedRow = tuple[tuple[Any, ...], int | None]
 
@@ -398,10 +391,6 @@ def stable_hash(key: Any) -> int:
     return zlib.crc32(repr(key).encode())
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Runs a vectorised function step by step, without Spark.
-
-
 class VectorizedHarness(ColumnsHarness):
     """A vectorised function with all its key groups."""
 
@@ -444,10 +433,6 @@ def _fields(given: OutputType) -> T.StructType:
     parsed = declared_type(given)
     assert isinstance(parsed, T.StructType)
     return parsed
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The operator harness for keyed operators with a broadcast input: several partitions, each with a copy.
 
 
 Timed = tuple[Any, int | None]
@@ -542,10 +527,6 @@ class BroadcastHarness(OperatorHarness):
         run = self._run
         state.load(run.states, run.timers, hash_of, progress, self._keyed.hashes_to_load(state))
         self._keyed.apply(run, progress)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Runs folds of windows over columns step by step, without Spark: with the combiner, as in a job.
 
 
 class FoldHarness(ColumnsHarness):
