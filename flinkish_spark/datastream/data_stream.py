@@ -324,12 +324,13 @@ class OperatorSettings:
         """Say what errors call the function that made the stream.
 
         A keyed operator has its uid beside it, by which its state is found; what its functions see as
-        `get_task_name` is the name. Of a source a name is a note for who reads the program.
+        `get_task_name` is the name. Of a source a name is a note for who reads the program; what a union,
+        a transform or a strategy made has none, and nothing changes.
 
         Raises
         ------
         GraphError
-            It is no name, or nothing that has one made the stream: a union, a transform.
+            It is no name.
         """
         if not isinstance(name, str) or not name:
             raise GraphError(
@@ -340,25 +341,19 @@ class OperatorSettings:
             settings.name = name
         elif isinstance(self._node, KeyedNode | SourceNode):
             self._environment.graph.names[self._node.uid] = name
-        else:
-            raise GraphError(
-                f"name({name!r}) was called on {self._what()}",
-                why="a source has a name, and what map(), flat_map(), filter() or process() made, or an "
-                "operator on a keyed stream",
-                what_to_do="call it right behind one of these, or leave it out",
-            )
         return self
 
     def uid(self, uid: str) -> Self:
-        """Say the uid of an operator again; of a function without state, what errors call it.
+        """Say the uid of a keyed operator; of a function without state, what errors call it.
 
-        Where a uid is needed, the call that makes the operator takes it. This is for programs that come from
-        Flink: what it says must be what that call said.
+        The call that makes the operator takes its uid, too; the last one counts, as in Flink. What has no
+        state needs none, and nothing changes.
 
         Raises
         ------
         GraphError
-            It is no uid, or another one than the operator has.
+            It is no uid, or taken. It is another one than a source has, or than an operator has that a sink
+            or another operator reads already.
         """
         try:
             checked_name(uid, "uid")
@@ -367,13 +362,18 @@ class OperatorSettings:
         settings = self._settings()
         if settings is not None:
             settings.name = uid
-        elif not isinstance(self._node, KeyedNode | SourceNode) or self._node.uid != uid:
-            raise GraphError(
-                f"uid({uid!r}) was called on {self._what()}",
-                why="the call that makes a source or a keyed operator takes its uid: state is found by it",
-                what_to_do=f'say it there: process(..., uid="{uid}")',
-                uid=uid,
-            )
+        elif isinstance(self._node, KeyedNode | SourceNode) and self._node.uid != uid:
+            graph = self._environment.graph
+            # A source was bound to its uid. What reads an operator may run, or be a sink that is meant here.
+            if isinstance(self._node, SourceNode) or graph.is_read(self._node):
+                raise GraphError(
+                    f"uid({uid!r}) was called on {self._what()}",
+                    why="the call that makes a source or a keyed operator takes its uid: state is found by "
+                    "it",
+                    what_to_do=f'say it there: process(..., uid="{uid}")',
+                    uid=uid,
+                )
+            graph.rename(self._node, uid)
         return self
 
     def set_parallelism(self, parallelism: int) -> Self:
@@ -411,40 +411,35 @@ class OperatorSettings:
         return self
 
     def set_max_parallelism(self, max_parallelism: int) -> Self:
-        """Say the number of key groups of a keyed operator again.
+        """Say the number of key groups of a keyed operator; what else made the stream has none.
 
-        The call that makes the operator takes it. What this says must be what that call said, or what the
-        environment says where that call said nothing.
+        The call that makes the operator takes it, too; the last one counts, as in Flink.
 
         Raises
         ------
         ConfigError
             It is no number of key groups.
         GraphError
-            It is another one than the operator has, or the stream comes from no keyed operator.
+            It is another one than the operator has, and a sink or another operator reads it already.
         """
         check_max_parallelism(max_parallelism)
-        if not isinstance(self._node, KeyedNode):
-            raise GraphError(
-                f"set_max_parallelism({max_parallelism}) was called on {self._what()}",
-                why="only keyed operators have key groups",
-                what_to_do="leave it out",
-            )
-        if self._node.max_parallelism != max_parallelism:
-            raise GraphError(
-                f"{self._what()} has {self._node.max_parallelism} key groups, not {max_parallelism}",
-                why="the call that makes an operator takes their number, for the life of its state",
-                what_to_do=f"say it there: process(..., max_parallelism={max_parallelism})",
-                uid=self._node.uid,
-            )
+        if isinstance(self._node, KeyedNode) and self._node.max_parallelism != max_parallelism:
+            if self._environment.graph.is_read(self._node):
+                raise GraphError(
+                    f"{self._what()} has {self._node.max_parallelism} key groups, not {max_parallelism}",
+                    why="the call that makes an operator takes their number, for the life of its state",
+                    what_to_do=f"say it there: process(..., max_parallelism={max_parallelism})",
+                    uid=self._node.uid,
+                )
+            self._node.max_parallelism = max_parallelism
         return self
 
     def start_new_chain(self) -> Self:
         """Let a function of `map`, `flat_map`, `filter` or `process` without a key have tasks of its own.
 
         What is in front of it runs in other tasks, as in Flink; what is behind it may share its. Spark has no
-        queue between tasks, so its records go through a shuffle, as by `rebalance`. A keyed operator has its
-        own tasks anyway.
+        queue between tasks, so its records go through a shuffle, as by `rebalance`. A source and a keyed
+        operator have their own tasks anyway.
 
         Raises
         ------
@@ -464,7 +459,7 @@ class OperatorSettings:
         settings = self._settings()
         if settings is not None:
             self._environment.graph.chained[id(settings)] = chained
-        elif not isinstance(self._node, KeyedNode) or chained is Chained.NEVER:
+        elif not isinstance(self._node, KeyedNode | SourceNode) or chained is Chained.NEVER:
             raise GraphError(
                 f"{method}() was called on {self._what()}",
                 why="only a function of single records can be told to have tasks of its own: a source and a "
@@ -697,11 +692,10 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         Raises
         ------
         GraphError
-            There is no other stream, or one is keyed, or of another job. Other fields are refused when the
-            job starts.
+            One is keyed, or of another job. Other fields are refused when the job starts.
         """
         if not others:
-            raise GraphError("union() got no stream", what_to_do="name one: orders.union(more_orders)")
+            return self
         nodes = (self._node, *(self._other(other, "union")._node for other in others))
         return DataStream(self._environment, UnionNode(nodes))
 

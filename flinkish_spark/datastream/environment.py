@@ -372,17 +372,17 @@ class StreamExecutionEnvironment:
         return self.graph.max_parallelism
 
     def set_max_parallelism(self, max_parallelism: int) -> Self:
-        """Say the number of key groups of operators that name none; before the first of them.
+        """Say the number of key groups of operators that name none; another one before the first of them.
 
         Raises
         ------
         ConfigError
             It is no number of key groups.
         GraphError
-            There is an operator already, which has the number that was said before.
+            It is another one, and there is an operator already, which has what was said before.
         """
         check_max_parallelism(max_parallelism)
-        if self.graph.operators:
+        if self.graph.operators and max_parallelism != self.graph.max_parallelism:
             raise GraphError(
                 f"set_max_parallelism({max_parallelism}) was called behind an operator",
                 why=f"'{self.graph.operators[0].uid}' has its key groups already",

@@ -71,9 +71,12 @@ class KeyedEntry:
     distribution: Distribution = Distribution.BY_KEY
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class KeyedNode:
-    """A keyed function over one stream, or over two with the same type of key."""
+    """A keyed function over one stream, or over two with the same type of key.
+
+    Its uid and its key groups may be said behind the call that makes it, as long as nothing reads it.
+    """
 
     uid: str
     entries: tuple[KeyedEntry, ...]
@@ -234,6 +237,19 @@ class StreamGraph:
 
     def needs_own_time(self, source: SourceNode) -> bool:
         return any(node.strategy.uses_own_time and source in sources_of(node) for node in self.timed)
+
+    def is_read(self, node: KeyedNode) -> bool:
+        """Whether a sink or another operator reads an operator: so it may be part of a job that runs."""
+        parents = [*(sink.parent for sink in self.sinks)]
+        parents += (entry.parent for one in self.operators for entry in one.entries)
+        return any(operator_of(leg.base) is node for parent in parents for leg in legs(parent))
+
+    def rename(self, node: KeyedNode, uid: str) -> None:
+        self.check_uid(uid)
+        for by_uid in (self.names, self.slot_sharing):
+            if node.uid in by_uid:
+                by_uid[uid] = by_uid.pop(node.uid)
+        node.uid = uid
 
     def sides_of(self, node: KeyedNode) -> tuple[SideNode, ...]:
         """Return the side outputs of an operator that somebody reads, in the order of their declaration."""
