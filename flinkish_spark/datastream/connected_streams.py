@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.stream_graph import StreamNode
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Two streams that one function reads, as a user writes them: `orders.connect(limits)`.
-
-
 _Calls = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 ConnectedKey = str | Column | tuple[str | Column, ...] | Callable[[Any], Any] | KeySelector
 
@@ -270,10 +266,6 @@ def _opened(left: RecordCall, right: RecordCall) -> tuple[_Calls, tuple[RichFunc
 
 def _key(given: Any) -> tuple[Any, ...]:
     return given if isinstance(given, tuple) else (given,)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Broadcast streams as a user writes them: `orders.key_by("user").connect(rules.broadcast(RULES))`.
 
 
 class BroadcastStream:

@@ -94,10 +94,6 @@ if TYPE_CHECKING:
 _WITH_SIDES = (AsyncTransform, LookupTransform, ProcessTransform)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a stream does with single records in Python: map, flat_map, filter, process.
-
-
 class SingleRecords(ABC):
     """The part of a `DataStream` that calls functions of the user's with single records."""
 
@@ -178,10 +174,6 @@ class SingleRecords(ABC):
             The output is not known, or is no list of fields.
         """
         return self._behind(process_rows(function, output, name))
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a stream says about which task gets which records: rebalance, rescale and the like.
 
 
 class Redistribution(ABC):
@@ -305,10 +297,6 @@ class Redistribution(ABC):
         return self._behind(
             by_partitioner(partitioner, key, said_parallelism("partition_custom", parallelism))
         )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What may be said of an operator behind the call that made it: name, uid, parallelism.
 
 
 class OperatorSettings:
@@ -566,10 +554,6 @@ class OperatorSettings:
             case TransformNode() if is_partitioning(node.function):
                 return "a stream whose records were only moved (rebalance() and the like)"
         return "a stream that transform() made"
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Streams as a user writes them: `from_source(...).key_by(...).process(...).sink_to(...)`.
 
 
 class DataStream(SingleRecords, Redistribution, OperatorSettings):

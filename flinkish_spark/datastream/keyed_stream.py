@@ -81,10 +81,6 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.stream_graph import Key, KeyedFunction
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a keyed stream does with single records: map, flat_map, filter with state per key; and another key.
-
-
 class KeyedRecords(ABC):
     """The part of a `KeyedStream` that calls functions of the user's with single records."""
 
@@ -204,10 +200,6 @@ class KeyedRecords(ABC):
         if max_parallelism is not None:
             check_max_parallelism(max_parallelism)
         return self._keyed(function, output, uid, max_parallelism)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Keyed streams as a user writes them: what is done with the elements of each key.
 
 
 def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:

@@ -28,9 +28,6 @@ from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.protocol.durations import Duration, Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, checked_factor, checked_whole
 
-# ----------------------------------------------------------------------------------------------------------
-# What a user derives from.
-
 
 class ToSide(NamedTuple):
     """A row for a side output among those that an async function returns.
@@ -196,10 +193,6 @@ def check_is_async(function: object, kind: type, method: str) -> None:
                 what_to_do="define it with `def`",
             )
     check_methods(function, kind, f"the {type(function).__name__}", may_await=("open", "close"))
-
-
-# ----------------------------------------------------------------------------------------------------------
-# When a call is made again.
 
 
 #: Whether what a call has returned, or raised, asks for another one.
@@ -380,10 +373,6 @@ def _header_ms(text: str) -> int | None:
         return max(0, int(parsedate_to_datetime(text).timestamp() * 1_000) - wall_ms())
     except (TypeError, ValueError):
         return None
-
-
-# ----------------------------------------------------------------------------------------------------------
-# How many calls are made.
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,6 @@ from flinkish_spark.cep.stages import Skip
 from flinkish_spark.core.errors import ConfigError, PatternError
 from flinkish_spark.core.extras import how_to_install
 
-# ----------------------------------------------------------------------------------------------------------
-# The text in its clauses: what stands in them is looked at once the fields of the stream are known.
-
-
 #: How clauses begin, in the order in which they may stand.
 _CLAUSES: tuple[tuple[str, ...], ...] = (
     ("PARTITION", "BY"),
@@ -201,10 +197,6 @@ def _refuse(text: str, why: str, what_to_do: str) -> NoReturn:
     raise PatternError(
         f"MATCH_RECOGNIZE has {text.strip()[:200]!r}", why=why, what_to_do=what_to_do, text=text
     )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What stands in PATTERN.
 
 
 class _PatternReader:

@@ -23,9 +23,6 @@ from flinkish_spark.joins.spec import Concatenate, JoinType, ProcessJoinFunction
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import checked_whole
 
-# ----------------------------------------------------------------------------------------------------------
-# What a program says about a lookup join: elements, and the rows of a table outside.
-
 
 class LookupTable(ABC):
     """A table outside that is asked for the rows of keys.
@@ -157,10 +154,6 @@ class LookupJoin:
 def _positive(name: str, value: int) -> None:
     with refused_as_config_errors(f"set {name} to 1 or more"):
         checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# A table of an SQLite file for lookup joins; also the example of a table of one's own.
 
 
 #: So that no statement has more parameters than any SQLite takes.

@@ -31,9 +31,6 @@ from flinkish_spark.types.rows import ElementType
 from flinkish_spark.windows.functions import WindowContext, WindowRuntimeContext
 from flinkish_spark.windows.spec import WindowSpec
 
-# ----------------------------------------------------------------------------------------------------------
-# What is made of a pair of elements.
-
 
 class JoinContext(Protocol):
     """Given to a join function for one pair; valid only inside the call."""
@@ -123,10 +120,6 @@ class CoGroupFunction(ABC):
         """Give back what `open` made."""
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Words that joins share.
-
-
 class JoinType(Choice):
     """Which elements come out without a partner: none, those of one side, or those of both."""
 
@@ -209,10 +202,6 @@ def _unfit(kind: T.DataType) -> str | None:
     return unfit_for_rows(kind)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a program says about an interval join.
-
-
 @dataclass(frozen=True)
 class IntervalJoin:
     """Joins elements of one key whose event times are near: `left + lower <= right <= left + upper`.
@@ -288,10 +277,6 @@ class IntervalJoin:
     def actual_function(self) -> ProcessJoinFunction:
         """The function, or the one that puts the fields of both together."""
         return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a program says about a temporal join: each left element with the version that was valid then.
 
 
 @dataclass(frozen=True)
@@ -373,10 +358,6 @@ def _check_callable(name: str, value: object) -> None:
     if not callable(value) or isinstance(value, type):
         raise unusable(name, value, wanted="a function of a right element", what_to_do="give a function")
     check_function(value, f"{name}()", 1)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a program says about joins and co-groups within windows.
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,6 @@ from flinkish_spark.types.schemas import output_schema
 from flinkish_spark.worker.async_rows import AnswerPlace, AsyncRows
 from flinkish_spark.worker.functions import RowFunction
 
-# ----------------------------------------------------------------------------------------------------------
-# Async functions as DataFrame functions.
-
 
 @dataclass(frozen=True)
 class AsyncPlace:
@@ -77,7 +74,6 @@ class AsyncSettings(TransformSettings):
 
     @property
     def outputs(self) -> Outputs:
-        """All outputs that somebody reads."""
         return Outputs(("", *self.sides), (self.main, *self.sides.values()))
 
 
@@ -136,7 +132,6 @@ class _Reporting:
 
 
 def async_calls(spec: AsyncSpec, output: OutputType | None, uid: str) -> AsyncTransform:
-    """Return the transform that calls an async function."""
     function = spec.function
     called: Any
     if isinstance(function, AsyncBatchFunction):
@@ -150,10 +145,6 @@ def async_calls(spec: AsyncSpec, output: OutputType | None, uid: str) -> AsyncTr
     check_can_be_sent(spec, "of", uid)
     settings = AsyncSettings(uid, main=fields, uid=uid)
     return AsyncTransform(RowFunction(uid, called), fields, settings, spec=spec)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Who evaluates an async function: over the same elements it may run for each sink, and on each way.
 
 
 @dataclass(frozen=True)
@@ -242,7 +233,6 @@ _Ends = Sequence[tuple[Chain, Sequence[Leg]]]
 
 
 def async_evaluations(graph: StreamGraph, ends_of: Callable[[StreamNode], _Ends]) -> Iterator[_Evaluation]:
-    """Go through the places where async operators run."""
     planned: dict[Chain, set[KeyedNode]] = {}
     for sink in graph.sinks:
         for chain, ways in ends_of(sink.parent):
@@ -279,19 +269,11 @@ def is_async(function: object) -> bool:
     return isinstance(function, AsyncTransform)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Sinks that read outputs of one async operator behind a source: they share a scan.
-#
 # Streams from a source to sinks are chains of their own, each with its own scan. An async operator whose
 # outputs go to different sinks is to run over the same elements for all of them. So the chain ends in front
 # of it, and what follows is done for each sink on the evaluated micro-batch, as behind a keyed operator.
-
-
 def shared_from(graph: StreamGraph, leg: Leg, ways: int) -> int | None:
-    """Return the number of the step with which a way's part begins that each sink does for itself.
-
-    None where the whole way is planned.
-    """
+    """Return the number of the step with which the part of a way begins that each sink runs for itself."""
     if ways > 1 or operator_of(leg.base) is not None:
         return None
     found = next(_async_functions(leg), None)

@@ -65,16 +65,11 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.stream_graph import KeyedFunction
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Checks of what a user declares about a stream: field names, output types, key groups.
-
-
 #: Key groups are numbered by the job's settings; this is the most that a state store should hold.
 MAX_PARALLELISM_LIMIT = 32_768
 
 
 def check_max_parallelism(groups: int) -> None:
-    """Raise ConfigError unless `groups` is a usable number of key groups."""
     if not isinstance(groups, int) or isinstance(groups, bool) or not 1 <= groups <= MAX_PARALLELISM_LIMIT:
         raise ConfigError(
             f"max_parallelism is {groups!r}",
@@ -84,7 +79,6 @@ def check_max_parallelism(groups: int) -> None:
 
 
 def accumulator_type(given: StateType, uid: str) -> StateType:
-    """Return the declared type of an accumulator."""
     try:
         declared_ddl(given)
         # A class has to be one of which instances can be made again.
@@ -118,10 +112,8 @@ def check_late_output(tag: OutputTag, schema: T.StructType, uid: str) -> None:
 
 
 def check_late_row(tag: OutputTag, schema: T.StructType, uid: str) -> None:
-    """Raise SchemaError if no element with these fields can go out by a tag, whose types may be others.
-
-    Said when a job is planned: the first late element may come after weeks.
-    """
+    """Raise SchemaError if no element with these fields can go out by a tag, whose types may be others."""
+    # At the start of a job: the first late element may come after weeks.
     declared = output_schema(tag.output, uid)
     if len(declared) != len(schema):
         raise _unfit_for_late(tag, schema, declared, uid)
@@ -161,7 +153,6 @@ def declare_operator(
     uid: str,
     max_parallelism: int | None,
 ) -> KeyedNode:
-    """Add a keyed operator to the graph and return its node."""
     groups = graph.max_parallelism if max_parallelism is None else max_parallelism
     check_max_parallelism(groups)
     check_can_be_sent(function, "of operator", uid)
@@ -174,11 +165,7 @@ def declare_operator(
 def declared_uid(
     graph: StreamGraph, uid: str | None, method: str, *fronts: str | StreamNode | KeyedEntry
 ) -> str:
-    """Return the uid that a program says, or one that follows from the place in the program.
-
-    For notebooks and first tries. It is the same in every process and does not depend on names, functions
-    and what is declared later; a change in front of the operator, up to what has a uid, makes it another one.
-    """
+    """Return the uid that a program says, or warn and return one that follows from its place there."""
     if uid is not None:
         return uid
     derived = graph.derived_uid(method, fronts)
@@ -199,7 +186,6 @@ def _frames_of_ours() -> int:
 
 
 def check_can_be_sent(function: object, what: str, uid: str) -> None:
-    """Raise UserFunctionError if a function of the user's cannot be serialised."""
     from pyspark import cloudpickle
 
     try:
@@ -213,12 +199,7 @@ def check_can_be_sent(function: object, what: str, uid: str) -> None:
         ) from error
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a watermark strategy must be before a program can use it.
-
-
 def check_strategy(strategy: object, method: str, uid: str) -> None:
-    """Refuse what is no watermark strategy, or cannot be sent to the workers."""
     if not isinstance(strategy, WatermarkStrategy):
         raise GraphError(
             f"{method} got a {type(strategy).__name__} as its watermark strategy",
@@ -227,10 +208,6 @@ def check_strategy(strategy: object, method: str, uid: str) -> None:
     for function in (strategy.timestamps, strategy.generator):
         if callable(function) and not isinstance(function, Column):
             check_can_be_sent(function, "of the watermark strategy", uid)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Functions of single records as a user gives them: what is called, and what has to be opened for it.
 
 
 #: By method: the class that stands for a function of one record, the one for two inputs, its two methods.
@@ -243,8 +220,6 @@ _KINDS: dict[str, tuple[type[RichFunction], type[RichFunction] | None, tuple[str
 
 @dataclass(frozen=True)
 class RecordCall:
-    """What is called with each record of one input."""
-
     #: From a record to what comes of it.
     call: Callable[[Any], Any]
     #: Whose method that is, to be opened and closed; None for a plain function.
@@ -384,7 +359,6 @@ def _nonlocals(routine: Any) -> dict[str, Any]:
 
 
 def _row_of(hint: Any) -> Any:
-    """Return what an iterable holds."""
     plain = without_none(hint)
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
     if origin in (*_MANY, *_LISTS) and arguments:
@@ -417,7 +391,6 @@ _SAY_IT = 'say key="STRING", or key="user STRING, product LONG" for a tuple'
 
 
 def chosen_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, ...]:
-    """Return what a stream is keyed by, checked."""
     if not keys:
         raise GraphError("key_by() got no key", what_to_do='name a column: key_by("user")')
     functions = [key for key in keys if is_key_function(key)]
@@ -478,7 +451,6 @@ def _key_function(function: Any, declared: StateType | None) -> KeyFunction:
 
 
 def no_such_key(uid: str, key: str, fields: T.StructType) -> GraphError:
-    """Return the error of an operator that is keyed by the name of a field that its records do not have."""
     return GraphError(
         f"operator '{uid}' is keyed by '{key}', which its records do not have",
         why=they_have(fields.names, key),
@@ -543,10 +515,8 @@ def _type_of(hint: Any) -> T.DataType:
 def with_computed_keys(
     frame: DataFrame, keys: Sequence[Key], uid: str, origins: Origins
 ) -> tuple[DataFrame, tuple[str | Column, ...]]:
-    """Return a frame with the columns that a function makes keys in, and what it is keyed by then.
-
-    The key groups are those of columns with the same values, since Spark computes the hash of both.
-    """
+    """Return a frame with the columns that a function makes keys in, and what it is keyed by then."""
+    # The key groups are those of columns with the same values, since Spark computes the hash of both.
     functions = [key for key in keys if isinstance(key, KeyFunction)]
     if not functions:
         return frame, tuple(key for key in keys if not isinstance(key, KeyFunction))

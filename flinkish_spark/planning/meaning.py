@@ -101,10 +101,7 @@ _INSTEAD: Mapping[tuple[type, str], Callable[[Any], Any]] = {
 
 
 def meaning_of(node: KeyedNode) -> dict[str, str]:
-    """Return what an operator's state means.
-
-    Functions are code and change freely, and so do names and types of states, which are stored with these.
-    """
+    """Return facts about an operator's state; functions, names and types of states change freely."""
     facts = {
         f"key of input {number}": ", ".join(map(_key_text, entry.keys))
         for number, entry in enumerate(node.entries, 1)

@@ -57,8 +57,6 @@ class TransformNode:
 
 @dataclass(frozen=True, eq=False)
 class UnionNode:
-    """The records of several streams with the same fields."""
-
     parents: tuple[StreamNode, ...]
 
 
@@ -73,10 +71,7 @@ class KeyedEntry:
 
 @dataclass(eq=False)
 class KeyedNode:
-    """A keyed function over one stream, or over two with the same type of key.
-
-    Its uid and its key groups may be said behind the call that makes it, as long as nothing reads it.
-    """
+    """A function with state. Its uid and key groups may change as long as nothing reads it."""
 
     uid: str
     entries: tuple[KeyedEntry, ...]
@@ -89,8 +84,6 @@ class KeyedNode:
 
 @dataclass(frozen=True, eq=False)
 class SideNode:
-    """What a keyed function emits to a side output."""
-
     parent: KeyedNode
     tag: OutputTag
     output: T.StructType
@@ -98,8 +91,6 @@ class SideNode:
 
 @dataclass(frozen=True, eq=False)
 class TimedNode:
-    """Gives the records of `parent` event times and watermarks."""
-
     parent: StreamNode
     strategy: WatermarkStrategy
 
@@ -113,10 +104,7 @@ Step = TransformNode | TimedNode
 
 @dataclass(frozen=True, eq=False)
 class Leg:
-    """A way into a stream: from a source or an operator through steps, without unions.
-
-    A union is no part of a plan of its own: what follows it is done on each way into it.
-    """
+    """A path into a stream from a source or an operator; what follows a union is on each of its paths."""
 
     base: Base
     steps: tuple[Step, ...] = ()
@@ -138,11 +126,10 @@ class Inlet:
 
 @dataclass(frozen=True, eq=False)
 class Feed:
-    """What an operator reads of one other operator, or on one way from a source.
+    """What an operator reads of one other operator, or on one way from a source."""
 
-    A frame that stands twice in a plan is planned twice. So an operator whose outputs are read on several
-    ways stands there once, and its rows are dealt to all inputs that want them.
-    """
+    # A frame that stands twice in a plan is planned twice. So an operator whose outputs are read on several
+    # ways stands there once, and its rows are dealt to all inputs that want them.
 
     inlets: tuple[Inlet, ...]
 
@@ -153,8 +140,6 @@ class Feed:
 
 @dataclass(frozen=True, eq=False)
 class SinkNode:
-    """Where records of `parent` go out."""
-
     uid: str
     parent: StreamNode
     sink: Sink
@@ -166,8 +151,6 @@ DEFAULT_MAX_PARALLELISM = 128
 
 @dataclass
 class StreamGraph:
-    """All nodes of one job, in the order in which they were declared."""
-
     sources: list[SourceNode] = field(default_factory=list)
     operators: list[KeyedNode] = field(default_factory=list)
     sides: list[SideNode] = field(default_factory=list)
@@ -231,7 +214,6 @@ class StreamGraph:
         return StreamGraph(**parts)
 
     def uids(self) -> tuple[str, ...]:
-        """Return all uids in declaration order."""
         nodes: Sequence[SourceNode | KeyedNode | SinkNode] = [*self.sources, *self.operators, *self.sinks]
         return tuple(node.uid for node in nodes)
 
@@ -272,7 +254,6 @@ class StreamGraph:
             raise _two_declarations(f"'{name}'", known, tag)
 
     def check_complete(self) -> None:
-        """Raise GraphError unless something flows from a source to a sink."""
         if not self.sinks:
             raise GraphError(
                 "the job has no sink", what_to_do="call sink_to(...) on a stream before execute()"
@@ -350,8 +331,6 @@ def scans_of(base: Base) -> tuple[SourceNode, ...]:
 
 @dataclass(frozen=True, eq=False)
 class OperatorScan:
-    """A scan of a source that an operator reads."""
-
     operator: KeyedNode
     #: The number of the operator's feed that it is.
     feed: int
@@ -359,10 +338,7 @@ class OperatorScan:
 
 
 def operator_scans(*nodes: KeyedNode) -> tuple[OperatorScan, ...]:
-    """Return the scans of operators of one chain and of all that they read, in the order of the plan.
-
-    An operator that is read on several ways stands in the plan once, and so do its scans.
-    """
+    """Return the scans of operators of one chain and of all that they read, in the order of the plan."""
     seen = set[int]()
     return tuple(scan for node in nodes for scan in _scans(node, seen))
 
@@ -418,8 +394,6 @@ def base_of(node: StreamNode) -> str:
 
 @dataclass(frozen=True)
 class KeyFunction:
-    """Makes the key of a record in Python."""
-
     #: From a record to a row with the parts of its key.
     call: Callable[[Any], Any]
     #: Opened in each task, if it wants to be.

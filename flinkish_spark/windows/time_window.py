@@ -12,10 +12,6 @@ from flinkish_spark.core.validation import can_take, check_function, refused_as_
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import checked_whole
 
-# ----------------------------------------------------------------------------------------------------------
-# Checks of what windows are told, at the call that tells it.
-
-
 _T = TypeVar("_T")
 
 
@@ -63,10 +59,6 @@ def function_of_one(name: str, value: Callable[[Any], _T]) -> Callable[[Any], _T
         raise unusable(name, value, wanted="a function of an element", what_to_do="give one, as a lambda")
     check_function(value, f"what is given as {name}", 1)
     return value
-
-
-# ----------------------------------------------------------------------------------------------------------
-# A window: a span of time, or everything.
 
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

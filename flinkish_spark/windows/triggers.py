@@ -13,9 +13,6 @@ from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.state.descriptors import ReducingStateDescriptor, StateDescriptor
 from flinkish_spark.windows.time_window import NoEventTime, TimeWindow, positive_count, positive_ms
 
-# ----------------------------------------------------------------------------------------------------------
-# When a window's result is emitted, and when its content is thrown away.
-
 
 class TriggerResult(Choice):
     """What happens to a window after a trigger was asked."""
@@ -321,10 +318,6 @@ def check_result(trigger: Trigger, result: object) -> None:
             f"the trigger {type(trigger).__name__} has returned {result!r}; its on_element, on_event_time "
             f"and on_processing_time must return {', '.join(names[:-1])} or {names[-1]}"
         )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Triggers that fire every so often while a window lasts.
 
 
 class _Least:
