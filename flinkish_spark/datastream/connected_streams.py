@@ -343,7 +343,6 @@ class BroadcastConnectedStream:
 
 
 def broadcast_states(descriptors: tuple[Any, ...]) -> tuple[MapStateDescriptor, ...]:
-    """Return the descriptors of broadcast states."""
     what_to_do = 'give a MapStateDescriptor: broadcast(MapStateDescriptor("rules", "STRING", "LONG"))'
     if not descriptors:
         raise GraphError(
@@ -367,11 +366,9 @@ def broadcast_states(descriptors: tuple[Any, ...]) -> tuple[MapStateDescriptor, 
     return descriptors
 
 
-def same_job(one: StreamExecutionEnvironment, other: BroadcastStream) -> BroadcastStream:
-    """Return `other`; raise GraphError if it is of another job."""
-    if other._environment is not one:
+def check_same_job(one: StreamExecutionEnvironment, other: StreamExecutionEnvironment, method: str) -> None:
+    if other is not one:
         raise GraphError(
-            "connect() got a stream of another environment",
+            f"{method}() got a stream of another environment",
             what_to_do="make both streams with one environment",
         )
-    return other

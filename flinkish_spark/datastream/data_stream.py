@@ -19,7 +19,7 @@ from flinkish_spark.datastream.connected_streams import (
     BroadcastStream,
     ConnectedStreams,
     broadcast_states,
-    same_job,
+    check_same_job,
 )
 from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.match_recognize import match_recognize
@@ -530,7 +530,6 @@ class OperatorSettings:
         return self.disable_chaining()
 
     def _settings(self) -> TransformSettings | None:
-        """Return those of the function that made the stream; None if none did."""
         node = next(iter(connected_ways(self._node)), self._node)
         if isinstance(node, TransformNode) and isinstance(node.function, RowTransform | LookupTransform):
             return node.function.settings
@@ -697,7 +696,8 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         """
         if isinstance(other, BroadcastStream):
             entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
-            return BroadcastConnectedStream(entry, same_job(self._environment, other))
+            check_same_job(self._environment, other._environment, "connect")
+            return BroadcastConnectedStream(entry, other)
         return ConnectedStreams(self, self._other(other, "connect"))
 
     def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
@@ -721,11 +721,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 f"{method}() got a {type(other).__name__}",
                 what_to_do="give it a DataStream; of a keyed one, call it before key_by()",
             )
-        if other._environment is not self._environment:
-            raise GraphError(
-                f"{method}() got a stream of another environment",
-                what_to_do="make both streams with one environment",
-            )
+        check_same_job(self._environment, other._environment, method)
         return other
 
     def process_with_state(

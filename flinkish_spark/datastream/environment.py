@@ -592,11 +592,8 @@ class StreamExecutionEnvironment:
         return Planner(self.spark, NO_JOB, self._partitions()).plan(graph)
 
     def _partitions(self) -> int:
-        """Return how many tasks keyed operators have.
-
-        As many as somebody has set; else as many as the job directory has its state in; a new one gets a
-        number that fits the cores.
-        """
+        # As many as somebody has set; else as many as the job directory has its state in; a new one gets a
+        # number that fits the cores.
         chosen = chosen_partitions(self.spark)
         if chosen is None:
             # What cannot be read now is told by the start, with what to do.
@@ -751,7 +748,6 @@ class StreamExecutionEnvironment:
         return result
 
     def _say_partitions(self) -> None:
-        """Say how many tasks a new job directory gets, if nobody has asked for a number."""
         with contextlib.suppress(FlinkishError):
             if chosen_partitions(self.spark) is None and open_job_dir(self._place).known_uuid() is None:
                 _say(
@@ -835,7 +831,7 @@ class StreamExecutionEnvironment:
         self._reporters.append(instance_of("reporter", reporter, Reporter, what_to_do=what_to_do))
 
     def observe(self, observer: Observer) -> None:
-        """Let `observer` watch the steps of the checkpoints; see `runtime.steps`.
+        """Let `observer` watch the steps of the checkpoints; see `core.steps`.
 
         Raises
         ------

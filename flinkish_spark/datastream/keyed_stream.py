@@ -16,7 +16,7 @@ from flinkish_spark.datastream.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
     KeyedConnectedStreams,
-    same_job,
+    check_same_job,
 )
 from flinkish_spark.datastream.joined_streams import IntervalSettings, JoinedStreams
 from flinkish_spark.datastream.windowed_stream import WindowedStream
@@ -616,7 +616,8 @@ class KeyedStream(KeyedRecords):
             The other has no keys, or is of another job.
         """
         if isinstance(other, BroadcastStream):
-            return BroadcastConnectedStream(self._entry, same_job(self._environment, other))
+            check_same_job(self._environment, other._environment, "connect")
+            return BroadcastConnectedStream(self._entry, other)
         return KeyedConnectedStreams(self._environment, self._entry, self._other(other, "connect"))
 
     def join(self, other: KeyedStream) -> JoinedStreams:
@@ -650,11 +651,7 @@ class KeyedStream(KeyedRecords):
                 why="this stream is keyed",
                 what_to_do="call key_by() on the other one too, with a key of the same type",
             )
-        if other._environment is not self._environment:
-            raise GraphError(
-                f"{method}() got a stream of another environment",
-                what_to_do="make both streams with one environment",
-            )
+        check_same_job(self._environment, other._environment, method)
         return other._entry
 
     def _keyed(
@@ -664,7 +661,6 @@ class KeyedStream(KeyedRecords):
         uid: str,
         max_parallelism: int | None,
     ) -> DataStream:
-        """Add an operator to the graph; `output` None stands for the fields of the input."""
         from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
 
         graph = self._environment.graph

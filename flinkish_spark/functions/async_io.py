@@ -349,11 +349,7 @@ NO_RETRY_STRATEGY = AsyncRetryStrategy.no_retry()
 
 
 def retry_after_ms(error: Exception) -> int | None:
-    """Return how long an error asks to wait; None if it does not.
-
-    Looked at are its attribute `retry_after_ms`, and a header Retry-After (seconds, or a date) of itself or
-    of its `response`, as errors of aiohttp, httpx and requests have them.
-    """
+    """Return what an error's `retry_after_ms`, or a Retry-After of it or its response, asks to wait."""
     said = getattr(error, "retry_after_ms", None)
     if isinstance(said, int | float) and 0 <= said <= MOST_MS:
         return int(said)

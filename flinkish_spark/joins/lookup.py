@@ -208,7 +208,6 @@ class SqliteTable(LookupTable):
         )
 
     def open(self) -> None:
-        """Connect."""
         uri = Path(self._file).absolute().as_uri()
         try:
             self._connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, check_same_thread=False)
@@ -216,7 +215,6 @@ class SqliteTable(LookupTable):
             raise sqlite3.OperationalError(f"{error}: {self._file}") from error
 
     def lookup(self, keys: Sequence[Any]) -> Mapping[Any, Sequence[Any]]:
-        """Return the rows of keys."""
         assert self._connection is not None
         found: dict[Any, list[Any]] = {}
         step = _PARAMETERS // (self._width + 1)
@@ -240,7 +238,6 @@ class SqliteTable(LookupTable):
         return found
 
     def close(self) -> None:
-        """Disconnect."""
         if self._connection is not None:
             self._connection.close()
 

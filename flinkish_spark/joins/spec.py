@@ -89,7 +89,6 @@ class Concatenate(ProcessJoinFunction):
         self._no_right = (None,) * len(self._right.fields)
 
     def process_element(self, left: Any, right: Any, ctx: JoinContext) -> Iterable[Any]:
-        """Return the one row."""
         row = self._no_left if left is None else self._left.spread(left)
         return (row + (self._no_right if right is None else self._right.spread(right)),)
 
@@ -162,26 +161,22 @@ _MOST_MS = MAX_WATERMARK_MS // 2
 
 
 def bound_ms(name: str, value: int) -> int:
-    """Return a distance in time, of either sign; raise ConfigError unless it is whole milliseconds."""
     with refused_as_config_errors(f"set {name} to a number of milliseconds, which may be negative"):
         checked_whole(name, value, least=-_MOST_MS, most=_MOST_MS)
     return value
 
 
 def one_of(name: str, value: object, kind: type[enum.Enum]) -> None:
-    """Raise ConfigError unless a value is a member of an enum."""
     members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
     instance_of(name, value, kind, what_to_do=f"give one of {members}")
 
 
 def tag_or_none(name: str, value: object) -> None:
-    """Raise ConfigError unless a value is an OutputTag or None."""
     if value is not None:
         instance_of(name, value, OutputTag, what_to_do="give an OutputTag, or leave it out")
 
 
 def element_ddl(name: str, value: Any) -> None:
-    """Raise ConfigError unless a value is the DDL of a type or of fields."""
     instance_of(name, value, str, what_to_do='write the type as DDL, as "user STRING, amount LONG"')
     try:
         why = _unfit(parse_ddl(value))

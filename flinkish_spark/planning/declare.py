@@ -138,11 +138,9 @@ def check_keyed_function(function: object, uid: str) -> None:
             f"process() of '{uid}' got {given}",
             what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
         )
-    check_methods(function, _keyed_kind(function), f"'{uid}'")
-
-
-def _keyed_kind(function: KeyedProcessFunction | VectorizedProcessFunction) -> type:
-    return KeyedProcessFunction if isinstance(function, KeyedProcessFunction) else VectorizedProcessFunction
+    is_plain = isinstance(function, KeyedProcessFunction)
+    kind: type = KeyedProcessFunction if is_plain else VectorizedProcessFunction
+    check_methods(function, kind, f"'{uid}'")
 
 
 def declare_operator(

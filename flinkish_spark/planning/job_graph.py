@@ -326,7 +326,7 @@ class _Reading:
             self._make(one.front, made)
         edges = [replace(one.edge, source=self._ids[one.front]) for one in arriving]
         if len(edges) > 1 and not isinstance(node, KeyedNode):
-            edges = [_where_streams_meet(edge) for edge in edges]
+            edges = [replace(one, why=Why.STREAMS_MEET) if one.why.is_chained else one for one in edges]
         self._ids[node] = self._id_of(node, edges)
         self._parallelism[node] = self._tasks_of(node, arriving)
         made[node] = self._described(node, tuple(edges))
@@ -421,10 +421,6 @@ class _Reading:
                 edge = JobEdge(front, ShipStrategy.FORWARD, Why.EVALUATED, output=uid)
                 own, kind = _digest(["uid", uid]), OperatorKind.SINK
                 yield JobOperator(own, uid, uid, "dead letters", kind, RunsIn.JVM, (), None, None, 1, (edge,))
-
-
-def _where_streams_meet(edge: JobEdge) -> JobEdge:
-    return replace(edge, why=Why.STREAMS_MEET) if edge.why.is_chained else edge
 
 
 def _settings_of(step: _Node) -> TransformSettings | None:
