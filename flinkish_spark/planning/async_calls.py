@@ -44,8 +44,6 @@ from flinkish_spark.worker.functions import RowFunction
 
 @dataclass(frozen=True)
 class AsyncPlace:
-    """What a plan knows of the job and its async operators."""
-
     #: Where answers are recorded; None for a plan that belongs to no job.
     job_dir: StoreSpec | None = None
     job: str = ""
@@ -85,10 +83,10 @@ class AsyncTransform(RowTransform):
     spec: AsyncSpec = field(kw_only=True)
     #: Name of the side output; empty for the main output.
     side: str = ""
-    #: What the planner knows: of the job, who reads recorded answers (None: nobody, they are not recorded),
-    #: from which source or operator the elements come, and what their places mean.
     place: AsyncPlace = NO_PLACE
+    #: Who reads recorded answers; None: they are not recorded.
     readers: Readers | None = None
+    #: Name of the source or of the operator's output that the elements come from.
     way: str = ""
     stream: Stream = Stream.OF_SOURCE
 
@@ -122,8 +120,6 @@ class AsyncTransform(RowTransform):
 
 @dataclass(frozen=True)
 class _Reporting:
-    """Reports for one operator; travels in the plan."""
-
     report: Callable[[str, AsyncStatistics], None]
     uid: str
 
@@ -162,7 +158,6 @@ class _Evaluation:
 
 
 def way_of(leg: Leg) -> str:
-    """Return a name for where a way begins: a source, or an output of an operator."""
     if not isinstance(leg.base, SideNode):
         return uid_of(leg)
     # A tag may be called anything, and this becomes a path.

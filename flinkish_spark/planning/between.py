@@ -214,7 +214,6 @@ def is_read_plainly(uid: str, feed: Feed) -> bool:
 
 
 def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker | None, T.StructType]:
-    """Return the step from an operator's output to an input's records, and the columns that come out."""
     if len(inlet.legs) == 1:
         (leg,) = inlet.legs
         workers, made = in_turn(_functions(uid, leg), given)
@@ -232,7 +231,6 @@ def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker 
 def shared_inputs(
     node: KeyedNode, feed: Feed, streams: Sequence[TaggedStream], passing: Sequence[TaggedStream] = ()
 ) -> list[tuple[SharedRows, T.StructType, tuple[str | Column, ...]]]:
-    """Return, for each input that an operator has of another one, its rows, its fields and its keys."""
     frame_of_all = (*streams, *passing)[0]
     frame = frame_of_all.frame
     control = T.StructType([f for f in frame.schema if f.name in (*C.CONTROL, C.TIME)])
@@ -282,7 +280,6 @@ def _has_frames_in_front(inlet: Inlet) -> bool:
 
 
 def _behind_frames_of(uid: str, way: _Begun, stream: TaggedStream, number: int) -> _Begun:
-    """Return a way behind the DataFrame functions that it begins with, in more columns of the frame."""
     (leg,) = way.inlet.legs
     steps = [
         step for step in leg.steps if not (isinstance(step, TransformNode) and is_partitioning(step.function))
@@ -553,7 +550,6 @@ class Branch:
         functions: Sequence[Transform],
         readers: Sequence[tuple[str, Sequence[Key]]],
     ) -> Branch | Spoiler:
-        """Return a branch that begins with a stream, given its functions."""
         given: Sequence[object] = functions
         records = tuple(one for one in given if isinstance(one, RecordFunction))
         frames = functions[: len(functions) - len(records)]
@@ -569,8 +565,6 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class BranchRows:
-    """The rows of a branch among those of others, their fields, and what each reader is keyed by."""
-
     rows: SharedRows
     schema: T.StructType
     keys: list[tuple[str | Column, ...]]
@@ -621,7 +615,6 @@ def _rows_of_branches(
 def _branch_worker(
     stream: RecordStream, branch: Branch, given: T.StructType
 ) -> tuple[InTurn, T.StructType, list[tuple[str | Column, ...]]]:
-    """Return what makes a branch's records and keys, the columns then, and what readers are keyed by."""
     workers: list[Worker] = []
     for function in branch.functions:
         (worker,), given = in_turn([function], given)

@@ -94,7 +94,6 @@ def accumulator_type(given: StateType, uid: str) -> StateType:
 
 
 def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> None:
-    """Raise SchemaError unless two streams that become one have the same fields in the same order."""
     shown = [", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in (first, other)]
     if shown[0] != shown[1]:
         raise SchemaError(
@@ -104,7 +103,6 @@ def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> No
 
 
 def check_late_output(tag: OutputTag, schema: T.StructType, uid: str) -> None:
-    """Raise SchemaError unless elements with these fields can go out by a tag as they are."""
     declared = output_schema(tag.output, uid)
     kinds = [[field.dataType.simpleString() for field in one] for one in (schema, declared)]
     if kinds[0] != kinds[1]:
@@ -129,7 +127,6 @@ def _unfit_for_late(tag: OutputTag, schema: T.StructType, declared: T.StructType
 
 
 def check_keyed_function(function: object, uid: str) -> None:
-    """Raise GraphError unless `process` of a keyed stream can call it, ConfigError if it would never run."""
     if not isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
         given = (
             f"the class {function.__name__}" if isinstance(function, type) else f"a {type(function).__name__}"
@@ -225,7 +222,6 @@ class RecordCall:
 
 
 def record_call(function: Any, method: str, uid: str | None = None) -> RecordCall:
-    """Return what `map`, `flat_map` or `filter` of a stream calls."""
     kind = _KINDS[method][0]
     if isinstance(function, kind):
         check_methods(function, kind, _where(method, uid))
@@ -250,7 +246,6 @@ def record_call(function: Any, method: str, uid: str | None = None) -> RecordCal
 def connected_calls(
     first: Any, second: Any, method: str, uid: str | None = None
 ) -> tuple[RecordCall, RecordCall]:
-    """Return what `map` or `flat_map` of connected streams calls with the records of each."""
     kind, methods = _KINDS[method][1:]
     assert kind is not None
     if isinstance(first, kind):
@@ -316,7 +311,6 @@ def inferred_output(
 def aggregate_output(
     aggregate: AggregateFunction, then: ProcessWindowFunction | None, what: str
 ) -> T.StructType:
-    """Return the fields of the results of an aggregate, or of what a window function makes of them."""
     if then is not None and not isinstance(then, WithWindow):
         return inferred_output(then.process, what, is_iterable=True)
     result = inferred_output(aggregate.get_result, what, is_iterable=False)
@@ -328,7 +322,6 @@ def aggregate_output(
 
 
 def return_hint(call: Callable[..., Any]) -> Any:
-    """Return the hint for what a function returns; the other hints are not read."""
     while isinstance(call, functools.partial):
         call = call.func
     # An object that can be called has its hints where it says how.
@@ -348,7 +341,6 @@ def return_hint(call: Callable[..., Any]) -> Any:
 
 
 def _nonlocals(routine: Any) -> dict[str, Any]:
-    """Return the variables of the functions around one that it uses; those without a value are left out."""
     found = {}
     for name, cell in zip(routine.__code__.co_freevars, routine.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):
@@ -422,7 +414,6 @@ def is_key_function(key: Any) -> bool:
 
 
 def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichFunction | None]:
-    """Return what makes a key, and what has to be opened for it."""
     if isinstance(function, KeySelector):
         check_methods(function, KeySelector, f"the key of {method}")
         return function.get_key, function
@@ -459,7 +450,6 @@ def no_such_key(uid: str, key: str, fields: T.StructType) -> GraphError:
 
 
 def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
-    """Raise GraphError for a key of a type whose values cannot be compared."""
     if isinstance(kind, UNFIT_KEYS):
         raise GraphError(
             f"{what} {name}, a {kind.simpleString()}",
@@ -488,7 +478,6 @@ def _declared(declared: StateType) -> T.DataType:
 
 
 def _hinted(call: Callable[[Any], Any]) -> T.DataType:
-    """Return the type of what a function returns, by its hint: one value, or the parts of a tuple."""
     try:
         return _type_of(return_hint(call))
     except NoSuchType as error:

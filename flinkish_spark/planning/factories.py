@@ -112,8 +112,6 @@ class Windows:
 
 @dataclass(frozen=True)
 class Reducing:
-    """A running reduction, element by element."""
-
     reduce: ReduceFunction | Callable[[Any, Any], Any]
     ttl: StateTtl | None = None
     needs_event_time: bool = False
@@ -128,8 +126,6 @@ class Reducing:
 
 @dataclass(frozen=True)
 class Aggregating:
-    """A running aggregate of the user's, element by element."""
-
     aggregate: AggregateFunction
     accumulator_type: StateType
     ttl: StateTtl | None = None
@@ -176,8 +172,6 @@ class ChangelogAggregating(OverChangelog):
 
 @dataclass(frozen=True)
 class ChangelogFolding(OverChangelog):
-    """A table of folds over a changelog; those keys that are fields come out in front."""
-
     columns: tuple[AggregateColumn, ...] = ()
     #: Names of the key's fields.
     keys: tuple[str, ...] = ()

@@ -133,8 +133,6 @@ class _Way:
 
 @dataclass
 class _Arriving:
-    """The edge into an operator as it becomes known, on one way after the other."""
-
     front: _Node
     edge: JobEdge
 
@@ -157,7 +155,6 @@ class _Reading:
         self._parallelism: dict[_Node, int | None] = {}
 
     def operators(self) -> Iterator[JobOperator]:
-        """Yield the operators, each behind those that it reads."""
         self._read()
         made: dict[_Node, JobOperator] = {}
         for sink in self._graph.sinks:
@@ -414,7 +411,6 @@ class _Reading:
         return self._tasks
 
     def _beside_sources(self) -> Iterator[JobOperator]:
-        """Yield the sinks of records that sources leave out."""
         for source in self._graph.sources:
             for uid in source.source.side_uids(source.uid):
                 front = self._ids.get(source) or _digest(["uid", source.uid])

@@ -237,7 +237,6 @@ def _names(kept: Sequence[T.StructField]) -> tuple[str, ...]:
 def _combined(
     transport: Transport, kept: Sequence[T.StructField], partials: Sequence[T.StructField], folded: Folded
 ) -> Sent:
-    """Return what travels in place of the rows: what is kept of them, and partial aggregates."""
     columns = [T.StructField(f"p{at}", field.dataType) for at, field in enumerate(partials)]
     travels = replace(
         transport,
@@ -358,7 +357,6 @@ class KeyedRoutes:
         return named_scan(states, ScanRole.SEED, uid)
 
     def _packed(self, number: int, given: KeyedInput, sent: Sent) -> DataFrame:
-        """Return the blocks of one input, with its barriers if they come in the same frame."""
         chosen, own_route = sent.chosen, self.of_records(given.distribution)
         names = chosen.schema.names
         packer = self.packer(number, given, sent)
@@ -526,7 +524,6 @@ class _Share:
         return self.routes.of_records(self.given.distribution, self.names[C.KEY_HASH])
 
     def with_columns(self, frame: DataFrame) -> DataFrame:
-        """Return the frame with its columns, which are null in rows of others."""
         rows, names = self.rows, self.names
         is_own = rows.is_own & F.col(rows.place).isNotNull()
         chosen = [
@@ -548,7 +545,6 @@ class _Share:
 
 
 def _packed_for_all(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
-    """Return the blocks of a stream for all that read it, with control rows if they are in the same frame."""
     given = shares[0].given
     records = given.frames[0]
     marks = [C.MARK] if C.MARK in records.columns else []
@@ -573,7 +569,6 @@ def _packed_for_all(shares: Sequence[_Share], chains: Sequence[str]) -> DataFram
 
 
 def _packed_branches(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
-    """Return the blocks of all branches of a source, each for its readers; control rows come apart."""
     frame = shares[0].rows.frame
     shared = [name for name in (*C.CONTROL, C.TIME, C.MARK) if name in frame.columns]
     for one in shares:
@@ -666,7 +661,7 @@ class KeyedPlan:
     outputs: tuple[tuple[str, ...], ...]
     #: Of each output, whether its rows have event times.
     timed: tuple[bool, ...]
-    #: Fields of the main output.
+    #: Of the main output.
     schema: T.StructType
     #: Which of the outputs the main one is.
     first_output: int = 0
@@ -679,8 +674,9 @@ class _Prepared:
     node: KeyedNode
     parts: KeyedParts
     routes: KeyedRoutes
-    #: What travels of its inputs, and of what passes it.
+    #: What travels of its inputs.
     sent: tuple[Sent, ...]
+    #: The same of what passes it.
     passing: tuple[Sent, ...]
     #: Fields of the main output, of side outputs, and of what passes, as they stand in the frame.
     outputs: tuple[T.StructType, ...]
@@ -700,7 +696,6 @@ class _Prepared:
         return tuple(kind.simpleString() for kind in self.spec.shape.key_types)
 
     def beside(self, rows: DataFrame) -> DataFrame:
-        """Return the rows of its inputs with what else comes to it: state, and latency markers."""
         parts, routing = self.parts, self.routes.routing
         if parts.seed is not None:
             rows = rows.unionByName(self.routes.of_seed(parts.seed, self.node.uid))

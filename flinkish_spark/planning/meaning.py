@@ -162,7 +162,6 @@ def _name_of(name: str, value: Any, number: int) -> str:
 
 
 def _fields(value: Any, ours: type) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a specification: fields, or what the constructor of our class was given."""
     if dataclasses.is_dataclass(ours):
         yield from ((one.name, getattr(value, one.name)) for one in dataclasses.fields(ours))
         return

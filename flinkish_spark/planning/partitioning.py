@@ -206,5 +206,4 @@ def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
 
 
 def is_partitioning(function: object) -> bool:
-    """Whether a DataFrame function moves rows and does nothing else."""
     return isinstance(function, Spread | Narrow | ByPartitioner)

@@ -186,14 +186,15 @@ class _Sharer:
     chain: Chain
     #: Its inputs in their order, and the names of their scans.
     ways: tuple[tuple[Feed, str], ...]
-    #: Among them, in the live log; if that begins now, the order of the program counts.
+    #: Among those that share tasks, in the live log; if that begins now, the order of the program counts.
     place: int
 
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
-    #: The operator's among those, and the input's.
+    #: The operator's place among those that share tasks.
     place: int
+    #: Of the operator's input.
     number: int
     uid: str
     entry: KeyedEntry
@@ -295,7 +296,6 @@ class Planner:
         return PlannedJob(union, tuple(sinks), chains, self._operators, time, recordings, shared, branches)
 
     def stream(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
-        """Return the plan of a way into a stream as a part of `chain`; chains that begin alike share it."""
         steps = tuple(map(id, leg.steps))
         if isinstance(leg.base, SourceNode) and self._may_share:
             label = self._beginning.label_of_input(chain, *names)
@@ -373,7 +373,6 @@ class Planner:
         return TransformNode(step.parent, replace(function, counts_as=counts_as))
 
     def _with_counted_keys(self, node: KeyedNode, chain: Chain, of: str) -> KeyedNode:
-        """Return an operator whose key functions know as what they count, if they do."""
         if not self._counts(node.uid, node, chain):
             return node
         entries = []
@@ -656,7 +655,6 @@ class Planner:
         line: Mapping[int, TaggedStream],
         passing: Sequence[TaggedStream],
     ) -> list[KeyedInput]:
-        """Return the inputs that an operator has of those in front of it in a line, then what passes it."""
         streams = [line[id(inlet.base)] for inlet in inlets]
         if not streams and not passing:
             return []
@@ -739,7 +737,6 @@ class Planner:
         return self._marking.beside(self._with_barriers(records), self._graph, chain.inputs)
 
     def _placed_inlets(self, feed: Feed) -> tuple[Inlet, ...]:
-        """Return what an operator reads of another one, with async operators that know the job."""
         return tuple(
             replace(one, legs=tuple(self._placed(leg, Stream.OF_MICRO_BATCH) for leg in one.legs))
             for one in feed.inlets
@@ -756,7 +753,6 @@ class Planner:
 
     @staticmethod
     def _with_barriers(streams: Sequence[RecordStream]) -> TaggedStream:
-        """Return records and barriers of streams that share their barriers as one stream."""
         streams = [stream.records_only() for stream in streams]
         first = streams[0]
         fields = [F.col(quoted(name)) for name in first.schema.names]
@@ -781,7 +777,6 @@ class Planner:
         return TaggedStream(frame, first.schema, first.channels)
 
     def _part(self, bases: list[_Base], tagged: TaggedStream, chain: Chain) -> tuple[SinkPart, T.StructType]:
-        """Return what a sink reads of the end of a chain, and its fields behind the transforms."""
         index = next((i for i, base in enumerate(bases) if base.chain == chain), len(bases))
         if index == len(bases):
             bases.append(_Base(chain, replace(tagged, transforms=())))

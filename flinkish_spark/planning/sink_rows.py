@@ -57,8 +57,6 @@ class _Kind(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class OnePass:
-    """Functions in front of a sink, which control rows pass by."""
-
     steps: tuple[RowByRow | InWorkers, ...]
 
     def over(self, frame: DataFrame) -> DataFrame:
@@ -373,7 +371,6 @@ class TaggedStream:
         return [C.TIME] if has_times else []
 
     def alone(self) -> DataFrame:
-        """Return control columns and the fields of this output under their names, in its rows only."""
         if not self.outputs:
             return self.frame
         columns = [

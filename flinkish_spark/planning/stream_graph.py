@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TransformNode:
-    """A stateless DataFrame function over the records of `parent`."""
-
     parent: StreamNode
     function: Callable[[DataFrame], DataFrame]
 
@@ -172,12 +170,10 @@ class StreamGraph:
     begun_chains: frozenset[str] | None = None
 
     def chained_of(self, node: object) -> Chained:
-        """Return with what a function without a key may share a vertex; ALWAYS for everything else."""
         settings = getattr(node.function, "settings", None) if isinstance(node, TransformNode) else None
         return self.chained.get(id(settings), Chained.ALWAYS)
 
     def check_uid(self, uid: str) -> str:
-        """Return `uid` if it is usable and new."""
         try:
             checked_name(uid, "uid")
         except ValueError as error:
@@ -192,7 +188,6 @@ class StreamGraph:
         return uid
 
     def async_uid(self, uid: str | None, parent: StreamNode) -> str:
-        """Return the checked, unused uid of an async operator; without a name it follows from its place."""
         given = self.derived_uid("async", [parent]) if uid is None else uid
         self.async_uids.append(self.check_uid(given))
         return given
@@ -234,11 +229,9 @@ class StreamGraph:
         node.uid = uid
 
     def sides_of(self, node: KeyedNode) -> tuple[SideNode, ...]:
-        """Return the side outputs of an operator that somebody reads, in the order of their declaration."""
         return tuple(side for side in self.sides if side.parent is node)
 
     def side(self, node: KeyedNode, tag: OutputTag, output: T.StructType) -> SideNode:
-        """Return the node of a side output, made when it is asked for first."""
         for known in self.sides_of(node):
             if known.tag.name == tag.name:
                 if known.output != output:
@@ -316,7 +309,6 @@ def operator_of(base: Base) -> KeyedNode | None:
 
 
 def sources_of(node: StreamNode) -> tuple[SourceNode, ...]:
-    """Return the source of each scan that the plan of a stream needs, in its order."""
     return tuple(source for leg in legs(node) for source in scans_of(leg.base))
 
 

@@ -86,7 +86,6 @@ def _scans_again(operator: KeyedNode) -> bool:
 
 
 def read_by(planned: PlannedJob) -> dict[Chain, tuple[str, ...]]:
-    """Return each chain of a plan with the uids of the sinks that read its end, in the plan's order."""
     return {
         chain: tuple(sink.uid for sink in planned.sinks if stream in sink.streams)
         for stream, chain in enumerate(planned.chains)
@@ -154,7 +153,6 @@ _UNTIMED = AssignerRules(Untimed())
 
 
 def time_column(records: DataFrame, timestamps: Any) -> Column:
-    """Return the event time of each record, in milliseconds; a null one fails the job."""
     if timestamps is None:
         return _checked(_own_time(records))
     column = F.col(quoted(timestamps)) if isinstance(timestamps, str) else timestamps
@@ -242,8 +240,6 @@ def plan_times(graph: StreamGraph, planned: Callable[[Leg, Chain, str], Any]) ->
 
 
 class _Names:
-    """By which names inputs or operators are known, each of which may stand for one only."""
-
     def __init__(self) -> None:
         self._given: dict[str, tuple[str, ...]] = {}
 
@@ -300,7 +296,6 @@ class SourceMarkers:
     sources: tuple[int, ...]
 
     def routed(self, routes: Sequence[int]) -> DataFrame:
-        """Return the markers that the shuffle sends to a keyed operator: one per source and subtask."""
         subtask = F.col("id") % len(routes)
         route = F.get(_array(routes), subtask.cast("int"))
         no_block = F.lit("").cast("binary").alias(C.BLOCK)

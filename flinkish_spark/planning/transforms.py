@@ -63,8 +63,6 @@ class ConnectedSettings(TransformSettings):
 
 @dataclass(frozen=True)
 class RowTransform(LocatedTransform):
-    """A DataFrame function that runs a function over rows in Python workers."""
-
     function: RowFunction
     #: Fields of the result; None where they stay as they are.
     output: T.StructType | None
@@ -109,8 +107,6 @@ class RowTransform(LocatedTransform):
 
 @dataclass(frozen=True)
 class ProcessTransform(RowTransform):
-    """Runs a process function, for one of its outputs."""
-
     #: Name of the side output; None for the main output.
     side: str | None = None
 
@@ -246,8 +242,6 @@ def _checked(transform: MadeT) -> MadeT:
 
 @dataclass(frozen=True)
 class LookupTransform(LocatedTransform):
-    """A DataFrame function that asks a table in Python workers."""
-
     #: What the program says; the type of the records is known when a frame comes.
     join: LookupJoin
     #: Fields of what its function makes; None for those of both sides.
@@ -381,8 +375,6 @@ class Spoiler:
 
 @dataclass(frozen=True, eq=False)
 class RowByRow:
-    """What functions do to each record."""
-
     #: Over the columns of a frame with records and control rows.
     plan: RowPlan
     schema: T.StructType
@@ -453,7 +445,6 @@ class RowByRow:
 def read_functions(
     spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, names: Sequence[str]
 ) -> tuple[T.StructType, RowByRow | Spoiler]:
-    """Return the fields of records behind functions, and what these do to each."""
     return read_functions_over(spark.createDataFrame([], schema), functions, names)
 
 
@@ -491,8 +482,6 @@ RecordFunction = RowTransform | LookupTransform
 
 @dataclass(frozen=True, eq=False)
 class InWorkers:
-    """What functions of single records do to a frame with records and control rows."""
-
     #: Runs them, in one worker per task.
     deal: DealRows
     schema: T.StructType
