@@ -214,7 +214,10 @@ def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:
 
 
 class KeyedStream(KeyedRecords):
-    """A stream partitioned by key; :meth:`process` gives it a function with state."""
+    """A stream partitioned by key; :meth:`process` gives it a function with state.
+
+    `uid` and `max_parallelism` of all methods are as of :meth:`process`.
+    """
 
     def __init__(
         self, environment: StreamExecutionEnvironment, node: StreamNode, keys: tuple[Key, ...]
@@ -288,8 +291,6 @@ class KeyedStream(KeyedRecords):
             For each element, as in Flink, or once per key and micro-batch: as of :meth:`sum`.
         ttl
             How long a key's value lives; None: for ever.
-        uid, max_parallelism
-            As of :meth:`process`.
         """
         uid = declared_uid(self._environment.graph, uid, "reduce", self._entry)
         check_emit(emit)
@@ -322,8 +323,6 @@ class KeyedStream(KeyedRecords):
             For each element, as in Flink, or once per key and micro-batch: as of :meth:`sum`.
         ttl
             How long an accumulator lives; None: for ever.
-        uid, max_parallelism
-            As of :meth:`process`.
         row_kind
             Of a changelog, the field with the kinds of its rows, ``"_row_kind"``: a row that is taken back
             goes to the function's `retract(value, accumulator)`, which returns the accumulator without it,
@@ -375,8 +374,6 @@ class KeyedStream(KeyedRecords):
             For each element, as in Flink, or once per key and micro-batch, many times as fast.
         ttl
             How long a key's element lives; None: for ever.
-        uid, max_parallelism
-            As of :meth:`process`.
         """
         uid = declared_uid(self._environment.graph, uid, "sum", self._entry)
         return self._folding(FieldAggregate(Fold.SUM, field), uid, emit, ttl, max_parallelism)
@@ -454,8 +451,6 @@ class KeyedStream(KeyedRecords):
             fields, do not come out.
         ttl
             How long a key's row lives; None: for ever.
-        uid, max_parallelism
-            As of :meth:`process`.
         row_kind
             Of a changelog, the field with the kinds of its rows, ``"_row_kind"``. Each row that is taken back
             is taken out of COUNT, SUM, MIN and MAX, and the results are a changelog by the key, with a field
@@ -499,8 +494,6 @@ class KeyedStream(KeyedRecords):
             The field with the kinds.
         ttl
             How long a row is known after its last change; None: for ever.
-        uid, max_parallelism
-            As of :meth:`process`.
 
         Examples
         --------
@@ -567,8 +560,6 @@ class KeyedStream(KeyedRecords):
             says the time of a row; both may be left out.
         late_output
             Where rows behind the watermark go; None: they are dropped and counted.
-        uid, max_parallelism
-            As of :meth:`process`.
 
         Raises
         ------
