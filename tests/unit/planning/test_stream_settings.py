@@ -109,6 +109,18 @@ def test_the_last_uid_counts_until_something_reads_the_operator(orders: DataStre
     assert totals.uid("totals") is totals
 
 
+def test_a_job_runs_with_what_was_said_last() -> None:
+    def program(orders: DataStream) -> DataStream:
+        return orders.key_by("user").sum("amount", uid="first").uid("totals").set_max_parallelism(8)
+
+    harness = ProgramHarness(program, "user STRING, amount LONG")
+    harness.push_all([(("ann", 3), None), (("ann", 4), None)])
+    harness.snapshot()
+    harness.crash()
+    harness.push(("ann", 5))
+    assert [tuple(row) for row in harness.take().rows][-1] == ("ann", 12)
+
+
 def test_an_operator_behind_which_a_sink_is_keeps_its_uid_and_its_key_groups(orders: DataStream) -> None:
     """In Flink this would be said of the sink."""
     totals = keyed(orders).sink_to(MemorySink("out"), uid="out")
