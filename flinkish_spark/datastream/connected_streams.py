@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.stream_graph import StreamNode
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Two streams that one function reads, as a user writes them: `orders.connect(limits)`.
-
-
 _Calls = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 ConnectedKey = str | Column | tuple[str | Column, ...] | Callable[[Any], Any] | KeySelector
 
@@ -272,10 +268,6 @@ def _key(given: Any) -> tuple[Any, ...]:
     return given if isinstance(given, tuple) else (given,)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Broadcast streams as a user writes them: `orders.key_by("user").connect(rules.broadcast(RULES))`.
-
-
 class BroadcastStream:
     """A stream all of whose records go to every partition of the operator that reads it.
 
@@ -351,7 +343,6 @@ class BroadcastConnectedStream:
 
 
 def broadcast_states(descriptors: tuple[Any, ...]) -> tuple[MapStateDescriptor, ...]:
-    """Return the descriptors of broadcast states."""
     what_to_do = 'give a MapStateDescriptor: broadcast(MapStateDescriptor("rules", "STRING", "LONG"))'
     if not descriptors:
         raise GraphError(
@@ -375,11 +366,9 @@ def broadcast_states(descriptors: tuple[Any, ...]) -> tuple[MapStateDescriptor, 
     return descriptors
 
 
-def same_job(one: StreamExecutionEnvironment, other: BroadcastStream) -> BroadcastStream:
-    """Return `other`; raise GraphError if it is of another job."""
-    if other._environment is not one:
+def check_same_job(one: StreamExecutionEnvironment, other: StreamExecutionEnvironment, method: str) -> None:
+    if other is not one:
         raise GraphError(
-            "connect() got a stream of another environment",
+            f"{method}() got a stream of another environment",
             what_to_do="make both streams with one environment",
         )
-    return other

@@ -19,7 +19,7 @@ from flinkish_spark.datastream.connected_streams import (
     BroadcastStream,
     ConnectedStreams,
     broadcast_states,
-    same_job,
+    check_same_job,
 )
 from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.match_recognize import match_recognize
@@ -92,10 +92,6 @@ if TYPE_CHECKING:
 
 #: Functions of single records that may emit to side outputs.
 _WITH_SIDES = (AsyncTransform, LookupTransform, ProcessTransform)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a stream does with single records in Python: map, flat_map, filter, process.
 
 
 class SingleRecords(ABC):
@@ -178,10 +174,6 @@ class SingleRecords(ABC):
             The output is not known, or is no list of fields.
         """
         return self._behind(process_rows(function, output, name))
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a stream says about which task gets which records: rebalance, rescale and the like.
 
 
 class Redistribution(ABC):
@@ -307,10 +299,6 @@ class Redistribution(ABC):
         )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What may be said of an operator behind the call that made it: name, uid, parallelism.
-
-
 class OperatorSettings:
     """The part of a `DataStream` that is about the operator that made it.
 
@@ -324,12 +312,13 @@ class OperatorSettings:
         """Say what errors call the function that made the stream.
 
         A keyed operator has its uid beside it, by which its state is found; what its functions see as
-        `get_task_name` is the name. Of a source a name is a note for who reads the program.
+        `get_task_name` is the name. Of a source a name is a note for who reads the program; what a union,
+        a transform or a strategy made has none, and nothing changes.
 
         Raises
         ------
         GraphError
-            It is no name, or nothing that has one made the stream: a union, a transform.
+            It is no name.
         """
         if not isinstance(name, str) or not name:
             raise GraphError(
@@ -340,25 +329,19 @@ class OperatorSettings:
             settings.name = name
         elif isinstance(self._node, KeyedNode | SourceNode):
             self._environment.graph.names[self._node.uid] = name
-        else:
-            raise GraphError(
-                f"name({name!r}) was called on {self._what()}",
-                why="a source has a name, and what map(), flat_map(), filter() or process() made, or an "
-                "operator on a keyed stream",
-                what_to_do="call it right behind one of these, or leave it out",
-            )
         return self
 
     def uid(self, uid: str) -> Self:
-        """Say the uid of an operator again; of a function without state, what errors call it.
+        """Say the uid of a keyed operator; of a function without state, what errors call it.
 
-        Where a uid is needed, the call that makes the operator takes it. This is for programs that come from
-        Flink: what it says must be what that call said.
+        The call that makes the operator takes its uid, too; the last one counts, as in Flink. What has no
+        state needs none, and nothing changes.
 
         Raises
         ------
         GraphError
-            It is no uid, or another one than the operator has.
+            It is no uid, or taken. It is another one than a source has, or than an operator has that a sink
+            or another operator reads already.
         """
         try:
             checked_name(uid, "uid")
@@ -367,13 +350,18 @@ class OperatorSettings:
         settings = self._settings()
         if settings is not None:
             settings.name = uid
-        elif not isinstance(self._node, KeyedNode | SourceNode) or self._node.uid != uid:
-            raise GraphError(
-                f"uid({uid!r}) was called on {self._what()}",
-                why="the call that makes a source or a keyed operator takes its uid: state is found by it",
-                what_to_do=f'say it there: process(..., uid="{uid}")',
-                uid=uid,
-            )
+        elif isinstance(self._node, KeyedNode | SourceNode) and self._node.uid != uid:
+            graph = self._environment.graph
+            # A source was bound to its uid. What reads an operator may run, or be a sink that is meant here.
+            if isinstance(self._node, SourceNode) or graph.is_read(self._node):
+                raise GraphError(
+                    f"uid({uid!r}) was called on {self._what()}",
+                    why="the call that makes a source or a keyed operator takes its uid: state is found by "
+                    "it",
+                    what_to_do=f'say it there: process(..., uid="{uid}")',
+                    uid=uid,
+                )
+            graph.rename(self._node, uid)
         return self
 
     def set_parallelism(self, parallelism: int) -> Self:
@@ -411,40 +399,35 @@ class OperatorSettings:
         return self
 
     def set_max_parallelism(self, max_parallelism: int) -> Self:
-        """Say the number of key groups of a keyed operator again.
+        """Say the number of key groups of a keyed operator; what else made the stream has none.
 
-        The call that makes the operator takes it. What this says must be what that call said, or what the
-        environment says where that call said nothing.
+        The call that makes the operator takes it, too; the last one counts, as in Flink.
 
         Raises
         ------
         ConfigError
             It is no number of key groups.
         GraphError
-            It is another one than the operator has, or the stream comes from no keyed operator.
+            It is another one than the operator has, and a sink or another operator reads it already.
         """
         check_max_parallelism(max_parallelism)
-        if not isinstance(self._node, KeyedNode):
-            raise GraphError(
-                f"set_max_parallelism({max_parallelism}) was called on {self._what()}",
-                why="only keyed operators have key groups",
-                what_to_do="leave it out",
-            )
-        if self._node.max_parallelism != max_parallelism:
-            raise GraphError(
-                f"{self._what()} has {self._node.max_parallelism} key groups, not {max_parallelism}",
-                why="the call that makes an operator takes their number, for the life of its state",
-                what_to_do=f"say it there: process(..., max_parallelism={max_parallelism})",
-                uid=self._node.uid,
-            )
+        if isinstance(self._node, KeyedNode) and self._node.max_parallelism != max_parallelism:
+            if self._environment.graph.is_read(self._node):
+                raise GraphError(
+                    f"{self._what()} has {self._node.max_parallelism} key groups, not {max_parallelism}",
+                    why="the call that makes an operator takes their number, for the life of its state",
+                    what_to_do=f"say it there: process(..., max_parallelism={max_parallelism})",
+                    uid=self._node.uid,
+                )
+            self._node.max_parallelism = max_parallelism
         return self
 
     def start_new_chain(self) -> Self:
         """Let a function of `map`, `flat_map`, `filter` or `process` without a key have tasks of its own.
 
         What is in front of it runs in other tasks, as in Flink; what is behind it may share its. Spark has no
-        queue between tasks, so its records go through a shuffle, as by `rebalance`. A keyed operator has its
-        own tasks anyway.
+        queue between tasks, so its records go through a shuffle, as by `rebalance`. A source and a keyed
+        operator have their own tasks anyway.
 
         Raises
         ------
@@ -464,7 +447,7 @@ class OperatorSettings:
         settings = self._settings()
         if settings is not None:
             self._environment.graph.chained[id(settings)] = chained
-        elif not isinstance(self._node, KeyedNode) or chained is Chained.NEVER:
+        elif not isinstance(self._node, KeyedNode | SourceNode) or chained is Chained.NEVER:
             raise GraphError(
                 f"{method}() was called on {self._what()}",
                 why="only a function of single records can be told to have tasks of its own: a source and a "
@@ -547,7 +530,6 @@ class OperatorSettings:
         return self.disable_chaining()
 
     def _settings(self) -> TransformSettings | None:
-        """Return those of the function that made the stream; None if none did."""
         node = next(iter(connected_ways(self._node)), self._node)
         if isinstance(node, TransformNode) and isinstance(node.function, RowTransform | LookupTransform):
             return node.function.settings
@@ -571,10 +553,6 @@ class OperatorSettings:
             case TransformNode() if is_partitioning(node.function):
                 return "a stream whose records were only moved (rebalance() and the like)"
         return "a stream that transform() made"
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Streams as a user writes them: `from_source(...).key_by(...).process(...).sink_to(...)`.
 
 
 class DataStream(SingleRecords, Redistribution, OperatorSettings):
@@ -697,11 +675,10 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         Raises
         ------
         GraphError
-            There is no other stream, or one is keyed, or of another job. Other fields are refused when the
-            job starts.
+            One is keyed, or of another job. Other fields are refused when the job starts.
         """
         if not others:
-            raise GraphError("union() got no stream", what_to_do="name one: orders.union(more_orders)")
+            return self
         nodes = (self._node, *(self._other(other, "union")._node for other in others))
         return DataStream(self._environment, UnionNode(nodes))
 
@@ -719,7 +696,8 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         """
         if isinstance(other, BroadcastStream):
             entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
-            return BroadcastConnectedStream(entry, same_job(self._environment, other))
+            check_same_job(self._environment, other._environment, "connect")
+            return BroadcastConnectedStream(entry, other)
         return ConnectedStreams(self, self._other(other, "connect"))
 
     def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
@@ -743,11 +721,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 f"{method}() got a {type(other).__name__}",
                 what_to_do="give it a DataStream; of a keyed one, call it before key_by()",
             )
-        if other._environment is not self._environment:
-            raise GraphError(
-                f"{method}() got a stream of another environment",
-                what_to_do="make both streams with one environment",
-            )
+        check_same_job(self._environment, other._environment, method)
         return other
 
     def process_with_state(

@@ -372,17 +372,17 @@ class StreamExecutionEnvironment:
         return self.graph.max_parallelism
 
     def set_max_parallelism(self, max_parallelism: int) -> Self:
-        """Say the number of key groups of operators that name none; before the first of them.
+        """Say the number of key groups of operators that name none; another one before the first of them.
 
         Raises
         ------
         ConfigError
             It is no number of key groups.
         GraphError
-            There is an operator already, which has the number that was said before.
+            It is another one, and there is an operator already, which has what was said before.
         """
         check_max_parallelism(max_parallelism)
-        if self.graph.operators:
+        if self.graph.operators and max_parallelism != self.graph.max_parallelism:
             raise GraphError(
                 f"set_max_parallelism({max_parallelism}) was called behind an operator",
                 why=f"'{self.graph.operators[0].uid}' has its key groups already",
@@ -592,11 +592,8 @@ class StreamExecutionEnvironment:
         return Planner(self.spark, NO_JOB, self._partitions()).plan(graph)
 
     def _partitions(self) -> int:
-        """Return how many tasks keyed operators have.
-
-        As many as somebody has set; else as many as the job directory has its state in; a new one gets a
-        number that fits the cores.
-        """
+        # As many as somebody has set; else as many as the job directory has its state in; a new one gets a
+        # number that fits the cores.
         chosen = chosen_partitions(self.spark)
         if chosen is None:
             # What cannot be read now is told by the start, with what to do.
@@ -751,7 +748,6 @@ class StreamExecutionEnvironment:
         return result
 
     def _say_partitions(self) -> None:
-        """Say how many tasks a new job directory gets, if nobody has asked for a number."""
         with contextlib.suppress(FlinkishError):
             if chosen_partitions(self.spark) is None and open_job_dir(self._place).known_uuid() is None:
                 _say(
@@ -835,7 +831,7 @@ class StreamExecutionEnvironment:
         self._reporters.append(instance_of("reporter", reporter, Reporter, what_to_do=what_to_do))
 
     def observe(self, observer: Observer) -> None:
-        """Let `observer` watch the steps of the checkpoints; see `runtime.steps`.
+        """Let `observer` watch the steps of the checkpoints; see `core.steps`.
 
         Raises
         ------

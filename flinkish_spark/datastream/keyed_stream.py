@@ -16,7 +16,7 @@ from flinkish_spark.datastream.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
     KeyedConnectedStreams,
-    same_job,
+    check_same_job,
 )
 from flinkish_spark.datastream.joined_streams import IntervalSettings, JoinedStreams
 from flinkish_spark.datastream.windowed_stream import WindowedStream
@@ -79,10 +79,6 @@ if TYPE_CHECKING:
     from flinkish_spark.datastream.environment import StreamExecutionEnvironment
     from flinkish_spark.functions.stream import KeySelector
     from flinkish_spark.planning.stream_graph import Key, KeyedFunction
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a keyed stream does with single records: map, flat_map, filter with state per key; and another key.
 
 
 class KeyedRecords(ABC):
@@ -206,10 +202,6 @@ class KeyedRecords(ABC):
         return self._keyed(function, output, uid, max_parallelism)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Keyed streams as a user writes them: what is done with the elements of each key.
-
-
 def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:
     """Refuse an aggregate that cannot take a row back."""
     check_aggregate(aggregate, name=f"aggregate of '{uid}'", retracts=True)
@@ -222,7 +214,10 @@ def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:
 
 
 class KeyedStream(KeyedRecords):
-    """A stream partitioned by key; :meth:`process` gives it a function with state."""
+    """A stream partitioned by key; :meth:`process` gives it a function with state.
+
+    `uid` and `max_parallelism` of all methods are as of :meth:`process`.
+    """
 
     def __init__(
         self, environment: StreamExecutionEnvironment, node: StreamNode, keys: tuple[Key, ...]
@@ -296,8 +291,6 @@ class KeyedStream(KeyedRecords):
             For each element, as in Flink, or once per key and micro-batch: as of :meth:`sum`.
         ttl
             How long a key's value lives; None: for ever.
-        uid, max_parallelism
-            As of :meth:`process`.
         """
         uid = declared_uid(self._environment.graph, uid, "reduce", self._entry)
         check_emit(emit)
@@ -330,8 +323,6 @@ class KeyedStream(KeyedRecords):
             For each element, as in Flink, or once per key and micro-batch: as of :meth:`sum`.
         ttl
             How long an accumulator lives; None: for ever.
-        uid, max_parallelism
-            As of :meth:`process`.
         row_kind
             Of a changelog, the field with the kinds of its rows, ``"_row_kind"``: a row that is taken back
             goes to the function's `retract(value, accumulator)`, which returns the accumulator without it,
@@ -383,8 +374,6 @@ class KeyedStream(KeyedRecords):
             For each element, as in Flink, or once per key and micro-batch, many times as fast.
         ttl
             How long a key's element lives; None: for ever.
-        uid, max_parallelism
-            As of :meth:`process`.
         """
         uid = declared_uid(self._environment.graph, uid, "sum", self._entry)
         return self._folding(FieldAggregate(Fold.SUM, field), uid, emit, ttl, max_parallelism)
@@ -462,8 +451,6 @@ class KeyedStream(KeyedRecords):
             fields, do not come out.
         ttl
             How long a key's row lives; None: for ever.
-        uid, max_parallelism
-            As of :meth:`process`.
         row_kind
             Of a changelog, the field with the kinds of its rows, ``"_row_kind"``. Each row that is taken back
             is taken out of COUNT, SUM, MIN and MAX, and the results are a changelog by the key, with a field
@@ -507,8 +494,6 @@ class KeyedStream(KeyedRecords):
             The field with the kinds.
         ttl
             How long a row is known after its last change; None: for ever.
-        uid, max_parallelism
-            As of :meth:`process`.
 
         Examples
         --------
@@ -575,8 +560,6 @@ class KeyedStream(KeyedRecords):
             says the time of a row; both may be left out.
         late_output
             Where rows behind the watermark go; None: they are dropped and counted.
-        uid, max_parallelism
-            As of :meth:`process`.
 
         Raises
         ------
@@ -624,7 +607,8 @@ class KeyedStream(KeyedRecords):
             The other has no keys, or is of another job.
         """
         if isinstance(other, BroadcastStream):
-            return BroadcastConnectedStream(self._entry, same_job(self._environment, other))
+            check_same_job(self._environment, other._environment, "connect")
+            return BroadcastConnectedStream(self._entry, other)
         return KeyedConnectedStreams(self._environment, self._entry, self._other(other, "connect"))
 
     def join(self, other: KeyedStream) -> JoinedStreams:
@@ -658,11 +642,7 @@ class KeyedStream(KeyedRecords):
                 why="this stream is keyed",
                 what_to_do="call key_by() on the other one too, with a key of the same type",
             )
-        if other._environment is not self._environment:
-            raise GraphError(
-                f"{method}() got a stream of another environment",
-                what_to_do="make both streams with one environment",
-            )
+        check_same_job(self._environment, other._environment, method)
         return other._entry
 
     def _keyed(
@@ -672,7 +652,6 @@ class KeyedStream(KeyedRecords):
         uid: str,
         max_parallelism: int | None,
     ) -> DataStream:
-        """Add an operator to the graph; `output` None stands for the fields of the input."""
         from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
 
         graph = self._environment.graph

@@ -277,8 +277,6 @@ class _Nothing(PatternProcessFunction):
 
 
 class _Select(PatternProcessFunction):
-    """Makes one row of each match by a plain function."""
-
     def __init__(
         self,
         select: Callable[[Match], Any],
@@ -288,11 +286,9 @@ class _Select(PatternProcessFunction):
         self._select, self._tag, self._of_lost = select, tag, of_lost
 
     def process_match(self, match: Match, ctx: PatternContext) -> Iterable[Any] | None:
-        """Emit what the function returns."""
         return self._rows(self._select(match))
 
     def process_timed_out_match(self, match: Match, ctx: PatternContext) -> None:
-        """Emit what the other one returns to the side output."""
         if self._tag is not None and self._of_lost is not None:
             for row in self._rows(self._of_lost(match, ctx.timestamp())) or ():
                 ctx.output(self._tag, row)
@@ -315,7 +311,6 @@ def _lost(
     kind: type[_Select],
     select: Callable[[Match], Any] | None = None,
 ) -> _Select:
-    """Return what tells of partial matches that are timed out."""
     tag, of_lost = timed_out
     _check_call("timed_out", of_lost, uid, 2, is_rows=kind is _FlatSelect)
     instance_of("timed_out", tag, OutputTag, what_to_do="give it an OutputTag and a function")

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 class WindowedStream:
     """A keyed stream in windows; made by :meth:`KeyedStream.window`. Each method returns a new one.
 
-    What a window emits has the time of its last instant, so windows of windows work.
+    What a window emits has the time of its last instant, so windows of windows work. `uid` and
+    `max_parallelism` are as of :meth:`KeyedStream.process`.
     """
 
     def __init__(self, stream: KeyedStream, spec: WindowSpec) -> None:
@@ -103,8 +104,6 @@ class WindowedStream:
             What makes the result of that one.
         output
             Fields of the result; by default those of the elements, or what the hint of `then.process` says.
-        uid, max_parallelism
-            As of :meth:`KeyedStream.process`.
         """
         uid = self._uid(uid, "reduce")
         computation = ReduceWindow(reduce, then)
@@ -134,8 +133,6 @@ class WindowedStream:
             Type of the accumulator, as of a state.
         output
             Fields of the result; by default what the hint of `get_result` says, or that of `then.process`.
-        uid, max_parallelism
-            As of :meth:`KeyedStream.process`.
         """
         uid = self._uid(uid, "aggregate")
         check_aggregate(aggregate)
@@ -160,8 +157,6 @@ class WindowedStream:
             The function.
         output
             Fields of the result; by default what the hint of its `process` says.
-        uid, max_parallelism
-            As of :meth:`KeyedStream.process`.
         """
         uid = self._uid(uid, "process")
         computation = ProcessWindow(process)
@@ -184,8 +179,6 @@ class WindowedStream:
         columns
             For example ``AggregateColumn("total", Fold.SUM, "amount")``. Keys that are expressions, and no
             fields, do not come out.
-        uid, max_parallelism
-            As of :meth:`KeyedStream.process`.
 
         Raises
         ------
@@ -212,8 +205,6 @@ class WindowedStream:
         ----------
         field
             Nulls are left out; a sum that leaves the field's type stops the job.
-        uid, max_parallelism
-            As of :meth:`KeyedStream.process`.
 
         Raises
         ------
@@ -251,8 +242,6 @@ class WindowedStream:
             Null is neither the least nor the greatest, unless there is nothing else; NaN is the greatest.
         ties
             Which of several that are equal; by default the one that came first.
-        uid, max_parallelism
-            As of :meth:`KeyedStream.process`.
 
         Raises
         ------

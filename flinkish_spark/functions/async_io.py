@@ -28,9 +28,6 @@ from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.protocol.durations import Duration, Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, checked_factor, checked_whole
 
-# ----------------------------------------------------------------------------------------------------------
-# What a user derives from.
-
 
 class ToSide(NamedTuple):
     """A row for a side output among those that an async function returns.
@@ -198,10 +195,6 @@ def check_is_async(function: object, kind: type, method: str) -> None:
     check_methods(function, kind, f"the {type(function).__name__}", may_await=("open", "close"))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# When a call is made again.
-
-
 #: Whether what a call has returned, or raised, asks for another one.
 ResultPredicate = Callable[[Any], bool]
 ExceptionPredicate = Callable[[Exception], bool]
@@ -356,11 +349,7 @@ NO_RETRY_STRATEGY = AsyncRetryStrategy.no_retry()
 
 
 def retry_after_ms(error: Exception) -> int | None:
-    """Return how long an error asks to wait; None if it does not.
-
-    Looked at are its attribute `retry_after_ms`, and a header Retry-After (seconds, or a date) of itself or
-    of its `response`, as errors of aiohttp, httpx and requests have them.
-    """
+    """Return what an error's `retry_after_ms`, or a Retry-After of it or its response, asks to wait."""
     said = getattr(error, "retry_after_ms", None)
     if isinstance(said, int | float) and 0 <= said <= MOST_MS:
         return int(said)
@@ -380,10 +369,6 @@ def _header_ms(text: str) -> int | None:
         return max(0, int(parsedate_to_datetime(text).timestamp() * 1_000) - wall_ms())
     except (TypeError, ValueError):
         return None
-
-
-# ----------------------------------------------------------------------------------------------------------
-# How many calls are made.
 
 
 @dataclass(frozen=True)

@@ -275,8 +275,8 @@ class KeyedCoProcessFunction(RichFunction, ABC):
         )
 
 
-class BroadcastContext(Protocol):
-    """Given to `process_broadcast_element`; no key is the current one."""
+class UnkeyedContext(Protocol):
+    """Given to functions for an element where no key is the current one; valid only inside the call."""
 
     def timestamp(self) -> int | None:
         """Return the element's event time in milliseconds; None if the stream has no timestamps."""
@@ -287,11 +287,15 @@ class BroadcastContext(Protocol):
     def current_processing_time(self) -> int:
         """Return the micro-batch's processing time."""
 
-    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
-        """Return a broadcast state, to read and to write."""
-
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row to a side output."""
+
+
+class BroadcastContext(UnkeyedContext, Protocol):
+    """Given to `process_broadcast_element`; no key is the current one."""
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
+        """Return a broadcast state, to read and to write."""
 
 
 class KeyedBroadcastContext(BroadcastContext, Protocol):
@@ -308,20 +312,8 @@ class ReadOnlyBroadcastContext(Protocol):
         """Return a broadcast state, to read; writing raises `BroadcastStateIsReadOnly`."""
 
 
-class ReadOnlyContext(ReadOnlyBroadcastContext, Protocol):
+class ReadOnlyContext(UnkeyedContext, ReadOnlyBroadcastContext, Protocol):
     """Given to :meth:`BroadcastProcessFunction.process_element`."""
-
-    def timestamp(self) -> int | None:
-        """Return the element's event time in milliseconds; None if the stream has no timestamps."""
-
-    def current_watermark(self) -> int:
-        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
-
-    def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time."""
-
-    def output(self, tag: OutputTag, value: Any) -> None:
-        """Emit a row to a side output."""
 
 
 class KeyedReadOnlyContext(Context, ReadOnlyBroadcastContext, Protocol):

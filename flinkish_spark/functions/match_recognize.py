@@ -31,10 +31,6 @@ from flinkish_spark.cep.stages import Skip
 from flinkish_spark.core.errors import ConfigError, PatternError
 from flinkish_spark.core.extras import how_to_install
 
-# ----------------------------------------------------------------------------------------------------------
-# The text in its clauses: what stands in them is looked at once the fields of the stream are known.
-
-
 #: How clauses begin, in the order in which they may stand.
 _CLAUSES: tuple[tuple[str, ...], ...] = (
     ("PARTITION", "BY"),
@@ -203,13 +199,7 @@ def _refuse(text: str, why: str, what_to_do: str) -> NoReturn:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What stands in PATTERN.
-
-
 class _PatternReader:
-    """Reads a row pattern: alternatives of sequences of repeated parts."""
-
     def __init__(self, text: str, tokens: Sequence[_Token]) -> None:
         self._text, self._tokens, self._at = text, tokens, 0
 
@@ -406,7 +396,6 @@ class _Search:
         return made
 
     def measures(self, text: str) -> tuple[list[E.Expression], T.StructType]:
-        """Return what is told of a match of Flink's kind."""
         self._fold_names()
         made, told = [], []
         for tokens in _listed(text):
@@ -810,11 +799,6 @@ def _identifier(tree: Any) -> str:
 # Types of what is computed, as Spark's ANSI mode has them.
 
 
-def _refuse_types(text: str, one: T.DataType, other: T.DataType) -> NoReturn:
-    says = f"a {one.simpleString()} and a {other.simpleString()} have no type in common"
-    _refuse(text, says, "cast one of them")
-
-
 def common(kinds: Iterable[T.DataType], text: str) -> T.DataType:
     """Return the type that values of several types are compared, or told, as."""
     found: T.DataType = T.NullType()
@@ -829,7 +813,8 @@ def _common(one: T.DataType, other: T.DataType, text: str) -> T.DataType:
     if isinstance(one, T.NullType):
         return other
     if not isinstance(one, T.NumericType) or not isinstance(other, T.NumericType):
-        _refuse_types(text, one, other)
+        says = f"a {one.simpleString()} and a {other.simpleString()} have no type in common"
+        _refuse(text, says, "cast one of them")
     if type(one) in _BITS and type(other) in _BITS:
         return max(one, other, key=lambda kind: _BITS[type(kind)])
     first, second = _as_decimal(one), _as_decimal(other)
@@ -850,7 +835,6 @@ def _as_decimal(kind: T.DataType) -> T.DecimalType | None:
 
 
 def computed(name: str, one: Typed, other: Typed, text: str) -> Typed:
-    """Return a sum, difference, product, quotient or remainder, and its type."""
     kinds = one[1], other[1]
     for kind in kinds:
         if not isinstance(kind, T.NumericType | T.NullType):
@@ -900,7 +884,6 @@ def _decimal_of(name: str, one: T.DecimalType, other: T.DecimalType) -> T.Decima
 
 
 def cast(given: Typed, kind: T.DataType, text: str) -> E.Expression:
-    """Return an expression as one of another type."""
     made, own = given
     if own == kind or isinstance(own, T.NullType):
         return made

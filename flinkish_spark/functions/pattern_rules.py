@@ -152,7 +152,6 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         self._searches: dict[str, _Search] = {}
 
     def open(self, context: RuntimeContext) -> None:
-        """Declare what waits and what is open of a key, and open the function."""
         element = ElementType(ddl_of(self._fields))
         self._take = element.take
         self._gather, self._spread = element.gathering(), element.spread
@@ -174,7 +173,6 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         return open_matches(rows.column("value_0").items.field("matches"))
 
     def close(self) -> None:
-        """Close the function, and the conditions of all rules."""
         self._function.close()
         for search in self._searches.values():
             search.close()
@@ -383,7 +381,6 @@ class _Run:
         self._opened = self._state.open_count
 
     def take(self, event: Any, time_ms: int, processing_time_ms: int) -> None:
-        """Try the next event."""
         matcher, known = self._search.matcher, self._search.known(event)
         for match in matcher.process(self._state, event, time_ms, known, processing_time_ms):
             self._emit(match, time_ms)
@@ -401,7 +398,6 @@ class _Run:
             self.context.give(self._function.process_timed_out_match, lost.match, lost.time_ms)
 
     def leave(self) -> None:
-        """Store what they have become."""
         more = self._state.open_count - self._opened
         if more:
             self.context.count(OPENED if more > 0 else CLOSED, abs(more))
@@ -451,11 +447,9 @@ class _RuleContext:
         return self._ctx.timer_service().current_processing_time()
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        """Emit a row to a side output."""
         _operator(self._ctx).emit_to(tag, value, self._time_ms)
 
     def give(self, call: Callable[..., Iterable[Any] | None], match: Match, time_ms: int) -> None:
-        """Give a match to the function; what it returns goes out."""
         self._time_ms = time_ms
         rows = call(match, self)
         if rows is not None:
@@ -501,7 +495,6 @@ def _structs(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[s
 
 
 def _rows(structs: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Return the values of stored structs, in the order of their fields."""
     return [tuple(one.values()) for one in structs]
 
 
@@ -510,4 +503,5 @@ def _first(times_ms: Iterable[int | None]) -> int | None:
 
 
 def _operator(context: Any) -> Any:
+    # As operators know it: functions of users count nothing, and their rows have the time of the element.
     return context

@@ -80,15 +80,12 @@ class PatternProcessFunction(RichFunction, ABC):
 
 
 class MeasuredMatches(PatternProcessFunction):
-    """Makes one row of each match by expressions over its events."""
-
     def __init__(
         self, text: str, lost: PatternProcessFunction | None, measures: Sequence[Expression] = ()
     ) -> None:
         self.text, self.lost, self.measures = text, lost, tuple(measures)
 
     def process_match(self, match: Match, ctx: PatternContext) -> Iterable[Any]:
-        """Emit the row."""
         frame = frame_of(match)
         return (tuple(one.value(frame, None) for one in self.measures),)
 
@@ -103,7 +100,6 @@ def frame_of(match: Match) -> Frame:
 
 
 def tells_of_lost(function: PatternProcessFunction) -> bool:
-    """Return whether a function makes anything of matches that are timed out."""
     if isinstance(function, MeasuredMatches):
         return function.lost is not None
     kind = type(function).process_timed_out_match

@@ -88,7 +88,6 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
         self._matchers: dict[str, RowMatcher] = {}
 
     def open(self, context: RuntimeContext) -> None:
-        """Declare the rows of a key, and the place of each pattern among them."""
         time = T.StructField("__time_ms", T.LongType())
         rows = ddl_of(T.StructType([*self._fields.fields, time]))
         self._rows = context.get_list_state(ListStateDescriptor("rows", rows))
@@ -188,6 +187,7 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
 
 
 def _counting(context: Any) -> Any:
+    # As operators know it: functions of users count nothing.
     return context
 
 

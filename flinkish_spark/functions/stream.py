@@ -1,4 +1,8 @@
-"""User functions on streams without a key: with and without operator state."""
+"""User functions on streams without a key: with and without operator state.
+
+A function object is serialised once and sent to the Python workers. One with operator state is opened once
+per copy there, any other in each task.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,6 @@ from typing import Any, Protocol
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.state.operator_state import OperatorListDescriptor
-
-# ----------------------------------------------------------------------------------------------------------
-# User functions on streams without a key: what chooses keys and partitions, and `process` without state.
-#
-# A function object is serialised once, sent to the Python workers, and opened in each task.
 
 
 class KeySelector(RichFunction, ABC):
@@ -171,12 +170,6 @@ class ProcessFunction(RichFunction, ABC):
     @abstractmethod
     def process_element(self, value: Any, ctx: ProcessContext) -> Iterable[Any] | None:
         """Process one record, a named tuple; `yield` emits a tuple, named tuple, Row, dict or dataclass."""
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Functions on streams without a key that keep operator list state.
-#
-# A function object is serialised once, sent to the Python workers, and opened once per copy.
 
 
 class OperatorItems(Protocol):

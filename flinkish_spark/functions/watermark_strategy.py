@@ -275,7 +275,6 @@ class ChannelGenerators:
         self._greatest_ms: dict[int, int | None] = {}
 
     def on_event(self, channel: int, event: Any, timestamp_ms: int) -> None:
-        """Show a record to its channel's generator."""
         generator = self._generators.get(channel)
         if generator is None:
             generator = self._new(channel)

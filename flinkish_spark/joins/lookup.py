@@ -23,9 +23,6 @@ from flinkish_spark.joins.spec import Concatenate, JoinType, ProcessJoinFunction
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import checked_whole
 
-# ----------------------------------------------------------------------------------------------------------
-# What a program says about a lookup join: elements, and the rows of a table outside.
-
 
 class LookupTable(ABC):
     """A table outside that is asked for the rows of keys.
@@ -159,10 +156,6 @@ def _positive(name: str, value: int) -> None:
         checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A table of an SQLite file for lookup joins; also the example of a table of one's own.
-
-
 #: So that no statement has more parameters than any SQLite takes.
 _PARAMETERS = 900
 
@@ -215,7 +208,6 @@ class SqliteTable(LookupTable):
         )
 
     def open(self) -> None:
-        """Connect."""
         uri = Path(self._file).absolute().as_uri()
         try:
             self._connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, check_same_thread=False)
@@ -223,7 +215,6 @@ class SqliteTable(LookupTable):
             raise sqlite3.OperationalError(f"{error}: {self._file}") from error
 
     def lookup(self, keys: Sequence[Any]) -> Mapping[Any, Sequence[Any]]:
-        """Return the rows of keys."""
         assert self._connection is not None
         found: dict[Any, list[Any]] = {}
         step = _PARAMETERS // (self._width + 1)
@@ -247,7 +238,6 @@ class SqliteTable(LookupTable):
         return found
 
     def close(self) -> None:
-        """Disconnect."""
         if self._connection is not None:
             self._connection.close()
 

@@ -31,9 +31,6 @@ from flinkish_spark.types.rows import ElementType
 from flinkish_spark.windows.functions import WindowContext, WindowRuntimeContext
 from flinkish_spark.windows.spec import WindowSpec
 
-# ----------------------------------------------------------------------------------------------------------
-# What is made of a pair of elements.
-
 
 class JoinContext(Protocol):
     """Given to a join function for one pair; valid only inside the call."""
@@ -92,7 +89,6 @@ class Concatenate(ProcessJoinFunction):
         self._no_right = (None,) * len(self._right.fields)
 
     def process_element(self, left: Any, right: Any, ctx: JoinContext) -> Iterable[Any]:
-        """Return the one row."""
         row = self._no_left if left is None else self._left.spread(left)
         return (row + (self._no_right if right is None else self._right.spread(right)),)
 
@@ -121,10 +117,6 @@ class CoGroupFunction(ABC):
 
     def close(self) -> None:
         """Give back what `open` made."""
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Words that joins share.
 
 
 class JoinType(Choice):
@@ -169,26 +161,22 @@ _MOST_MS = MAX_WATERMARK_MS // 2
 
 
 def bound_ms(name: str, value: int) -> int:
-    """Return a distance in time, of either sign; raise ConfigError unless it is whole milliseconds."""
     with refused_as_config_errors(f"set {name} to a number of milliseconds, which may be negative"):
         checked_whole(name, value, least=-_MOST_MS, most=_MOST_MS)
     return value
 
 
 def one_of(name: str, value: object, kind: type[enum.Enum]) -> None:
-    """Raise ConfigError unless a value is a member of an enum."""
     members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
     instance_of(name, value, kind, what_to_do=f"give one of {members}")
 
 
 def tag_or_none(name: str, value: object) -> None:
-    """Raise ConfigError unless a value is an OutputTag or None."""
     if value is not None:
         instance_of(name, value, OutputTag, what_to_do="give an OutputTag, or leave it out")
 
 
 def element_ddl(name: str, value: Any) -> None:
-    """Raise ConfigError unless a value is the DDL of a type or of fields."""
     instance_of(name, value, str, what_to_do='write the type as DDL, as "user STRING, amount LONG"')
     try:
         why = _unfit(parse_ddl(value))
@@ -207,10 +195,6 @@ def _unfit(kind: T.DataType) -> str | None:
     if (name := first_required(kind)) is not None:
         return f"{name!r} is NOT NULL, which counts in what a function emits: leave it away"
     return unfit_for_rows(kind)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a program says about an interval join.
 
 
 @dataclass(frozen=True)
@@ -288,10 +272,6 @@ class IntervalJoin:
     def actual_function(self) -> ProcessJoinFunction:
         """The function, or the one that puts the fields of both together."""
         return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a program says about a temporal join: each left element with the version that was valid then.
 
 
 @dataclass(frozen=True)
@@ -373,10 +353,6 @@ def _check_callable(name: str, value: object) -> None:
     if not callable(value) or isinstance(value, type):
         raise unusable(name, value, wanted="a function of a right element", what_to_do="give a function")
     check_function(value, f"{name}()", 1)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a program says about joins and co-groups within windows.
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,9 @@ from flinkish_spark.types.schemas import output_schema
 from flinkish_spark.worker.async_rows import AnswerPlace, AsyncRows
 from flinkish_spark.worker.functions import RowFunction
 
-# ----------------------------------------------------------------------------------------------------------
-# Async functions as DataFrame functions.
-
 
 @dataclass(frozen=True)
 class AsyncPlace:
-    """What a plan knows of the job and its async operators."""
-
     #: Where answers are recorded; None for a plan that belongs to no job.
     job_dir: StoreSpec | None = None
     job: str = ""
@@ -77,7 +72,6 @@ class AsyncSettings(TransformSettings):
 
     @property
     def outputs(self) -> Outputs:
-        """All outputs that somebody reads."""
         return Outputs(("", *self.sides), (self.main, *self.sides.values()))
 
 
@@ -89,10 +83,10 @@ class AsyncTransform(RowTransform):
     spec: AsyncSpec = field(kw_only=True)
     #: Name of the side output; empty for the main output.
     side: str = ""
-    #: What the planner knows: of the job, who reads recorded answers (None: nobody, they are not recorded),
-    #: from which source or operator the elements come, and what their places mean.
     place: AsyncPlace = NO_PLACE
+    #: Who reads recorded answers; None: they are not recorded.
     readers: Readers | None = None
+    #: Name of the source or of the operator's output that the elements come from.
     way: str = ""
     stream: Stream = Stream.OF_SOURCE
 
@@ -126,8 +120,6 @@ class AsyncTransform(RowTransform):
 
 @dataclass(frozen=True)
 class _Reporting:
-    """Reports for one operator; travels in the plan."""
-
     report: Callable[[str, AsyncStatistics], None]
     uid: str
 
@@ -136,7 +128,6 @@ class _Reporting:
 
 
 def async_calls(spec: AsyncSpec, output: OutputType | None, uid: str) -> AsyncTransform:
-    """Return the transform that calls an async function."""
     function = spec.function
     called: Any
     if isinstance(function, AsyncBatchFunction):
@@ -150,10 +141,6 @@ def async_calls(spec: AsyncSpec, output: OutputType | None, uid: str) -> AsyncTr
     check_can_be_sent(spec, "of", uid)
     settings = AsyncSettings(uid, main=fields, uid=uid)
     return AsyncTransform(RowFunction(uid, called), fields, settings, spec=spec)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Who evaluates an async function: over the same elements it may run for each sink, and on each way.
 
 
 @dataclass(frozen=True)
@@ -171,7 +158,6 @@ class _Evaluation:
 
 
 def way_of(leg: Leg) -> str:
-    """Return a name for where a way begins: a source, or an output of an operator."""
     if not isinstance(leg.base, SideNode):
         return uid_of(leg)
     # A tag may be called anything, and this becomes a path.
@@ -242,7 +228,6 @@ _Ends = Sequence[tuple[Chain, Sequence[Leg]]]
 
 
 def async_evaluations(graph: StreamGraph, ends_of: Callable[[StreamNode], _Ends]) -> Iterator[_Evaluation]:
-    """Go through the places where async operators run."""
     planned: dict[Chain, set[KeyedNode]] = {}
     for sink in graph.sinks:
         for chain, ways in ends_of(sink.parent):
@@ -279,19 +264,11 @@ def is_async(function: object) -> bool:
     return isinstance(function, AsyncTransform)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Sinks that read outputs of one async operator behind a source: they share a scan.
-#
 # Streams from a source to sinks are chains of their own, each with its own scan. An async operator whose
 # outputs go to different sinks is to run over the same elements for all of them. So the chain ends in front
 # of it, and what follows is done for each sink on the evaluated micro-batch, as behind a keyed operator.
-
-
 def shared_from(graph: StreamGraph, leg: Leg, ways: int) -> int | None:
-    """Return the number of the step with which a way's part begins that each sink does for itself.
-
-    None where the whole way is planned.
-    """
+    """Return the number of the step with which the part of a way begins that each sink runs for itself."""
     if ways > 1 or operator_of(leg.base) is not None:
         return None
     found = next(_async_functions(leg), None)

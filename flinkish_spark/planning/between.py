@@ -55,16 +55,12 @@ from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
 from flinkish_spark.worker.functions import AppendColumns, TimeStage
 from flinkish_spark.worker.time import KeepsTimes, OnlyRecords
 
-# ----------------------------------------------------------------------------------------------------------
-# What lies between two keyed operators: functions of single records, on one way or several that meet.
-
-
 _ORIGIN = T.StructField(ORIGIN, T.LongType())
 
 
 @dataclass(frozen=True, eq=False)
 class SharedRows:
-    """The rows of one input among those of others, in a frame of all of them."""
+    """The rows of one input in a frame that holds those of others, too."""
 
     #: The same object for all of them. Its columns have names of ours.
     frame: DataFrame
@@ -78,15 +74,11 @@ class SharedRows:
 
     @property
     def named(self) -> list[Column]:
-        """Its columns under these names."""
         return [F.col(own).alias(known) for own, known in self.columns]
 
 
 def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunction, ...]:
-    """Return what an operator's records go through behind another one.
-
-    What only moves records is left out: the operator distributes them anew.
-    """
+    """Return an operator's functions behind another one, without moves: it distributes records anew."""
     found = [function for function in functions if not is_partitioning(function)]
     known = tuple(function for function in found if isinstance(function, RecordFunction))
     if len(known) < len(found):
@@ -102,11 +94,7 @@ def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunc
 
 
 def check_said_between(graph: StreamGraph, tasks: int) -> None:
-    """Refuse what is said of tasks between two keyed operators and cannot be kept.
-
-    Functions run there in the tasks of the operator in front, and its records are not moved before the one
-    behind distributes them.
-    """
+    """Refuse what is said of tasks between two keyed operators and cannot be kept."""
     for node in graph.operators:
         for feed in feeds(node):
             if operator_of(feed.base) is not None:
@@ -134,12 +122,8 @@ def _check_chained(graph: StreamGraph, uid: str, steps: Sequence[TransformNode])
 
 
 def stems(graph: StreamGraph, ways: Sequence[Leg]) -> list[tuple[int, list[list[int]]]]:
-    """Return which ways from one scan of a source can be branches of one stem.
-
-    Functions of DataFrames, and behind them functions of single records, can run beside those of other ways,
-    in the tasks in which the records are. What gives event times comes before, and what calls a system
-    outside.
-    """
+    """Group paths that may share one scan: what follows the steps that all have can run in one pass."""
+    # What gives event times comes before, and what calls a system outside.
     known = [tuple(map(id, leg.steps)) for leg in ways]
     needed = {own[: _branches_behind(graph, leg.steps)] for own, leg in zip(known, ways, strict=True)}
     behind: dict[tuple[int, ...], list[int]] = {}
@@ -181,11 +165,9 @@ def _runs_beside(graph: StreamGraph, steps: Sequence[Step]) -> bool:
 
 
 def is_set_apart(graph: StreamGraph, steps: Sequence[Step]) -> bool:
-    """Whether the program keeps the last of some steps from those in front, so that a shuffle lies between.
-
-    Not where there is one anyway: behind `rebalance` and the like, and in front of a function with a number
-    of tasks of its own.
-    """
+    """Whether the program keeps the last of some steps from those before, so that they need a shuffle."""
+    # Not where there is one anyway: behind `rebalance` and the like, and before a function with a number of
+    # tasks of its own.
     *before, step = steps
     front = before[-1] if before else None
     if isinstance(step, TransformNode):
@@ -232,7 +214,6 @@ def is_read_plainly(uid: str, feed: Feed) -> bool:
 
 
 def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker | None, T.StructType]:
-    """Return the step from an operator's output to an input's records, and the columns that come out."""
     if len(inlet.legs) == 1:
         (leg,) = inlet.legs
         workers, made = in_turn(_functions(uid, leg), given)
@@ -250,7 +231,6 @@ def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker 
 def shared_inputs(
     node: KeyedNode, feed: Feed, streams: Sequence[TaggedStream], passing: Sequence[TaggedStream] = ()
 ) -> list[tuple[SharedRows, T.StructType, tuple[str | Column, ...]]]:
-    """Return, for each input that an operator has of another one, its rows, its fields and its keys."""
     frame_of_all = (*streams, *passing)[0]
     frame = frame_of_all.frame
     control = T.StructType([f for f in frame.schema if f.name in (*C.CONTROL, C.TIME)])
@@ -300,7 +280,6 @@ def _has_frames_in_front(inlet: Inlet) -> bool:
 
 
 def _behind_frames_of(uid: str, way: _Begun, stream: TaggedStream, number: int) -> _Begun:
-    """Return a way behind the DataFrame functions that it begins with, in more columns of the frame."""
     (leg,) = way.inlet.legs
     steps = [
         step for step in leg.steps if not (isinstance(step, TransformNode) and is_partitioning(step.function))
@@ -327,7 +306,6 @@ def _is_of(stream: TaggedStream) -> Column:
 
 
 def _dealt(stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType) -> list[SharedRows]:
-    """Return the rows of all inputs in one frame."""
     if any(one.worker.workers for one in inputs):
         return _dealt_by_workers(stream.frame, tuple(map(_without_dropped, inputs)), control)
     own = [
@@ -380,16 +358,9 @@ def _functions(uid: str, leg: Leg) -> tuple[RecordFunction, ...]:
     return functions_between(uid, [one.function for one in leg.steps if isinstance(one, TransformNode)])
 
 
-# ----------------------------------------------------------------------------------------------------------
-# DataFrame functions on the way from one keyed operator to the next, where control rows pass them by.
-
-
 def behind_frames(uid: str, feed: Feed, stream: TaggedStream) -> tuple[TaggedStream, Feed]:
-    """Return an operator's output behind the last DataFrame function on a way, and what of the way remains.
-
-    Where another operator is read on several ways both stay what they are. Its rows are for several inputs
-    then, and a filter on one way would drop those of another.
-    """
+    """Plan an operator's output behind the last DataFrame function of its one path; return what remains."""
+    # Of several paths a filter on one would drop rows of another: there both stay what they are.
     ways = [leg for inlet in feed.inlets for leg in inlet.legs]
     steps = ways[0].steps
     last = max((at for at, step in enumerate(steps) if frame_function(step) is not None), default=None)
@@ -481,7 +452,6 @@ class RecordStream:
 
     @property
     def schema(self) -> T.StructType:
-        """Own fields."""
         return T.StructType([f for f in self.records.schema if not f.name.startswith(PREFIX)])
 
     def records_only(self) -> RecordStream:
@@ -493,7 +463,6 @@ class RecordStream:
 
 
 def transform_records(stream: RecordStream, function: Transform) -> RecordStream:
-    """Return the stream behind a transform."""
     if stream.is_timed and isinstance(function, RowTransform | LookupTransform):
         kept = replace(stream, records=function.keeping_times()(stream.records), marked=None)
         return replace(kept, has_kept_times=True)
@@ -522,10 +491,8 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
 
 
 def _keeping_times(stream: RecordStream, function: Transform) -> RecordStream | None:
-    """Return the stream behind a function that looks at each row by itself; None if it does more.
-
-    It sees fields only, so it cannot lose times and places. What it drops leaves its time.
-    """
+    """Return the stream behind a function that looks at each row by itself; None if it does more."""
+    # It sees fields only, so it cannot lose times and places. What it drops leaves its time.
     names = stream.schema.names
     fields = stream.records.select(*[F.col(quoted(name)) for name in names])
     _, found = read_functions_over(fields, [function], names)
@@ -538,11 +505,7 @@ def _keeping_times(stream: RecordStream, function: Transform) -> RecordStream | 
 
 
 def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:
-    """Return the stream with an event time beside each record, in milliseconds.
-
-    A column costs nothing. A function of the user's, and a generator of watermarks, take the records through
-    Python.
-    """
+    """Give each record an event time, in milliseconds: a column in the JVM, a function in Python."""
     stream = replace(stream.records_only(), is_timed=True)
     records, assigner = stream.records, strategy.timestamps
     plain = records.drop(C.MARK) if C.MARK in records.columns else records
@@ -587,7 +550,6 @@ class Branch:
         functions: Sequence[Transform],
         readers: Sequence[tuple[str, Sequence[Key]]],
     ) -> Branch | Spoiler:
-        """Return a branch that begins with a stream, given its functions."""
         given: Sequence[object] = functions
         records = tuple(one for one in given if isinstance(one, RecordFunction))
         frames = functions[: len(functions) - len(records)]
@@ -603,20 +565,15 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class BranchRows:
-    """The rows of a branch among those of others, their fields, and what each reader is keyed by."""
-
     rows: SharedRows
     schema: T.StructType
     keys: list[tuple[str | Column, ...]]
 
 
 def branch_rows(stream: RecordStream, branches: Sequence[Branch]) -> list[BranchRows]:
-    """Return the rows of branches that begin with a stream of records, all in one frame.
-
-    Where there are functions of Python, :class:`.DealRows` runs those of all branches in one worker for each
-    task; else Spark has the fields of all branches beside each other. A record that a branch drops goes on
-    for its event time; see `worker/time.py`.
-    """
+    """Return the rows of branches that begin with a stream, all in one frame."""
+    # Where there are functions of Python, DealRows runs those of all branches in one worker for each task;
+    # else Spark has the fields of all branches beside each other.
     beside = nullable(one for one in stream.records.schema if one.name in _BESIDE)
     stem = zip(stream.schema.names, _stem_names(stream), strict=True)
     frame = stream.records.select(*beside.names, *[F.col(quoted(field)).alias(name) for field, name in stem])
@@ -658,7 +615,6 @@ def _rows_of_branches(
 def _branch_worker(
     stream: RecordStream, branch: Branch, given: T.StructType
 ) -> tuple[InTurn, T.StructType, list[tuple[str | Column, ...]]]:
-    """Return what makes a branch's records and keys, the columns then, and what readers are keyed by."""
     workers: list[Worker] = []
     for function in branch.functions:
         (worker,), given = in_turn([function], given)

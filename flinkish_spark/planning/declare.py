@@ -65,16 +65,11 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.stream_graph import KeyedFunction
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Checks of what a user declares about a stream: field names, output types, key groups.
-
-
 #: Key groups are numbered by the job's settings; this is the most that a state store should hold.
 MAX_PARALLELISM_LIMIT = 32_768
 
 
 def check_max_parallelism(groups: int) -> None:
-    """Raise ConfigError unless `groups` is a usable number of key groups."""
     if not isinstance(groups, int) or isinstance(groups, bool) or not 1 <= groups <= MAX_PARALLELISM_LIMIT:
         raise ConfigError(
             f"max_parallelism is {groups!r}",
@@ -84,7 +79,6 @@ def check_max_parallelism(groups: int) -> None:
 
 
 def accumulator_type(given: StateType, uid: str) -> StateType:
-    """Return the declared type of an accumulator."""
     try:
         declared_ddl(given)
         # A class has to be one of which instances can be made again.
@@ -100,7 +94,6 @@ def accumulator_type(given: StateType, uid: str) -> StateType:
 
 
 def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> None:
-    """Raise SchemaError unless two streams that become one have the same fields in the same order."""
     shown = [", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in (first, other)]
     if shown[0] != shown[1]:
         raise SchemaError(
@@ -110,7 +103,6 @@ def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> No
 
 
 def check_late_output(tag: OutputTag, schema: T.StructType, uid: str) -> None:
-    """Raise SchemaError unless elements with these fields can go out by a tag as they are."""
     declared = output_schema(tag.output, uid)
     kinds = [[field.dataType.simpleString() for field in one] for one in (schema, declared)]
     if kinds[0] != kinds[1]:
@@ -118,10 +110,8 @@ def check_late_output(tag: OutputTag, schema: T.StructType, uid: str) -> None:
 
 
 def check_late_row(tag: OutputTag, schema: T.StructType, uid: str) -> None:
-    """Raise SchemaError if no element with these fields can go out by a tag, whose types may be others.
-
-    Said when a job is planned: the first late element may come after weeks.
-    """
+    """Raise SchemaError if no element with these fields can go out by a tag, whose types may be others."""
+    # At the start of a job: the first late element may come after weeks.
     declared = output_schema(tag.output, uid)
     if len(declared) != len(schema):
         raise _unfit_for_late(tag, schema, declared, uid)
@@ -137,7 +127,6 @@ def _unfit_for_late(tag: OutputTag, schema: T.StructType, declared: T.StructType
 
 
 def check_keyed_function(function: object, uid: str) -> None:
-    """Raise GraphError unless `process` of a keyed stream can call it, ConfigError if it would never run."""
     if not isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
         given = (
             f"the class {function.__name__}" if isinstance(function, type) else f"a {type(function).__name__}"
@@ -146,11 +135,9 @@ def check_keyed_function(function: object, uid: str) -> None:
             f"process() of '{uid}' got {given}",
             what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
         )
-    check_methods(function, _keyed_kind(function), f"'{uid}'")
-
-
-def _keyed_kind(function: KeyedProcessFunction | VectorizedProcessFunction) -> type:
-    return KeyedProcessFunction if isinstance(function, KeyedProcessFunction) else VectorizedProcessFunction
+    is_plain = isinstance(function, KeyedProcessFunction)
+    kind: type = KeyedProcessFunction if is_plain else VectorizedProcessFunction
+    check_methods(function, kind, f"'{uid}'")
 
 
 def declare_operator(
@@ -161,7 +148,6 @@ def declare_operator(
     uid: str,
     max_parallelism: int | None,
 ) -> KeyedNode:
-    """Add a keyed operator to the graph and return its node."""
     groups = graph.max_parallelism if max_parallelism is None else max_parallelism
     check_max_parallelism(groups)
     check_can_be_sent(function, "of operator", uid)
@@ -174,11 +160,7 @@ def declare_operator(
 def declared_uid(
     graph: StreamGraph, uid: str | None, method: str, *fronts: str | StreamNode | KeyedEntry
 ) -> str:
-    """Return the uid that a program says, or one that follows from the place in the program.
-
-    For notebooks and first tries. It is the same in every process and does not depend on names, functions
-    and what is declared later; a change in front of the operator, up to what has a uid, makes it another one.
-    """
+    """Return the uid that a program says, or warn and return one that follows from its place there."""
     if uid is not None:
         return uid
     derived = graph.derived_uid(method, fronts)
@@ -199,7 +181,6 @@ def _frames_of_ours() -> int:
 
 
 def check_can_be_sent(function: object, what: str, uid: str) -> None:
-    """Raise UserFunctionError if a function of the user's cannot be serialised."""
     from pyspark import cloudpickle
 
     try:
@@ -213,12 +194,7 @@ def check_can_be_sent(function: object, what: str, uid: str) -> None:
         ) from error
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a watermark strategy must be before a program can use it.
-
-
 def check_strategy(strategy: object, method: str, uid: str) -> None:
-    """Refuse what is no watermark strategy, or cannot be sent to the workers."""
     if not isinstance(strategy, WatermarkStrategy):
         raise GraphError(
             f"{method} got a {type(strategy).__name__} as its watermark strategy",
@@ -227,10 +203,6 @@ def check_strategy(strategy: object, method: str, uid: str) -> None:
     for function in (strategy.timestamps, strategy.generator):
         if callable(function) and not isinstance(function, Column):
             check_can_be_sent(function, "of the watermark strategy", uid)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Functions of single records as a user gives them: what is called, and what has to be opened for it.
 
 
 #: By method: the class that stands for a function of one record, the one for two inputs, its two methods.
@@ -243,8 +215,6 @@ _KINDS: dict[str, tuple[type[RichFunction], type[RichFunction] | None, tuple[str
 
 @dataclass(frozen=True)
 class RecordCall:
-    """What is called with each record of one input."""
-
     #: From a record to what comes of it.
     call: Callable[[Any], Any]
     #: Whose method that is, to be opened and closed; None for a plain function.
@@ -252,7 +222,6 @@ class RecordCall:
 
 
 def record_call(function: Any, method: str, uid: str | None = None) -> RecordCall:
-    """Return what `map`, `flat_map` or `filter` of a stream calls."""
     kind = _KINDS[method][0]
     if isinstance(function, kind):
         check_methods(function, kind, _where(method, uid))
@@ -277,7 +246,6 @@ def record_call(function: Any, method: str, uid: str | None = None) -> RecordCal
 def connected_calls(
     first: Any, second: Any, method: str, uid: str | None = None
 ) -> tuple[RecordCall, RecordCall]:
-    """Return what `map` or `flat_map` of connected streams calls with the records of each."""
     kind, methods = _KINDS[method][1:]
     assert kind is not None
     if isinstance(first, kind):
@@ -343,7 +311,6 @@ def inferred_output(
 def aggregate_output(
     aggregate: AggregateFunction, then: ProcessWindowFunction | None, what: str
 ) -> T.StructType:
-    """Return the fields of the results of an aggregate, or of what a window function makes of them."""
     if then is not None and not isinstance(then, WithWindow):
         return inferred_output(then.process, what, is_iterable=True)
     result = inferred_output(aggregate.get_result, what, is_iterable=False)
@@ -355,7 +322,6 @@ def aggregate_output(
 
 
 def return_hint(call: Callable[..., Any]) -> Any:
-    """Return the hint for what a function returns; the other hints are not read."""
     while isinstance(call, functools.partial):
         call = call.func
     # An object that can be called has its hints where it says how.
@@ -375,7 +341,6 @@ def return_hint(call: Callable[..., Any]) -> Any:
 
 
 def _nonlocals(routine: Any) -> dict[str, Any]:
-    """Return the variables of the functions around one that it uses; those without a value are left out."""
     found = {}
     for name, cell in zip(routine.__code__.co_freevars, routine.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):
@@ -384,7 +349,6 @@ def _nonlocals(routine: Any) -> dict[str, Any]:
 
 
 def _row_of(hint: Any) -> Any:
-    """Return what an iterable holds."""
     plain = without_none(hint)
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
     if origin in (*_MANY, *_LISTS) and arguments:
@@ -417,7 +381,6 @@ _SAY_IT = 'say key="STRING", or key="user STRING, product LONG" for a tuple'
 
 
 def chosen_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, ...]:
-    """Return what a stream is keyed by, checked."""
     if not keys:
         raise GraphError("key_by() got no key", what_to_do='name a column: key_by("user")')
     functions = [key for key in keys if is_key_function(key)]
@@ -451,7 +414,6 @@ def is_key_function(key: Any) -> bool:
 
 
 def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichFunction | None]:
-    """Return what makes a key, and what has to be opened for it."""
     if isinstance(function, KeySelector):
         check_methods(function, KeySelector, f"the key of {method}")
         return function.get_key, function
@@ -478,7 +440,6 @@ def _key_function(function: Any, declared: StateType | None) -> KeyFunction:
 
 
 def no_such_key(uid: str, key: str, fields: T.StructType) -> GraphError:
-    """Return the error of an operator that is keyed by the name of a field that its records do not have."""
     return GraphError(
         f"operator '{uid}' is keyed by '{key}', which its records do not have",
         why=they_have(fields.names, key),
@@ -489,7 +450,6 @@ def no_such_key(uid: str, key: str, fields: T.StructType) -> GraphError:
 
 
 def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
-    """Raise GraphError for a key of a type whose values cannot be compared."""
     if isinstance(kind, UNFIT_KEYS):
         raise GraphError(
             f"{what} {name}, a {kind.simpleString()}",
@@ -518,7 +478,6 @@ def _declared(declared: StateType) -> T.DataType:
 
 
 def _hinted(call: Callable[[Any], Any]) -> T.DataType:
-    """Return the type of what a function returns, by its hint: one value, or the parts of a tuple."""
     try:
         return _type_of(return_hint(call))
     except NoSuchType as error:
@@ -543,10 +502,8 @@ def _type_of(hint: Any) -> T.DataType:
 def with_computed_keys(
     frame: DataFrame, keys: Sequence[Key], uid: str, origins: Origins
 ) -> tuple[DataFrame, tuple[str | Column, ...]]:
-    """Return a frame with the columns that a function makes keys in, and what it is keyed by then.
-
-    The key groups are those of columns with the same values, since Spark computes the hash of both.
-    """
+    """Return a frame with the columns that a function makes keys in, and what it is keyed by then."""
+    # The key groups are those of columns with the same values, since Spark computes the hash of both.
     functions = [key for key in keys if isinstance(key, KeyFunction)]
     if not functions:
         return frame, tuple(key for key in keys if not isinstance(key, KeyFunction))

@@ -68,12 +68,9 @@ from flinkish_spark.types.schemas import check_field_names
 from flinkish_spark.windows.spec import WindowComputation, WindowSpec
 from flinkish_spark.worker.broadcast_runner import UnkeyedBroadcast
 
-# ----------------------------------------------------------------------------------------------------------
-# Operators that are made when the fields of their input are known, which is when the job is planned.
-
 
 class OperatorFactory(Protocol):
-    """Part of the stream graph, so a value."""
+    """Makes an operator at each planning, when the fields of its inputs are known."""
 
     @property
     def needs_event_time(self) -> bool:
@@ -85,8 +82,6 @@ class OperatorFactory(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows and what is computed on them; an :class:`OperatorFactory`."""
-
     spec: WindowSpec
     computation: WindowComputation
     #: Fields of the results that are declared, without that of retractions; None for those of the elements.
@@ -97,7 +92,6 @@ class Windows:
         return self.spec.assigner.clock is TimeDomain.EVENT_TIME
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator | LoopedWindows:
-        """Return the operator: that which does it in one loop, where the windows allow it."""
         element_type = ElementType(ddl_of(schemas[0]))
         looped = looped_windows(self.spec, self.computation, element_type)
         if looped is not None:
@@ -118,8 +112,6 @@ class Windows:
 
 @dataclass(frozen=True)
 class Reducing:
-    """A running reduction, element by element."""
-
     reduce: ReduceFunction | Callable[[Any, Any], Any]
     ttl: StateTtl | None = None
     needs_event_time: bool = False
@@ -134,8 +126,6 @@ class Reducing:
 
 @dataclass(frozen=True)
 class Aggregating:
-    """A running aggregate of the user's, element by element."""
-
     aggregate: AggregateFunction
     accumulator_type: StateType
     ttl: StateTtl | None = None
@@ -150,8 +140,6 @@ class Aggregating:
 
 @dataclass(frozen=True)
 class OverChangelog:
-    """What is computed over the rows of a changelog; an :class:`OperatorFactory`."""
-
     #: The field with the kinds.
     row_kind: str
     #: How long what is known of a key lives.
@@ -163,7 +151,6 @@ class OverChangelog:
         instance_of("row_kind", self.row_kind, str, what_to_do='give "_row_kind"')
 
     def kind_at(self, schema: T.StructType) -> int:
-        """Return the place of the kinds among the fields."""
         if self.row_kind not in schema.names or schema[self.row_kind].dataType != T.StringType():
             raise SchemaError(
                 f"a changelog has its kinds in the field '{self.row_kind}', and there is no such STRING",
@@ -174,8 +161,6 @@ class OverChangelog:
 
 @dataclass(frozen=True)
 class ChangelogAggregating(OverChangelog):
-    """An aggregate of the user's over a changelog."""
-
     aggregate: AggregateFunction | None = None
     accumulator_type: StateType = ""
 
@@ -187,21 +172,17 @@ class ChangelogAggregating(OverChangelog):
 
 @dataclass(frozen=True)
 class ChangelogFolding(OverChangelog):
-    """A table of folds over a changelog; those keys that are fields come out in front."""
-
     columns: tuple[AggregateColumn, ...] = ()
     #: Names of the key's fields.
     keys: tuple[str, ...] = ()
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        """Return the operator."""
         names = schemas[0].names
         keys = [names.index(key) for key in self._own_keys(schemas[0])]
         folds = [(fold, None if at is None else names.index(at)) for fold, _, at in self._folds(schemas[0])]
         return ChangelogFoldOperator(self.kind_at(schemas[0]), keys, folds, self.ttl)
 
     def output(self, *schemas: T.StructType) -> T.StructType:
-        """Return the fields of what is emitted: the key's, the columns, the kind."""
         own = [T.StructField(key, schemas[0][key].dataType) for key in self._own_keys(schemas[0])]
         named = zip(self.columns, self._folds(schemas[0]), strict=True)
         made = [T.StructField(column.name, kind) for column, (_, kind, _) in named]
@@ -253,7 +234,6 @@ class FoldingColumns:
         check_ttl("ttl", self.ttl)
 
     def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
-        """Return what is computed; a table of aggregates begins with those keys that are fields."""
         if not isinstance(self.columns, tuple):
             return element_aggregation(self.columns, ddl_of(schema))
         own = [AggregateColumn(key, Fold.FIRST, key) for key in keys if key in schema.names]
@@ -313,7 +293,6 @@ class FoldingWindows:
         return self.spec.assigner.clock is TimeDomain.EVENT_TIME
 
     def aggregation(self, schema: T.StructType) -> ColumnAggregation:
-        """Return what is computed."""
         ddl = ddl_of(schema)
         if isinstance(self.columns, ElementChoice):
             return element_aggregation(self.columns, ddl)
@@ -325,7 +304,6 @@ class FoldingWindows:
     def over_columns(
         self, windows: ColumnWindows, schema: T.StructType, keys: Sequence[object]
     ) -> WindowFold:
-        """Return the operator over columns."""
         rules = WindowRules(windows, self.spec.allowed_lateness_ms, self.aggregation(schema))
         late_output = self.spec.late_output
         reader = Partials() if late_output is None else WholeElements()
@@ -334,7 +312,6 @@ class FoldingWindows:
     def by_element(
         self, schema: T.StructType, keys: Sequence[object], result: T.StructType
     ) -> WindowOperator:
-        """Return the operator that computes the same element by element."""
         ddl = ddl_of(schema)
         if isinstance(self.columns, ElementChoice):
             computation = chosen_element(self.columns, ddl)
@@ -359,7 +336,6 @@ def own_keys(schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
 
 
 def fields_of(aggregation: ColumnAggregation) -> T.StructType:
-    """Return the columns that come out of an aggregation."""
     kind = parse_ddl(aggregation.state_type())
     if len(aggregation.names) == 1:
         return T.StructType([T.StructField(aggregation.names[0], kind)])
@@ -369,8 +345,6 @@ def fields_of(aggregation: ColumnAggregation) -> T.StructType:
 
 @dataclass(frozen=True)
 class Patterns:
-    """Patterns that are looked for, and what is made of matches; an :class:`OperatorFactory`."""
-
     search: PatternSearch
 
     @property
@@ -378,7 +352,6 @@ class Patterns:
         return self.search.clock is TimeDomain.EVENT_TIME
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        """Return the operator."""
         events, named = self._events(schemas[0]), self.search.time_field
         at = None if named is None else _place_of_time(events, named)
         said = {
@@ -414,8 +387,6 @@ class Patterns:
 
 @dataclass(frozen=True)
 class RowPatterns:
-    """A row pattern of SQL and what is told of its matches; an :class:`OperatorFactory`."""
-
     said: MatchRecognize
     #: The key's columns that are fields; they come out in front where one row is told per match.
     keys: tuple[str, ...]
@@ -423,7 +394,6 @@ class RowPatterns:
     needs_event_time: bool = True
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        """Return the operator."""
         fields = schemas[0]
         search, _ = self.said.search(fields)
         order = self.said.order
@@ -433,7 +403,6 @@ class RowPatterns:
         )
 
     def output(self, *schemas: T.StructType) -> T.StructType:
-        """Return the fields of what is emitted: the key's or the row's, then those of the measures."""
         fields = schemas[0]
         search, measures = self.said.search(fields)
         own = fields.fields
@@ -450,7 +419,6 @@ class RowPatterns:
 
 
 def _place_of_time(fields: T.StructType, name: str) -> int:
-    """Return the place of the field that says the time of events."""
     for place, field in enumerate(fields):
         if field.name.lower() == name.lower() and isinstance(field.dataType, T.LongType | T.TimestampType):
             return place
@@ -459,10 +427,6 @@ def _place_of_time(fields: T.StructType, name: str) -> int:
         why=f"the fields are {fields.simpleString()}",
         what_to_do="name a field of type LONG, in milliseconds, or TIMESTAMP",
     )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Joins as operator factories: the fields of their inputs are known when a job is planned.
 
 
 KeyedJoin = IntervalJoin | WindowJoin | WindowCoGroup | TemporalJoin
@@ -474,8 +438,6 @@ _RIGHT = "right_"
 
 @dataclass(frozen=True)
 class Joining:
-    """A join of two keyed streams; an :class:`~flinkish_spark.planning.factories.OperatorFactory`."""
-
     #: What the program says, with :data:`UNKNOWN_TYPE` for the types of the inputs.
     join: KeyedJoin
 
@@ -486,7 +448,6 @@ class Joining:
         return True
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        """Return the operator."""
         left, right = map(ddl_of, schemas)
         join = replace(self.join, left_type=left, right_type=right)
         if isinstance(join, IntervalJoin):
@@ -501,17 +462,13 @@ class Joining:
         return [(tag, schema) for tag, schema in zip(tags, schemas, strict=False) if tag is not None]
 
     def output(self, *schemas: T.StructType) -> T.StructType:
-        """Return the fields of a join without a function: the left ones, then the right ones.
-
-        A right field whose name is taken gets another one, ``right_<name>``.
-        """
         if isinstance(self.join, WindowCoGroup) or self.join.function is not None:
             raise InternalError("the output of a join with a function is declared with it")
         return joined_fields(*schemas)
 
 
 def joined_fields(left: T.StructType, right: T.StructType) -> T.StructType:
-    """Return the fields of both sides; all may be null, as those of a missing side are."""
+    """Return the left fields, then the right ones, which get another name where theirs is taken."""
     taken = {name.lower() for name in left.names}
     fields = [T.StructField(field.name, field.dataType) for field in left]
     for field in right:
@@ -521,14 +478,8 @@ def joined_fields(left: T.StructType, right: T.StructType) -> T.StructType:
     return T.StructType(fields)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Functions with a broadcast input, and the states that its elements fill.
-
-
 @dataclass(frozen=True)
 class BroadcastFunctions:
-    """Part of the stream graph, so a value."""
-
     function: KeyedBroadcastProcessFunction | BroadcastProcessFunction
     descriptors: tuple[MapStateDescriptor, ...]
 

@@ -72,15 +72,12 @@ _OF_STATE = {
 
 
 def job_graph(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | None = None) -> JobGraph:
-    """Return what Spark runs of a program; what leads to no sink is not in it."""
+    """Describe what Spark runs of a program; what leads to no sink is not in it."""
     return JobGraph(job, tuple(_Reading(graph, tasks, planned).operators()))
 
 
 def name_operators(graph: StreamGraph, tasks: int) -> None:
-    """Let the functions of a program know which operators of the job graph they are.
-
-    The outputs of a function are operators of their own; it is the first of them.
-    """
+    """Tell each function of a program which operator of the job graph it is: of its outputs the first."""
     known: set[int] = set()
     reading = _Reading(graph, tasks, None)
     for _ in reading.operators():
@@ -93,7 +90,6 @@ def name_operators(graph: StreamGraph, tasks: int) -> None:
 
 
 def job_graph_to(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
-    """Return what Spark runs for one stream, whether or not a sink reads it."""
     end = SinkNode("", node, _NO_SINK)
     reading = _Reading(replace(graph, sinks=[end]), tasks, None)
     return JobGraph(job, tuple(reading.operators_in_front_of(end)))
@@ -137,15 +133,11 @@ class _Way:
 
 @dataclass
 class _Arriving:
-    """The edge into an operator as it becomes known, on one way after the other."""
-
     front: _Node
     edge: JobEdge
 
 
 class _Reading:
-    """Goes through one graph."""
-
     def __init__(self, graph: StreamGraph, tasks: int, planned: PlannedJob | None) -> None:
         if planned is not None:
             graph = replace(graph, begun_chains=planned.chain_names)
@@ -163,7 +155,6 @@ class _Reading:
         self._parallelism: dict[_Node, int | None] = {}
 
     def operators(self) -> Iterator[JobOperator]:
-        """Yield the operators, each behind those that it reads."""
         self._read()
         made: dict[_Node, JobOperator] = {}
         for sink in self._graph.sinks:
@@ -176,7 +167,6 @@ class _Reading:
         return self._ids
 
     def operators_in_front_of(self, sink: SinkNode) -> Iterator[JobOperator]:
-        """Yield those that a sink reads, without itself."""
         self._read()
         made: dict[_Node, JobOperator] = {}
         for arriving in self._edges[sink]:
@@ -209,10 +199,7 @@ class _Reading:
             self._runs[source] += len(source.source.side_uids(source.uid))
 
     def _ways_of_shared(self, group: Sequence[KeyedNode]) -> Mapping[KeyedNode, list[_Way]]:
-        """Return the ways into operators that share tasks, and count the scans in front of them.
-
-        What several have in front stands in the plan once.
-        """
+        """Return the paths into operators that share tasks, and count the scans before them once."""
         scans: dict[object, list[tuple[KeyedNode, int]]] = {}
         found: dict[KeyedNode, list[_Way]] = {operator: [] for operator in group}
         for operator in group:
@@ -242,7 +229,6 @@ class _Reading:
         return found
 
     def _branch_of(self, operator: KeyedNode, name: str, leg: Leg) -> object:
-        """Return what ways have in common that may be branches of one scan."""
         if self._branches is None:
             return None
         own = next((one for one in self._branches if (operator.uid, name) in one), None)
@@ -285,7 +271,6 @@ class _Reading:
     def _between(
         self, way: _Way, front: _Node, steps: Sequence[Step], moved: Sequence[ShipStrategy], output: str
     ) -> JobEdge:
-        """Return the edge into the last of some steps, a function without state."""
         step = steps[-1]
         if way.moves:
             settings = _settings_of(step)
@@ -309,7 +294,6 @@ class _Reading:
         return JobEdge("", ShipStrategy.FORWARD, why, 0, output)
 
     def _into_end(self, way: _Way, front: _Node, moved: Sequence[ShipStrategy], output: str) -> JobEdge:
-        """Return the edge into an operator with state, or into a sink."""
         if way.distribution is not None:
             ship, why = _OF_STATE[way.distribution]
             return JobEdge("", ship, why, way.entry, output, tuple(moved))
@@ -339,7 +323,7 @@ class _Reading:
             self._make(one.front, made)
         edges = [replace(one.edge, source=self._ids[one.front]) for one in arriving]
         if len(edges) > 1 and not isinstance(node, KeyedNode):
-            edges = [_where_streams_meet(edge) for edge in edges]
+            edges = [replace(one, why=Why.STREAMS_MEET) if one.why.is_chained else one for one in edges]
         self._ids[node] = self._id_of(node, edges)
         self._parallelism[node] = self._tasks_of(node, arriving)
         made[node] = self._described(node, tuple(edges))
@@ -421,24 +405,18 @@ class _Reading:
         return None if one.edge.ship is ShipStrategy.RESCALE else self._parallelism[one.front]
 
     def _moved_to(self, node: _Node) -> int:
-        """Return in how many tasks records are that were moved right in front of an operator."""
         before = node.parent if isinstance(node, TransformNode | TimedNode | SinkNode) else None
         if isinstance(before, TransformNode) and isinstance(before.function, Spread | ByPartitioner):
             return before.function.parallelism or self._tasks
         return self._tasks
 
     def _beside_sources(self) -> Iterator[JobOperator]:
-        """Yield the sinks of records that sources leave out."""
         for source in self._graph.sources:
             for uid in source.source.side_uids(source.uid):
                 front = self._ids.get(source) or _digest(["uid", source.uid])
                 edge = JobEdge(front, ShipStrategy.FORWARD, Why.EVALUATED, output=uid)
                 own, kind = _digest(["uid", uid]), OperatorKind.SINK
                 yield JobOperator(own, uid, uid, "dead letters", kind, RunsIn.JVM, (), None, None, 1, (edge,))
-
-
-def _where_streams_meet(edge: JobEdge) -> JobEdge:
-    return replace(edge, why=Why.STREAMS_MEET) if edge.why.is_chained else edge
 
 
 def _settings_of(step: _Node) -> TransformSettings | None:
@@ -519,7 +497,6 @@ _OF_OURS = {
 
 
 def _what(function: object) -> str:
-    """Return in a word or two what an operator with state does."""
     match function:
         case Windows() | FoldingWindows():
             return type(function.spec.assigner).__name__

@@ -82,14 +82,9 @@ from flinkish_spark.worker.keyed_operator import (
 )
 from flinkish_spark.worker.runners import InputShape, RowShape
 
-# ----------------------------------------------------------------------------------------------------------
-# What travels of one input of a keyed operator: columns, the key, and what is aggregated in front.
-
 
 @dataclass(frozen=True)
 class KeyedInput:
-    """One way into a keyed operator."""
-
     #: Either records and barriers apart (a source), or one frame of both (another operator): a
     #: frame that is used twice would run the operator before it twice.
     frames: tuple[DataFrame, ...]
@@ -149,7 +144,6 @@ class Sent:
 
 
 def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
-    """Return what travels of an input."""
     # Spark's names ignore case.
     known = {name.lower() for name in given.schema.names}
     for key in given.keys:
@@ -195,10 +189,8 @@ def _folding(
 def folding_windows(
     function: FoldingWindows, uid: str, schema: T.StructType, keys: Sequence[object], transport: Transport
 ) -> Sent:
-    """Return what travels into folds of windows: parts of them, or the rows.
-
-    Rows travel where late ones go elsewhere, and where windows are computed element by element.
-    """
+    """Return what travels into folds of windows: parts of them, or the rows."""
+    # Rows travel where late ones go elsewhere, and where windows are computed element by element.
     if function.needs_event_time and C.TIME not in transport.schema.names:
         raise without_event_times(uid)
     folds = tuple(fields_of(function.aggregation(schema)))
@@ -223,7 +215,6 @@ def folding_windows(
 
 
 def without_event_times(uid: str) -> GraphError:
-    """Return the error for an operator that goes by event time on a stream without."""
     return GraphError(
         f"operator '{uid}' goes by event time, and its stream has no timestamps",
         why="each stream that it reads needs them",
@@ -246,7 +237,6 @@ def _names(kept: Sequence[T.StructField]) -> tuple[str, ...]:
 def _combined(
     transport: Transport, kept: Sequence[T.StructField], partials: Sequence[T.StructField], folded: Folded
 ) -> Sent:
-    """Return what travels in place of the rows: what is kept of them, and partial aggregates."""
     columns = [T.StructField(f"p{at}", field.dataType) for at, field in enumerate(partials)]
     travels = replace(
         transport,
@@ -305,10 +295,6 @@ def _key_fields(node: KeyedNode, tagged: DataFrame, keys: Sequence[Column]) -> l
     return fields
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The routes of rows into an operator with state: to key groups, and to its partitions.
-
-
 #: What helps where an operator puts its own fields beside those of its input, as windows their bounds.
 _RENAME = (
     "rename the field of the input in front of key_by(): map(lambda one: (one.user, one.amount, "
@@ -320,8 +306,6 @@ _Way = tuple[int, KeyedInput, Sent]
 
 @dataclass(frozen=True)
 class KeyedRoutes:
-    """Sends rows into one operator."""
-
     routing: Routing
     #: Its number among those who report to the driver.
     operator: int
@@ -354,11 +338,9 @@ class KeyedRoutes:
         return rows
 
     def of_seed(self, seed: DataFrame, uid: str) -> DataFrame:
-        """Send each key group its state; behind the first micro-batch there is none to send.
-
-        What partitions keep beside their key groups goes to every partition, which chooses: there may be
-        another number of them.
-        """
+        """Send each key group its state, which the first micro-batch brings."""
+        # What partitions keep beside their key groups goes to every partition, which chooses: there may be
+        # another number of them.
         group = F.col("key_group")
         own_route = F.array(F.element_at(_int_array(self.routing.of_group), group + 1))
         routes = F.when(group <= C.FIRST_PARTITION_GROUP, _int_array(self.routing.of_broadcast)).otherwise(
@@ -375,7 +357,6 @@ class KeyedRoutes:
         return named_scan(states, ScanRole.SEED, uid)
 
     def _packed(self, number: int, given: KeyedInput, sent: Sent) -> DataFrame:
-        """Return the blocks of one input, with its barriers if they come in the same frame."""
         chosen, own_route = sent.chosen, self.of_records(given.distribution)
         names = chosen.schema.names
         packer = self.packer(number, given, sent)
@@ -394,11 +375,8 @@ class KeyedRoutes:
         return C.map_in_arrow(spread, packer, PACKED)
 
     def _packed_together(self, ways: Sequence[_Way]) -> DataFrame:
-        """Return the blocks of inputs whose rows stand in one frame, and the control rows between them.
-
-        Each gets columns of its own behind those of the frame. A record may be for several, with another
-        route to each; so its routes are among these columns.
-        """
+        """Return the blocks of inputs whose rows stand in one frame, and the control rows between them."""
+        # A record may be for several, with another route to each; so its routes are among the columns.
         shares = [_Share(0, number, self, given, sent) for number, given, sent in ways]
         frame = shares[0].rows.frame
         shared = [name for name in (*C.CONTROL, C.TIME) if name in frame.columns]
@@ -413,7 +391,6 @@ class KeyedRoutes:
         return C.map_in_arrow(spread, deal, deal.columns)
 
     def packer(self, number: int, given: KeyedInput, sent: Sent) -> BlockPacker:
-        """Return what packs the rows of an input."""
         first_barrier = self.routing.of_barrier[0]
         return BlockPacker(
             arrow_schema(sent.transport.schema),
@@ -425,7 +402,6 @@ class KeyedRoutes:
         )
 
     def _combine(self, number: int, sent: Sent) -> Combine | None:
-        """Return what makes fewer rows of records before they travel."""
         if sent.folded is None or sent.folded.combiner is None:
             return None
         counts_as = f"{self.counts_as}/input {number}" if self.counts_as else ""
@@ -449,21 +425,16 @@ class KeyedRoutes:
                 return F.lit(self.routing.of_broadcast[0])
 
     def _calls(self, distribution: Distribution) -> Calls | None:
-        """Return whom records call besides where there is a broadcast side.
-
-        A key group needs that of its partition in front of it. What a broadcast element wants done with keyed
-        state concerns all key groups.
-        """
+        """Return whom records call besides where there is a broadcast side."""
+        # A key group needs that of its partition before it. What a broadcast element wants done with keyed
+        # state concerns all key groups.
         if not self.has_broadcast or distribution in (Distribution.BY_CHANNEL, Distribution.PASSING):
             return None
         is_broadcast = distribution is Distribution.BROADCAST
         return Calls(self.operator, self.routing.of_bundle if is_broadcast else self.routing.of_broadcast)
 
     def of_control(self) -> Column:
-        """Return the routes of a control row: a barrier goes everywhere, a call to its key group.
-
-        A latency marker goes on from the subtask that it was in to the one with the same number.
-        """
+        """Return the routes of a control row: a barrier goes everywhere, a call to its key group."""
         kind = F.col(C.KIND)
         is_own_call = (kind == int(C.Kind.WAKE)) & (F.col(C.CHANNEL) == self.operator)
         called = F.element_at(_int_array(self.routing.of_bundle), F.col(C.SEQUENCE).cast("int") + 1)
@@ -509,11 +480,7 @@ def rows_of_shared(
 
 @dataclass(frozen=True)
 class _Share:
-    """One input of an operator whose rows stand in a frame with those of other inputs.
-
-    Its columns there have the operator's place and the input's number in their names. Operators have places
-    that share tasks.
-    """
+    """One input of operators that share a frame; its columns have its place and number in their names."""
 
     place: int
     number: int
@@ -529,7 +496,6 @@ class _Share:
 
     @property
     def route(self) -> str:
-        """Column with the route of a record to it."""
         return f"{self._prefix}{C.ROUTE}"
 
     @property
@@ -538,11 +504,9 @@ class _Share:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Columns that travel, and what they are called beside those of the others.
-
-        What records are keyed by is its own; places, times and fields are there once. Where others have other
-        rows fields are its own, too, and places where another branch may drop what it keeps.
-        """
+        """Map each column that travels to its name beside those of the others."""
+        # Where others have other rows fields are its own, too, and places where another branch may drop what
+        # it keeps.
         chosen = self.sent.chosen
         if self.given.shared is None:
             own = {C.KEY_HASH, *chosen.key_names} - set(chosen.field_names)
@@ -553,16 +517,13 @@ class _Share:
 
     @property
     def columns(self) -> dict[str, Column]:
-        """Its columns, by these names."""
         return dict(zip(self.names.values(), self.sent.chosen.columns, strict=True))
 
     @property
     def own_route(self) -> Column:
-        """Route of a record."""
         return self.routes.of_records(self.given.distribution, self.names[C.KEY_HASH])
 
     def with_columns(self, frame: DataFrame) -> DataFrame:
-        """Return the frame with its columns, which are null in rows of others."""
         rows, names = self.rows, self.names
         is_own = rows.is_own & F.col(rows.place).isNotNull()
         chosen = [
@@ -573,10 +534,8 @@ class _Share:
         return frame.select(*frame.columns, *rows.named).select(*frame.columns, *chosen)
 
     def beside(self, frame: DataFrame) -> DataFrame:
-        """Return the frame with its routes, null in rows of others.
-
-        Which partition gets a time without a record does not matter.
-        """
+        """Return the frame with its routes, null in rows of others."""
+        # Which partition gets a time without a record does not matter.
         by = F.coalesce(self.own_route, F.lit(self.routes.routing.of_barrier[0]))
         return frame.select("*", F.when(self.rows.is_own, by).alias(self.route))
 
@@ -586,7 +545,6 @@ class _Share:
 
 
 def _packed_for_all(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
-    """Return the blocks of a stream for all that read it, with control rows if they are in the same frame."""
     given = shares[0].given
     records = given.frames[0]
     marks = [C.MARK] if C.MARK in records.columns else []
@@ -611,7 +569,6 @@ def _packed_for_all(shares: Sequence[_Share], chains: Sequence[str]) -> DataFram
 
 
 def _packed_branches(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
-    """Return the blocks of all branches of a source, each for its readers; control rows come apart."""
     frame = shares[0].rows.frame
     shared = [name for name in (*C.CONTROL, C.TIME, C.MARK) if name in frame.columns]
     for one in shares:
@@ -661,10 +618,6 @@ def _int_array(values: Sequence[int]) -> Column:
     return F.expr(f"array({', '.join(map(str, values))})")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The plan of one keyed operator: route, transport, apply, restore.
-
-
 STATE_DDL = "value BINARY"
 #: When a key group's entries move out of its state value; tests that crash jobs make it small.
 BASE_POLICY = BasePolicy()
@@ -699,8 +652,6 @@ class KeyedParts:
 
 @dataclass(frozen=True)
 class KeyedPlan:
-    """The plan of an operator."""
-
     #: Control columns and fields; the fields of side outputs stand behind those of the main output, and
     #: behind them those of outputs that have passed. Operators that share tasks have one frame.
     frame: DataFrame
@@ -710,7 +661,7 @@ class KeyedPlan:
     outputs: tuple[tuple[str, ...], ...]
     #: Of each output, whether its rows have event times.
     timed: tuple[bool, ...]
-    #: Fields of the main output.
+    #: Of the main output.
     schema: T.StructType
     #: Which of the outputs the main one is.
     first_output: int = 0
@@ -723,8 +674,9 @@ class _Prepared:
     node: KeyedNode
     parts: KeyedParts
     routes: KeyedRoutes
-    #: What travels of its inputs, and of what passes it.
+    #: What travels of its inputs.
     sent: tuple[Sent, ...]
+    #: The same of what passes it.
     passing: tuple[Sent, ...]
     #: Fields of the main output, of side outputs, and of what passes, as they stand in the frame.
     outputs: tuple[T.StructType, ...]
@@ -732,7 +684,6 @@ class _Prepared:
 
     @property
     def main(self) -> T.StructType:
-        """Fields of the main output."""
         return self.spec.shape.outputs[0]
 
     @property
@@ -742,11 +693,9 @@ class _Prepared:
 
     @property
     def key_types(self) -> tuple[str, ...]:
-        """Types of its key, as Spark writes them."""
         return tuple(kind.simpleString() for kind in self.spec.shape.key_types)
 
     def beside(self, rows: DataFrame) -> DataFrame:
-        """Return the rows of its inputs with what else comes to it: state, and latency markers."""
         parts, routing = self.parts, self.routes.routing
         if parts.seed is not None:
             rows = rows.unionByName(self.routes.of_seed(parts.seed, self.node.uid))
@@ -756,7 +705,6 @@ class _Prepared:
 
 
 def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
-    """Return the operator's plan."""
     one = _prepared(node, parts)
     rows = one.beside(one.routes.of_inputs((*parts.inputs, *parts.passing), (*one.sent, *one.passing)))
     frame = _applied(rows, KeyedOperator(one.spec), [one])
@@ -928,7 +876,6 @@ def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folde
 
 
 def _with_times(node: KeyedNode, sent: Sequence[Sent]) -> bool:
-    """Return whether rows that go out have event times."""
     has_times, function = any(C.TIME in one.transport.schema.names for one in sent), node.function
     if not isinstance(function, VectorizedProcessFunction):
         return has_times

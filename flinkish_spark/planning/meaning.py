@@ -101,10 +101,7 @@ _INSTEAD: Mapping[tuple[type, str], Callable[[Any], Any]] = {
 
 
 def meaning_of(node: KeyedNode) -> dict[str, str]:
-    """Return what an operator's state means.
-
-    Functions are code and change freely, and so do names and types of states, which are stored with these.
-    """
+    """Return facts about an operator's state; functions, names and types of states change freely."""
     facts = {
         f"key of input {number}": ", ".join(map(_key_text, entry.keys))
         for number, entry in enumerate(node.entries, 1)
@@ -165,7 +162,6 @@ def _name_of(name: str, value: Any, number: int) -> str:
 
 
 def _fields(value: Any, ours: type) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a specification: fields, or what the constructor of our class was given."""
     if dataclasses.is_dataclass(ours):
         yield from ((one.name, getattr(value, one.name)) for one in dataclasses.fields(ours))
         return

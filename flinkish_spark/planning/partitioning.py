@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------------
-# DataFrame functions that run Python over records, and name the record in their errors.
-
-
 class LocatedTransform(ABC):
     """A DataFrame function that the planner tells where records come from."""
 
@@ -41,9 +37,6 @@ class LocatedTransform(ABC):
         """Return the transformed frame; called by the planner, or once per micro-batch."""
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Which task gets which rows: rebalance, rescale, global and own partitioners, as DataFrame functions.
-#
 # A row goes where its place says, never where a counter or chance does: a task that Spark repeats must send
 # the same rows to the same tasks, or rows are lost or doubled where a task behind it had read the first
 # attempt. The place is channel and sequence, so that all rows that flat_map made of a record stay together;
@@ -53,7 +46,6 @@ class LocatedTransform(ABC):
 # Spark gives a task the rows that it has fetched in any order. So they are sorted by where they stood in
 # front: each task has them in the canonical order again, and what goes by the order behind it (a transform
 # that chooses its own columns, a generator of watermarks, a sink) sees the same each time.
-
 
 #: Where a row stood in front of the shuffle.
 PLACE = f"{PREFIX}place"
@@ -73,7 +65,6 @@ class Spread:
     parallelism: int | None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        """Return the rows in other tasks."""
         has_place = {C.CHANNEL, C.SEQUENCE} <= set(frame.columns)
         by = (C.CHANNEL, C.SEQUENCE) if has_place else (PLACE,)
         placed = frame.selectExpr(*_WITH_PLACE)
@@ -108,11 +99,9 @@ class ByPartitioner(LocatedTransform):
     counts_as: str = ""
 
     def located(self, origins: Origins) -> ByPartitioner:
-        """See :class:`LocatedTransform`."""
         return replace(self, origins=origins)
 
     def check_key(self, fields: Sequence[str]) -> None:
-        """Raise GraphError if the key is the name of a field that records with these do not have."""
         if isinstance(self.key, str) and self.key not in fields:
             raise GraphError(
                 f"partition_custom() goes by '{self.key}', which the records do not have",
@@ -121,7 +110,6 @@ class ByPartitioner(LocatedTransform):
             )
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        """Return the rows in other tasks; raise GraphError if there is no field of that name."""
         tasks = _tasks(frame, self.parallelism)
         names = [one for one in frame.columns if not one.startswith(PREFIX)]
         self.check_key(names)
@@ -155,11 +143,7 @@ def _tasks(frame: DataFrame, parallelism: int | None) -> int:
     return chosen_partitions(spark) or fitting_partitions(spark, MAX_PARALLELISM_LIMIT)
 
 
-# -- what the user says ---------------------------------------------------------------------------------
-
-
 def by_partitioner(partitioner: Any, key: Any, parallelism: int | None) -> ByPartitioner:
-    """Return the distribution by a partitioner of the user's."""
     partition = partitioner.partition if isinstance(partitioner, Partitioner) else partitioner
     if not callable(partition) or isinstance(partition, type):
         raise GraphError(
@@ -180,7 +164,6 @@ def said_parallelism(method: str, parallelism: Any) -> int | None:
 
 
 def checked_parallelism(method: str, parallelism: Any) -> int:
-    """Return a number of tasks."""
     is_number = isinstance(parallelism, int) and not isinstance(parallelism, bool)
     if not is_number or not 1 <= parallelism <= MAX_PARALLELISM_LIMIT:
         raise ConfigError(
@@ -209,7 +192,6 @@ def fitting_partitions(spark: SparkSession, most: int) -> int:
 
 
 def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
-    """Raise ConfigError unless a number of tasks is the one that keyed operators have."""
     if asked == partitions:
         return
     raise ConfigError(
@@ -224,5 +206,4 @@ def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
 
 
 def is_partitioning(function: object) -> bool:
-    """Whether a DataFrame function moves rows and does nothing else."""
     return isinstance(function, Spread | Narrow | ByPartitioner)

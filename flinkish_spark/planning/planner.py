@@ -107,20 +107,15 @@ if TYPE_CHECKING:
     from flinkish_spark.protocol.savepoints import Seed
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a lineage begins with: nothing, or the state and the positions of a seed.
-
-
 _NOWHERE = StoreSpec("/")
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What the planner has to know of the seed of the live lineage.
+    """The seed of the live lineage, for as long as that lives."""
 
-    Spark logs offsets by the order of sources, so for the life of the lineage the plan has the same
-    seeds in it, long after their state was read.
-    """
+    # Spark logs offsets by the order of sources, so the plan has the same seeds in it long after their state
+    # was read.
 
     #: None for a lineage that began with nothing.
     seed: Seed | None = None
@@ -136,7 +131,6 @@ class Beginning:
         return "" if begins is None or name not in begins.positions else _digest(begins.positions[name])
 
     def positioned(self, node: SourceNode, chain: Chain, name: str) -> Source:
-        """Return the node's source so that it begins where the seed says of that input of the chain."""
         begins = self._of(chain)
         if begins is None or name not in begins.positions:
             return node.source
@@ -145,7 +139,6 @@ class Beginning:
         return node.source.starting_at(SourceStart(begins.positions[name], folder, label))
 
     def state_of(self, spark: SparkSession, operator: str, chain: Chain) -> DataFrame | None:
-        """Return key groups and state of an operator in a chain; None if it begins with nothing."""
         begins = self._of(chain)
         if begins is None or operator not in begins.states:
             return None
@@ -159,9 +152,6 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# From the stream graph to one streaming DataFrame (DESIGN 3).
-#
 #     sources -> stateless transforms -> union with the barriers -> keyed operators
 #             -> tagged union of every stream that a sink reads
 #
@@ -170,7 +160,6 @@ def _digest(value: object) -> str:
 # two keyed operators are part of it, too, and control rows pass them by. Those behind the last one run on
 # the evaluated micro-batch, because splitting the operator's output in the plan would run the operator
 # twice.
-
 
 #: A lineage that no seed was made for.
 NOTHING = Beginning()
@@ -193,22 +182,19 @@ class _Base:
 
 @dataclass(frozen=True)
 class _Sharer:
-    """An operator that shares tasks with others."""
-
     node: KeyedNode
     chain: Chain
     #: Its inputs in their order, and the names of their scans.
     ways: tuple[tuple[Feed, str], ...]
-    #: Among them, in the live log; if that begins now, the order of the program counts.
+    #: Among those that share tasks, in the live log; if that begins now, the order of the program counts.
     place: int
 
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
-    """One input of an operator that shares tasks."""
-
-    #: The operator's among those, and the input's.
+    #: The operator's place among those that share tasks.
     place: int
+    #: Of the operator's input.
     number: int
     uid: str
     entry: KeyedEntry
@@ -259,7 +245,6 @@ class Planner:
         self._branches: list[tuple[tuple[str, str], ...]] = []
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
-        """Return the plan of the whole job."""
         check_said_between(graph, self._partitions)
         self._graph = graph
         self._has_one_source = _has_one_source(graph)
@@ -311,7 +296,6 @@ class Planner:
         return PlannedJob(union, tuple(sinks), chains, self._operators, time, recordings, shared, branches)
 
     def stream(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
-        """Return the plan of a way into a stream as a part of `chain`; chains that begin alike share it."""
         steps = tuple(map(id, leg.steps))
         if isinstance(leg.base, SourceNode) and self._may_share:
             label = self._beginning.label_of_input(chain, *names)
@@ -340,7 +324,6 @@ class Planner:
     def _function(
         self, step: TransformNode, leg: Leg, chain: Chain, names: tuple[str, ...], parent: PlannedStream
     ) -> Any:
-        """Return the function of the last step of a way, as it runs there."""
         self._check_resources(step)
         counted = self._counted(step, chain, (*names, *self._way(leg))).function
         function = self._calls.on_way(counted, leg, _stream_of(parent))
@@ -349,7 +332,6 @@ class Planner:
         return function
 
     def _check_resources(self, step: TransformNode) -> None:
-        """Raise ConfigError if a function asks for resources that Spark does not give here."""
         function: object = step.function
         if not isinstance(function, RowTransform | LookupTransform) or function.settings.resources is None:
             return
@@ -391,7 +373,6 @@ class Planner:
         return TransformNode(step.parent, replace(function, counts_as=counts_as))
 
     def _with_counted_keys(self, node: KeyedNode, chain: Chain, of: str) -> KeyedNode:
-        """Return an operator whose key functions know as what they count, if they do."""
         if not self._counts(node.uid, node, chain):
             return node
         entries = []
@@ -462,7 +443,6 @@ class Planner:
     def _operator(
         self, node: KeyedNode, chain: Chain, given: list[KeyedInput], passing: Sequence[KeyedInput] = ()
     ) -> TaggedStream:
-        """Return the plan of an operator, given its inputs."""
         planned = plan_keyed(node, self._parts(node, chain, given, passing))
         self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types, meaning_of(node))
         outputs = planned.outputs if len(planned.outputs) > 1 else ()
@@ -472,7 +452,6 @@ class Planner:
     def _parts(
         self, node: KeyedNode, chain: Chain, given: list[KeyedInput], passing: Sequence[KeyedInput] = ()
     ) -> KeyedParts:
-        """Return what an operator's plan is made of."""
         numbers = [one.uid for one in reporters(self._graph)]
         # Elements of an entry come before those of the next one, whatever they are read of.
         given.sort(key=lambda one: one.entry)
@@ -504,10 +483,7 @@ class Planner:
         return recorded is None or bool(recorded.shared) or bool(recorded.together)
 
     def _share_tasks(self) -> None:
-        """Plan the operators that share tasks: Flink's slot sharing.
-
-        One shuffle and one task for each partition serve all of them, and what several read is scanned once.
-        """
+        """Plan the operators that share tasks, as in Flink's slot sharing: one shuffle serves all of them."""
         if not self._may_share:
             return
         recorded = {} if self._recorded is None else {one.chain: one for one in self._recorded.states}
@@ -580,10 +556,7 @@ class Planner:
     def _read_branches(
         self, stem: int, ways: Sequence[Sequence[_Reader]]
     ) -> Iterator[tuple[_Reader, KeyedInput]]:
-        """Yield inputs whose ways part behind a number of steps: one scan, and one pass for the rest of all.
-
-        A function that several ways have runs once, and counts as that of the first.
-        """
+        """Yield inputs whose paths part behind some steps; what several share runs as the first's."""
         first = ways[0][0]
         stream = self.stream(Leg(first.leg.base, first.leg.steps[:stem]), first.chain, (first.name,))
         assert isinstance(stream, RecordStream)
@@ -612,7 +585,6 @@ class Planner:
         return Branch.of(stream, functions, [(one.uid, one.entry.keys) for one in readers])
 
     def _read_alike(self, readers: Sequence[_Reader]) -> Iterator[tuple[_Reader, KeyedInput]]:
-        """Yield the inputs of operators that read the same stream."""
         first = readers[0]
         stream = self.stream(first.leg, first.chain, (first.name,))
         assert isinstance(stream, RecordStream)
@@ -639,11 +611,9 @@ class Planner:
         return found
 
     def _plan_line(self, ends: Sequence[KeyedNode], chain: Chain) -> Mapping[int, TaggedStream]:
-        """Plan operators one behind the other: their ways part, and meet again or go to sinks.
-
-        Each stands in the plan once. What one behind it reads of an operator in front passes it, as a further
-        output; so does what a sink reads.
-        """
+        """Plan operators one behind the other: their paths part, and meet again or go to sinks."""
+        # Each stands in the plan once. What one behind it reads of an operator in front passes it, as another
+        # output; so does what a sink reads.
         scans = zip(operator_scans(*ends), chain.inputs, strict=True)
         named = {(id(scan.operator), scan.feed): name for scan, name in scans}
         numbers = [one.uid for one in reporters(self._graph)]
@@ -685,7 +655,6 @@ class Planner:
         line: Mapping[int, TaggedStream],
         passing: Sequence[TaggedStream],
     ) -> list[KeyedInput]:
-        """Return the inputs that an operator has of those in front of it in a line, then what passes it."""
         streams = [line[id(inlet.base)] for inlet in inlets]
         if not streams and not passing:
             return []
@@ -704,7 +673,6 @@ class Planner:
     def _inputs(
         self, node: KeyedNode, feed: Feed, chain: Chain, names: tuple[str, ...], reporters: Sequence[str]
     ) -> list[KeyedInput]:
-        """Return the inputs that an operator has of a source, or of another operator."""
         if isinstance(feed.base, SourceNode):
             return [_plain_input(node, feed, self.stream(feed.inlets[0].legs[0], chain, names), reporters)]
         feed = Feed(self._placed_inlets(feed))
@@ -769,14 +737,12 @@ class Planner:
         return self._marking.beside(self._with_barriers(records), self._graph, chain.inputs)
 
     def _placed_inlets(self, feed: Feed) -> tuple[Inlet, ...]:
-        """Return what an operator reads of another one, with async operators that know the job."""
         return tuple(
             replace(one, legs=tuple(self._placed(leg, Stream.OF_MICRO_BATCH) for leg in one.legs))
             for one in feed.inlets
         )
 
     def _placed(self, leg: Leg, stream: Stream) -> Leg:
-        """Return a way whose async operators know the job."""
         steps = (
             replace(step, function=self._calls.on_way(step.function, leg, stream))
             if isinstance(step, TransformNode)
@@ -787,7 +753,6 @@ class Planner:
 
     @staticmethod
     def _with_barriers(streams: Sequence[RecordStream]) -> TaggedStream:
-        """Return records and barriers of streams that share their barriers as one stream."""
         streams = [stream.records_only() for stream in streams]
         first = streams[0]
         fields = [F.col(quoted(name)) for name in first.schema.names]
@@ -812,7 +777,6 @@ class Planner:
         return TaggedStream(frame, first.schema, first.channels)
 
     def _part(self, bases: list[_Base], tagged: TaggedStream, chain: Chain) -> tuple[SinkPart, T.StructType]:
-        """Return what a sink reads of the end of a chain, and its fields behind the transforms."""
         index = next((i for i, base in enumerate(bases) if base.chain == chain), len(bases))
         if index == len(bases):
             bases.append(_Base(chain, replace(tagged, transforms=())))
@@ -832,11 +796,9 @@ class Planner:
 
 
 def _counted_as(step: Step) -> object:
-    """Return what is one function where it is counted, if it can add to accumulators; else None.
-
-    Its outputs are nodes of their own, each of which runs all of it. The two ways of connected streams have
-    other calls.
-    """
+    """Return what is one function where it is counted, if it can add to accumulators; else None."""
+    # Its outputs are nodes of their own, each of which runs all of it. The two ways of connected streams have
+    # other calls.
     match step.function if isinstance(step, TransformNode) else None:
         case RowTransform(function=function) as transform if function.rich is not None:
             return id(transform.settings), id(step.parent), getattr(function.call, "__name__", "")
@@ -890,11 +852,8 @@ def _records_of(stream: PlannedStream) -> DataFrame:
 
 
 def _has_one_source(graph: StreamGraph) -> bool:
-    """Whether barriers may come from the source itself.
-
-    Several sources, and several scans of one source that meet, would each put a barrier into the micro-batch
-    for which *they* saw the trigger.
-    """
+    """Whether barriers may come from the source itself."""
+    # Several scans that meet would each put a barrier into the micro-batch for which *they* saw the trigger.
     ends = [end for sink in graph.sinks for end in chains_to(graph, sink.parent)]
     is_straight = all(len(chain.inputs) == 1 and len(ways) == 1 for chain, ways in ends)
     has_unions = any(len(legs(sink.parent)) > 1 for sink in graph.sinks)

@@ -41,8 +41,6 @@ class _FilePartition(InputPartition):
 
 
 class SeedReader(DataSourceStreamReader):
-    """Reads the state files of one operator."""
-
     def __init__(self, folder: str, operator: str, chain: str) -> None:
         self._place = StoreSpec.from_text(folder)
         self._operator, self._chain = operator, chain
@@ -62,7 +60,6 @@ class SeedReader(DataSourceStreamReader):
         return [_FilePartition(file) for file in seed.files_of(self._operator, self._chain)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield key groups and state values of one file."""
         assert isinstance(partition, _FilePartition)
         try:
             for batch in state_in(self._place, partition.file):
@@ -96,10 +93,6 @@ class SeedSource(DataSource):
 
 
 def load_seed(spark: SparkSession, folder: StoreSpec, operator: str, chain: str) -> DataFrame:
-    """Return key groups and state values of an operator in a chain, as a streaming DataFrame.
-
-    Called by the planner at each start of the query.
-    """
     spark.dataSource.register(SeedSource)
     reader = spark.readStream.format(FORMAT_NAME).option("path", folder.to_text())
     return reader.option("operator", operator).option("chain", chain).load()

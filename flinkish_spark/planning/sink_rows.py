@@ -37,10 +37,6 @@ from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.schemas import check_field_names
 
-# ----------------------------------------------------------------------------------------------------------
-# What lies between a keyed operator and a sink, done in one pass over records and control rows.
-
-
 #: Of a sink's rows, as they come out of the union.
 _CONTROL = T.StructType(
     [
@@ -54,8 +50,6 @@ _PLACED = T.StructType([*_CONTROL, T.StructField(C.SEQUENCE, T.LongType())])
 
 
 class _Kind(enum.Enum):
-    """What a function takes."""
-
     OF_FRAMES = "OF_FRAMES"
     OF_RECORDS = "OF_RECORDS"
     MOVING = "MOVING"
@@ -63,8 +57,6 @@ class _Kind(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class OnePass:
-    """Functions in front of a sink, which control rows pass by."""
-
     steps: tuple[RowByRow | InWorkers, ...]
 
     def over(self, frame: DataFrame) -> DataFrame:
@@ -85,7 +77,7 @@ class OnePass:
 def functions_before_sink(
     spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, columns: Sequence[str]
 ) -> tuple[T.StructType, OnePass | None]:
-    """Return the fields of records behind functions, and how these are done in one pass."""
+    """Return the fields of records behind functions, and these in one pass; None where that cannot be."""
     steps: list[RowByRow | InWorkers] = []
     control = _PLACED if any(map(is_async, functions)) else _CONTROL
     made, runs = schema, [(kind, tuple(run)) for kind, run in itertools.groupby(functions, _kind_of)]
@@ -150,18 +142,12 @@ def _kind_of(function: Transform) -> _Kind:
     return _Kind.MOVING if is_partitioning(given) else _Kind.OF_FRAMES
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The sinks of a plan, and each one's rows of an evaluated micro-batch.
-
-
 #: Between the barriers' channels of two parts of a sink; above all channels that are not announced.
 _PART_BITS = 48
 
 
 @dataclass(frozen=True)
 class SinkPart:
-    """The end of a chain that a sink reads."""
-
     #: Value of the stream column in the tagged union.
     stream: int
     #: Column of the union for each field, in order.
@@ -219,8 +205,6 @@ class SinkPart:
 
 @dataclass(frozen=True)
 class PlannedSink:
-    """A sink and the parts of the tagged union that belong to it."""
-
     uid: str
     sink: Sink
     #: Fields of the sink's records, behind the transforms of each part.
@@ -232,12 +216,10 @@ class PlannedSink:
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """Values of the stream column of its parts."""
         return tuple(part.stream for part in self.parts)
 
     @property
     def channels(self) -> ExpectedChannels:
-        """Channels whose barriers this sink must see."""
         if len(self.parts) == 1:
             return self.parts[0].channels
         found: set[int] = set()
@@ -269,10 +251,7 @@ def hashable(column: Column, kind: T.DataType) -> Column:
 
 
 def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> DataFrame:
-    """Return one sink's rows of an evaluated micro-batch, control columns first.
-
-    Columns: kind, checkpoint, channel, hash, then the sink's fields.
-    """
+    """Return one sink's rows of a micro-batch: kind, checkpoint, channel, hash, then its fields."""
     if len(planned.parts) == 1:
         return _rows_of(frame, planned, planned.parts[0], streams)
     # Each part has barriers, and channels that begin with 0: they are told apart by the part's number.
@@ -322,11 +301,8 @@ class JoinedRows:
 def over_the_union(
     spark: SparkSession, planned: PlannedSink, columns: Mapping[str, Column]
 ) -> Mapping[str, Column] | None:
-    """Return columns over a sink's fields as such over the union of all streams.
-
-    None where that cannot be said: the sink does not get rows of the union as they are, or a column is made
-    in Python.
-    """
+    """Return columns over a sink's fields as such over the union of all streams; None if impossible."""
+    # The sink may not get rows of the union as they are, or a column may be made in Python.
     if planned.rows is None or len(planned.parts) > 1:
         return None
     given = spark.createDataFrame([], planned.schema)
@@ -370,10 +346,6 @@ def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: in
     return tagged.unionByName(control, allowMissingColumns=True)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a planner makes: streams of records and barriers, and the whole job as one DataFrame.
-
-
 NO_TIME_PLAN = TimePlan()
 
 
@@ -399,7 +371,6 @@ class TaggedStream:
         return [C.TIME] if has_times else []
 
     def alone(self) -> DataFrame:
-        """Return control columns and the fields of this output under their names, in its rows only."""
         if not self.outputs:
             return self.frame
         columns = [

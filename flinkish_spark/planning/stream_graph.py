@@ -49,16 +49,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TransformNode:
-    """A stateless DataFrame function over the records of `parent`."""
-
     parent: StreamNode
     function: Callable[[DataFrame], DataFrame]
 
 
 @dataclass(frozen=True, eq=False)
 class UnionNode:
-    """The records of several streams with the same fields."""
-
     parents: tuple[StreamNode, ...]
 
 
@@ -71,9 +67,9 @@ class KeyedEntry:
     distribution: Distribution = Distribution.BY_KEY
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class KeyedNode:
-    """A keyed function over one stream, or over two with the same type of key."""
+    """A function with state. Its uid and key groups may change as long as nothing reads it."""
 
     uid: str
     entries: tuple[KeyedEntry, ...]
@@ -86,8 +82,6 @@ class KeyedNode:
 
 @dataclass(frozen=True, eq=False)
 class SideNode:
-    """What a keyed function emits to a side output."""
-
     parent: KeyedNode
     tag: OutputTag
     output: T.StructType
@@ -95,8 +89,6 @@ class SideNode:
 
 @dataclass(frozen=True, eq=False)
 class TimedNode:
-    """Gives the records of `parent` event times and watermarks."""
-
     parent: StreamNode
     strategy: WatermarkStrategy
 
@@ -110,10 +102,7 @@ Step = TransformNode | TimedNode
 
 @dataclass(frozen=True, eq=False)
 class Leg:
-    """A way into a stream: from a source or an operator through steps, without unions.
-
-    A union is no part of a plan of its own: what follows it is done on each way into it.
-    """
+    """A path into a stream from a source or an operator; what follows a union is on each of its paths."""
 
     base: Base
     steps: tuple[Step, ...] = ()
@@ -135,11 +124,10 @@ class Inlet:
 
 @dataclass(frozen=True, eq=False)
 class Feed:
-    """What an operator reads of one other operator, or on one way from a source.
+    """What an operator reads of one other operator, or on one way from a source."""
 
-    A frame that stands twice in a plan is planned twice. So an operator whose outputs are read on several
-    ways stands there once, and its rows are dealt to all inputs that want them.
-    """
+    # A frame that stands twice in a plan is planned twice. So an operator whose outputs are read on several
+    # ways stands there once, and its rows are dealt to all inputs that want them.
 
     inlets: tuple[Inlet, ...]
 
@@ -150,8 +138,6 @@ class Feed:
 
 @dataclass(frozen=True, eq=False)
 class SinkNode:
-    """Where records of `parent` go out."""
-
     uid: str
     parent: StreamNode
     sink: Sink
@@ -163,8 +149,6 @@ DEFAULT_MAX_PARALLELISM = 128
 
 @dataclass
 class StreamGraph:
-    """All nodes of one job, in the order in which they were declared."""
-
     sources: list[SourceNode] = field(default_factory=list)
     operators: list[KeyedNode] = field(default_factory=list)
     sides: list[SideNode] = field(default_factory=list)
@@ -186,12 +170,10 @@ class StreamGraph:
     begun_chains: frozenset[str] | None = None
 
     def chained_of(self, node: object) -> Chained:
-        """Return with what a function without a key may share a vertex; ALWAYS for everything else."""
         settings = getattr(node.function, "settings", None) if isinstance(node, TransformNode) else None
         return self.chained.get(id(settings), Chained.ALWAYS)
 
     def check_uid(self, uid: str) -> str:
-        """Return `uid` if it is usable and new."""
         try:
             checked_name(uid, "uid")
         except ValueError as error:
@@ -206,7 +188,6 @@ class StreamGraph:
         return uid
 
     def async_uid(self, uid: str | None, parent: StreamNode) -> str:
-        """Return the checked, unused uid of an async operator; without a name it follows from its place."""
         given = self.derived_uid("async", [parent]) if uid is None else uid
         self.async_uids.append(self.check_uid(given))
         return given
@@ -228,19 +209,29 @@ class StreamGraph:
         return StreamGraph(**parts)
 
     def uids(self) -> tuple[str, ...]:
-        """Return all uids in declaration order."""
         nodes: Sequence[SourceNode | KeyedNode | SinkNode] = [*self.sources, *self.operators, *self.sinks]
         return tuple(node.uid for node in nodes)
 
     def needs_own_time(self, source: SourceNode) -> bool:
         return any(node.strategy.uses_own_time and source in sources_of(node) for node in self.timed)
 
+    def is_read(self, node: KeyedNode) -> bool:
+        """Whether a sink or another operator reads an operator: so it may be part of a job that runs."""
+        parents = [*(sink.parent for sink in self.sinks)]
+        parents += (entry.parent for one in self.operators for entry in one.entries)
+        return any(operator_of(leg.base) is node for parent in parents for leg in legs(parent))
+
+    def rename(self, node: KeyedNode, uid: str) -> None:
+        self.check_uid(uid)
+        for by_uid in (self.names, self.slot_sharing):
+            if node.uid in by_uid:
+                by_uid[uid] = by_uid.pop(node.uid)
+        node.uid = uid
+
     def sides_of(self, node: KeyedNode) -> tuple[SideNode, ...]:
-        """Return the side outputs of an operator that somebody reads, in the order of their declaration."""
         return tuple(side for side in self.sides if side.parent is node)
 
     def side(self, node: KeyedNode, tag: OutputTag, output: T.StructType) -> SideNode:
-        """Return the node of a side output, made when it is asked for first."""
         for known in self.sides_of(node):
             if known.tag.name == tag.name:
                 if known.output != output:
@@ -256,7 +247,6 @@ class StreamGraph:
             raise _two_declarations(f"'{name}'", known, tag)
 
     def check_complete(self) -> None:
-        """Raise GraphError unless something flows from a source to a sink."""
         if not self.sinks:
             raise GraphError(
                 "the job has no sink", what_to_do="call sink_to(...) on a stream before execute()"
@@ -319,7 +309,6 @@ def operator_of(base: Base) -> KeyedNode | None:
 
 
 def sources_of(node: StreamNode) -> tuple[SourceNode, ...]:
-    """Return the source of each scan that the plan of a stream needs, in its order."""
     return tuple(source for leg in legs(node) for source in scans_of(leg.base))
 
 
@@ -334,8 +323,6 @@ def scans_of(base: Base) -> tuple[SourceNode, ...]:
 
 @dataclass(frozen=True, eq=False)
 class OperatorScan:
-    """A scan of a source that an operator reads."""
-
     operator: KeyedNode
     #: The number of the operator's feed that it is.
     feed: int
@@ -343,10 +330,7 @@ class OperatorScan:
 
 
 def operator_scans(*nodes: KeyedNode) -> tuple[OperatorScan, ...]:
-    """Return the scans of operators of one chain and of all that they read, in the order of the plan.
-
-    An operator that is read on several ways stands in the plan once, and so do its scans.
-    """
+    """Return the scans of operators of one chain and of all that they read, in the order of the plan."""
     seen = set[int]()
     return tuple(scan for node in nodes for scan in _scans(node, seen))
 
@@ -402,8 +386,6 @@ def base_of(node: StreamNode) -> str:
 
 @dataclass(frozen=True)
 class KeyFunction:
-    """Makes the key of a record in Python."""
-
     #: From a record to a row with the parts of its key.
     call: Callable[[Any], Any]
     #: Opened in each task, if it wants to be.

@@ -43,17 +43,11 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.sink_rows import PlannedJob, TaggedStream
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The chains of a stream graph: what Spark runs on its own, from sources to the end of a stream.
-
-
 def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[tuple[Chain, tuple[Leg, ...]], ...]:
-    """Return the chains whose ends a stream is, each with the ways that are its end.
-
-    All ways from sources to sinks without an operator on them are one chain. An operator's outputs are ends
-    of the operator's chain, whoever reads them: transforms behind it are no part of the plan. So it is with
-    the outputs of an async operator behind a source, if several sinks read them.
-    """
+    """Return the chains whose ends a stream is, each with the ways that are its end."""
+    # All ways from sources to sinks without an operator on them are one chain. An operator's outputs are ends
+    # of the operator's chain, whoever reads them: transforms behind it are no part of the plan. So it is with
+    # the outputs of an async operator behind a source, if several sinks read them.
     ways = legs(node)
     plain = tuple(leg for leg in ways if isinstance(leg.base, SourceNode))
     found: list[tuple[Chain, tuple[Leg, ...]]] = []
@@ -71,16 +65,12 @@ def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[tuple[Chain, tuple[
 
 
 def chains_of_sink(graph: StreamGraph, sink: SinkNode) -> tuple[Chain, ...]:
-    """Return the chains whose ends a sink reads, in the order of its parts."""
     return tuple(chain for chain, _ in chains_to(graph, sink.parent))
 
 
 def sharing_tasks(graph: StreamGraph) -> tuple[tuple[KeyedNode, ...], ...]:
-    """Return the operators that share tasks: those of a group that read sources, and that only sinks read.
-
-    Each is a chain of its own, without another operator. One alone is left out, if it does not read a source
-    several times, which is scanned once then.
-    """
+    """Return the operators of a group that read sources and that only sinks read: they share tasks."""
+    # One alone is left out, unless it reads a source several times, which is scanned once then.
     groups: dict[str, list[KeyedNode]] = {}
     ends = {chain: ways[0] for sink in graph.sinks for chain, ways in chains_to(graph, sink.parent)}
     for chain, leg in ends.items():
@@ -96,7 +86,6 @@ def _scans_again(operator: KeyedNode) -> bool:
 
 
 def read_by(planned: PlannedJob) -> dict[Chain, tuple[str, ...]]:
-    """Return each chain of a plan with the uids of the sinks that read its end, in the plan's order."""
     return {
         chain: tuple(sink.uid for sink in planned.sinks if stream in sink.streams)
         for stream, chain in enumerate(planned.chains)
@@ -116,11 +105,9 @@ def chain_of(graph: StreamGraph, operator: KeyedNode) -> Chain:
 
 
 def ends_with(graph: StreamGraph, operator: KeyedNode) -> tuple[KeyedNode, ...]:
-    """Return the operators that sinks read in the chain of one of them, in the order of the sinks.
-
-    What one operator makes for sinks and for others stands in one chain, so that it runs once. A job goes on
-    with the chains that it has begun with.
-    """
+    """Return the operators that sinks read in the chain of one of them, in the order of the sinks."""
+    # What an operator makes for sinks and for others stands in one chain, so that it runs once. A job goes on
+    # with the chains that it has begun with.
     together = next((ends for ends in _ends(tuple(graph.sinks)) if operator in ends), (operator,))
     if graph.begun_chains is None:
         return together
@@ -154,18 +141,11 @@ def _ends(sinks: tuple[SinkNode, ...]) -> tuple[tuple[KeyedNode, ...], ...]:
 
 
 def _go_in_line(operators: Iterable[KeyedNode]) -> bool:
-    """Whether operators can stand one behind the other, so that rows of one pass the next.
-
-    A `transform()` on a way between two of them would get the rows of all ways, if it does not stand first on
-    a way of its own.
-    """
+    """Whether operators can stand one behind the other, so that rows of one pass the next."""
+    # A transform() between two of them that stands first on no way of its own would get the rows of all.
     inlets = (inlet for one in operators for feed in feeds(one) for inlet in feed.inlets)
     between = (inlet for inlet in inlets if operator_of(inlet.legs[0].base) is not None)
     return all(map(has_frames_first, between))
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Event times in a plan: the column that they come from, and who reports about them.
 
 
 _NULL_TIME = f"{BAD_RECORD_MARKER} its event time is null"
@@ -173,7 +153,6 @@ _UNTIMED = AssignerRules(Untimed())
 
 
 def time_column(records: DataFrame, timestamps: Any) -> Column:
-    """Return the event time of each record, in milliseconds; a null one fails the job."""
     if timestamps is None:
         return _checked(_own_time(records))
     column = F.col(quoted(timestamps)) if isinstance(timestamps, str) else timestamps
@@ -189,7 +168,6 @@ def time_column(records: DataFrame, timestamps: Any) -> Column:
 
 
 def check_time_type(timestamps: object, kind: T.DataType) -> None:
-    """Raise GraphError if a column of that type holds no event times."""
     if not isinstance(kind, T.TimestampType | T.LongType):
         raise GraphError(
             f"the event time {timestamps} is a {kind.simpleString()}",
@@ -217,15 +195,10 @@ def _checked(time: Column) -> Column:
     return F.when(time.isNull(), F.raise_error(F.lit(_NULL_TIME)).cast("long")).otherwise(time)
 
 
-# -- who reports ---------------------------------------------------------------------------------------
-
-
 def plan_times(graph: StreamGraph, planned: Callable[[Leg, Chain, str], Any]) -> TimePlan:
-    """Return who in a program reports about time, and under which rules.
-
-    A source without a strategy counts for the end of its input only, and so does one whose records reach no
-    keyed operator on their way to a sink: nobody there asks for a watermark.
-    """
+    """Return who in a program reports about time, and under which rules."""
+    # A source whose records reach no keyed operator counts for the end of its input only, as does one without
+    # a strategy: nobody there asks for a watermark.
     chains, operators, assigners = {}, {}, {}
     names = _Names()
     inputs: dict[str, set[str]] = {}
@@ -267,8 +240,6 @@ def plan_times(graph: StreamGraph, planned: Callable[[Leg, Chain, str], Any]) ->
 
 
 class _Names:
-    """By which names inputs or operators are known, each of which may stand for one only."""
-
     def __init__(self) -> None:
         self._given: dict[str, tuple[str, ...]] = {}
 
@@ -291,11 +262,7 @@ def reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
 def _entries(
     graph: StreamGraph, ways: Sequence[Leg], names: Sequence[str]
 ) -> Iterator[tuple[Leg, str, tuple[str, ...]]]:
-    """Yield the ways from sources that a stream has, to the sinks or to their first operators.
-
-    With the name of the input, and the uids of the operators that it passes, in order: once for each way
-    through them.
-    """
+    """Yield each path from a source to a sink or a first operator: it, its input, the operators behind it."""
     rest = list(names)
     for leg in ways:
         operator = operator_of(leg.base)
@@ -319,24 +286,16 @@ def _paths(
             yield from _paths(upstream, named, (upstream.uid, *behind))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Latency markers in a plan: rows that every micro-batch begins with, beside the records of sources.
-#
-# They come from no streaming source: a row of `spark.range` in a streaming plan is there in each micro-
-# batch, asks for none, and stands in no log. `current_timestamp` of such a plan is the time that Spark has
-# logged for the micro-batch when it decided its offsets.
-
-
+# Latency markers come from no streaming source: a row of `spark.range` in a streaming plan is there in each
+# micro-batch, asks for none, and stands in no log. `current_timestamp` of such a plan is the time that Spark
+# has logged for the micro-batch when it decided its offsets.
 @dataclass(frozen=True)
 class SourceMarkers:
-    """Makes the markers of the sources that meet at one place."""
-
     spark: SparkSession
     #: Their numbers among those who report to the driver; at least one.
     sources: tuple[int, ...]
 
     def routed(self, routes: Sequence[int]) -> DataFrame:
-        """Return the markers that the shuffle sends to a keyed operator: one per source and subtask."""
         subtask = F.col("id") % len(routes)
         route = F.get(_array(routes), subtask.cast("int"))
         no_block = F.lit("").cast("binary").alias(C.BLOCK)
@@ -361,8 +320,6 @@ class SourceMarkers:
 
 
 class LatencyMarking:
-    """Puts markers into the plan of a job that measures latency."""
-
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
@@ -372,10 +329,7 @@ class LatencyMarking:
         return SourceMarkers(self._spark, found) if found else None
 
     def beside(self, stream: TaggedStream, graph: StreamGraph, inputs: Iterable[str]) -> TaggedStream:
-        """Return the rows of sources on their way to sinks, with markers behind them.
-
-        Behind: of the first partition of a DataFrame Spark writes a file even if it holds no record.
-        """
+        # Behind: of the first partition of a DataFrame Spark writes a file even if it holds no record.
         markers = self.of(graph, inputs)
         if markers is None:
             return stream
@@ -383,8 +337,6 @@ class LatencyMarking:
 
 
 class NoMarking:
-    """Leaves the plan as it is."""
-
     def of(self, graph: StreamGraph, inputs: Iterable[str]) -> SourceMarkers | None:
         return None
 

@@ -42,9 +42,6 @@ from flinkish_spark.types.schemas import PREFIX, output_schema
 from flinkish_spark.worker.functions import ExpandRows, FilterRows, LookupRows, One, ProcessRows, RowFunction
 from flinkish_spark.worker.time import KeepsTimes
 
-# ----------------------------------------------------------------------------------------------------------
-# map, flat_map, filter and process: functions over single rows as DataFrame functions.
-
 
 @dataclass
 class TransformSettings:
@@ -66,8 +63,6 @@ class ConnectedSettings(TransformSettings):
 
 @dataclass(frozen=True)
 class RowTransform(LocatedTransform):
-    """A DataFrame function that runs a function over rows in Python workers."""
-
     function: RowFunction
     #: Fields of the result; None where they stay as they are.
     output: T.StructType | None
@@ -84,7 +79,6 @@ class RowTransform(LocatedTransform):
         return replace(self, wraps=KeepsTimes)
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        """Return the transformed frame; called by the planner, or once per micro-batch."""
         tasks = self.settings.parallelism
         spread = frame if tasks is None else Spread(tasks)(frame)
         worker, columns = self.in_worker(frame.schema)
@@ -95,7 +89,6 @@ class RowTransform(LocatedTransform):
         return map_in_arrow(spread, worker, columns, resources)
 
     def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
-        """Return what runs in the workers for rows with these columns, and the columns that come out."""
         settings = self.settings
         function = replace(
             self.function,
@@ -106,7 +99,6 @@ class RowTransform(LocatedTransform):
         return self._worker(function, given)
 
     def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
-        """Return what runs in the workers, and the columns that come out."""
         if self.output is None:
             return FilterRows(function), given
         expand = ExpandRows(function, self.output, carried(given))
@@ -115,8 +107,6 @@ class RowTransform(LocatedTransform):
 
 @dataclass(frozen=True)
 class ProcessTransform(RowTransform):
-    """Runs a process function, for one of its outputs."""
-
     #: Name of the side output; None for the main output.
     side: str | None = None
 
@@ -156,7 +146,6 @@ def filter_rows(function: Any, name: str | None) -> RowTransform:
 def connected_rows(
     method: str, first: Any, second: Any, output: OutputType | None, name: str | None
 ) -> tuple[RowTransform, RowTransform]:
-    """Return the transforms of `map` or `flat_map` of two connected streams, one for each."""
     calls = connected_calls(first, second, method)
     names = dict.fromkeys(_name_of(one, method) for one in (first, second) if one is not None)
     name = name or ", ".join(names)
@@ -169,7 +158,6 @@ def connected_rows(
 
 
 def process_rows(function: Any, output: OutputType | None, name: str | None) -> ProcessTransform:
-    """Return the transform that calls a process function."""
     if not isinstance(function, ProcessFunction):
         raise GraphError(
             f"process() got a {type(function).__name__}",
@@ -187,7 +175,6 @@ def process_rows(function: Any, output: OutputType | None, name: str | None) -> 
 def co_process_rows(
     function: Any, output: OutputType | None, name: str | None
 ) -> tuple[ProcessTransform, ProcessTransform]:
-    """Return the transforms that call a process function with two inputs, one for each."""
     if not isinstance(function, CoProcessFunction):
         raise GraphError(
             f"process() got a {type(function).__name__}",
@@ -253,14 +240,8 @@ def _checked(transform: MadeT) -> MadeT:
     return transform
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Lookup joins as DataFrame functions: records in, records with the rows of a table outside out.
-
-
 @dataclass(frozen=True)
 class LookupTransform(LocatedTransform):
-    """A DataFrame function that asks a table in Python workers."""
-
     #: What the program says; the type of the records is known when a frame comes.
     join: LookupJoin
     #: Fields of what its function makes; None for those of both sides.
@@ -282,7 +263,6 @@ class LookupTransform(LocatedTransform):
         return replace(self, wraps=KeepsTimes)
 
     def of_side(self, name: str, output: T.StructType) -> LookupTransform:
-        """Return the same join, for a side output of its function."""
         if self.join.function is None:
             raise GraphError(
                 f"'{self.settings.name}' has no side output '{name}'",
@@ -292,7 +272,6 @@ class LookupTransform(LocatedTransform):
         return replace(self, side=name, output=output)
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        """Return the transformed frame; called by the planner, or once per micro-batch."""
         tasks = self.settings.parallelism
         spread = frame if tasks is None else Spread(tasks)(frame)
         worker, resources = self.in_worker(frame.schema), self.settings.resources
@@ -302,7 +281,6 @@ class LookupTransform(LocatedTransform):
         return map_in_arrow(spread, wrapped, wrapped.columns, resources)
 
     def in_worker(self, given: T.StructType) -> LookupRows:
-        """Return what runs in the workers for rows with these columns."""
         own = T.StructType([field for field in given if not field.name.startswith(PREFIX)])
         output = (
             joined_fields(own, _lookup_fields(self.join.right_type)) if self.output is None else self.output
@@ -322,7 +300,6 @@ class LookupTransform(LocatedTransform):
 
 
 def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:
-    """Return the transform of a lookup join."""
     if join.function is None and output is not None:
         raise SchemaError(
             f"'{name}' has an output and no function",
@@ -343,16 +320,11 @@ def _lookup_fields(ddl: str) -> T.StructType:
     return kind if isinstance(kind, T.StructType) else T.StructType([T.StructField("value", kind)])
 
 
-# ----------------------------------------------------------------------------------------------------------
-# DataFrame functions of users, as `transform()` takes them, and what is said when one fails.
-
-
 #: A stateless function from records to records.
 Transform = Callable[[DataFrame], DataFrame]
 
 
 def transformed(records: DataFrame, function: Transform) -> DataFrame:
-    """Return what a function makes of records."""
     try:
         found = function(records)
     except FlinkishError:
@@ -385,13 +357,9 @@ def _own(records: DataFrame) -> list[str]:
     return [name for name in records.columns if not name.startswith(PREFIX)]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# DataFrame functions that look at each row by itself, done to the records among other rows.
-#
 # Behind a keyed operator records and control rows are in one frame, and a function of the user's must see
 # records only. Taking them apart reads the operator twice. Where all that a function does are projections
 # and filters, they are done to the whole frame in such a way that control rows pass by.
-
 
 #: Of columns that functions compute, as long as their fields have no names.
 _MADE = f"{PREFIX}made_"
@@ -407,8 +375,6 @@ class Spoiler:
 
 @dataclass(frozen=True, eq=False)
 class RowByRow:
-    """What functions do to each record."""
-
     #: Over the columns of a frame with records and control rows.
     plan: RowPlan
     schema: T.StructType
@@ -429,11 +395,7 @@ class RowByRow:
         return records.select(*control, *self.named_fields)
 
     def keeping_times(self, records: DataFrame) -> DataFrame:
-        """Return the same with the times of records that are dropped, and of those that were dropped before.
-
-        Such a row has no place and no fields, as what a Python function leaves of a record; see
-        `worker/time.py`.
-        """
+        """Return records, and times of those that were dropped, without place and fields (worker/time)."""
         control = [name for name in records.columns if name.startswith(PREFIX)]
         noted, has_place = self._noted(records, C.SEQUENCE), F.col(C.SEQUENCE).isNotNull()
         own = [named_field(F.when(has_place, column), field) for column, field in self.fields]
@@ -462,7 +424,6 @@ class RowByRow:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Column with each field that comes out."""
         return self.plan.outputs
 
     @cached_property
@@ -484,14 +445,12 @@ class RowByRow:
 def read_functions(
     spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, names: Sequence[str]
 ) -> tuple[T.StructType, RowByRow | Spoiler]:
-    """Return the fields of records behind functions, and what these do to each."""
     return read_functions_over(spark.createDataFrame([], schema), functions, names)
 
 
 def read_functions_over(
     given: DataFrame, functions: Sequence[Transform], names: Sequence[str]
 ) -> tuple[T.StructType, RowByRow | Spoiler]:
-    """Return the same for functions that are called with a given DataFrame."""
     made = [given]
     for function in functions:
         made.append(transformed(made[-1], function))
@@ -518,17 +477,11 @@ def named_field(column: Column, field: T.StructField) -> Column:
     return column.alias(field.name, metadata=field.metadata) if field.metadata else column.alias(field.name)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Functions of single records, done to those of a frame in Python workers; control rows pass them by.
-
-
 RecordFunction = RowTransform | LookupTransform
 
 
 @dataclass(frozen=True, eq=False)
 class InWorkers:
-    """What functions of single records do to a frame with records and control rows."""
-
     #: Runs them, in one worker per task.
     deal: DealRows
     schema: T.StructType
@@ -543,7 +496,6 @@ class InWorkers:
         columns: Sequence[str],
         control: T.StructType,
     ) -> InWorkers:
-        """Return it for a frame of one output."""
         _check_types(functions[0].settings.name, schema)
         beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
         given = T.StructType([*beside, *schema])
@@ -563,7 +515,6 @@ class InWorkers:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Column with each field that comes out."""
         return self.deal.inputs[0].names
 
     @property

@@ -81,7 +81,6 @@ class _EventTime(WindowAssigner):
     clock = TimeDomain.EVENT_TIME
 
     def default_trigger(self) -> Trigger:
-        """Return one that fires when the watermark reaches a window's end."""
         return EventTimeTrigger()
 
     @staticmethod
@@ -95,7 +94,6 @@ class _ProcessingTime(WindowAssigner):
     clock = TimeDomain.PROCESSING_TIME
 
     def default_trigger(self) -> Trigger:
-        """Return one that fires when the processing time reaches a window's end."""
         return ProcessingTimeTrigger()
 
     @staticmethod
@@ -118,13 +116,11 @@ class _Tumbling(_Timed):
 
     @property
     def periods_ms(self) -> tuple[int, int, int]:
-        """Size, slide and offset."""
         return self._size_ms, self._size_ms, self._offset_ms
 
     def assign_windows(
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int
     ) -> Sequence[TimeWindow]:
-        """Return the one window around an element's time."""
         time_ms = self._time(timestamp_ms, processing_time_ms)
         start_ms = time_ms - (time_ms - self._offset_ms) % self._size_ms
         return self._made.get(start_ms) or _remember(
@@ -140,7 +136,6 @@ class _Sliding(_Timed):
 
     @property
     def periods_ms(self) -> tuple[int, int, int]:
-        """Size, slide and offset."""
         return self._size_ms, self._slide_ms, self._offset_ms
 
     def assign_windows(
@@ -163,13 +158,11 @@ class _Session(_Timed, MergingWindowAssigner):
 
     @property
     def gap_ms(self) -> int:
-        """How long a pause may be."""
         return self._gap_ms
 
     def assign_windows(
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int
     ) -> Sequence[TimeWindow]:
-        """Return the window that an element begins."""
         return (window_at(self._time(timestamp_ms, processing_time_ms), self._gap_ms),)
 
 
@@ -180,7 +173,6 @@ class _DynamicSession(_Timed, MergingWindowAssigner):
     def assign_windows(
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int
     ) -> Sequence[TimeWindow]:
-        """Return the window that an element begins."""
         gap_ms = _own_gap(self._gap_ms_of(value))
         return (window_at(self._time(timestamp_ms, processing_time_ms), gap_ms),)
 
@@ -273,11 +265,9 @@ class GlobalWindows(WindowAssigner):
     def assign_windows(
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int
     ) -> Sequence[TimeWindow]:
-        """Return the one window."""
         return (GLOBAL_WINDOW,)
 
     def default_trigger(self) -> Trigger:
-        """Return one that never fires."""
         return NeverTrigger()
 
 
@@ -297,11 +287,9 @@ class CountSlidingWindowAssigner(GlobalWindows):
         self._size, self._slide = positive_count("size", size), positive_count("slide", slide)
 
     def default_trigger(self) -> Trigger:
-        """Return one that fires when there are `size` elements, and at each `slide` more."""
         return CountTrigger(self._slide, first=self._size)
 
     def default_evictor(self) -> Evictor:
-        """Return one that keeps the last `size`."""
         return CountEvictor(self._size)
 
 

@@ -60,11 +60,9 @@ class _OneSided(Evictor):
         self._when = instance_of("when", when, Evict, what_to_do="give Evict.BEFORE or Evict.AFTER")
 
     def evict_before(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
-        """Evict if it is to be done before the function."""
         return self._kept(elements) if self._when is Evict.BEFORE else elements
 
     def evict_after(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
-        """Evict if it is to be done after the function."""
         return self._kept(elements) if self._when is Evict.AFTER else elements
 
     @abstractmethod

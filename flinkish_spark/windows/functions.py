@@ -120,7 +120,6 @@ class WithWindow(ProcessWindowFunction):
     """
 
     def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:
-        """Return rows and bounds."""
         window = context.window
         return [(*_fields(element), window.start, window.end) for element in elements]
 
@@ -133,7 +132,6 @@ class WithKeyAndWindow(ProcessWindowFunction):
     """
 
     def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:
-        """Return key, rows and bounds."""
         window = context.window
         return [(*_fields(key), *_fields(element), window.start, window.end) for element in elements]
 

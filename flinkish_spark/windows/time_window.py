@@ -12,15 +12,10 @@ from flinkish_spark.core.validation import can_take, check_function, refused_as_
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import checked_whole
 
-# ----------------------------------------------------------------------------------------------------------
-# Checks of what windows are told, at the call that tells it.
-
-
 _T = TypeVar("_T")
 
 
 def positive_ms(name: str, value: Duration) -> int:
-    """Return a time; raise ConfigError unless it is a positive number of milliseconds."""
     value = to_ms(name, value)
     with refused_as_config_errors(f"set {name} to a number of milliseconds, 1 or more"):
         checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
@@ -28,7 +23,6 @@ def positive_ms(name: str, value: Duration) -> int:
 
 
 def lateness_ms(name: str, value: Duration) -> int:
-    """Return a time; raise ConfigError unless it is a number of milliseconds, 0 or more."""
     value = to_ms(name, value)
     with refused_as_config_errors(f"set {name} to a number of milliseconds, 0 or more"):
         checked_whole(name, value, least=0, most=MAX_WATERMARK_MS)
@@ -44,7 +38,6 @@ def offset_ms(name: str, value: Duration, period_ms: int) -> int:
 
 
 def positive_count(name: str, value: int) -> int:
-    """Return a count; raise ConfigError unless it is a positive whole number."""
     with refused_as_config_errors(f"set {name} to 1 or more"):
         checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
     return value
@@ -58,15 +51,10 @@ def number(name: str, value: float) -> float:
 
 
 def function_of_one(name: str, value: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    """Return a function of an element; raise ConfigError if it is none."""
     if not can_take(value, 1):
         raise unusable(name, value, wanted="a function of an element", what_to_do="give one, as a lambda")
     check_function(value, f"what is given as {name}", 1)
     return value
-
-
-# ----------------------------------------------------------------------------------------------------------
-# A window: a span of time, or everything.
 
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

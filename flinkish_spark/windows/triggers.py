@@ -13,9 +13,6 @@ from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.state.descriptors import ReducingStateDescriptor, StateDescriptor
 from flinkish_spark.windows.time_window import NoEventTime, TimeWindow, positive_count, positive_ms
 
-# ----------------------------------------------------------------------------------------------------------
-# When a window's result is emitted, and when its content is thrown away.
-
 
 class TriggerResult(Choice):
     """What happens to a window after a trigger was asked."""
@@ -107,13 +104,25 @@ class Trigger(ABC):
         """Remove all timers and states of a window: its time is over, or it was merged into another."""
 
 
-class EventTimeTrigger(Trigger):
+class _Calm(Trigger):
+    """Goes on when a timer fires, and merges; each trigger here says only what it does otherwise."""
+
+    def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def can_merge(self) -> bool:
+        return True
+
+
+class EventTimeTrigger(_Calm):
     """Fires when the watermark reaches a window's end, and for each element that comes after that."""
 
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
     ) -> TriggerResult:
-        """Fire at once if the watermark is past the window."""
         end_ms = window.max_timestamp_ms
         if end_ms <= ctx.current_watermark():
             return TriggerResult.FIRE
@@ -121,16 +130,7 @@ class EventTimeTrigger(Trigger):
         return TriggerResult.CONTINUE
 
     def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Fire at the window's end; not when it is cleaned up."""
         return TriggerResult.FIRE if time_ms == window.max_timestamp_ms else TriggerResult.CONTINUE
-
-    def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Go on."""
-        return TriggerResult.CONTINUE
-
-    def can_merge(self) -> bool:
-        """Return True."""
-        return True
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
         """Wait for the new end; if it is past, the element that merged the windows fires."""
@@ -138,62 +138,36 @@ class EventTimeTrigger(Trigger):
             ctx.register_event_time_timer(window.max_timestamp_ms)
 
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Delete the timer."""
         ctx.delete_event_time_timer(window.max_timestamp_ms)
 
 
-class ProcessingTimeTrigger(Trigger):
+class ProcessingTimeTrigger(_Calm):
     """Fires when the processing time reaches a window's end."""
 
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
     ) -> TriggerResult:
-        """Wait for the window's end."""
         ctx.register_processing_time_timer(window.max_timestamp_ms)
         return TriggerResult.CONTINUE
 
-    def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Go on."""
-        return TriggerResult.CONTINUE
-
     def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Fire."""
         return TriggerResult.FIRE
 
-    def can_merge(self) -> bool:
-        """Return True."""
-        return True
-
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Wait for the new end."""
         if window.max_timestamp_ms > ctx.current_processing_time():
             ctx.register_processing_time_timer(window.max_timestamp_ms)
 
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Delete the timer."""
         ctx.delete_processing_time_timer(window.max_timestamp_ms)
 
 
-class NeverTrigger(Trigger):
+class NeverTrigger(_Calm):
     """Never fires; what global windows have until they are given another."""
 
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
     ) -> TriggerResult:
-        """Go on."""
         return TriggerResult.CONTINUE
-
-    def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Go on."""
-        return TriggerResult.CONTINUE
-
-    def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Go on."""
-        return TriggerResult.CONTINUE
-
-    def can_merge(self) -> bool:
-        """Return True."""
-        return True
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
         """Have nothing to take over."""
@@ -207,7 +181,7 @@ class _Sum:
         return first + second
 
 
-class CountTrigger(Trigger):
+class CountTrigger(_Calm):
     """Fires whenever a window has `count` more elements.
 
     Parameters
@@ -227,13 +201,11 @@ class CountTrigger(Trigger):
         self._seen = ReducingStateDescriptor("count", _Sum(), "LONG")
 
     def states(self) -> Sequence[StateDescriptor]:
-        """Return the count since the last firing."""
         return (self._seen,)
 
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
     ) -> TriggerResult:
-        """Count, and fire if that is enough."""
         seen = ctx.get_partitioned_state(self._seen)
         if self._first is not None and seen.get() is None:
             seen.add(self._count - self._first)
@@ -245,14 +217,6 @@ class CountTrigger(Trigger):
             seen.add(0)
         return TriggerResult.FIRE
 
-    def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Go on."""
-        return TriggerResult.CONTINUE
-
-    def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Go on."""
-        return TriggerResult.CONTINUE
-
     def can_merge(self) -> bool:
         """Return True; not where the first firing has a count of its own: merged windows share none."""
         return self._first is None
@@ -262,7 +226,6 @@ class CountTrigger(Trigger):
         ctx.merge_partitioned_state(self._seen)
 
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Forget the count."""
         ctx.get_partitioned_state(self._seen).clear()
 
 
@@ -279,33 +242,26 @@ class PurgingTrigger(Trigger):
         self._trigger = trigger
 
     def states(self) -> Sequence[StateDescriptor]:
-        """Return the other trigger's states."""
         return self._trigger.states()
 
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
     ) -> TriggerResult:
-        """Ask the other trigger."""
         return self._purging(self._trigger.on_element(value, timestamp_ms, window, ctx))
 
     def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Ask the other trigger."""
         return self._purging(self._trigger.on_event_time(time_ms, window, ctx))
 
     def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Ask the other trigger."""
         return self._purging(self._trigger.on_processing_time(time_ms, window, ctx))
 
     def can_merge(self) -> bool:
-        """Ask the other trigger."""
         return self._trigger.can_merge()
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Let the other trigger merge."""
         self._trigger.on_merge(window, ctx)
 
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Let the other trigger clear."""
         self._trigger.clear(window, ctx)
 
     def _purging(self, result: TriggerResult) -> TriggerResult:
@@ -314,7 +270,6 @@ class PurgingTrigger(Trigger):
 
 
 def check_result(trigger: Trigger, result: object) -> None:
-    """Raise TypeError unless a trigger has returned what a trigger returns."""
     if not isinstance(result, TriggerResult):
         names = [f"TriggerResult.{one.name}" for one in TriggerResult]
         raise TypeError(
@@ -323,16 +278,12 @@ def check_result(trigger: Trigger, result: object) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Triggers that fire every so often while a window lasts.
-
-
 class _Least:
     def reduce(self, first: int, second: int) -> int:
         return min(first, second)
 
 
-class _Continuous(Trigger):
+class _Continuous(_Calm):
     """The next firing of a window is a state: at multiples of the interval, at the latest at its end."""
 
     def __init__(self, interval_ms: Duration) -> None:
@@ -340,12 +291,7 @@ class _Continuous(Trigger):
         self._next_ms = ReducingStateDescriptor("next_ms", _Least(), "LONG")
 
     def states(self) -> Sequence[StateDescriptor]:
-        """Return the time of the next firing."""
         return (self._next_ms,)
-
-    def can_merge(self) -> bool:
-        """Return True."""
-        return True
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
         """Fire next when the first of the merged windows would have."""
@@ -358,7 +304,6 @@ class _Continuous(Trigger):
             self._register(first_ms, ctx)
 
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Delete timers and state."""
         next_ms = ctx.get_partitioned_state(self._next_ms)
         self._delete(window.max_timestamp_ms, ctx)
         if (time_ms := next_ms.get()) is not None:
@@ -400,11 +345,9 @@ class _Continuous(Trigger):
 
 
 def _limit_ms(time_ms: int, window: TimeWindow) -> int:
-    """Return the latest that a window may fire from a time on: at its end, unless that is past.
-
-    It is where windows go by event time and the trigger by the clock: records may be days old. Then there is
-    no firing at the end, and above all none for each interval since.
-    """
+    """Return the latest that a window may fire from a time on: at its end, unless that is past."""
+    # It is past where windows go by event time and the trigger by the clock: records may be days old. Then
+    # there is no firing at the end, and above all none for each interval since.
     end_ms = window.max_timestamp_ms
     return end_ms if time_ms <= end_ms else MAX_WATERMARK_MS
 
@@ -424,7 +367,6 @@ class ContinuousEventTimeTrigger(_Continuous):
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
     ) -> TriggerResult:
-        """Fire at once if the watermark is past the window; else plan."""
         if window.max_timestamp_ms <= ctx.current_watermark():
             return TriggerResult.FIRE
         if timestamp_ms is None:
@@ -434,7 +376,6 @@ class ContinuousEventTimeTrigger(_Continuous):
         return TriggerResult.CONTINUE
 
     def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Fire at the window's end, and when it was planned."""
         end_ms = window.max_timestamp_ms
         next_ms = ctx.get_partitioned_state(self._next_ms)
         if time_ms == end_ms:
@@ -445,10 +386,6 @@ class ContinuousEventTimeTrigger(_Continuous):
             next_ms.clear()
             return TriggerResult.CONTINUE
         return self._at(time_ms, window, ctx)
-
-    def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Go on."""
-        return TriggerResult.CONTINUE
 
     def _register(self, time_ms: int, ctx: TriggerContext) -> None:
         ctx.register_event_time_timer(time_ms)
@@ -469,16 +406,10 @@ class ContinuousProcessingTimeTrigger(_Continuous):
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
     ) -> TriggerResult:
-        """Plan."""
         self._begin(ctx.current_processing_time(), window, ctx)
         return TriggerResult.CONTINUE
 
-    def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Go on."""
-        return TriggerResult.CONTINUE
-
     def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Fire when it was planned."""
         return self._at(time_ms, window, ctx)
 
     def _register(self, time_ms: int, ctx: TriggerContext) -> None:

@@ -176,6 +176,7 @@ class KafkaStart(ABC):
         return False
 
     def of_group(self, group_id: str) -> KafkaStart:
+        """Return the start of a source that has this group."""
         return self
 
 

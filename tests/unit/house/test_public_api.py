@@ -17,7 +17,6 @@ from pyspark.sql.datasource import DataSource
 
 import flinkish_spark
 import flinkish_spark.cep
-import flinkish_spark.functions
 import flinkish_spark.sinks
 import flinkish_spark.sources
 import flinkish_spark.testing
@@ -83,10 +82,6 @@ def test_users_meet_one_harness() -> None:
     index = told["architecture.md"].partition("<!-- index -->")
     told["architecture.md"] = index[0]
     assert [(page, name) for page, text in told.items() for name in others if name in text] == []
-
-
-def test_functions_are_found_where_they_were() -> None:
-    assert flinkish_spark.functions.KeyedProcessFunction is flinkish_spark.KeyedProcessFunction
 
 
 def test_spark_finds_the_format_by_the_name_of_the_module_that_a_wheel_brings() -> None:

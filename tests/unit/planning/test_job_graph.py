@@ -211,11 +211,12 @@ def test_between_keyed_operators_no_function_has_tasks_of_its_own() -> None:
 
 def test_who_has_its_own_tasks_anyway_may_be_told_so_or_is_refused() -> None:
     env = environment()
-    keyed = total(orders(env))
-    assert keyed.start_new_chain() is keyed
+    source = orders(env)
+    keyed = total(source)
+    assert keyed.start_new_chain() is keyed and source.start_new_chain() is source
     for refused in (
         keyed.disable_chaining,
-        orders(env, "other").start_new_chain,
+        source.disable_chaining,
         orders(env, "third").rebalance().disable_chaining,
     ):
         with pytest.raises(GraphError, match="Only a function of single records"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark import MapFunction, OutputTag, StreamExecutionEnvironment, WatermarkStrategy
+from flinkish_spark import MapFunction, MemorySink, OutputTag, StreamExecutionEnvironment, WatermarkStrategy
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.core.errors import ConfigError, FlinkishError, GraphError, UserFunctionError
@@ -82,22 +82,63 @@ def test_sources_and_keyed_operators_have_a_name_beside_their_uid(orders: DataSt
     totals = keyed(orders)
     assert orders.name("all orders") is orders and totals.name("running totals") is totals
     assert totals._environment.graph.names == {"orders": "all orders", "totals": "running totals"}
-    for stream in (orders.rebalance(), orders.transform(lambda frame: frame), orders.union(orders)):
-        with pytest.raises(GraphError, match=r"name\('nice'\) was called on a stream.*leave it out"):
-            stream.name("nice")
+    timed = orders.assign_timestamps_and_watermarks(BOUNDED)
+    for stream in (orders.rebalance(), orders.transform(lambda frame: frame), orders.union(orders), timed):
+        assert stream.name("nice") is stream
+    assert "nice" not in totals._environment.graph.names.values()
     for wrong in ("", None, 5):
         with pytest.raises(GraphError, match=r"name\(\) got"):
             orders.name(wrong)  # type: ignore[arg-type]
 
 
-def test_a_uid_is_said_where_the_operator_is_made(orders: DataStream) -> None:
-    totals = keyed(orders)
-    assert totals.uid("totals") is totals and orders.uid("orders") is orders
-    for stream in (totals, orders, orders.global_()):
-        with pytest.raises(GraphError, match=r"say it there: process\(\.\.\., uid=\"other\"\)"):
-            stream.uid("other")
-    with pytest.raises(GraphError, match="uid"):
-        totals.uid("a/b")
+def test_the_last_uid_counts_until_something_reads_the_operator(orders: DataStream) -> None:
+    with pytest.warns(UserWarning, match="process has no uid"):
+        totals = orders.key_by("user").process(RunningTotal(), output=TOTAL)
+    graph = totals._environment.graph
+    mapped = totals.map(same, output=TOTAL)
+    assert totals.name("running").slot_sharing_group("own").uid("first").uid("totals") is totals
+    assert [one.uid for one in graph.operators] == ["totals"]
+    assert graph.names == {"totals": "running"} and graph.slot_sharing == {"totals": "own"}
+    for wrong in ("a/b", "orders"):
+        with pytest.raises(GraphError, match="uid"):
+            totals.uid(wrong)
+    # A uid that is free again may be another one's.
+    keyed(mapped, "first")
+    with pytest.raises(GraphError, match=r"say it there: process\(\.\.\., uid=\"other\"\)"):
+        totals.uid("other")
+    assert totals.uid("totals") is totals
+
+
+def test_a_job_runs_with_what_was_said_last() -> None:
+    def program(orders: DataStream) -> DataStream:
+        return orders.key_by("user").sum("amount", uid="first").uid("totals").set_max_parallelism(8)
+
+    harness = ProgramHarness(program, "user STRING, amount LONG")
+    harness.push_all([(("ann", 3), None), (("ann", 4), None)])
+    harness.snapshot()
+    harness.crash()
+    harness.push(("ann", 5))
+    assert [tuple(row) for row in harness.take().rows][-1] == ("ann", 12)
+
+
+def test_an_operator_behind_which_a_sink_is_keeps_its_uid_and_its_key_groups(orders: DataStream) -> None:
+    """In Flink this would be said of the sink."""
+    totals = keyed(orders).sink_to(MemorySink("out"), uid="out")
+    with pytest.raises(GraphError, match="was called on the keyed operator 'totals'"):
+        totals.uid("sink")
+    with pytest.raises(GraphError, match=r"has 128 key groups, not 64.*max_parallelism=64"):
+        totals.set_max_parallelism(64)
+    assert totals.set_max_parallelism(128).uid("totals") is totals
+
+
+def test_only_what_keeps_something_has_a_uid(orders: DataStream) -> None:
+    assert orders.uid("orders") is orders
+    with pytest.raises(GraphError, match=r"say it there: process\(\.\.\., uid=\"other\"\)"):
+        orders.uid("other")
+    timed = orders.assign_timestamps_and_watermarks(BOUNDED)
+    for stream in (orders.global_(), orders.union(orders), timed):
+        assert stream.uid("other") is stream
+    assert orders._environment.graph.uids() == ("orders",)
 
 
 # -- parallelism ------------------------------------------------------------------------------------
@@ -157,16 +198,17 @@ def test_what_changes_nothing_between_keyed_operators_is_left_out() -> None:
 
 def test_errors_say_what_a_setting_was_called_on(orders: DataStream) -> None:
     mapped, totals = orders.map(Upper(), output="user STRING").name("upper"), keyed(orders)
+    with pytest.raises(GraphError, match=r"slot_sharing_group\('own'\) was called on the function 'upper'"):
+        mapped.slot_sharing_group("own")
     for stream, what in [
-        (mapped, "the function 'upper'"),
         (orders.union(orders), "a stream that is a union"),
         (orders.transform(lambda frame: frame), r"a stream that transform\(\) made"),
         (orders.rebalance(), "a stream whose records were only moved"),
         (totals.get_side_output(REFUSED), "a side output of the keyed operator 'totals'"),
         (orders.assign_timestamps_and_watermarks(BOUNDED), "a stream that assign_timestamps"),
     ]:
-        with pytest.raises(GraphError, match=rf"set_max_parallelism\(8\) was called on {what}"):
-            stream.set_max_parallelism(8)
+        with pytest.raises(GraphError, match=rf"set_parallelism\(8\) was called on {what}"):
+            stream.set_parallelism(8)
 
 
 def test_keyed_operators_have_as_many_tasks_as_shuffle_partitions(orders: DataStream) -> None:
@@ -199,13 +241,14 @@ def test_the_parallelism_of_a_job_is_sparks(monkeypatch: pytest.MonkeyPatch) -> 
         env.execute_async()
 
 
-def test_key_groups_are_said_once(orders: DataStream) -> None:
+def test_the_last_number_of_key_groups_counts(orders: DataStream) -> None:
     totals = keyed(orders, max_parallelism=64)
-    assert totals.set_max_parallelism(64) is totals
-    with pytest.raises(GraphError, match=r"has 64 key groups, not 128.*max_parallelism=128"):
-        totals.set_max_parallelism(128)
-    with pytest.raises(GraphError, match="Only keyed operators have key groups"):
-        orders.set_max_parallelism(128)
+    assert totals.set_max_parallelism(64).set_max_parallelism(128) is totals
+    assert isinstance(totals._node, KeyedNode) and totals._node.max_parallelism == 128
+    # What has no key groups may be told a number, too.
+    for stream in (orders, orders.filter(bool), totals.get_side_output(REFUSED), orders.union(orders)):
+        assert stream.set_max_parallelism(32) is stream
+    assert totals._node.max_parallelism == 128
     with pytest.raises(ConfigError, match="max_parallelism is 0"):
         totals.set_max_parallelism(0)
 
@@ -214,6 +257,7 @@ def test_the_key_groups_of_a_job_are_said_before_its_operators() -> None:
     env = environment().set_max_parallelism(64)
     totals = keyed(env.from_source(Nowhere(), uid="orders"))
     assert isinstance(totals._node, KeyedNode) and totals._node.max_parallelism == 64
+    assert env.set_max_parallelism(64) is env
     with pytest.raises(GraphError, match="'totals' has its key groups already"):
         env.set_max_parallelism(128)
     with pytest.raises(ConfigError, match="max_parallelism is 'x'"):
@@ -232,6 +276,11 @@ def test_each_redistribution_is_a_node_of_its_own(orders: DataStream) -> None:
     for method in ("rebalance", "shuffle", "rescale"):
         with pytest.raises(ConfigError, match=rf"{method}\(\) got 0"):
             getattr(orders, method)(0)
+
+
+def test_a_stream_may_be_united_with_no_other(orders: DataStream) -> None:
+    others: list[DataStream] = []
+    assert orders.union(*others) is orders
 
 
 def test_what_follows_a_union_is_done_with_each_of_its_streams(orders: DataStream) -> None:
