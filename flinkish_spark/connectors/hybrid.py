@@ -228,7 +228,6 @@ class HybridSource(SplitSource):
     def _overrides(self, method: str) -> bool:
         return any(part._overrides(method) for part in self._parts)
 
-    # -- names ------------------------------------------------------------------------------------
     def _part(self, index: int) -> SplitSource:
         """Return a part that knows its folder, once the whole knows its own."""
         part = self._parts[index]

@@ -34,7 +34,6 @@ _STRICT = {"allowSingleQuotes": "false"}
 
 
 def json_schema(value: Json, called: str = "JSON") -> T.StructType:
-    """Return the declared fields."""
     try:
         schema = parse_ddl(value.schema)
     except DdlError as error:

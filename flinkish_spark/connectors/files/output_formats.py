@@ -80,7 +80,7 @@ def exact_options(kind: FileFormat) -> Mapping[str, str]:
 
 
 def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
-    """Refuse options that the sink sets itself, and what is no option; raise ConfigError."""
+    """Refuse options that the sink sets itself, and what is no option."""
     for name, value in options.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ConfigError(
@@ -160,7 +160,6 @@ def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
 
 
 def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str], uid: str) -> None:
-    """Refuse fields that a format cannot hold."""
     lowered = {name.lower() for name in left_out}
     fields = [field for field in schema.fields if field.name.lower() not in lowered]
     if not fields:

@@ -15,10 +15,8 @@ _FINEST = timedelta(milliseconds=1)
 
 
 def to_ms(local: datetime, zone: str) -> int:
-    """Return the milliseconds since 1970 of a wall clock in a zone; one with a zone of its own keeps it.
-
-    Of a time that is shown twice, the first one.
-    """
+    """Return the milliseconds since 1970 of a wall clock in a zone; one with a zone of its own keeps it."""
+    # Of a time that is shown twice, the first one.
     known = local if local.tzinfo is not None else local.replace(tzinfo=ZoneInfo(zone))
     return (known - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
 

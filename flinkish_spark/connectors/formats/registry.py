@@ -82,7 +82,6 @@ class Registered:
     version: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
         return {
             "kind": self.kind,
             "text": self.text,
@@ -94,7 +93,6 @@ class Registered:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Registered:
-        """Read the stored form."""
         references = tuple((str(name), str(text)) for name, text in stored["references"])
         return cls(
             str(stored["kind"]),
@@ -112,7 +110,6 @@ class Registered:
 
 
 def subject_of(registry: SchemaRegistry, topic: str, part: str, record: str) -> str:
-    """Return the subject of a schema."""
     if registry.subject:
         return registry.subject
     if registry.strategy is SubjectNameStrategy.TOPIC_NAME:
@@ -176,7 +173,6 @@ class RegistryClient:
         raise AssertionError("pauses never end")
 
     def newest(self, subject: str) -> Registered:
-        """Return the newest schema of a subject; raises as :meth:`by_id`."""
         found = self._asked(
             f"subject '{subject}'",
             lambda: self._client.get_version(subject, "latest"),
@@ -355,10 +351,6 @@ def needed(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The wire format: a zero byte, the number of the schema, for Protobuf which message of its file, the record.
-
-
 def schema_id_in(data: bytes) -> int | None:
     r"""Return the number in front of a record; None if there is none."""
     if len(data) < HEADER_BYTES or data[0] != MAGIC:
@@ -367,7 +359,6 @@ def schema_id_in(data: bytes) -> int | None:
 
 
 def header(schema_id: int) -> bytes:
-    r"""Return what stands in front of a record."""
     return bytes([MAGIC]) + schema_id.to_bytes(4, "big")
 
 
