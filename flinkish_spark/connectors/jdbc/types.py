@@ -21,11 +21,9 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 @dataclass(frozen=True, slots=True)
 class SqlType:
-    """A type as a database writes it, taken apart: ``timestamp(3) with time zone``.
+    """A type as a database writes it, taken apart: ``timestamp(3) with time zone``."""
 
-    `name` is without the numbers; `size` and `scale` are None where they are not given.
-    """
-
+    #: Without the numbers.
     name: str
     size: int | None = None
     scale: int | None = None
