@@ -429,8 +429,8 @@ class SplitSource(Source):
         try:
             if is_told:
                 self._tell(offsets, note)
-            if may_delete:
-                self._release()
+            if may_delete and (needed := self._needed_offsets()):
+                self.released(needed)
         except OSError as error:
             raise SourceUnavailable(
                 f"the source '{self._fs_uid}' cannot take note of a checkpoint now", why=str(error)
@@ -448,12 +448,6 @@ class SplitSource(Source):
 
     def _overrides(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(SplitSource, method)
-
-    def _release(self) -> None:
-        """Say what no checkpoint needs, of those that can be gone back to."""
-        needed = self._needed_offsets()
-        if needed:
-            self.released(needed)
 
     def _needed_offsets(self) -> dict[str, Offset]:
         """Return where the oldest checkpoint stands that can be gone back to; {} if there are too few."""

@@ -231,7 +231,6 @@ class DeltaTables:
                 yield {
                     "version": version,
                     "operation": first.get("operation"),
-                    "operationParameters": first.get("operationParameters"),
                     "userMetadata": first.get("userMetadata"),
                 }
         except FROM_THE_JVM as error:

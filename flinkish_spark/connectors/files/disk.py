@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from flinkish_spark.core.store import make_directories, sync_directory
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
@@ -92,14 +91,9 @@ class Disk:
             for source, skipped in sources:
                 with open(source, "rb") as piece:
                     piece.seek(skipped)
-                    _copy(piece, output)
+                    shutil.copyfileobj(piece, output, _CHUNK_BYTES)
             output.flush()
             os.fsync(output.fileno())
-
-
-def _copy(source: BinaryIO, target: BinaryIO) -> None:
-    while block := source.read(_CHUNK_BYTES):
-        target.write(block)
 
 
 #: Holds what readers must not see of all sinks of a target; Spark and Hive skip names that begin with "_".

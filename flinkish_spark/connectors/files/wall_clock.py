@@ -28,7 +28,7 @@ def last_shown_ms(begin: datetime, end: datetime, zone: str) -> int | None:
         shown_from, shown_to = max(first, begin - offset), min(behind, end - offset)
         if shown_from < shown_to:
             latest = shown_to
-    return None if latest is None else _since_epoch_ms(latest)
+    return None if latest is None else (latest - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _stretches(
@@ -61,7 +61,3 @@ def _offset(utc: datetime, zone: ZoneInfo) -> timedelta:
     found = utc.replace(tzinfo=UTC).astimezone(zone).utcoffset()
     assert found is not None
     return found
-
-
-def _since_epoch_ms(utc: datetime) -> int:
-    return (utc - _EPOCH) // timedelta(milliseconds=1)

@@ -127,11 +127,9 @@ class TableName:
         return cls(tuple(parts))
 
     def __str__(self) -> str:
-        return ".".join(part if _plain(part) else '"' + part.replace('"', '""') + '"' for part in self.parts)
-
-
-def _plain(part: str) -> bool:
-    return not set('".') & set(part)
+        return ".".join(
+            '"' + part.replace('"', '""') + '"' if set('".') & set(part) else part for part in self.parts
+        )
 
 
 def _refused(text: str) -> ConfigError:
