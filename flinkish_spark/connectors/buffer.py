@@ -215,7 +215,7 @@ class BufferFolder:
         return ""
 
     def has_size(self, file: BufferedFile) -> bool:
-        """Whether a file has its size; cheaper than :meth:`why_gone`."""
+        """Compare the size only; cheaper than :meth:`why_gone`."""
         try:
             return (self.path / file.name).stat().st_size == file.bytes
         except FileNotFoundError:
@@ -340,7 +340,7 @@ RowsCheck = Callable[["pa.RecordBatch"], None]
 
 
 class Applied(enum.Enum):
-    """What a system knows about a checkpoint whose files are gone."""
+    """Answers of a system about a checkpoint whose files are gone."""
 
     #: Its rows are visible.
     YES = "YES"
@@ -399,7 +399,7 @@ class BufferedCommitter(Committer):
         # pass: the caller answers for it.
 
     def has_applied(self, checkpoint: CheckpointId) -> Applied:
-        """Say whether the rows of a decided checkpoint are visible; asked when its files are gone."""
+        """Ask whether the rows of a decided checkpoint are visible, when its files are gone."""
         return Applied.UNKNOWN
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:

@@ -64,7 +64,7 @@ _MOST_DETAIL = 1_000
 
 @dataclass(frozen=True)
 class _Texts:
-    """What the texts of a format mean."""
+    """Reads the texts of a format as values of columns."""
 
     #: Debezium's: whether a whole number is a DATE, of which unit it is a TIMESTAMP, and what a DECIMAL is.
     days: bool = False
@@ -79,7 +79,6 @@ class _Texts:
         return F.when(~text.isin(*self.unavailable), value) if self.unavailable and is_long else value
 
     def value(self, text: Column, name: str, kind: T.DataType) -> Column:
-        """Return the value of a column that a text is; null if it is none."""
         match kind:
             case T.StringType():
                 return text
@@ -175,7 +174,7 @@ _DATE_WITHIN = r'^\{\s*"\$date"\s*:\s*(\{.*\})\s*\}$'
 
 
 class _DocumentTexts(_Texts):
-    """What the texts of a MongoDB document mean: values that JSON does not have are objects of one member."""
+    """Reads the texts of a MongoDB document: values that JSON does not have are objects of one member."""
 
     def value(self, text: Column, name: str, kind: T.DataType) -> Column:
         match kind:
@@ -249,7 +248,6 @@ def _exactly(text: Column, kind: T.DecimalType) -> Column:
 #: The digits in front of the point, those behind it without the zeros at the end, the power of ten.
 _DECIMAL = r"^\s*[+-]?([0-9]*)\.?([0-9]*?)0*(?:[eE]([+-]?[0-9]{1,9}))?\s*$"
 
-
 #: So many times 256 is the first number with 39 digits.
 _TOO_MANY = 10**38 // 256
 
@@ -298,7 +296,7 @@ def _pointed(unscaled: Column, places: Column) -> Column:
 
 
 class _Said(NamedTuple):
-    """What can be asked for beside the rows, by its name without "value."."""
+    """A piece of metadata that can be asked for beside the rows, by its name without "value."."""
 
     #: Members of the envelope that it is made of.
     members: tuple[str, ...]
@@ -341,8 +339,6 @@ def _entry(kind: RowKind, row: Column) -> Column:
 
 
 def _differs(before: Column, after: Column, names: Column) -> Column:
-    """Whether one of the named values differs; false if there are no names."""
-
     def is_other(name: Column) -> Column:
         return ~F.try_element_at(before, name).eqNullSafe(F.try_element_at(after, name))
 
@@ -613,7 +609,7 @@ class _Maxwell(_OfTables):
 
 
 def column_of(name: str) -> str:
-    """Return what the column is called in which stands what is asked for beside rows."""
+    """Return the name of the column for a piece of metadata."""
     return "_" + name.replace(".", "_").replace("-", "_")
 
 
@@ -633,7 +629,7 @@ def _envelope_of(form: InJson) -> _Envelope:
 
 
 class Changelog(ABC):
-    """What a changelog format makes of records whose values have been read: their envelopes."""
+    """Makes rows with a kind of records whose values have been read: their envelopes."""
 
     #: The columns of a row.
     fields: T.StructType
@@ -670,7 +666,6 @@ class Changelog(ABC):
         return tuple(map(column_of, self._metadata))
 
     def misfit(self, envelope: Column) -> Column:
-        """Return whether an envelope says nothing about rows of the schema."""
         entries = self._envelope.entries(self._envelope.at(lambda name: envelope[name]))
         is_none = entries.isNull() | F.exists(entries, lambda one: self._is_no_row(one["row"]))
         return F.coalesce(is_none, F.lit(True))
@@ -767,7 +762,7 @@ class JsonChangelog(Changelog):
 
 
 class AvroChangelog(Changelog):
-    """What Debezium's records in Avro say: their rows are typed, and every value is one."""
+    """Makes rows of Debezium's records in Avro: their rows are typed, and every value is one."""
 
     def __init__(self, form: DebeziumAvro, envelope: T.StructType, metadata: Sequence[str] = ()) -> None:
         made = _DebeziumRecord(form, envelope)

@@ -163,7 +163,6 @@ class DeadLetterCommitter(Committer):
         return [answers[i] for i in range(len(committables))]
 
     def _left_visible(self, answer: CommitAnswer) -> CommitAnswer:
-        """Let be what was committed of a micro-batch whose other dead letters are lost."""
         if answer.outcome is not Outcome.FENCED:
             return answer
         LOG.warning("dead letters of sink '%s' stay, and may come again: %s", self._uid, answer.detail)
@@ -251,7 +250,7 @@ def _commit(
 
 
 def _up_to_a_gap(answers: Mapping[int, CommitAnswer], count: int) -> list[CommitAnswer]:
-    """Return the answers in order, ending with the first that is not done; LOST must come last."""
+    """Return the answers in order up to the first that is not done: LOST must come last."""
     found: list[CommitAnswer] = []
     for index in range(count):
         if index not in answers:
@@ -265,7 +264,6 @@ def _up_to_a_gap(answers: Mapping[int, CommitAnswer], count: int) -> list[Commit
 
 
 def _both(ask: Callable[[Committer], CommitAnswer], *committers: Committer) -> CommitAnswer:
-    """Ask one after the other while each is done; put their answers together."""
     answers: list[CommitAnswer] = []
     for committer in committers:
         answers.append(ask(committer))

@@ -174,7 +174,7 @@ _Key = tuple[JobUuid, str, CheckpointId]
 
 
 class _Rooms:
-    """What the sinks of this process hold, by the name that the test gave."""
+    """Rows of the sinks of this process, by the name that the test gave."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

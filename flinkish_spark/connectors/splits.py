@@ -68,7 +68,7 @@ _PAIRS = Form(
 
 @dataclass(frozen=True)
 class SplitPosition(Stored):
-    """How far each split was read."""
+    """A place in each split up to which it was read."""
 
     uid: str = field(metadata=stored(_UID))
     #: By split, in the order in which the splits were found. The place in it is the split's number
@@ -698,8 +698,6 @@ _T = TypeVar("_T")
 
 
 class SplitPiece(InputPartition):
-    """What one task reads of one split."""
-
     def __init__(self, number: int, split: str, start: Offset, end: Offset, facts: Any) -> None:
         super().__init__(None)
         self.number, self.split, self.start, self.end, self.facts = number, split, start, end, facts
@@ -831,7 +829,6 @@ class SplitStreamReader(DataSourceStreamReader):
 
 
 _PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.LongType()))
-
 
 #: Not None, which a source may have yielded by mistake: it would end the piece, and lose what follows.
 _NO_MORE: Any = object()

@@ -490,7 +490,7 @@ TASK_SCHEMA = f"{REPORT} STRING, {REASON} STRING, {RECORD} STRING"
 
 
 class Refusals(enum.Enum):
-    """What a task does with records that the sink refuses."""
+    """Ways of a task with records that the sink refuses."""
 
     #: Fail, with the reason.
     FAIL = "fail"
@@ -795,7 +795,7 @@ class TwoPhaseCommitter(Committer):
 
 @dataclass(frozen=True, slots=True)
 class StagedWithRefused:
-    """What was staged, and what the sink refused: rows `reason` and `record`, as JSON."""
+    """A staged micro-batch, and the refused records: rows `reason` and `record`, as JSON."""
 
     result: StageResult
     refused: DataFrame

@@ -229,7 +229,6 @@ class DeltaCommit:
 
     @classmethod
     def read(cls, table: Path, version: int) -> DeltaCommit | None:
-        """Read a commit; None if there is none of that number."""
         path = commit_path(table, version)
         try:
             text, written_s = path.read_text(encoding="utf-8"), path.stat().st_mtime
@@ -263,7 +262,6 @@ def as_text(timestamp_ms: int) -> str:
 
 
 def check_feed(table: Path, metadata: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a table's metadata says that no change feed is written."""
     configuration = dict(metadata.get("configuration") or {})
     if str(configuration.get(_FEED_SETTING, "false")).lower() != "true":
         raise ConfigError(

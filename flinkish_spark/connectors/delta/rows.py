@@ -125,7 +125,6 @@ def rule_conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tupl
 
 
 def _fits(column: Column, kind: T.DataType, given: Any) -> Column:
-    """Return whether no text in a value is longer than its CHAR or VARCHAR."""
     if "char(" not in kind.simpleString():
         return F.lit(True)
     if isinstance(kind, T.StructType):
@@ -245,7 +244,7 @@ def _aligned_column(rows: DataFrame, name: str, want: Json) -> Column:
 
 
 def _differs(have: Json, want: Json) -> bool:
-    """Whether a struct somewhere in a type has other fields than the table's, or in another order."""
+    """Compare the fields of structs at any depth, and their order, with the table's."""
     if isinstance(have, str) or isinstance(want, str) or have["type"] != want["type"]:
         return False
     if have["type"] == "struct":
@@ -345,7 +344,6 @@ class DeltaRows:
         note: str,
         info: TableInfo | None,
     ) -> None:
-        """Write the rows of several staged sets as one table version, unless the marker is there."""
         mode = mode_from_json(staged[0]["mode"])
         evolution = SchemaEvolution(staged[0]["schema_evolution"])
         marker = {"txnAppId": app_id, "txnVersion": str(version), "userMetadata": note}

@@ -162,7 +162,6 @@ def check_fields(snapshot: DeltaSnapshot, declared: T.StructType) -> None:
 
 
 def files_of(snapshot: DeltaSnapshot, more: Mapping[str, str] | None = None) -> list[FoundFile]:
-    """Return the files of a version, the oldest first."""
     # A value that the log does not have is null, whatever the file says.
     said = {**dict.fromkeys(snapshot.metadata.get("partitionColumns") or ()), **(more or {})}
     found = [found_file(snapshot.table, file, said) for file in snapshot.files.values()]
@@ -433,7 +432,6 @@ class DeltaRecordsSource(FileSource):
         return {**told, _VERSION: str(version), _TIMESTAMP: timestamp, **kind}
 
     def _check_metadata(self, commit: DeltaCommit) -> None:
-        """Refuse a commit from which on the declared fields are others."""
         if commit.metadata is None:
             return
         if self._changes is DeltaChanges.FEED:

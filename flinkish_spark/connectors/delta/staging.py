@@ -219,7 +219,6 @@ class DeltaStaging(SinkWriter):
         return CountedRows(request.rows)
 
     def _check_rows(self, request: StageRequest, counted: int, staged: Mapping[str, Any]) -> None:
-        """Compare what was counted with what Delta says it wrote."""
         stats = [a["add"].get("stats") for a in staged.get("actions", ()) if "add" in a]
         if not stats or not all(stats):
             return
@@ -307,7 +306,6 @@ class DeltaCommits:
         return (None if found is None else _mark_of(found, app_id)) or Mark(CheckpointId(version))
 
     def missing_files(self, staged: Mapping[str, Any]) -> list[str]:
-        """Return staged files that are no longer there, or not as they were written."""
         return self._files.missing(staged_files(staged))
 
     def why_unfit(self, path: str, staged: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:

@@ -323,7 +323,6 @@ class TableInfo:
 
     @property
     def generated(self) -> dict[str, str]:
-        """Generated columns: name to expression."""
         found = {str(f["name"]): f.get("metadata", {}).get(_GENERATED) for f in self.fields}
         return {name: expression for name, expression in found.items() if expression}
 
@@ -343,7 +342,7 @@ class TableInfo:
         return found is not None and bool(found.get("metadata", {}).get(_COLLATIONS))
 
     def has_column(self, name: str) -> bool:
-        """Whether there is a column of that name; Spark does not look at case."""
+        # Spark does not look at case.
         return any(str(f["name"]).lower() == name.lower() for f in self.fields)
 
     @property
@@ -484,7 +483,7 @@ def _compare_nulls(table: bool, stream: bool, name: str) -> Iterator[Finding]:
 
 
 def is_wider(narrow: str, wide: str) -> bool:
-    """Whether Delta widens `narrow` to `wide` by itself when a wider value is written."""
+    """Say if Delta widens `narrow` to `wide` by itself when a wider value is written."""
     if narrow in _WHOLE_NUMBERS and wide in _WHOLE_NUMBERS:
         return _WHOLE_NUMBERS.index(narrow) < _WHOLE_NUMBERS.index(wide)
     if (narrow, wide) in (("float", "double"), ("date", "timestamp_ntz")):

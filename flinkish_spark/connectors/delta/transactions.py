@@ -354,7 +354,7 @@ def has_native_delta(spark: SparkSession) -> bool:
 
 
 def has_delta_format(spark: SparkSession) -> bool:
-    """Whether ``format("delta")`` means something, whoever provides it."""
+    """Say if ``format("delta")`` means something, whoever provides it."""
     if getattr(spark, "_jvm", None) is None:
         # Nothing can be looked up; the first question about a table will tell.
         return True
@@ -370,7 +370,7 @@ _GLOB = re.compile(r"([{}\[\]*?\\])")
 
 
 class TableFiles(Protocol):
-    """What a sink asks of the file system below its table. Paths are absolute or URIs."""
+    """The file system below a table, as a sink needs it; paths are absolute or URIs."""
 
     def missing(self, paths: Mapping[str, int | None]) -> list[str]:
         """Return those that are not there with the size in bytes that is given, if one is."""
@@ -457,7 +457,6 @@ class PublicFiles:
         return {unquote(str(row.path)).rsplit("/", 1)[-1]: int(row.length) for row in listed.collect()}
 
     def folders(self, folder: str) -> list[str]:
-        """Return the names of the folders in a folder that hold a file."""
         if not self._is_there(folder):
             return []
         reader = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")

@@ -374,7 +374,7 @@ class CommitSettings:
 
 @dataclass(frozen=True)
 class CommitterParts:
-    """What a committer works with; tests put faults into them."""
+    """Parts of a committer; tests put faults into them."""
 
     files: SinkFiles
     owner_epoch: OwnerEpoch

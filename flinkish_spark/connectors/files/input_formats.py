@@ -167,7 +167,6 @@ def _with_doubles(kind: pa.DataType) -> pa.DataType:
 
 
 def _from_texts(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return a column with dates, times and bytes in the places of texts."""
     import pyarrow as pa
 
     dated = column.cast(_with_texts(kind, _is_bytes))
@@ -444,15 +443,13 @@ class CsvFiles(InputFormat):
 
 
 class _BadValue(ValueError):
-    """A value in a row of a batch is none of its type."""
-
     def __init__(self, row: int, field: pa.Field, why: str) -> None:
         super().__init__(f"cannot be read: the field {field.name!r} {why}")
         self.row = row
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    """Whether a type is read as text first."""
+    """Say if a type is read as text first."""
     # Of an infinity Arrow does not say whether it was one, and it takes hexadecimal numbers and wraps them.
     import pyarrow as pa
 
@@ -706,7 +703,6 @@ def line_of(path: str, delimiter: str, record: int) -> int:
 
 
 def _line_at(path: str, place: int) -> int:
-    """Return the number of the line with a byte of a file."""
     import numpy as np
 
     line = 1

@@ -50,7 +50,7 @@ class Part(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Stored):
-    """What one checkpoint makes visible, and which chunks stay open behind it."""
+    """Files that one checkpoint makes visible, and chunks that stay open behind it."""
 
     parts: tuple[Part, ...]
     open: tuple[Chunk, ...]
@@ -81,7 +81,7 @@ class OpenPartition(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class State(Stored):
-    """What the sink knows behind a checkpoint."""
+    """State of the sink behind a checkpoint."""
 
     #: 0 before the first.
     checkpoint: int = 0

@@ -28,7 +28,6 @@ _ENCODING = ("encoding", "charset")
 #: Codecs whose files can be put one behind the other and are read as one.
 _STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
 
-
 #: By itself Spark leaves blanks out, and puts a backslash before a quote, which most readers take for a text.
 _WHOLE_TEXTS = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false", "escape": '"'}
 

@@ -151,7 +151,7 @@ class Chunk(Stored):
 
 
 class RollAll(enum.Enum):
-    """Whether every open part is finished now: behind a last checkpoint and at savepoints."""
+    """Behind a last checkpoint and at savepoints every open part is finished."""
 
     ALL = "ALL"
     BY_LIMITS = "BY_LIMITS"
@@ -159,8 +159,6 @@ class RollAll(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """What becomes visible now, and what stays open."""
-
     parts: tuple[tuple[Chunk, ...], ...]
     open: tuple[Chunk, ...]
 

@@ -285,7 +285,7 @@ def _compare_properties(
 
 
 def _sometimes(place: _Place) -> list[_Place]:
-    """Return what a value is held against if it is like this or like that."""
+    """Return the subschemas that apply conditionally."""
     found = [place.schema[one] for one in ("if", "then", "else") if one in place.schema]
     for several in ("dependentSchemas", "dependencies"):
         found += place.schema.get(several, {}).values()
@@ -314,7 +314,6 @@ class JsonSchemaReader(Reader):
         return lambda data: _valid(data, HEADER_BYTES, writers.of(data))
 
     def _looked_at(self, found: Registered) -> Any:
-        """Return what holds a record against the schema it was written with."""
         if self.on_schema_change is not OnSchemaChange.LEAVE_OUT:
             read = T.StructType.fromJson(json.loads(self.fields))
             left_out = differences(found.text, found.references, read)
@@ -334,7 +333,6 @@ def _valid(data: bytes, start: int, validator: Any) -> str:
 
 
 def invalid(text: str, validator: Any) -> str | None:
-    """Return why a text is no JSON that a schema allows; None if it is."""
     try:
         decoder = _DECODER if validator.is_type(1.0, "integer") else _DECODER_OF_DRAFT_4
         value = decoder.decode(text)

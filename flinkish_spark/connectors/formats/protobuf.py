@@ -514,7 +514,6 @@ class _Writers:
     _known: dict[tuple[int, tuple[int, ...]], str] = field(default_factory=dict)
 
     def start_of(self, data: bytes) -> int:
-        """Return where the message begins; its schema and its name are looked at before."""
         schema_id = schema_id_of(data)
         path, start = path_in(data, HEADER_BYTES)
         if (schema_id, path) not in self._known:
@@ -542,7 +541,6 @@ class _Writers:
 
 
 def file_of(files: bytes) -> Any:
-    """Return the descriptor of the last file of a set."""
     from google.protobuf import descriptor_pb2, descriptor_pool
 
     found = descriptor_pb2.FileDescriptorSet.FromString(files)

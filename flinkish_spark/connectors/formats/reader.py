@@ -145,7 +145,7 @@ def made_of(read: Column) -> Column:
 
 @dataclass
 class Difference:
-    """What one schema has and another does not read, by path; found by :func:`differences`."""
+    """Fields of a schema that another one does not read, by path; found by :func:`differences`."""
 
     #: Fields that a reader would leave out.
     left_out: list[str] = field(default_factory=list)

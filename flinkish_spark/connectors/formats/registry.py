@@ -146,7 +146,6 @@ class RegistryClient:
         return SchemaRegistryClient(_options(self.settings))
 
     def by_id(self, schema_id: int) -> Registered:
-        """Return a schema, from memory if it was asked for before."""
         if schema_id not in self._by_id:
             if time.monotonic() < self._unknown.get(schema_id, 0):
                 raise NoSuchSchema(schema_id)
@@ -200,7 +199,6 @@ class RegistryClient:
             ) from None
 
     def version_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]]) -> int:
-        """Return which version of a subject a schema is; raises as :meth:`id_of`."""
         wanted = _schema(schema, needs)
         who = f"the schema of subject '{subject}'"
         found = self._asked(who, lambda: self._client.lookup_schema(subject, wanted), attrgetter("version"))
@@ -343,7 +341,6 @@ def _meaning(error: Exception, what: str) -> BaseException:
 
 
 def needed(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
-    """Return the error about a library that a format needs and that is not there."""
     return EnvironmentFault(
         f"a format needs {package}: it is not installed here",
         why=str(missing),

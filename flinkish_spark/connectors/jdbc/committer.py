@@ -65,8 +65,6 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one record asks for."""
-
     row: Row
     #: Equal for records whose order among each other counts.
     key: Params

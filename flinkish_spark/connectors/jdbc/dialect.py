@@ -32,7 +32,7 @@ Params = tuple[Any, ...]
 
 
 class Trouble(enum.Enum):
-    """What an error of a database means for a checkpoint that is decided."""
+    """Kinds of errors of a database, for a checkpoint that is decided."""
 
     #: It may go away: connection lost, locked, restarting, full.
     PASSING = "PASSING"
@@ -90,7 +90,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How a connection is made; the password is in it, so it is made for a moment only."""
+    """Settings of a connection; the password is in it, so it is made for a moment only."""
 
     url: JdbcUrl
     user: str
@@ -361,7 +361,7 @@ class Dialect(ABC):
         return {name: check for name, check in found.items() if check is not None}
 
     def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
-        """Whether a column keeps texts with a zero byte in them."""
+        """Say if a column keeps texts with a zero byte in them."""
         return True
 
     @abstractmethod
@@ -412,7 +412,7 @@ def _python_value(scalar: pa.Scalar) -> Any:
 
 
 def has_zero_byte(column: pa.Array) -> bool:
-    """Whether a text of a column, or within its values, has a zero byte."""
+    """Look for a zero byte in the texts of a column, and within its values."""
     import pyarrow.compute as pc
 
     texts = (leaf for leaf in leaves(column) if is_text(leaf.type))
@@ -420,7 +420,7 @@ def has_zero_byte(column: pa.Array) -> bool:
 
 
 def may_be_unfit(column: pa.Array) -> bool:
-    """Whether a value may be one that cannot be given to a database; quick, since it makes no values."""
+    """Look quickly, without making values, for one that cannot be given to a database."""
     import pyarrow as pa
 
     try:

@@ -91,10 +91,8 @@ _PASSING = frozenset(
     | {2002, 2003, 2006, 2013, 2055, 4031}
 )
 
-
 #: Tells texts apart that differ in case, or in spaces at their end: in a comment of its own for each server.
 _COLLATION = "/*!50799 COLLATE utf8mb4_0900_bin */ /*M!100202 COLLATE utf8mb4_nopad_bin */"
-
 
 #: Ends of the names of collations under which texts that are not the same are not equal, spaces included.
 _EXACT_COLLATIONS = ("_0900_bin", "_nopad_bin")
@@ -386,7 +384,6 @@ class MySql(Dialect):
         return None
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
-        """Return JSON for what has parts, and times in UTC without their zone."""
         import pyarrow as pa
 
         if values.is_nested(arrow_type):

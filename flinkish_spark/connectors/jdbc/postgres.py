@@ -81,7 +81,6 @@ _REFUSED = ("22", "23", "44", "P0001", "54000", "21000")
 #: Connections, resources, conflicts, an operator's doing, a standby that is not yet the primary.
 _PASSING = ("08", "53", "40", "57", "58", "55P03", "25006", "25P03", "25P04")
 
-
 #: Kinds of relations whose rows are within a transaction: tables, partitioned ones, views; their indexes.
 _IN_TRANSACTIONS = frozenset("rpvSiI")
 
@@ -344,7 +343,7 @@ class Postgres(Dialect):
         session.run(f"LOCK TABLE {self.table(table)} IN ROW EXCLUSIVE MODE")
 
     def _has_further_keys(self, session: Session, target: Target) -> bool:
-        """Whether values that are written have to be unique or exclude each other, beside the key's."""
+        """Look for values that must be unique or exclude each other, beside the key's."""
         found = session.rows(
             "SELECT i.indisexclusion OR i.indpred IS NOT NULL OR i.indexprs IS NOT NULL, "
             "ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid "
@@ -398,7 +397,6 @@ class Postgres(Dialect):
         return values.is_nested(arrow_type) and column_type in ("json", "text")
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
-        """Return JSON for what has parts; psycopg takes everything else as it is."""
         return values.json_encoder(arrow_type) if values.is_nested(arrow_type) else None
 
 

@@ -107,8 +107,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A record that was refused, as JSON, and why."""
-
     position: int
     reason: str
     record: str

@@ -75,7 +75,6 @@ SUPPORTED: tuple[type[T.DataType], ...] = (
 
 
 def is_supported(data_type: T.DataType) -> bool:
-    """Whether a field of this type can be written, as a value or as JSON."""
     match data_type:
         case T.ArrayType():
             return is_supported(data_type.elementType)
