@@ -399,7 +399,7 @@ class BufferedCommitter(Committer):
         # pass: the caller answers for it.
 
     def has_applied(self, checkpoint: CheckpointId) -> Applied:
-        """Ask whether the rows of a decided checkpoint are visible, when its files are gone."""
+        """Say if the rows of a decided checkpoint are visible; asked when its files are gone."""
         return Applied.UNKNOWN
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:

@@ -72,7 +72,7 @@ class Ties(enum.Enum):
 
     @property
     def is_blind(self) -> bool:
-        """Whether nobody can tell in which steps rows came to be as they are."""
+        """Say if nobody can tell in which steps rows came to be as they are."""
         return self in (Ties.NONE, Ties.END_STATE)
 
 
