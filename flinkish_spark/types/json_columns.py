@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -84,7 +84,8 @@ class JsonReader:
         #: An interval of months is their number: PySpark has no Arrow type for it.
         self.spark_type = replace_months(kind, T.IntegerType())
         self.type = arrow_type(self.spark_type)
-        self._convert = _fields(kind, time_zone)
+        self._fields = [(field.name, _converter(field.dataType, time_zone)) for field in kind]
+        self._convert = partial(_object_of, self._fields)
         self._columns = _Columns(kind) if _Columns.can_read(kind) else None
 
     def read(self, values: pa.Array) -> pa.Array:
@@ -94,17 +95,27 @@ class JsonReader:
     def record(self, value: bytes) -> dict[str, Any] | None:
         """Return the fields of one value; None if it is bad."""
         try:
-            text = value.decode()
-            found = _DECODER.decode(text)
-            if not isinstance(found, dict) or _is_too_deep(text, found):
-                return None
-            if "\\u" in text:
-                # An escape may be half a letter, which is no text.
-                json.dumps(found, ensure_ascii=False).encode()
-            made: dict[str, Any] = self._convert(found)
+            made: dict[str, Any] = self._convert(_parsed(value))
         except (ValueError, RecursionError):
             return None
         return made
+
+    def why_bad(self, value: bytes) -> str:
+        """Return why a value is bad, as the end of a sentence; empty if it is not."""
+        try:
+            found = _parsed(value)
+        except UnicodeDecodeError as error:
+            return f"is no UTF-8: {error.reason}"
+        except (ValueError, RecursionError) as error:
+            is_more = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+            more = "is more than one JSON object" if is_more and value[:1] == b"{" else "is no JSON object"
+            return more if is_more or value[:1] != b"{" else f"cannot be read: {error}"
+        for name, convert in self._fields:
+            try:
+                _ = found.get(name) is None or convert(found[name])
+            except ValueError as error:
+                return f"cannot be read: {error} (in the field '{name}')"
+        return ""
 
     def _read(self, values: pa.Array) -> Iterator[pa.Array]:
         fast = None if self._columns is None or not len(values) else self._columns.read(values)
@@ -344,6 +355,17 @@ _DECODER = json.JSONDecoder(
 )
 
 
+def _parsed(value: bytes) -> dict[str, Any]:
+    text = value.decode()
+    found = _DECODER.decode(text)
+    if not isinstance(found, dict) or _is_too_deep(text, found):
+        raise NoValue("it is no object, or too deep")
+    if "\\u" in text:
+        # An escape may be half a letter, which is no text.
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
 def _is_too_deep(text: str, found: Any) -> bool:
     """Say whether Spark's own parser refuses the depth; Python before 3.12 has done so already."""
     if text.count("[") + text.count("{") <= _DEEPEST:
@@ -377,7 +399,7 @@ def _converter(kind: T.DataType, time_zone: str) -> _Convert:
     """Return what makes a value of a type of parsed JSON that is not null."""
     match kind:
         case T.StructType():
-            return _fields(kind, time_zone)
+            return partial(_object_of, [(one.name, _converter(one.dataType, time_zone)) for one in kind])
         case T.ArrayType():
             return partial(_elements, _converter(kind.elementType, time_zone))
         case T.MapType():
@@ -409,15 +431,10 @@ def _converter(kind: T.DataType, time_zone: str) -> _Convert:
     return partial(_whole, bits=_BITS[type(kind)])
 
 
-def _fields(kind: T.StructType, time_zone: str) -> _Convert:
-    fields = [(field.name, _converter(field.dataType, time_zone)) for field in kind]
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise NoValue("it is no object")
-        return {name: None if (one := value.get(name)) is None else field(one) for name, field in fields}
-
-    return convert
+def _object_of(fields: Sequence[tuple[str, _Convert]], value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise NoValue("it is no object")
+    return {name: None if (one := value.get(name)) is None else convert(one) for name, convert in fields}
 
 
 def _elements(inner: _Convert, value: Any) -> Any:
@@ -489,4 +506,4 @@ def _base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise NoValue(str(error)) from None
+        raise NoValue(f"a BINARY is no base64: {error}") from None

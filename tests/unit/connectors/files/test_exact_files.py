@@ -12,7 +12,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.files.input_formats import BadLine, CsvFiles, CsvHeader, JsonLines, tables_of
+from flinkish_spark.connectors.files.input_formats import (
+    BadLine,
+    CsvFiles,
+    CsvHeader,
+    JsonLines,
+    json_batches,
+)
 from flinkish_spark.connectors.files.output_formats import FileFormat, check_columns, exact_options
 from flinkish_spark.core.errors import ConfigError, SchemaError
 
@@ -21,8 +27,8 @@ MOMENT = pa.timestamp("us", "UTC")
 
 
 def json_value(kind: pa.DataType, text: str) -> Any:
-    (table,) = tables_of(f'{{"a":{text}}}'.encode(), pa.schema([("a", kind)]))
-    return table.to_pylist()[0]["a"]
+    (batch,) = json_batches(f'{{"a":{text}}}'.encode(), pa.schema([("a", kind)]))
+    return batch.to_pylist()[0]["a"]
 
 
 def csv_value(folder: Path, kind: pa.DataType, text: str) -> Any:
@@ -56,8 +62,8 @@ def test_a_value_of_a_json_line_is_what_stands_there(kind: pa.DataType, text: st
 
 def test_a_text_of_nan_is_a_number_only_where_one_is_wanted() -> None:
     schema = pa.schema([("x", pa.float64()), ("s", pa.string())])
-    (table,) = tables_of(b'{"x":"NaN","s":"NaN"}\n\n{"x":1,"s":"Infinity"}\n', schema)
-    first, second = table.to_pylist()
+    (batch,) = json_batches(b'{"x":"NaN","s":"NaN"}\n\n{"x":1,"s":"Infinity"}\n', schema)
+    first, second = batch.to_pylist()
     assert math.isnan(first["x"]) and first["s"] == "NaN"
     assert second == {"x": 1.0, "s": "Infinity"}
 
@@ -81,7 +87,7 @@ def test_a_text_of_nan_is_a_number_only_where_one_is_wanted() -> None:
 )
 def test_what_a_type_does_not_hold_is_named_with_its_line(kind: pa.DataType, text: str) -> None:
     with pytest.raises(BadLine, match="line 2 "):
-        list(tables_of(f'{{"a":null}}\n{{"a":{text}}}\n'.encode(), pa.schema([("a", kind)])))
+        list(json_batches(f'{{"a":null}}\n{{"a":{text}}}\n'.encode(), pa.schema([("a", kind)])))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +162,7 @@ def test_a_time_in_no_year_from_1_to_9999_is_named_with_its_line(
     deep = pa.list_(pa.struct([("v", kind), ("bytes", pa.binary())]))
     for form, line in ((kind, f'"{text}"'), (deep, f'[null, {{"v": "{text}", "bytes": ""}}]')):
         with pytest.raises(BadLine, match=r"line 3 cannot be read: .* no year from 1 to 9999"):
-            list(tables_of(f'{{"a": null}}\n\n{{"a": {line}}}\n'.encode(), pa.schema([("a", form)])))
+            list(json_batches(f'{{"a": null}}\n\n{{"a": {line}}}\n'.encode(), pa.schema([("a", form)])))
 
 
 @pytest.mark.parametrize("kind", [pa.map_(pa.string(), pa.int64()), pa.list_(pa.duration("us"))])

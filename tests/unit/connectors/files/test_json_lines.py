@@ -11,13 +11,13 @@ import sys
 import pyarrow as pa
 import pytest
 
-from flinkish_spark.connectors.files.input_formats import BadLine, tables_of
+from flinkish_spark.connectors.files.input_formats import BadLine, json_batches
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string()), ("deep", pa.struct([("x", pa.int64())]))])
 
 
 def rows(data: bytes):
-    return [row for table in tables_of(data, SCHEMA) for row in table.select(["n", "name"]).to_pylist()]
+    return [row for batch in json_batches(data, SCHEMA) for row in batch.select(["n", "name"]).to_pylist()]
 
 
 def numbers(data: bytes):
@@ -125,12 +125,12 @@ def look_at(seed: int, count: int) -> None:
     for data in mutated(seed, count):
         lines = sum(bool(line.strip(b" \t\r")) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
         try:
-            tables = list(tables_of(data, SCHEMA))
+            batches = list(json_batches(data, SCHEMA))
         except BadLine:
             continue
-        for table in tables:
-            table.validate(full=True)
-        assert sum(table.num_rows for table in tables) == lines, data
+        for batch in batches:
+            batch.validate(full=True)
+        assert sum(batch.num_rows for batch in batches) == lines, data
 
 
 def test_nothing_near_to_such_lines_ends_the_process_or_goes_as_other_records() -> None:
@@ -153,16 +153,16 @@ def test_dates_are_read_however_deep_they_are() -> None:
     first, second = datetime.date(2026, 1, 31), datetime.date(2026, 2, 1)
     data = b'{"days": ["2026-01-31", null, "2026-02-01"]}\n'
     data += b'{"stay": {"from": "2026-02-01"}, "day": "2026-01-31"}\n'
-    [table] = tables_of(data, DATED)
-    assert table.to_pylist() == [
+    [batch] = json_batches(data, DATED)
+    assert batch.to_pylist() == [
         {"day": None, "days": [first, None, second], "stay": None},
         {"day": first, "days": None, "stay": {"from": second, "nights": None}},
     ]
-    assert table.schema.equals(DATED)
+    assert batch.schema.equals(DATED)
 
 
 @pytest.mark.parametrize("wrong", ["2026-02-31", "2026-01-31T12:00:00", "today", ""])
 def test_a_text_that_is_no_date_is_told_with_its_line(wrong) -> None:
     data = b'{"day": "2026-01-31"}\n\n' + json.dumps({"day": wrong}).encode() + b"\n{}\n"
     with pytest.raises(BadLine, match=r"^line 3 cannot be read: "):
-        list(tables_of(data, DATED))
+        list(json_batches(data, DATED))
