@@ -1,4 +1,12 @@
-"""The write-ahead buffer: the base of sinks whose system has no transaction that waits for a checkpoint."""
+"""The write-ahead buffer: the base of sinks whose system has no transaction that waits for a checkpoint.
+
+Staging writes the rows of each task into a file of the buffer, durable and seen by nobody. The commit of a
+checkpoint reads its files in order and hands all rows to the system at once. The sweep behind the receipt
+deletes the files: until the receipt the commit may be repeated, by this process or another.
+
+The result is as exact as :meth:`BufferedCommitter.apply`: a system that keeps the id of the last checkpoint
+in the same transaction as its rows gets each row once; one that cannot gets it at least once.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from flinkish_spark.connectors.row_count import RowCount, reports
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, reports
 from flinkish_spark.contracts.sink import (
     Committer,
     ShownOrder,
@@ -38,21 +46,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Files of the write-ahead buffer: rows of one task as Arrow, durable, named in a committable.
-#
-# A name is ``<owner epoch>-<block>-<task>-<attempt>-<random>.arrow``: whatever an attempt leaves behind
-# tells whose it is, and no two attempts share a file. A file is read only through the committable that
-# names it, with its size and checksum, so a part of a file is never taken for a whole one.
-
-
+#: Owner epoch, block, task, attempt, random: whatever an attempt leaves behind says whose it is, and no two
+#: share a file. A file is read only through the committable that names it, with its size and checksum, so a
+#: part of it is never taken for a whole one.
 _NAME = re.compile(r"(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,9})-[0-9a-f]{16}\.arrow")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
 class BufferFault(EnvironmentFault):
-    """The buffer's folder cannot be read or written now."""
-
     restartable = True
 
 
@@ -62,8 +63,6 @@ class BufferedFileGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BufferName:
-    """Name of a buffer file: which task attempt of which owner wrote it."""
-
     owner_epoch: OwnerEpoch
     block: int
     task: int
@@ -76,7 +75,6 @@ class BufferName:
 
     @classmethod
     def parse(cls, text: str) -> BufferName | None:
-        """Return the name, or None if `text` is not one of ours."""
         match = _NAME.fullmatch(text)
         if match is None:
             return None
@@ -89,8 +87,6 @@ class BufferName:
 
 @dataclass(frozen=True, slots=True)
 class BufferedFile:
-    """A finished file, as its committable names it."""
-
     name: str
     #: The micro-batch, and the Spark partition whose rows it holds.
     lineage: int
@@ -101,7 +97,6 @@ class BufferedFile:
     sha256: str
 
     def to_payload(self) -> dict[str, Any]:
-        """Return the committable's payload."""
         return {
             "file": self.name,
             "lineage": self.lineage,
@@ -125,7 +120,7 @@ class BufferedFile:
 
 
 class BufferFileWriter:
-    """Writes the rows of one task attempt into a file of its own; made in a task."""
+    """Writes the rows of one task attempt into a file of its own."""
 
     def __init__(self, place: StoreSpec, name: BufferName) -> None:
         self._place, self._name, self._rows = place, str(name), 0
@@ -133,7 +128,6 @@ class BufferFileWriter:
         self._arrow: Any = None
 
     def write(self, records: pa.RecordBatch) -> None:
-        """Append rows; the first call makes the file."""
         import pyarrow as pa
 
         if self._file is None:
@@ -221,7 +215,7 @@ class BufferFolder:
         return ""
 
     def has_size(self, file: BufferedFile) -> bool:
-        """Whether a file is there with its size; cheaper than :meth:`why_gone`."""
+        """Compare the size only; cheaper than :meth:`why_gone`."""
         try:
             return (self.path / file.name).stat().st_size == file.bytes
         except FileNotFoundError:
@@ -230,7 +224,6 @@ class BufferFolder:
             raise self.fault("read", error) from error
 
     def batches(self, file: BufferedFile) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file in the order in which they were written."""
         import pyarrow as pa
 
         rows = 0
@@ -263,7 +256,6 @@ class BufferFolder:
             raise self.fault("list", error) from error
 
     def delete(self, names: list[str]) -> int:
-        """Delete files; return how many were there. Durable on return."""
         deleted = 0
         try:
             for name in names:
@@ -277,7 +269,6 @@ class BufferFolder:
         return deleted
 
     def fault(self, verb: str, error: OSError) -> BufferFault:
-        """Return the error for one of the file system."""
         return BufferFault.of_system(
             error,
             f"cannot {verb} the write-ahead buffer {self.path}",
@@ -300,7 +291,6 @@ class BucketBuffer(BufferFolder):
         self._store = CachedReads(place.open_bucket(), lambda key: True, _KEPT_BYTES)
 
     def why_gone(self, file: BufferedFile) -> str:
-        """Return why a file is not what was written; empty if it is."""
         try:
             data = self._read(file)
         except ObjectMissing:
@@ -312,6 +302,7 @@ class BucketBuffer(BufferFolder):
         return ""
 
     def has_size(self, file: BufferedFile) -> bool:
+        # Whoever wrote it has the store's word, and nobody sees another bucket.
         return True
 
     def delete(self, names: list[str]) -> int:
@@ -344,27 +335,12 @@ class BucketBuffer(BufferFolder):
             raise BufferFault(what, why=error.why or error.what, what_to_do=error.what_to_do) from error
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The write-ahead buffer: the base of sinks whose system has no transaction that waits for a checkpoint.
-#
-# 1. Staging writes the rows of each task into a file of the buffer, durable and seen by nobody.
-# 2. The commit of a checkpoint reads its files in order and hands all rows to the system at once:
-#    :meth:`BufferedCommitter.apply`, the one method that a member has to bring.
-# 3. The sweep behind the receipt deletes the files. Until the receipt they stay, since until then the
-#    commit may be repeated, by this process or another.
-#
-# How exact the result is depends on `apply` alone: a system that keeps the id of the last checkpoint in the
-# same transaction as its rows gets each row once; one that cannot gets it at least once.
-
-
 #: Looks at rows in a task before anything is decided about them.
 RowsCheck = Callable[["pa.RecordBatch"], None]
-#: Control columns in front of the fields, see StageRequest.
-_CONTROL_WIDTH = 4
 
 
 class Applied(enum.Enum):
-    """What a system knows about a checkpoint whose files are gone."""
+    """Answers of a system about a checkpoint whose files are gone."""
 
     #: Its rows are visible.
     YES = "YES"
@@ -376,10 +352,7 @@ class Applied(enum.Enum):
 
 @dataclass(frozen=True)
 class BufferedRows:
-    """All rows of one checkpoint, by micro-batch, task, and the order in which the task saw them.
-
-    May be gone through any number of times.
-    """
+    """All rows of one checkpoint, by micro-batch, task, and the order in which the task saw them."""
 
     folder: BufferFolder
     #: In order; each knows its micro-batch and task.
@@ -390,12 +363,8 @@ class BufferedRows:
         return sum(file.rows for file in self.files)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows; their columns are the fields of the stream that staged them."""
         for file in self.files:
             yield from self.folder.batches(file)
-
-    def batches_of(self, file: BufferedFile) -> Iterator[pa.RecordBatch]:
-        return self.folder.batches(file)
 
 
 class BufferedSink(Sink):
@@ -403,20 +372,17 @@ class BufferedSink(Sink):
 
     @property
     def stages_in_job_dir(self) -> bool:
-        """Its tasks write the buffer."""
         return True
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
-        """Refuse fields that cannot be buffered."""
         require_bufferable(context)
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
-        """Return the staging half."""
         return BufferWriter(context)
 
 
 class BufferedCommitter(Committer):
-    """Commits checkpoints out of the buffer; see the module for what is left to a member."""
+    """Commits checkpoints out of the buffer."""
 
     shown_order = ShownOrder.OF_COMMITS
 
@@ -427,18 +393,16 @@ class BufferedCommitter(Committer):
 
     @abstractmethod
     def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
-        """Make all rows of a decided checkpoint visible; if at all possible, together and once.
-
-        Called in order of checkpoints, by one thread at a time, and again with the same rows until there is
-        a receipt: by this process after RETRY, by another after a crash.
-        """
+        """Make all rows of a decided checkpoint visible; if at all possible, together and once."""
+        # Called in order of checkpoints, by one thread at a time, and again with the same rows until there is
+        # a receipt: by this process after RETRY, by another after a crash. BufferedFileGone of the rows must
+        # pass: the caller answers for it.
 
     def has_applied(self, checkpoint: CheckpointId) -> Applied:
-        """Say whether the rows of a decided checkpoint are visible; asked when its files are gone."""
+        """Say if the rows of a decided checkpoint are visible; asked when its files are gone."""
         return Applied.UNKNOWN
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Apply all files of a checkpoint at once; one answer stands for all."""
         if not committables:
             return ()
         files = tuple(BufferedFile.from_payload(c.payload) for c in committables)
@@ -472,7 +436,6 @@ class BufferedCommitter(Committer):
                 return CommitAnswer(Outcome.LOST, f"{why}; whether it was committed is not known")
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Delete the files."""
         answers = []
         for committable in committables:
             file = BufferedFile.from_payload(committable.payload)
@@ -485,7 +448,6 @@ class BufferedCommitter(Committer):
         return answers
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        """Find files that are gone or damaged."""
         dead = {}
         for index, committable in enumerate(committables):
             why = self._folder.why_gone(BufferedFile.from_payload(committable.payload))
@@ -494,15 +456,13 @@ class BufferedCommitter(Committer):
         return dead
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Delete files of failed attempts, aborted micro-batches and confirmed checkpoints.
-
-        Those of a newer owner of the job are never touched, whatever this process believes.
-        """
+        """Delete files of failed attempts, aborted micro-batches and confirmed checkpoints."""
         if self._sweeps % self._folder.sweeps_for_a_listing:
             known = [name for text in sorted(self._committed) if (name := BufferName.parse(text))]
         else:
             known = self._folder.names()
         self._sweeps += 1
+        # Those of a newer owner of the job are never touched, whatever this process believes.
         listed = [name for name in known if name.owner_epoch <= self._context.owner_epoch]
         if not listed:
             return 0
@@ -523,13 +483,10 @@ class BufferedCommitter(Committer):
 
 
 class BufferWriter(SinkWriter):
-    """Stages micro-batches into the buffer."""
-
     def __init__(self, context: SinkContext, check: RowsCheck | None = None) -> None:
         self._context, self._folder, self._check = context, buffer_folder(context.place), check
 
     def stage(self, request: StageRequest) -> StageResult:
-        """Write one file per task that has records."""
         epoch = int(self._context.owner_epoch)
         stage = StageToBuffer(self._context.place, epoch, request.block, self._check)
         found = reports(request.rows, stage)
@@ -571,7 +528,6 @@ class StageToBuffer:
     check: RowsCheck | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Buffer one task's rows; called once per task attempt."""
         import pyarrow as pa
         from pyspark import TaskContext
 
@@ -587,7 +543,7 @@ class StageToBuffer:
         for batch in batches:
             records = ack.admit(batch)
             if records.num_rows:
-                fields = records.select(range(_CONTROL_WIDTH, records.num_columns))
+                fields = records.select(range(CONTROL_WIDTH, records.num_columns))
                 if self.check is not None:
                     self.check(fields)
                 writer.write(fields)

@@ -62,13 +62,9 @@ _MOST_DIGITS = 38
 _MOST_DETAIL = 1_000
 
 
-# ----------------------------------------------------------------------------------------------------------
-# From texts to values.
-
-
 @dataclass(frozen=True)
 class _Texts:
-    """What the texts of a format mean."""
+    """Reads the texts of a format as values of columns."""
 
     #: Debezium's: whether a whole number is a DATE, of which unit it is a TIMESTAMP, and what a DECIMAL is.
     days: bool = False
@@ -83,7 +79,6 @@ class _Texts:
         return F.when(~text.isin(*self.unavailable), value) if self.unavailable and is_long else value
 
     def value(self, text: Column, name: str, kind: T.DataType) -> Column:
-        """Return the value of a column that a text is; null if it is none."""
         match kind:
             case T.StringType():
                 return text
@@ -159,11 +154,9 @@ class _Texts:
 
 
 def _unavailable(placeholder: str) -> Sequence[str]:
-    """Return what a value looks like that the connector did not get, by the kinds of columns.
-
-    As PostgreSQL's connector writes them: a text, bytes, hstore and JSON; arrays of texts, bytes, UUIDs and
-    numbers. What Oracle's writes is among them.
-    """
+    """Return the texts, by kind of column, that stand for a value which the connector did not get."""
+    # As PostgreSQL's connector writes them: a text, bytes, hstore and JSON; arrays of texts, bytes, UUIDs and
+    # numbers. What Oracle's writes is among them.
     if not placeholder:
         return ()
     data = placeholder.encode()
@@ -181,10 +174,9 @@ _DATE_WITHIN = r'^\{\s*"\$date"\s*:\s*(\{.*\})\s*\}$'
 
 
 class _DocumentTexts(_Texts):
-    """What the texts of a MongoDB document mean: values that JSON does not have are objects of one member."""
+    """Reads the texts of a MongoDB document: values that JSON does not have are objects of one member."""
 
     def value(self, text: Column, name: str, kind: T.DataType) -> Column:
-        """Return the value of a field that a text is; null if it is none."""
         match kind:
             case T.StringType():
                 return super().value(_member_of(text, "oid|symbol|uuid"), name, kind)
@@ -229,11 +221,9 @@ def _shown_by_clocks(text: Column, time: Column) -> Column:
 
 
 def _once(value: Column, made: Callable[[Column], Column]) -> Column:
-    """Return what is made of a value that is used more than once.
-
-    A column has no name within an expression: each use repeats how it is computed, uses of uses multiply, and
-    Spark plans all of that anew for each micro-batch.
-    """
+    """Return what is made of a value that is used more than once."""
+    # A column has no name within an expression: each use repeats how it is computed, uses of uses multiply,
+    # and Spark plans all of that anew for each micro-batch.
     return F.get(F.transform(F.array(value), made), F.lit(0))
 
 
@@ -258,16 +248,12 @@ def _exactly(text: Column, kind: T.DecimalType) -> Column:
 #: The digits in front of the point, those behind it without the zeros at the end, the power of ten.
 _DECIMAL = r"^\s*[+-]?([0-9]*)\.?([0-9]*?)0*(?:[eE]([+-]?[0-9]{1,9}))?\s*$"
 
-
 #: So many times 256 is the first number with 39 digits.
 _TOO_MANY = 10**38 // 256
 
 
 def _unscaled(text: Column) -> Column:
-    """Return the whole number whose two's complement, the greatest byte first, a text has in base64.
-
-    Null for what has more than 38 digits.
-    """
+    """Return the big-endian two's complement number in a base64 text; null for more than 38 digits."""
     return _once(F.try_to_binary(text, F.lit("base64")), _of_bytes)
 
 
@@ -309,12 +295,8 @@ def _pointed(unscaled: Column, places: Column) -> Column:
     return F.when(places <= 0, few).otherwise(_once(padded, with_point))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What the envelopes of the formats are, and what they say about rows.
-
-
 class _Said(NamedTuple):
-    """What can be asked for beside the rows, by its name without "value."."""
+    """A piece of metadata that can be asked for beside the rows, by its name without "value."."""
 
     #: Members of the envelope that it is made of.
     members: tuple[str, ...]
@@ -357,8 +339,6 @@ def _entry(kind: RowKind, row: Column) -> Column:
 
 
 def _differs(before: Column, after: Column, names: Column) -> Column:
-    """Whether one of the named values differs; false if there are no names."""
-
     def is_other(name: Column) -> Column:
         return ~F.try_element_at(before, name).eqNullSafe(F.try_element_at(after, name))
 
@@ -480,8 +460,6 @@ def _document(text: Column) -> Column:
 
 
 class _DebeziumRecord(_Debezium):
-    """The envelope as a record, with what its schema has."""
-
     def __init__(self, form: DebeziumAvro, envelope: T.StructType) -> None:
         kinds = {one.name: one.dataType for one in envelope}
         row, op = kinds.get("after"), kinds.get("op")
@@ -509,8 +487,6 @@ class _DebeziumRecord(_Debezium):
         self.said = {name: one for name, one in _Debezium.said.items() if needs.get(name)}
 
     def at(self, read: At) -> At:
-        """Return the members; what is known of the source as texts, as in JSON."""
-
         def member(name: str) -> Column:
             if name != "source":
                 return read(name)
@@ -526,8 +502,6 @@ class _DebeziumRecord(_Debezium):
 
 
 class _OfTables(_Envelope):
-    """Formats whose records name database and table."""
-
     def __init__(self, form: CanalJson | MaxwellJson) -> None:
         super().__init__(form)
         self._wanted = {name: getattr(form, name) for name in ("database", "table") if getattr(form, name)}
@@ -634,12 +608,8 @@ class _Maxwell(_OfTables):
         )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# From records to rows with a kind.
-
-
 def column_of(name: str) -> str:
-    """Return what the column is called in which stands what is asked for beside rows."""
+    """Return the name of the column for a piece of metadata."""
     return "_" + name.replace(".", "_").replace("-", "_")
 
 
@@ -659,7 +629,7 @@ def _envelope_of(form: InJson) -> _Envelope:
 
 
 class Changelog(ABC):
-    """What a changelog format makes of records whose values have been read: their envelopes."""
+    """Makes rows with a kind of records whose values have been read: their envelopes."""
 
     #: The columns of a row.
     fields: T.StructType
@@ -689,16 +659,13 @@ class Changelog(ABC):
 
     @property
     def why(self) -> str:
-        """Why a record that is none is a bad one."""
         return f"the value is no {self.what}"[:_MOST_DETAIL]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns that are asked for beside the rows."""
         return tuple(map(column_of, self._metadata))
 
     def misfit(self, envelope: Column) -> Column:
-        """Return whether an envelope says nothing about rows of the schema."""
         entries = self._envelope.entries(self._envelope.at(lambda name: envelope[name]))
         is_none = entries.isNull() | F.exists(entries, lambda one: self._is_no_row(one["row"]))
         return F.coalesce(is_none, F.lit(True))
@@ -717,10 +684,7 @@ class Changelog(ABC):
     def rows(
         self, frame: DataFrame, envelope: Column, kept: Sequence[str], passes: Column | None
     ) -> DataFrame:
-        """Return the rows that envelopes say, with kinds, and what stands beside them.
-
-        The task ends at a record that says nothing about rows, unless such have been left out.
-        """
+        """Return the rows that envelopes say, with kinds; the task ends at a record that says none."""
         at = self._envelope.at(lambda name: envelope[name])
         why = F.lit(self.why)
         entries = F.coalesce(self._envelope.entries(at), unreadable(why).cast(self._envelope.kind))
@@ -742,8 +706,6 @@ class Changelog(ABC):
 
 
 class JsonChangelog(Changelog):
-    """What a changelog format in JSON makes of records."""
-
     def __init__(self, form: InJson, metadata: Sequence[str] = ()) -> None:
         super().__init__(form, _envelope_of(form), json_schema(Json(form.schema)), metadata)
         self._form = form
@@ -800,7 +762,7 @@ class JsonChangelog(Changelog):
 
 
 class AvroChangelog(Changelog):
-    """What Debezium's records in Avro say: their rows are typed, and every value is one."""
+    """Makes rows of Debezium's records in Avro: their rows are typed, and every value is one."""
 
     def __init__(self, form: DebeziumAvro, envelope: T.StructType, metadata: Sequence[str] = ()) -> None:
         made = _DebeziumRecord(form, envelope)

@@ -69,7 +69,6 @@ class DataFrameSource(Source):
             )
 
     def datasets(self) -> tuple[Dataset, ...]:
-        """Return the topics and folders that Spark's sources are told to read, as far as options say them."""
         found: list[Dataset] = []
         for given in streaming_options(self.frame):
             options = {name.lower(): value for name, value in given.items()}

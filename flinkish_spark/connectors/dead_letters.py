@@ -43,31 +43,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The committing half of a sink with dead letters: two committers that answer as one.
-#
-# Dead letters commit first, and before the first record is tried it is written down which ones are visible.
-# If records are lost then and their micro-batches are staged again, so are the dead letters of these; what
-# the note names is neither committed a second time nor aborted.
-
-
 LOG = logging.getLogger(__name__)
 _MARK, _MARKED, _BATCH = "flinkish_part", "dead-letters", "flinkish_batch"
 _KIND = "visible-dead-letters"
 
 
 def marked(payload: Mapping[str, Any], batch: str) -> dict[str, Any]:
-    """Return the payload of a committable of dead letters as the staged file names it.
-
-    Everything else stays as it is: other sinks of the job look into it to see what must be kept.
-    """
+    """Return the payload of a committable of dead letters as the staged file names it."""
+    # All else stays as it is: other sinks of the job look into it to see what must be kept.
     return {**payload, _MARK: _MARKED, _BATCH: batch}
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleLetters(Stored):
-    """The dead letters of one checkpoint that are visible."""
-
     #: By micro-batch, as dead letters name it, a digest of each committable. Micro-batches of which all
     #: are visible.
     by_batch: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -76,7 +64,6 @@ class VisibleLetters(Stored):
 
     @property
     def digests(self) -> frozenset[str]:
-        """All of them."""
         return frozenset[str]().union(*self.by_batch.values())
 
 
@@ -92,13 +79,13 @@ class VisibleNotes:
         return VisibleLetters() if found is None else found
 
     def write(self, checkpoint: int, letters: VisibleLetters) -> None:
-        """Replace what is noted of a checkpoint, durably."""
         self._store.put(_key(checkpoint), seal(_KIND, letters.to_json()))
 
     def digests(self) -> frozenset[str]:
         return frozenset[str]().union(*(self.of(c).digests for c in self._objects.numbers("checkpoints")))
 
     def forget_before(self, checkpoint: int) -> None:
+        # Older checkpoints are confirmed, or dead.
         for older in self._objects.numbers("checkpoints"):
             if older < checkpoint:
                 self._store.delete(_key(older))
@@ -110,6 +97,10 @@ def _key(checkpoint: int) -> str:
 
 class DeadLetterCommitter(Committer):
     """Splits committables between two committers and puts their answers together again."""
+
+    # This order matters: dead letters commit first, and before the first record is tried it is written down
+    # which ones are visible. If records are lost then and their micro-batches are staged again, so are the
+    # dead letters of these; what the note names is neither committed a second time nor aborted.
 
     def __init__(self, main: Committer, dead: Committer, uid: str, dead_uid: str, place: StoreSpec) -> None:
         self._main, self._dead, self._uid, self._dead_uid = main, dead, uid, dead_uid
@@ -150,7 +141,7 @@ class DeadLetterCommitter(Committer):
         done = {
             batch: _digests(of_one)
             for batch, of_one in batches.items()
-            if batch and all(i in answers and answers[i].outcome.is_done for i in of_one)
+            if all(i in answers and answers[i].outcome.is_done for i in of_one)
         }
         if not done.keys() <= known.by_batch.keys():
             facts = {**known.facts, **_merged(tuple(answers.values()))}
@@ -172,14 +163,12 @@ class DeadLetterCommitter(Committer):
         return [answers[i] for i in range(len(committables))]
 
     def _left_visible(self, answer: CommitAnswer) -> CommitAnswer:
-        """Let be what was committed of a micro-batch whose other dead letters are lost."""
         if answer.outcome is not Outcome.FENCED:
             return answer
         LOG.warning("dead letters of sink '%s' stay, and may come again: %s", self._uid, answer.detail)
         return CommitAnswer(Outcome.ALREADY_COMMITTED, answer.detail)
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        """Ask both."""
         found: dict[int, str] = {}
         main, dead = self._split(committables)
         plain = {place: self._unmarked(one) for place, one in dead.items()}
@@ -190,12 +179,10 @@ class DeadLetterCommitter(Committer):
         return found
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Sweep both."""
         wanted = [self._unmarked(one) if self._is_dead_letter(one) else one for one in kept]
         return self._main.sweep(wanted, running_blocks) + self._dead.sweep(wanted, running_blocks)
 
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
-        """Complete both; forget what was noted of older checkpoints."""
         self._notes.forget_before(int(completed.checkpoint))
         return _both(lambda c: c.checkpoint_complete(completed), self._dead, self._main)
 
@@ -209,18 +196,15 @@ class DeadLetterCommitter(Committer):
         return (*self._main.newest_marks(), *self._dead.newest_marks())
 
     def task_of(self, committable: Committable) -> int | None:
-        """Return the Spark partition; for dead letters a number below zero, so that the two differ.
-
-        The dead letters of a partition are those of its records: they are selected from what its task
-        reports, without a shuffle.
-        """
+        """Return the Spark partition; for dead letters a number below zero, so that the two differ."""
+        # The dead letters of a partition are those of its records: they are selected from what its task
+        # reports, without a shuffle.
         if not self._is_dead_letter(committable):
             return self._main.task_of(committable)
         task = self._dead.task_of(self._unmarked(committable))
         return None if task is None else -1 - task
 
     def close(self) -> None:
-        """Close both."""
         try:
             self._main.close()
         finally:
@@ -242,10 +226,9 @@ class DeadLetterCommitter(Committer):
 
 
 def _by_batch(dead: Mapping[int, Committable]) -> dict[str, dict[int, Committable]]:
-    """Return dead letters by micro-batch; under ``""`` those that do not name theirs."""
     found: dict[str, dict[int, Committable]] = {}
     for place, one in dead.items():
-        found.setdefault(str(one.payload.get(_BATCH, "")), {})[place] = one
+        found.setdefault(str(one.payload[_BATCH]), {})[place] = one
     return found
 
 
@@ -267,7 +250,7 @@ def _commit(
 
 
 def _up_to_a_gap(answers: Mapping[int, CommitAnswer], count: int) -> list[CommitAnswer]:
-    """Return the answers in order, ending with the first that is not done; LOST must come last."""
+    """Return the answers in order up to the first that is not done: LOST must come last."""
     found: list[CommitAnswer] = []
     for index in range(count):
         if index not in answers:
@@ -281,7 +264,6 @@ def _up_to_a_gap(answers: Mapping[int, CommitAnswer], count: int) -> list[Commit
 
 
 def _both(ask: Callable[[Committer], CommitAnswer], *committers: Committer) -> CommitAnswer:
-    """Ask one after the other while each is done; put their answers together."""
     answers: list[CommitAnswer] = []
     for committer in committers:
         answers.append(ask(committer))
@@ -299,13 +281,6 @@ def _merged(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
     for answer in answers:
         facts |= answer.facts
     return facts
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Dead letters of a two-phase sink: records it refuses go to another sink, in the same checkpoint.
-#
-# Both are staged in one step, so a refused record is durable when the micro-batch is. How they are
-# committed: :mod:`flinkish_spark.connectors.dead_letters`.
 
 
 #: What a dead letter consists of.
@@ -422,7 +397,6 @@ class WithDeadLetters(Sink):
 
 
 def _dead_uid(uid: str) -> str:
-    """Return the uid of the dead letters of a sink; raise ConfigError if that is too long for one."""
     try:
         return checked_name(f"{uid}.dead-letters", "sink uid")
     except ValueError as error:
@@ -443,7 +417,6 @@ class _Writer(SinkWriter):
         self._main, self._dead, self._uid = main, dead, uid
 
     def stage(self, request: StageRequest) -> StageResult:
-        """Stage the records, then what was refused of them."""
         with self._main.staging_with_refused(request) as staged:
             if not staged.refused_count:
                 return staged.result

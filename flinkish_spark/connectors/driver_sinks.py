@@ -1,4 +1,8 @@
-"""Sinks on the driver: completed checkpoints go to a function, to the screen, or stay in this process."""
+"""Sinks on the driver: completed checkpoints go to a function, to the screen, or stay in this process.
+
+At least once: between the call and the receipt of the checkpoint the process may die, and the next one calls
+again with the same rows. The checkpoint's id tells a repetition from something new.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +35,6 @@ if TYPE_CHECKING:
     Rows = Iterator[Row]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Sinks that hand completed checkpoints to a function on the driver, or print them.
-#
-# At least once: between the call and the receipt of the checkpoint the process may die, and the next one
-# calls again with the same rows. The checkpoint's id tells a repetition from something new.
-
-
 class _CallingSink(BufferedSink):
     """Gives the rows of a checkpoint to something of the user's."""
 
@@ -46,7 +43,6 @@ class _CallingSink(BufferedSink):
         """Take the rows of one checkpoint, by micro-batch and task."""
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
-        """Return the committing half."""
         return _CallingCommitter(self, context)
 
 
@@ -142,7 +138,6 @@ class _CallingCommitter(BufferedCommitter):
         self._sink = sink
 
     def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
-        """Call with the rows; whatever the user's code raises names the sink."""
         try:
             self._sink.call(_rows_of(rows), checkpoint)
         except (FlinkishError, BufferedFileGone):
@@ -174,16 +169,12 @@ def _check_callable(sink: ForeachSink | ForeachCheckpointSink, example: str) -> 
     check_function(sink.function, f"the function of a {type(sink).__name__}", 2)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A sink for tests: rows of completed checkpoints, in this process.
-
-
 #: Job, sink uid and checkpoint: a checkpoint that is committed again is known by it.
 _Key = tuple[JobUuid, str, CheckpointId]
 
 
 class _Rooms:
-    """What the sinks of this process hold, by the name that the test gave."""
+    """Rows of the sinks of this process, by the name that the test gave."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -203,7 +194,6 @@ class _Rooms:
             return dict(self._rows.get(name, {}))
 
     def remove_behind(self, name: str, key: _Key) -> int:
-        """Remove what a job's sink committed after a checkpoint; return how many checkpoints that were."""
         with self._lock:
             room = self._rows.get(name, {})
             gone = [one for one in room if one[:2] == key[:2] and one[2] > key[2]]
@@ -275,12 +265,12 @@ class _MemoryCommitter(BufferedCommitter):
         return (self._context.job, self._context.uid, checkpoint)
 
     def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
-        """Keep the rows, unless they are there."""
         read = [row for batch in rows.batches() for row in records_of(in_utc(batch))]
         is_new = _ROOMS.put(self._name, self._key(checkpoint), read)
         return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED)
 
     def has_applied(self, checkpoint: CheckpointId) -> Applied:
+        # Another process may have had them.
         return Applied.YES if _ROOMS.holds(self._name, self._key(checkpoint)) else Applied.UNKNOWN
 
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:

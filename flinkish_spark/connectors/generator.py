@@ -1,4 +1,7 @@
-"""Generated records: seeded, limited in rate, and the same in every replay."""
+"""Generated records: seeded, limited in rate, and the same in every replay.
+
+No generator has a state: each value is a pure function of the seed, the field and the record's number.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,6 @@ from flinkish_spark.protocol.limits import (
 )
 from flinkish_spark.types.schemas import check_field_names
 
-# ----------------------------------------------------------------------------------------------------------
-# Fields of generated records: each value a pure function of the seed, the field and the record's number.
-#
-# No generator has a state: a piece of records is the same whoever makes it, and whenever.
-
-
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _MOST_LONG = (1 << 63) - 1
 #: 10,000 years: further than any time lies from another.
@@ -65,6 +62,7 @@ def _mixed(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _refuse_beyond_long(field: Field, start: int, step: int, places: np.ndarray[Any, Any]) -> None:
+    # NumPy would begin again at the other end.
     for place in (int(places.min()), int(places.max())) if len(places) else ():
         if abs(start + step * place) > _MOST_LONG or step * place > _MOST_LONG:
             raise ValueError(f"{field!r} goes beyond what a record can hold, at record {place}")
@@ -292,10 +290,6 @@ class Times(Field):
         times = first + numbers * (self.step_ms * 1_000)
         late = random_bits(seed, stream, numbers) % np.uint64(self.jitter_ms * 1_000 + 1)
         return pa.array(times - late.astype(np.int64), pa.timestamp("us", tz="UTC"))
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Generated records: seeded, limited in rate, and the same in every replay.
 
 
 #: Most of a batch: rows, and characters of random texts.

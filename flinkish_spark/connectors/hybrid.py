@@ -120,7 +120,7 @@ class HybridSource(SplitSource):
             names = gone_through(self._part(index).splits_from(of_part))
             # Here, since a name that is none would be one behind the number of the part.
             names = checked_splits(of_part.uid, names, SplitPosition(of_part.uid, {}))
-            found += [_name(index, split) for split in names]
+            found += [f"{index}:{split}" for split in names]
             if not self._is_part_at_end(index, position):
                 break
         return found
@@ -228,7 +228,6 @@ class HybridSource(SplitSource):
     def _overrides(self, method: str) -> bool:
         return any(part._overrides(method) for part in self._parts)
 
-    # -- names ------------------------------------------------------------------------------------
     def _part(self, index: int) -> SplitSource:
         """Return a part that knows its folder, once the whole knows its own."""
         part = self._parts[index]
@@ -251,10 +250,6 @@ class HybridSource(SplitSource):
             index, _, name = split.partition(":")
             found.setdefault(int(index), {})[name] = offset
         return found
-
-
-def _name(index: int, split: str) -> str:
-    return f"{index}:{split}"
 
 
 def _part_uid(uid: str, index: int) -> str:

@@ -34,7 +34,6 @@ _STRICT = {"allowSingleQuotes": "false"}
 
 
 def json_schema(value: Json, called: str = "JSON") -> T.StructType:
-    """Return the declared fields."""
     try:
         schema = parse_ddl(value.schema)
     except DdlError as error:
@@ -99,7 +98,7 @@ def _text(data: Column | None = None) -> Column:
 
 
 def _is_object(data: Column | None = None) -> Column:
-    """Whether a value looks like one JSON object from outside; false for null."""
+    """Look at a value from outside: one JSON object; false for null."""
     text = _text(data)
     trimmed = F.trim(text, F.lit(_WHITESPACE))
     is_braced = text.startswith("{") & text.endswith("}")

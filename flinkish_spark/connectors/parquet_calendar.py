@@ -25,7 +25,6 @@ _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def read_batches(file: pq.ParquetFile, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield columns of a file, `rows` at a time."""
     dates, int96 = _old_kinds(file)
     for batch in file.iter_batches(batch_size=rows, columns=columns):
         for name, column in zip(batch.schema.names, batch.columns, strict=True) if dates or int96 else ():

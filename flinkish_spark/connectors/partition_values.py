@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 #: What stands for null in a folder's name.
 NULL_BUCKET = "__HIVE_DEFAULT_PARTITION__"
 
-
 #: Types whose text is the value again. Of those behind them that is seen to: a TIMESTAMP's is a time of the
 #: session's zone. Others are refused.
 _WITH_SAME_TEXT = (T.StringType, T.BooleanType, T.IntegralType, T.DecimalType, T.DateType)

@@ -1,4 +1,4 @@
-"""The staging half of a Delta sink: data files where they will stay, or rows that wait in a folder."""
+"""Counting of the rows that tasks of a sink write, without the JAR's row tap."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ class CountedRows:
         return tuple(TaskAck.from_json(report) for report in reports(control, count_in_python))
 
 
+#: Control columns in front of the fields, see StageRequest.
+CONTROL_WIDTH = len(C.SINK_CONTROL)
 _WRAP = 1 << 64
 
 
@@ -68,7 +70,7 @@ class RowCount:
         return records
 
     def _note(self, control: pa.RecordBatch) -> None:
-        """Note control rows; of kinds that are for nobody here, nothing."""
+        # Other kinds are for nobody here.
         for kind, first, place, second in zip(
             *(column.to_pylist() for column in control.columns), strict=True
         ):
@@ -80,7 +82,6 @@ class RowCount:
                 self._reports.append(TimeReport(kind - C.FIRST_REPORT, place, first, second))
 
     def done(self) -> TaskAck:
-        """Return the task's acknowledgement."""
         return TaskAck(
             self._partition,
             self._rows,
@@ -91,7 +92,7 @@ class RowCount:
 
 
 def count_in_python(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Count one task's rows; for mapInArrow, yields one row, the ack as JSON."""
+    """Count one task's rows in mapInArrow; yield one row, the ack as JSON."""
     import pyarrow as pa
 
     task = TaskContext.get()
@@ -104,6 +105,5 @@ def count_in_python(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def reports(rows: DataFrame, function: Any) -> Sequence[dict[str, Any]]:
-    """Run `function` over every partition and return its reports, in order of partition."""
     found = [json.loads(row.report) for row in C.map_in_arrow(rows, function, "report STRING").collect()]
     return sorted(found, key=lambda report: int(report["partition"]))

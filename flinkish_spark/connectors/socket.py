@@ -38,18 +38,11 @@ if TYPE_CHECKING:
     from flinkish_spark.protocol.plan_layout import Position
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Lines that came over a socket, durable before anybody is told of them.
-#
-# A folder of segments, each named by the position of its first byte in the whole log. A line is a frame:
-# length, checksum, bytes. A process that dies may leave a frame half written; the next writer cuts it off.
-# It was never offered: a reader makes what it offers durable first. The end is a file of its own, so that
-# no line can be taken for it.
-#
-# One process writes at a time: it holds a lock on a file that it has open, so the lock goes with the
-# process.
-
-
+# The log is a folder of segments, each named by the position of its first byte in the whole log. A line is a
+# frame: length, checksum, bytes. A process that dies may leave a frame half written; the next writer cuts it
+# off. It was never offered: a reader makes what it offers durable first. The end is a file of its own, so
+# that no line can be taken for it. One process writes at a time: it holds a lock on a file that it has open,
+# so the lock goes with the process.
 _FRAME = struct.Struct(">II")
 _ENDING, _LAST = ".log", "end"
 #: A segment is deleted whole, so it should not be much larger than what a few checkpoints cover.
@@ -59,7 +52,6 @@ MOST_LINE_BYTES = 1 << 28
 
 
 def segments(folder: Path) -> list[int]:
-    """Return the positions at which segments begin, in order."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -134,6 +126,7 @@ class SocketLogWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
+            # This writer must not be used any more.
             raise _failed(self._folder, error) from error
         self._at += len(data)
 
@@ -149,7 +142,6 @@ class SocketLogWriter:
         return file
 
     def close(self) -> None:
-        """Let another process write."""
         with contextlib.suppress(OSError):
             self._file.close()
         if self._lock.is_open:
@@ -230,6 +222,7 @@ class SocketLogReader:
 
 
 def _from(known: Sequence[int], start: int) -> list[int]:
+    """Return the segments that hold something from `start` on."""
     return [*(first for first, following in itertools.pairwise(known) if following > start), *known[-1:]]
 
 
@@ -247,10 +240,6 @@ def _failed(folder: Path, error: OSError) -> StoreError:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The one connection of a socket source: from bytes to lines in the log, in a thread of its own.
-
-
 _RECEIVE_BYTES = 1 << 16
 _CONNECT_TIMEOUT_S = 10.0
 #: How long a stop may have to wait for a quiet peer.
@@ -259,8 +248,6 @@ _LOOK_UP_S = 0.2
 
 @dataclass(frozen=True)
 class Peer:
-    """Whom to read from, and how stubbornly."""
-
     host: str
     port: int
     delimiter: bytes
@@ -292,7 +279,6 @@ class LineSplitter:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that end in `data`."""
         *lines, self._rest = (self._rest + data).split(self._delimiter)
         bare = [self._bare(line) for line in lines]
         for at, line in enumerate((*lines, self._rest)):
@@ -384,10 +370,6 @@ class Connection:
     def _keep(self, lines: list[bytes]) -> None:
         if lines:
             self._writer.append(lines)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Lines of text from a TCP socket.
 
 
 _SPLIT = "lines"

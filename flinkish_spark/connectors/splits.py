@@ -1,4 +1,7 @@
-"""A source of your own: which splits there are, how far each goes, and how Spark sees it."""
+"""A source of your own: which splits there are, how far each goes, and how Spark sees it.
+
+The order of calls, what may happen twice and whole examples are in `docs/sources.md`.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +56,6 @@ if TYPE_CHECKING:
     from flinkish_spark.core.offset_log import LoggedOffsets
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Where a source of splits stands, as it travels in Spark's offset log and in savepoints.
-
-
 _UID, _ENDED, _DONE = f"{OWN_KEYS}source", f"{OWN_KEYS}ended", f"{OWN_KEYS}done"
 
 #: A JSON value that the source alone understands; of most a number that rises.
@@ -69,7 +68,7 @@ _PAIRS = Form(
 
 @dataclass(frozen=True)
 class SplitPosition(Stored):
-    """How far each split was read."""
+    """A place in each split up to which it was read."""
 
     uid: str = field(metadata=stored(_UID))
     #: By split, in the order in which the splits were found. The place in it is the split's number
@@ -82,7 +81,6 @@ class SplitPosition(Stored):
 
     @classmethod
     def from_json(cls, value: Position) -> Self:
-        """Read what was logged."""
         try:
             found: Self = read(cls, value)
         except ValueError as error:
@@ -113,10 +111,8 @@ def logged_positions(position: LoggedOffsets, uid: str) -> list[SplitPosition]:
 
 
 def lowest_offsets(positions: Collection[SplitPosition]) -> dict[str, Offset]:
-    """Return up to where every scan has read, by split, as far as that can be told.
-
-    Where scans differ and offsets are no numbers, a split is left out.
-    """
+    """Return up to where every scan has read, by split, as far as that can be told."""
+    # Where scans differ and offsets are no numbers, a split is left out.
     if not positions:
         return {}
     found = lowest([one.to_json() for one in positions])
@@ -135,12 +131,6 @@ def refuse_no_json(value: Offset) -> str:
     except (TypeError, ValueError) as error:
         return f"it is no JSON value: {error}"
     return "" if again == value and value is not None else "it does not come back from JSON as it was"
-
-
-# ----------------------------------------------------------------------------------------------------------
-# A source of your own: one class that says which splits there are, how far each goes, and reads a piece.
-#
-# The order of calls, what may happen twice and whole examples are in `docs/sources.md`.
 
 
 #: The records of a piece, in their order.
@@ -439,8 +429,8 @@ class SplitSource(Source):
         try:
             if is_told:
                 self._tell(offsets, note)
-            if may_delete:
-                self._release()
+            if may_delete and (needed := self._needed_offsets()):
+                self.released(needed)
         except OSError as error:
             raise SourceUnavailable(
                 f"the source '{self._fs_uid}' cannot take note of a checkpoint now", why=str(error)
@@ -453,19 +443,11 @@ class SplitSource(Source):
         return {}
 
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
+        # Where the system keeps a note beside the offsets, the timeline's mark goes with it.
         self.committed(offsets)
 
     def _overrides(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(SplitSource, method)
-
-    def _release(self) -> None:
-        """Say what no checkpoint needs, of those that can be gone back to.
-
-        The newest has no receipt yet: it may have to be replayed, from where the one before it ends.
-        """
-        needed = self._needed_offsets()
-        if needed:
-            self.released(needed)
 
     def _needed_offsets(self) -> dict[str, Offset]:
         """Return where the oldest checkpoint stands that can be gone back to; {} if there are too few."""
@@ -473,6 +455,7 @@ class SplitSource(Source):
         from flinkish_spark.core.offset_log import LoggedOffsets
 
         commits = open_job_dir(self.job_store.above(2)).live_commits()
+        # The newest has no receipt yet: it may have to be replayed, from where the one before it ends.
         if len(commits) < 2:
             return {}
         logged = [LoggedOffsets.parse(decision.offsets_text) for decision in commits]
@@ -540,10 +523,6 @@ def _fact(uid: str) -> str:
     return f"source-{uid}"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Whether what a user's source says can be worked with.
-
-
 def check_travels(source: SplitSource, uid: str) -> None:
     """Raise ConfigError if the source cannot be sent to Spark's processes."""
     from pyspark import cloudpickle
@@ -559,10 +538,8 @@ def check_travels(source: SplitSource, uid: str) -> None:
 
 
 def gone_through(found: Any) -> Any:
-    """Return what a source gave as a tuple, if it is several things; a text is not meant as such.
-
-    Going through it is work of the source, which may fail.
-    """
+    """Return what a source gave as a tuple, if it is several things; a text is not meant as such."""
+    # Going through it is work of the source, which may fail.
     is_many = isinstance(found, Iterable) and not isinstance(found, str | bytes)
     return tuple(elements_of(found)) if is_many else found
 
@@ -591,7 +568,6 @@ def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[st
 
 
 def checked_end(uid: str, split: str, found: Any) -> Offset | None:
-    """Return the end of a split that a source gave."""
     if is_number(found) and not math.isfinite(found):
         raise ConfigError(
             f"end() of source '{uid}' returned {found!r} for the split '{split}'",
@@ -602,7 +578,6 @@ def checked_end(uid: str, split: str, found: Any) -> Offset | None:
 
 
 def checked_count(uid: str, split: str, found: Any) -> int | None:
-    """Return a number of records that a source gave."""
     is_count = isinstance(found, numbers.Real) and not isinstance(found, bool)
     if found is None or (is_count and 0 <= found < math.inf):
         return None if found is None else int(found)
@@ -613,7 +588,6 @@ def checked_count(uid: str, split: str, found: Any) -> int | None:
 
 
 def checked_offset(uid: str, split: str, start: Offset, found: Any, method: str) -> Offset:
-    """Return an offset that a source gave."""
     why = refuse_no_json(found)
     if why:
         raise ConfigError(
@@ -634,14 +608,6 @@ def moved(offsets: Mapping[str, Offset], ends: Mapping[str, Offset]) -> list[str
     return [name for name, end in ends.items() if offsets.get(name) != end]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Columns of a source's batches with their declared types, and what is within them.
-#
-# Arrow casts more than another width of the same: a text becomes a number, a number a time in microseconds
-# or a text, 2 becomes true. What a function emits as columns is refused then, and so is what a source
-# yields.
-
-
 #: The days since 1970 of the years 1 to 9999; Arrow takes others, of which Python makes no date.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _PER_DAY = {unit: 86_400 * 10**digits for unit, digits in (("s", 0), ("ms", 3), ("us", 6), ("ns", 9))}
@@ -653,7 +619,9 @@ def as_declared(column: pa.Array, field: pa.Field) -> pa.Array:
 
     from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 
-    # As of the batch itself, the declared fields are taken of structs.
+    # Arrow casts more than another width of the same: a text becomes a number, a number a time in
+    # microseconds or a text, 2 becomes true. As of the batch itself, the declared fields are taken of
+    # structs.
     if not is_of_kind(column.type, field.type, may_have_more=True):
         there = column.drop_null()
         value = f": {there[0].as_py()!r:.200}" if len(there) else ""
@@ -724,33 +692,23 @@ def leaves(column: pa.Array) -> Iterator[pa.Array]:
         yield column
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A source of splits as Spark sees it: a streaming DataSource whose offset is the position.
-#
-# The reader lives in one Python process per scan that Spark keeps on the driver, and a copy of it in every
-# task. Spark logs what :meth:`SplitStreamReader.latestOffset` returns before it runs the micro-batch; a
-# micro-batch that is run again asks nobody where it begins or ends.
-#
-# Spark does not log where the first micro-batch begins. A split begins at 0, or where the source says; what
-# it says is kept in the job directory, since after a crash it might say something else.
-
-
 #: Spark asks every 10 ms while there is nothing to read; the source is asked this often.
 _ASK_EVERY_S = 0.025
 _T = TypeVar("_T")
 
 
 class SplitPiece(InputPartition):
-    """What one task reads of one split."""
-
     def __init__(self, number: int, split: str, start: Offset, end: Offset, facts: Any) -> None:
         super().__init__(None)
         self.number, self.split, self.start, self.end, self.facts = number, split, start, end, facts
 
 
 class SplitStreamReader(DataSourceStreamReader):
-    """Asks the source, and keeps to its limits."""
-
+    # Lives in one Python process per scan that Spark keeps on the driver, and a copy of it in every task.
+    # Spark logs what latestOffset() returns before it runs the micro-batch; a micro-batch that is run again
+    # asks nobody where it begins or ends. Spark does not log where the first one begins: what the source says
+    # is kept in `folder`, the job's or that of a lineage which begins at a savepoint (empty outside of a
+    # job), since after a crash it might say something else.
     def __init__(self, source: SplitSource, folder: str, control_path: str = "") -> None:
         self._source, self._folder, self._control_path = source, folder, control_path
         self._pace = Pace(source.rate, time.monotonic())
@@ -840,7 +798,6 @@ class SplitStreamReader(DataSourceStreamReader):
 
     # -- reading --------------------------------------------------------------------------------
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return a piece for every split of which there is something to read."""
         begins, ends = SplitPosition.from_json(start).offsets, SplitPosition.from_json(end)
         begins = {name: begins[name] if name in begins else self._first(name) for name in ends.offsets}
         numbers = ends.numbers()
@@ -873,7 +830,6 @@ class SplitStreamReader(DataSourceStreamReader):
 
 _PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.LongType()))
 
-
 #: Not None, which a source may have yielded by mistake: it would end the piece, and lose what follows.
 _NO_MORE: Any = object()
 #: Rows that become one batch.
@@ -881,12 +837,10 @@ _HELD_ROWS = 1024
 
 
 class _Rows:
-    """What a source yields in one piece, as Arrow with channel and sequence behind the fields.
+    """Arrow batches of what a source yields in one piece, with channel and sequence behind the fields."""
 
-    Spark would turn rows into Arrow itself: it cuts 1.5 to 1, makes a text of any value, and says of what it
-    refuses neither the field nor the source.
-    """
-
+    # Spark would turn rows into Arrow itself: it cuts 1.5 to 1, makes a text of any value, and says of what
+    # it refuses neither the field nor the source.
     def __init__(self, fields: T.StructType, channel: int, place: int) -> None:
         self._writer, self._types = RowWriter.of(fields), T.StructType([*fields, *_PLACE])
         self._required = [field for field in fields if not field.nullable or has_required(field.dataType)]
@@ -942,17 +896,14 @@ def _with_place(batch: pa.RecordBatch, channel: int, place: int, types: T.Struct
 
 @contextmanager
 def named_failures(uid: str, method: str) -> Iterator[None]:
-    """Say which method of which source failed: Spark passes on only text.
-
-    An OSError means that the source cannot be asked now, or is refused what it asks for, which is counted.
-    Any other error is one of its code.
-    """
+    """Say which method of which source failed: Spark passes on only text."""
     try:
         yield
     except FlinkishError:
         raise
     except OSError as error:
-        # Only the name of a class passes through Spark.
+        # The source cannot be asked now, or is refused what it asks for, which is counted. Only the name of a
+        # class passes through Spark.
         raise (SourceUnavailable if may_pass(error) else SourceFailed)(
             f"{method}() of source '{uid}' failed", why=f"{type(error).__name__}: {error}"
         ) from error
@@ -987,10 +938,8 @@ class SplitDataSource(DataSource):
 
 
 def data_source_of(source: SplitSource, folder: str, control_path: str = "") -> type[SplitDataSource]:
-    """Return the class that Spark is given for a source; see :class:`SplitStreamReader`.
-
-    The source travels in it, and not in an option: options are part of plans that people look at.
-    """
+    """Return the class that Spark is given for a source."""
+    # The source travels in it, and not in an option: options are part of plans that people look at.
     own = {
         "_format": source._fs_format,
         "_source": source,

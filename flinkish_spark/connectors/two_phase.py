@@ -1,4 +1,7 @@
-"""A sink of your own that commits exactly once: what to write, and how it is run."""
+"""A sink of your own that commits exactly once: what to write, and how it is run.
+
+The lifecycle, who calls what, and a whole example over SQLite are in `docs/two-phase-sinks.md`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint.failures import RepeatableUserError
-from flinkish_spark.connectors.row_count import RowCount
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount
 from flinkish_spark.contracts.sink import (
     Committer,
     CompletedCheckpoint,
@@ -57,12 +60,6 @@ from flinkish_spark.worker.daemon import freeze_modules
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-
-# ----------------------------------------------------------------------------------------------------------
-# A sink of your own that commits exactly once: what to write for a system that this package has none for.
-#
-# The lifecycle, who calls what, and a whole example over SQLite are in `docs/two-phase-sinks.md`.
 
 
 #: What a method that ends something may answer; None: it is done.
@@ -330,11 +327,9 @@ class TwoPhaseCommitSink(Sink):
 
 
 def own_copy(sink: TwoPhaseCommitSink) -> TwoPhaseCommitSink:
-    """Return a copy that shares nothing with `sink` that can be changed.
-
-    What cannot be copied, such as a module, is shared; a connection is not among it, since a sink with
-    one is refused before the job starts.
-    """
+    """Return a copy that shares nothing with `sink` that can be changed."""
+    # What cannot be copied, such as a module, is shared; a connection is not among it, since a sink with one
+    # is refused before the job starts.
     try:
         return copy.deepcopy(sink)
     except Exception:
@@ -378,20 +373,13 @@ def _slots_of(one: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Names of the transactions of two-phase sinks: one per task attempt, told apart exactly.
-
-
+#: At most 130 characters: fit for a file, a table's key or the global id of a prepared transaction.
 _NAME = re.compile(r"flinkish-([0-9a-f]{32})-([0-9a-f]{8})-(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,18})")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TransactionName:
-    """Name of what one task attempt stages: job, sink, owner epoch, block, task, attempt.
-
-    At most 130 characters, of lower-case letters, digits and dashes: fit for a file, a table's key or
-    the global id of a prepared transaction.
-    """
+    """Name of what one task attempt stages: job, sink, owner epoch, block, task, attempt."""
 
     job: JobUuid
     #: Eight hex digits made from the sink's uid, see :meth:`mark_of`.
@@ -418,16 +406,11 @@ class TransactionName:
 
     @classmethod
     def parse(cls, text: str) -> TransactionName | None:
-        """Return the name, or None if `text` is not one of ours."""
         match = _NAME.fullmatch(text)
         if match is None:
             return None
         job, sink, owner, block, task, attempt = match.groups()
         return cls(JobUuid(job), sink, OwnerEpoch(int(owner)), int(block), int(task), int(attempt))
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Records as a sink of the user's sees them: rows of an Arrow batch, and one as JSON.
 
 
 def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -457,7 +440,6 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Yield the records of a batch, in order."""
     from flinkish_spark.types.to_python import to_values
 
     # A Row of names makes rows with these fields; unlike Row(**fields) it takes any name.
@@ -468,11 +450,9 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Row]:
 
 
 def record_as_json(record: Row) -> str:
-    """Return a record as a JSON object, for people and for putting it right later.
-
-    Decimals are strings, points in time and dates ISO 8601, binary values base64, NaN and infinities
-    the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
-    """
+    """Return a record as a JSON object, for people and for putting it right later."""
+    # Decimals are strings, points in time and dates ISO 8601, binary values base64; NaN and infinities are
+    # texts.
     fields = zip(record.__fields__, record, strict=True)
     return json.dumps({name: _plain(value) for name, value in fields}, ensure_ascii=False)
 
@@ -500,14 +480,8 @@ def _as_key(value: Any) -> str:
     return plain if isinstance(plain, str) else json.dumps(plain)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a two-phase sink of the user's does in a Spark task: one transaction, or none without records.
-
-
 LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
-#: Control columns in front of the fields, see StageRequest.
-_CONTROL_WIDTH = 4
 #: Columns of what a task yields: its report in one row; behind Refusals.KEEP a row per refused record.
 REPORT, REASON, RECORD = "report", "reason", "record"
 #: Longest reason in a dead letter; it is a user's text, and may quote the record.
@@ -516,7 +490,7 @@ TASK_SCHEMA = f"{REPORT} STRING, {REASON} STRING, {RECORD} STRING"
 
 
 class Refusals(enum.Enum):
-    """What a task does with records that the sink refuses."""
+    """Ways of a task with records that the sink refuses."""
 
     #: Fail, with the reason.
     FAIL = "fail"
@@ -549,7 +523,6 @@ class StageTransaction:
     refusals: Refusals
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Stage one task's rows; called once per task attempt."""
         freeze_modules()
         task = TaskContext.get()
         if task is None:
@@ -560,7 +533,7 @@ class StageTransaction:
                 records = ack.admit(batch)
                 if records.num_rows == 0:
                     continue
-                fields = in_utc(records.select(range(_CONTROL_WIDTH, records.num_columns)))
+                fields = in_utc(records.select(range(CONTROL_WIDTH, records.num_columns)))
                 refused = transaction.write(fields)
                 if refused and self.refusals is Refusals.KEEP:
                     yield _refused_rows(fields, refused)
@@ -590,7 +563,6 @@ class _OpenTransaction:
         return self
 
     def write(self, records: pa.RecordBatch) -> Mapping[int, str]:
-        """Write; return the refused records' rows and reasons."""
         if not self._is_open:
             stage = self._stage
             fields = tuple(records.schema.names)
@@ -691,18 +663,14 @@ def _rows(*columns: list[str | None] | list[str] | list[None]) -> pa.RecordBatch
     return pa.record_batch(arrays, names=[REPORT, REASON, RECORD])
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The committing half of two-phase sinks: from the user's answers and exceptions to outcomes.
-
-
 class TwoPhaseCommitter(Committer):
     """Ends the transactions of a two-phase sink."""
 
     def __init__(self, sink: TwoPhaseCommitSink, context: SinkContext) -> None:
+        # A copy, so that connections which it keeps do not travel to tasks.
         self._sink, self._context = own_copy(sink), context
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Commit each, in the given order, stopping at the first that is not done."""
         answers: list[CommitAnswer] = []
         for committable in committables:
             name, stored = self._parts_of(committable)
@@ -710,12 +678,11 @@ class TwoPhaseCommitter(Committer):
             method = "commit" if ours else "recover_and_commit"
             answers.append(self._ask(method, stored, checkpoint))
             if not answers[-1].outcome.is_done:
-                # What is lost must be a suffix (DESIGN 8.3): nothing is committed behind it.
+                # What is lost must be a suffix: nothing is committed behind it.
                 break
         return answers
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Abort each."""
         return [self._abort(*self._parts_of(committable)) for committable in committables]
 
     def _abort(self, name: TransactionName, stored: Any) -> CommitAnswer:
@@ -727,7 +694,6 @@ class TwoPhaseCommitter(Committer):
         return answer
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        """Ask the sink about each."""
         dead = {}
         for index, committable in enumerate(committables):
             name, stored = self._parts_of(committable)
@@ -811,7 +777,6 @@ class TwoPhaseCommitter(Committer):
         )
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the user's."""
         what = f"{method}() of the sink '{self._context.uid}'"
         try:
             return getattr(self._sink, method)(*arguments)
@@ -828,13 +793,9 @@ class TwoPhaseCommitter(Committer):
             ) from error
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The staging half of two-phase sinks.
-
-
 @dataclass(frozen=True, slots=True)
 class StagedWithRefused:
-    """What was staged, and what the sink refused: rows `reason` and `record`, as JSON."""
+    """A staged micro-batch, and the refused records: rows `reason` and `record`, as JSON."""
 
     result: StageResult
     refused: DataFrame
@@ -845,13 +806,10 @@ class StagedWithRefused:
 
 
 class TwoPhaseWriter(SinkWriter):
-    """Stages micro-batches, one transaction per task."""
-
     def __init__(self, sink: TwoPhaseCommitSink, context: SinkContext) -> None:
         self._sink, self._context = sink, context
 
     def stage(self, request: StageRequest) -> StageResult:
-        """Stage; refused records go as the sink's policy says."""
         is_dropped = self._sink.on_refused is OnBadRecord.DROP
         rows = self._staging(request, Refusals.DROP if is_dropped else Refusals.FAIL)
         return _result(row.report for row in rows.collect())
@@ -883,7 +841,6 @@ class TwoPhaseWriter(SinkWriter):
 
 
 def batch_label(request: StageRequest) -> str:
-    """Return the name of a micro-batch that a rewind does not make ambiguous."""
     return f"{request.lineage}/{request.batch}"
 
 

@@ -111,11 +111,9 @@ class TableVersion:
 
     def described(self) -> dict[str, Any]:
         """Return the row of the table's history."""
-        parameters = {"queryId": self.app_id, "epochId": str(self.epoch)} if self.app_id else {}
         return {
             "version": self.number,
             "operation": self.operation,
-            "operationParameters": parameters,
             "userMetadata": self.note,
         }
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from flinkish_spark.connectors.delta.staging import CommitResult
-from flinkish_spark.connectors.delta.table import checkpoint_note, mark_in
+from flinkish_spark.connectors.delta.table import Append, checkpoint_note, mark_in
 from flinkish_spark.connectors.delta.transactions import DeltaConflict
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.transactions import (
@@ -228,7 +228,7 @@ class SimDeltaCommits:
         version = self.committed_version(path, app_id)
         for one in reversed(self._table.versions):
             row = one.described()
-            mark = mark_in(row["operationParameters"], row["userMetadata"], app_id)
+            mark = mark_in(row["userMetadata"], app_id)
             if mark is not None and int(mark.checkpoint) == version:
                 return mark
         return None
@@ -409,7 +409,8 @@ class SimDeltaWriter(_SimWriter):
             table.stage(origin, rows)
         frame.job_step("file", uid)
         staged = table.stage(origin, rows)
-        return [{"path": f"/{uid}", "actions": [{"add": {"path": staged.name}}]}]
+        payload = {"path": f"/{uid}", "mode": Append().to_json(), "rows": len(rows)}
+        return [{**payload, "actions": [{"add": {"path": staged.name}}]}]
 
 
 def _mixed(number: int) -> int:

@@ -1,4 +1,7 @@
-"""A Delta table's log, read without Spark and without a JVM: commit by commit, or as one version."""
+"""A Delta table's log, read without Spark and without a JVM: commit by commit, or as one version.
+
+Only tables whose rows are simply what their files hold are read; everything else is refused.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,6 @@ import pyarrow.parquet as pq
 
 from flinkish_spark.connectors.files.source import naming
 from flinkish_spark.core.errors import ConfigError
-
-# ----------------------------------------------------------------------------------------------------------
-# One version of a Delta table, read from its log without Spark and without a JVM.
-#
-# Only tables whose rows are simply what their files hold, and those alone are read; everything else is
-# refused.
-
 
 _LOG = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -59,7 +55,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file with rows: its path, relative to the table; its rows if known; values that are not in it."""
+    """A file with rows: its path within the table, how many rows, and the values that are not in it."""
 
     path: str
     rows: int | None
@@ -68,8 +64,6 @@ class TableFile:
 
 @dataclass
 class DeltaSnapshot:
-    """A table as it was at one version."""
-
     table: Path
     version: int
     files: dict[str, TableFile] = field(default_factory=dict)
@@ -78,7 +72,7 @@ class DeltaSnapshot:
 
     @classmethod
     def read(cls, table: Path, version: int | None = None) -> DeltaSnapshot:
-        """Read the log; of the newest version if none is given."""
+        """Read the log up to a version; None means the newest."""
         commits, checkpoints = _listed(table / _LOG)
         newest = max(commits, default=max(checkpoints, default=-1))
         wanted = newest if version is None else version
@@ -166,7 +160,7 @@ def check_partitions(table: Path, columns: Collection[str], removed: Iterable[Ta
 
 
 def table_file(table: Path, action: Mapping[str, Any]) -> TableFile:
-    """Return the file of an action that adds, removes or is a file of changes; raise ConfigError."""
+    """Return the file of an `add`, `remove` or `cdc` action; raise ConfigError if it cannot be read."""
     if action.get("deletionVector"):
         raise _refused(table, "deletion vectors")
     path = unquote(action["path"])
@@ -213,10 +207,6 @@ def _in_checkpoint(table: Path, path: Path) -> Iterator[Mapping[str, Any]]:
             yield from batch.to_pylist()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The commits of a Delta table, one after the other, read from its log without Spark and without a JVM.
-
-
 #: How the feed calls what was done to a row.
 INSERT, DELETE = "insert", "delete"
 _FEED_SETTING = "delta.enableChangeDataFeed"
@@ -239,7 +229,6 @@ class DeltaCommit:
 
     @classmethod
     def read(cls, table: Path, version: int) -> DeltaCommit | None:
-        """Read a commit; None if there is none of that number."""
         path = commit_path(table, version)
         try:
             text, written_s = path.read_text(encoding="utf-8"), path.stat().st_mtime
@@ -269,12 +258,10 @@ def commit_path(table: Path, version: int) -> Path:
 
 
 def as_text(timestamp_ms: int) -> str:
-    """Return a commit's time as a list of files has it."""
     return datetime.fromtimestamp(timestamp_ms / 1_000, UTC).isoformat(timespec="milliseconds")
 
 
 def check_feed(table: Path, metadata: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a table's metadata says that no change feed is written."""
     configuration = dict(metadata.get("configuration") or {})
     if str(configuration.get(_FEED_SETTING, "false")).lower() != "true":
         raise ConfigError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.delta.table import checkpoint_note, mark_in
+from flinkish_spark.connectors.delta.table import Append, checkpoint_note, mark_in
 from flinkish_spark.connectors.delta.transactions import DeltaConflict, DeltaRefused, DeltaTables
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
@@ -96,7 +96,6 @@ class _DeltaManifestWriter(ManifestWriter):
         self._app_id = f"flinkish-manifest-{context.job}"
 
     def write(self, record: ManifestRecord) -> CommitAnswer:
-        """Append the row under the checkpoint's id, unless the table has it."""
         version, mark = int(record.checkpoint), self._context.timeline.mark_of(record.checkpoint)
         if self._tables.committed_version(self._path, self._app_id) >= version:
             self._check(record.checkpoint)
@@ -106,6 +105,7 @@ class _DeltaManifestWriter(ManifestWriter):
         try:
             if staged is None:
                 return CommitAnswer(Outcome.RETRY, f"the table {self._path} takes no row now")
+            staged = {"mode": Append().to_json(), "schema": row.schema.jsonValue(), **staged}
             note = checkpoint_note(self._app_id, mark)
             done = self._tables.commit(
                 self._path, [staged], self._app_id, version, note, lambda seen: self._check(record.checkpoint)
@@ -115,13 +115,11 @@ class _DeltaManifestWriter(ManifestWriter):
         return CommitAnswer(Outcome.ALREADY_COMMITTED if done is None else Outcome.COMMITTED)
 
     def newest_marks(self) -> Sequence[Mark]:
-        """Ask the table."""
         version = self._tables.committed_version(self._path, self._app_id)
         if version < 0:
             return ()
         for row in self._tables.recent(self._path, _RECENT):
-            parameters = {str(k): str(v) for k, v in (row["operationParameters"] or {}).items()}
-            mark = mark_in(parameters, str(row["userMetadata"] or ""), self._app_id)
+            mark = mark_in(str(row["userMetadata"] or ""), self._app_id)
             if mark is not None:
                 return (mark,)
         return (Mark(CheckpointId(version)),)

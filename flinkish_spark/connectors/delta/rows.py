@@ -1,4 +1,8 @@
-"""Delta through its public interfaces: appends, overwrites, MERGE, the history of a table."""
+"""Delta through its public interfaces: appends, overwrites, MERGE, the history of a table.
+
+Every commit carries Delta's own marker (`txnAppId`, `txnVersion`), the same that `transactions.py` writes:
+Delta skips a write whose marker it has seen.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +47,6 @@ from flinkish_spark.connectors.partition_values import partition_conditions
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import raise_translated
 from flinkish_spark.types.ddl import quoted
-
-# ----------------------------------------------------------------------------------------------------------
-# Staged rows as DataFrames: writing them to a folder, and reading back what any writer staged.
-
 
 #: Beside the fields: the micro-batch, the place in it, and whether the row with that key is to go.
 BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
@@ -125,7 +125,6 @@ def rule_conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tupl
 
 
 def _fits(column: Column, kind: T.DataType, given: Any) -> Column:
-    """Return whether no text in a value is longer than its CHAR or VARCHAR."""
     if "char(" not in kind.simpleString():
         return F.lit(True)
     if isinstance(kind, T.StructType):
@@ -145,31 +144,28 @@ def _fits(column: Column, kind: T.DataType, given: Any) -> Column:
 
 
 def read_staged(spark: SparkSession, staged: Sequence[Mapping[str, Any]]) -> DataFrame:
-    """Return the rows of staged sets: their fields, then the control columns above.
-
-    Sets that were staged as data files have neither order nor deletions, and no mode that needs them.
-    """
+    """Return the rows of staged sets: their fields, then the control columns above."""
+    # Sets of data files have neither order nor deletions, and no mode that needs them.
     frames = []
     for schema_text, alike in _grouped(staged):
         schema = T.StructType.fromJson(schema_text)
-        as_rows = [one for one in alike if one.get("form") == "ROWS"]
+        as_rows = [one for one in alike if one["form"] == "ROWS"]
         if as_rows:
             paths = [escaped(path) for one in as_rows for path in staged_files(one)]
             frames.append(_strict(spark).schema(T.StructType([*schema.fields, *_CONTROL])).parquet(*paths))
-        frames += [_read_files(spark, one, schema) for one in alike if one.get("form") != "ROWS"]
+        frames += [_read_files(spark, one, schema) for one in alike if one["form"] != "ROWS"]
     return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
 
 
 def _strict(spark: SparkSession) -> DataFrameReader:
+    # A session may be set to pass over what it cannot read.
     return spark.read.option("ignoreCorruptFiles", "false").option("ignoreMissingFiles", "false")
 
 
-def staged_files(staged: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the full paths of a staged set's files, and their sizes; older sets do not know all."""
-    if staged.get("form") == "ROWS":
-        given = staged["files"]
-        sizes = given if isinstance(given, Mapping) else dict.fromkeys(given)
-        return {f"{staged['folder']}/{name}": size for name, size in sizes.items()}
+def staged_files(staged: Mapping[str, Any]) -> dict[str, int]:
+    """Return the full paths of a staged set's files, and their sizes in bytes."""
+    if staged["form"] == "ROWS":
+        return {f"{staged['folder']}/{name}": size for name, size in staged["files"].items()}
     root = str(staged["path"]).rstrip("/")
     added = [action["add"] for action in staged["actions"] if "add" in action]
     named = {unquote(str(add["path"])): int(add["size"]) for add in added}
@@ -184,7 +180,7 @@ def _grouped(
 ) -> Iterable[tuple[dict[str, Any], list[Mapping[str, Any]]]]:
     groups: list[tuple[dict[str, Any], list[Mapping[str, Any]]]] = []
     for one in staged:
-        schema = stored_schema(one)
+        schema = one["schema"]
         for known, alike in groups:
             if known == schema:
                 alike.append(one)
@@ -192,14 +188,6 @@ def _grouped(
         else:
             groups.append((schema, [one]))
     return groups
-
-
-def stored_schema(staged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a staged set; of older ones that of the table they were staged for."""
-    if "schema" in staged:
-        return dict(staged["schema"])
-    fields = [{**f, "metadata": {}} for f in TableInfo.from_log(staged["metadata"]).fields]
-    return {"type": "struct", "fields": fields}
 
 
 def _read_files(spark: SparkSession, staged: Mapping[str, Any], schema: T.StructType) -> DataFrame:
@@ -236,19 +224,13 @@ def _column(stored: Mapping[str, Any], values: Mapping[str, str | None], is_part
     return F.lit(values.get(name)) if is_partition else F.col(quoted(name))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Columns of a stream as a table has them: narrower types cast, structs with all of the table's fields.
-
-
 Json = Any
 
 
 def aligned_columns(rows: DataFrame, names: Sequence[str], info: TableInfo | None) -> list[Column]:
-    """Return columns of a frame as a table takes them, by every way of writing.
-
-    Those that are narrower than the table's get its type. Structs get its fields in its order, null where
-    the stream has none, and behind them those that only the stream has.
-    """
+    """Return columns of a frame as a table takes them, by every way of writing."""
+    # Narrower ones get the table's type. Structs get its fields in its order, null where the stream has none,
+    # and behind them those that only the stream has.
     wanted = {} if info is None else {str(f["name"]).lower(): f["type"] for f in info.fields}
     return [_aligned_column(rows, name, wanted.get(name.lower())) for name in names]
 
@@ -262,7 +244,7 @@ def _aligned_column(rows: DataFrame, name: str, want: Json) -> Column:
 
 
 def _differs(have: Json, want: Json) -> bool:
-    """Whether a struct somewhere in a type has other fields than the table's, or in another order."""
+    """Compare the fields of structs at any depth, and their order, with the table's."""
     if isinstance(have, str) or isinstance(want, str) or have["type"] != want["type"]:
         return False
     if have["type"] == "struct":
@@ -322,13 +304,6 @@ def _type(kind: Json) -> T.DataType:
     return T.StructField.fromJson(dict(holder)).dataType
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Delta through its public interfaces: staged rows enter a table by one append, overwrite or MERGE.
-#
-# Every commit carries Delta's own marker (`txnAppId`, `txnVersion`), which is the one that
-# `transactions.py` beside this writes, too: Delta skips a write whose marker it has seen.
-
-
 _CONF = "spark.databricks.delta."
 #: How many tasks read a table's log: Delta's setting, its default, and the most files for a task.
 _LOG_TASKS, _MOST_LOG_TASKS, _FILES_PER_TASK = f"{_CONF}snapshotPartitions", 50, 100_000
@@ -347,7 +322,6 @@ class DeltaRows:
         self._own: SparkSession | None = None
 
     def info(self, path: str) -> TableInfo | None:
-        """Return the table as it is now; None if there is none."""
         try:
             detail = self._spark.sql(f"DESCRIBE DETAIL {table_name(path)}").collect()[0]
             if detail.format != "delta":
@@ -370,9 +344,8 @@ class DeltaRows:
         note: str,
         info: TableInfo | None,
     ) -> None:
-        """Write the rows of several staged sets as one table version, unless the marker is there."""
-        mode = mode_from_json(staged[0].get("mode"))
-        evolution = SchemaEvolution(staged[0].get("schema_evolution", "NONE"))
+        mode = mode_from_json(staged[0]["mode"])
+        evolution = SchemaEvolution(staged[0]["schema_evolution"])
         marker = {"txnAppId": app_id, "txnVersion": str(version), "userMetadata": note}
         try:
             rows = read_staged(self._session(), staged)
@@ -405,10 +378,10 @@ class DeltaRows:
         first: Mapping[str, Any],
         marker: Mapping[str, str],
     ) -> None:
-        writer = rows.write.format("delta").options(**first.get("options", {})).options(**marker)
+        writer = rows.write.format("delta").options(**first["options"]).options(**marker)
         if info is None:
-            partition_by = first.get("partition_by", ())
-            writer = writer.partitionBy(*partition_by) if partition_by else writer
+            if first["partition_by"]:
+                writer = writer.partitionBy(*first["partition_by"])
             # A table that somebody makes meanwhile may hold rows that these would have to replace.
             writer.mode("append" if isinstance(mode, Append) else "error").save(path)
             return
@@ -458,11 +431,9 @@ class DeltaRows:
         return merge_statement(path, mode, names, evolution, by_sequence=by_sequence)
 
     def _fit_tasks(self, session: SparkSession, path: str) -> None:
-        """Give a MERGE as many tasks as its table is worth; what the user has said of the log's stays.
-
-        By default it gets fifty to read the log and hundreds for rows, for a table of one file, too. Of those
-        for rows it gets at most as many as the user's session.
-        """
+        """Give a MERGE as many tasks as its table is worth; what the user has said of the log's stays."""
+        # By default it gets fifty to read the log and hundreds for rows, for a table of one file, too.
+        # Of those for rows it gets at most as many as the user's session.
         context = getattr(session, "sparkContext", None)
         if context is None:
             # Spark Connect says nothing of its cores.
@@ -540,26 +511,17 @@ def _aligned(
     return rows.select(*aligned_columns(rows, names, info), *control)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Delta's history and its way back, through SQL.
-
-
 _NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _FIRST_PAGE = 100
 
 
 class DeltaHistory:
-    """Reads a table's commits and restores older versions."""
-
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
     def commits(self, path: str) -> Iterator[dict[str, Any]]:
-        """Yield the table's commits, newest first; nothing if there is no table.
-
-        Each has `version`, `operation`, `operationParameters` and `userMetadata`. A long history is
-        read in growing pages, so that whoever stops early has not waited for all of it.
-        """
+        """Yield the table's commits, newest first; nothing if there is no table."""
+        # In growing pages: whoever stops early has not waited for all of a long history.
         read, page = 0, _FIRST_PAGE
         while True:
             rows = self.recent(path, page)
@@ -569,9 +531,9 @@ class DeltaHistory:
             read, page = page, page * 10
 
     def recent(self, path: str, limit: int) -> list[dict[str, Any]]:
-        """Return at most `limit` of the newest commits, newest first; none if there is no table."""
+        """Return the newest commits, newest first; none if there is no table."""
         try:
-            return [row.asDict() for row in self._sql(f"DESCRIBE HISTORY {_quoted(path)} LIMIT {limit}")]
+            return [row.asDict() for row in self._sql(f"DESCRIBE HISTORY {table_name(path)} LIMIT {limit}")]
         except DeltaRefused as refused:
             cause = refused.__cause__
             if isinstance(cause, Exception) and condition_of(cause) in NO_TABLE:
@@ -593,12 +555,11 @@ class DeltaHistory:
             raise_translated(translated(error), error)
 
     def restore(self, path: str, version: int, note: str) -> None:
-        """Commit a version that holds what `version` held; `note` goes into its history."""
-        self._sql(f"RESTORE TABLE {_quoted(path)} TO VERSION AS OF {version}", note)
+        """Commit a version that holds what `version` held, with `note` in its history."""
+        self._sql(f"RESTORE TABLE {table_name(path)} TO VERSION AS OF {version}", note)
 
     def delete_rows(self, path: str, note: str) -> None:
-        """Commit a version without rows; raises as :meth:`restore`."""
-        self._sql(f"DELETE FROM {_quoted(path)}", note)
+        self._sql(f"DELETE FROM {table_name(path)}", note)
 
     def _sql(self, text: str, note: str = "") -> list[Any]:
         # A session of its own: the note must not get into commits that others make meanwhile.
@@ -609,7 +570,3 @@ class DeltaHistory:
             return session.sql(text).collect()
         except FROM_THE_JVM as error:
             raise_translated(translated(error), error)
-
-
-def _quoted(path: str) -> str:
-    return f"delta.{quoted(path)}"

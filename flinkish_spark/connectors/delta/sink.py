@@ -1,4 +1,9 @@
-"""The Delta sink, and what it refuses before anything starts."""
+"""The Delta sink, and what it refuses before anything starts.
+
+One table version per checkpoint, however many micro-batches it has, marked with SetTransaction(appId = job
+uuid and sink uid, version = checkpoint id): a repeated commit, by this process or any other, changes nothing.
+See docs/delta-sink.md.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +41,6 @@ from flinkish_spark.types.ddl import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-# ----------------------------------------------------------------------------------------------------------
-# How long Delta keeps what a sink depends on, against how long a job may be down.
 
 
 FILES = "deletedFileRetentionDuration"
@@ -96,17 +97,12 @@ def check_retention(
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a Delta sink refuses before anything starts.
-
-
 _DEFAULTS = "spark.databricks.delta.properties.defaults."
 
 
 def check_sink(
     sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext, native: DeltaTables | None
 ) -> None:
-    """Refuse a sink that its stream or its table does not allow."""
     _check_columns(sink, context)
     if isinstance(sink.mode, Upsert):
         _check_upsert(sink.mode, spark, context)
@@ -334,14 +330,6 @@ def _refused(sink: DeltaSinkSettings, context: SinkContext, why: str) -> SchemaE
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The Delta sink: rows are staged per micro-batch and enter the table with the checkpoint.
-#
-# One table version per checkpoint, however many micro-batches it has, marked with SetTransaction(appId =
-# job uuid and sink uid, version = checkpoint id): a repeated commit, by this process or any other, changes
-# nothing. See docs/delta-sink.md.
-
-
 @dataclass(frozen=True)
 class DeltaSink(DeltaSinkSettings, Sink):
     """Write to a Delta table, exactly once.
@@ -397,7 +385,6 @@ class DeltaSink(DeltaSinkSettings, Sink):
         return DeltaCommitter(self, commits, DeltaHistory(spark), context)
 
     def _native(self, spark: SparkSession) -> DeltaTables | None:
-        """Return Delta's transactions if this sink works with them."""
         if self.writer is DeltaWriter.PORTABLE:
             return None
         if has_native_delta(spark):
@@ -412,7 +399,7 @@ class DeltaSink(DeltaSinkSettings, Sink):
 
 
 def require_delta(has_delta: bool, version: str) -> None:
-    """Raise EnvironmentFault if a session of this version of Spark was started without Delta's JARs."""
+    """Raise EnvironmentFault if a session was started without Delta's JARs."""
     if not has_delta:
         minor = str(SparkMinor.of(version))
         why, what_to_do = how_to_get_delta(minor)

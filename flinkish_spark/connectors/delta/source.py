@@ -56,10 +56,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The rows of one version of a Delta table: bounded history.
-
-
 _ROWS_AT_ONCE = 10_000
 #: Types whose values a log holds as texts that mean one value.
 _IN_TEXT = (T.StringType, T.BooleanType, T.IntegralType, T.FractionalType, T.DateType)
@@ -123,7 +119,6 @@ class DeltaTableSource(FileSource):
         return files_of(snapshot), True
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield a file's rows with what is not in it: values of its partition, columns that came later."""
         return rows_in(file, path, schema)
 
     def fingerprint(self) -> Mapping[str, Any]:
@@ -131,11 +126,7 @@ class DeltaTableSource(FileSource):
         return {**super().fingerprint(), "version": self._version}
 
 
-# -- for both sources of Delta tables ------------------------------------------------------------------
-
-
 def checked_folder(path: str | os.PathLike[str]) -> str:
-    """Return a table's absolute path, or raise ConfigError."""
     folder = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
     folder = folder.removeprefix("file://")
     if not os.path.isabs(folder):
@@ -144,7 +135,7 @@ def checked_folder(path: str | os.PathLike[str]) -> str:
 
 
 def record_schema(folder: str, snapshot: DeltaSnapshot) -> T.StructType:
-    """Return the fields of a table's rows; raise ConfigError if its log cannot say values of a partition."""
+    """Return the fields of a table's rows; refuse a partition column whose values its log cannot say."""
     schema = T.StructType.fromJson(dict(snapshot.schema_json))
     for name in snapshot.metadata.get("partitionColumns") or ():
         kind = schema[name].dataType
@@ -158,7 +149,7 @@ def record_schema(folder: str, snapshot: DeltaSnapshot) -> T.StructType:
 
 
 def check_fields(snapshot: DeltaSnapshot, declared: T.StructType) -> None:
-    """Raise ConfigError if a version has another type of a field; one that it does not have is null there."""
+    """Refuse a version that has another type of a field; a field that it does not have is null there."""
     types = {one.name: one.dataType for one in T.StructType.fromJson(dict(snapshot.schema_json))}
     other = [one.name for one in declared if types.get(one.name, one.dataType) != one.dataType]
     if other:
@@ -171,7 +162,6 @@ def check_fields(snapshot: DeltaSnapshot, declared: T.StructType) -> None:
 
 
 def files_of(snapshot: DeltaSnapshot, more: Mapping[str, str] | None = None) -> list[FoundFile]:
-    """Return the files of a version, the oldest first."""
     # A value that the log does not have is null, whatever the file says.
     said = {**dict.fromkeys(snapshot.metadata.get("partitionColumns") or ()), **(more or {})}
     found = [found_file(snapshot.table, file, said) for file in snapshot.files.values()]
@@ -230,17 +220,13 @@ def _completed(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _same(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:
-    """Return a column that is not in a file: the partition's value, or null for one that was added later."""
+    """Return a column that is not in a file: the partition's value, or null."""
     import pyarrow as pa
 
     value = file.partition.get(field.name)
     if value is None or (value == "" and not pa.types.is_string(field.type)):
         return pa.nulls(rows, field.type)
     return pa.array([value] * rows, pa.string()).cast(field.type)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What of a Delta table's changes a source reads.
 
 
 class DeltaChanges(Choice):
@@ -254,16 +240,12 @@ class DeltaChanges(Choice):
 
 
 def check_versions(starting: int | None, ending: int | None) -> None:
-    """Raise ValueError unless they are versions, and the last one is not before the first; None says none."""
+    """Raise ValueError unless they are versions, and the last one is not before the first."""
     if starting is not None:
         checked_whole("starting_version", starting, least=0)
     if ending is not None:
         # One that ends before it begins would be read as an empty one.
         checked_whole("ending_version", ending, least=starting or 0)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# A Delta table as it grows, or its change feed, by its log: positions in savepoints, limits, alignment.
 
 
 _TYPE, _VERSION, _TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
@@ -375,6 +357,7 @@ class DeltaRecordsSource(FileSource):
         return found, self._is_behind_end(version)
 
     def _may_come_again(self, path: str) -> bool:
+        # The log names each file once.
         return False
 
     @property
@@ -443,14 +426,12 @@ class DeltaRecordsSource(FileSource):
         ]
 
     def _told(self, version: int, timestamp: str, kind: Mapping[str, str]) -> dict[str, str]:
-        """Return what the list says of a file of a version."""
         told = {_OF_VERSION: str(version)}
         if self._changes is DeltaChanges.ROWS:
             return told
         return {**told, _VERSION: str(version), _TIMESTAMP: timestamp, **kind}
 
     def _check_metadata(self, commit: DeltaCommit) -> None:
-        """Refuse a commit from which on the declared fields are others."""
         if commit.metadata is None:
             return
         if self._changes is DeltaChanges.FEED:
@@ -494,10 +475,6 @@ class DeltaRecordsSource(FileSource):
             "starting_version": self._starting,
             "ending_version": self._ending,
         }
-
-
-# ----------------------------------------------------------------------------------------------------------
-# A Delta table as it grows, or its change feed: through Spark's own Delta source, or by its log.
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from flinkish_spark.connectors.delta.rows import (
     aligned_columns,
     rule_conditions,
     staged_files,
-    stored_schema,
     write_rows,
 )
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
@@ -56,7 +55,7 @@ from flinkish_spark.connectors.delta.transactions import (
     files_of,
 )
 from flinkish_spark.connectors.partition_values import refusing, refusing_others
-from flinkish_spark.connectors.row_count import CountedRows, RowsDifferError
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, CountedRows, RowsDifferError
 from flinkish_spark.contracts.sink import (
     Committer,
     ShownOrder,
@@ -75,20 +74,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Where rows wait for their checkpoint: folders below the table that Delta and its VACUUM do not look into.
-#
-# A name says whose the folder is, so that a sweep can tell a leftover from what runs.
-
-
-#: Delta's VACUUM passes over folders whose names begin with an underscore.
+#: Below the table, where rows wait for their checkpoint: Delta and its VACUUM pass over folders whose names
+#: begin with an underscore.
 FOLDER = "_flinkish"
 _NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)-([0-9a-f]{8})")
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFolder:
-    """One attempt to stage one micro-batch."""
+    """Name of the rows of one attempt: it says whose they are, so that a sweep knows a leftover."""
 
     owner_epoch: int
     lineage: int
@@ -103,7 +97,6 @@ class StagedFolder:
 
     @classmethod
     def parse(cls, name: str) -> StagedFolder | None:
-        """Read a name; None for what is not ours."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -114,17 +107,7 @@ def folder_of_sink(path: str, app_id: str) -> str:
     return f"{path.rstrip('/')}/{FOLDER}/{app_id}"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The staging half of a Delta sink: data files where they will stay, or rows that wait in a folder.
-
-
-#: Control columns in front of the fields, see StageRequest.
-_CONTROL_WIDTH = 4
-
-
 class StagingTools:
-    """What a writer stages with."""
-
     def __init__(
         self, native: DeltaTables | None, rows: DeltaRows, files: TableFiles, *, has_shim: bool
     ) -> None:
@@ -141,9 +124,8 @@ class DeltaStaging(SinkWriter):
         self._known: TableInfo | None = None
 
     def stage(self, request: StageRequest) -> StageResult:
-        """Write the records; the tap in front counts rows and takes the barriers out."""
         tapped = self._tapped(request)
-        fields = [F.col(quoted(n)) for n in request.rows.columns[_CONTROL_WIDTH:]]
+        fields = [F.col(quoted(n)) for n in request.rows.columns[CONTROL_WIDTH:]]
         if request.count_records() == 0:
             # Spark writes an empty file for an empty DataFrame, which no log would ever name.
             tapped.records.write.format("noop").mode("overwrite").save()
@@ -237,7 +219,6 @@ class DeltaStaging(SinkWriter):
         return CountedRows(request.rows)
 
     def _check_rows(self, request: StageRequest, counted: int, staged: Mapping[str, Any]) -> None:
-        """Compare what was counted with what Delta says it wrote."""
         stats = [a["add"].get("stats") for a in staged.get("actions", ()) if "add" in a]
         if not stats or not all(stats):
             return
@@ -274,18 +255,12 @@ def _bytes(staged: Mapping[str, Any]) -> int:
     return sum(int(action["add"]["size"]) for action in staged["actions"] if "add" in action)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Commits of a Delta sink: as files where Delta's transactions can be reached, else as rows.
-
-
 #: How far back a commit is looked for when only its version is wanted.
 _RECENT = 20
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What became of a commit."""
-
     #: Whether this call did it; otherwise the marker was there.
     is_new: bool
     #: The table version that holds the checkpoint; None if that was not cheap to find out.
@@ -331,7 +306,6 @@ class DeltaCommits:
         return (None if found is None else _mark_of(found, app_id)) or Mark(CheckpointId(version))
 
     def missing_files(self, staged: Mapping[str, Any]) -> list[str]:
-        """Return staged files that are no longer there, or not as they were written."""
         return self._files.missing(staged_files(staged))
 
     def why_unfit(self, path: str, staged: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
@@ -357,7 +331,7 @@ class DeltaCommits:
             if seen >= 0 and seen != self._own.get(path):
                 require_ours(self._mark(path, app_id, seen))
 
-        if self._native is not None and all(one.get("form") != "ROWS" for one in staged):
+        if self._native is not None and all(one["form"] != "ROWS" for one in staged):
             try:
                 done = self._native.commit(path, staged, app_id, version, note, check)
                 if done is not None:
@@ -415,11 +389,11 @@ class DeltaCommits:
 
 
 def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:
-    mode = mode_from_json(staged.get("mode"))
-    schema = stored_schema(staged)["fields"]
+    mode = mode_from_json(staged["mode"])
+    schema = staged["schema"]["fields"]
     names = stored_fields(mode, [str(f["name"]) for f in schema])
     stored = [f for f in schema if f["name"] in names]
-    problems = fit(table, stored, SchemaEvolution(staged.get("schema_evolution", "NONE"))).problems
+    problems = fit(table, stored, SchemaEvolution(staged["schema_evolution"])).problems
     if problems:
         return problems[0]
     if isinstance(mode, Upsert):
@@ -433,7 +407,7 @@ def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:
 
 def _why_other_partitions(table: TableInfo, staged: Sequence[Mapping[str, Any]]) -> str:
     """Return why rows would replace others than they were staged for: in the end the whole table."""
-    if not isinstance(mode_from_json(staged[0].get("mode")), OverwritePartitions):
+    if not isinstance(mode_from_json(staged[0]["mode"]), OverwritePartitions):
         return ""
     if all(list(table.partition_by) == list(_partitions(one)) for one in staged):
         return ""
@@ -441,33 +415,23 @@ def _why_other_partitions(table: TableInfo, staged: Sequence[Mapping[str, Any]])
 
 
 def _mark_of(row: Mapping[str, Any], app_id: str) -> Mark | None:
-    return mark_in(_parameters(row), str(row["userMetadata"] or ""), app_id)
-
-
-def _parameters(row: Mapping[str, Any]) -> dict[str, str]:
-    return {str(k): str(v) for k, v in (row["operationParameters"] or {}).items()}
+    return mark_in(str(row["userMetadata"] or ""), app_id)
 
 
 def _partitions(staged: Mapping[str, Any]) -> Sequence[str]:
-    if staged.get("form") == "ROWS":
+    if staged["form"] == "ROWS":
         return [str(name) for name in staged["table_partitions"]]
     return TableInfo.from_log(staged["metadata"]).partition_by
 
 
 def _rules(staged: Mapping[str, Any]) -> Mapping[str, Any]:
-    if staged.get("form") == "ROWS":
+    if staged["form"] == "ROWS":
         rules: Mapping[str, Any] = staged["rules"]
         return rules
     return TableInfo.from_log(staged["metadata"]).rules()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The committing half of a Delta sink: one table version per checkpoint, and the way back.
-
-
 class DeltaCommitter(Committer):
-    """Commits, forgets and restores; see `Committer`."""
-
     shown_order = ShownOrder.OF_COMMITS
 
     def __init__(
@@ -477,7 +441,6 @@ class DeltaCommitter(Committer):
         self._app_id = app_id(context.job, context.uid)
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Commit all as one table version with the checkpoint's id."""
         if not committables:
             return ()
         path = str(committables[0].payload["path"])
@@ -516,11 +479,9 @@ class DeltaCommitter(Committer):
     def _lost_unless_committed(
         self, path: str, staged: list[Mapping[str, Any]], version: int, why: str, *, is_final: bool = True
     ) -> CommitAnswer:
-        """Answer LOST, proven if the marker says that this checkpoint is not in the table.
-
-        Asked behind the files: whoever could still commit them would have to find them all, and writes the
-        same marker as a replay, so that only one of the two becomes visible.
-        """
+        """Answer LOST, proven if the marker says that this checkpoint is not in the table."""
+        # This order matters: asked behind the files. Whoever could still commit them would have to find them
+        # all, and writes the same marker as a replay, so that only one of the two becomes visible.
         seen = self._commits.committed_version(path, self._app_id)
         if seen is not None and seen >= version:
             mark = self._commits.newest_mark(path, self._app_id)
@@ -534,14 +495,12 @@ class DeltaCommitter(Committer):
         self._commits.interrupt()
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Forget the files: they are in no log, and VACUUM or a sweep removes them later.
-
-        Not deleted here, because a decision may be unknown to a fenced process.
-        """
+        """Forget the files: they are in no log, and VACUUM or a sweep removes them later."""
+        # Not deleted here, because a decision may be unknown to a fenced process.
         return tuple(CommitAnswer(Outcome.COMMITTED, "left to VACUUM") for _ in committables)
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        """Find committables whose files are gone, that do not fit the table or the sink any more."""
+        """Find committables whose files are gone, or that do not fit the table or the sink any more."""
         dead: dict[int, str] = {}
         for index, committable in enumerate(committables):
             reason = self._why_other(committable.payload)
@@ -560,7 +519,7 @@ class DeltaCommitter(Committer):
         """Return how a committable differs from the sink now: one commit has one table and one mode."""
         if payload["path"] != self._sink.path:
             return f"the rows were staged for the table {payload['path']}"
-        if mode_from_json(payload.get("mode")) != self._sink.mode:
+        if mode_from_json(payload["mode"]) != self._sink.mode:
             return "the rows were staged under another mode"
         return ""
 
@@ -583,7 +542,6 @@ class DeltaCommitter(Committer):
         return deleted
 
     def why_not_superseded(self, target: CheckpointId) -> str:
-        """Ask the table's history who committed since then, and the file system what is left."""
         # No rewind has started this lineage, so no note can be found.
         plan = self._plan(target, Lineage(0))
         why = plan.why if isinstance(plan, NoRestore) else ""
@@ -617,22 +575,15 @@ class DeltaCommitter(Committer):
 
     def _plan(self, target: CheckpointId, lineage: Lineage) -> RestorePlan:
         commits = (
-            TableCommit(
-                int(row["version"]),
-                str(row["operation"]),
-                {str(k): str(v) for k, v in (row["operationParameters"] or {}).items()},
-                str(row["userMetadata"] or ""),
-            )
+            TableCommit(int(row["version"]), str(row["operation"]), str(row["userMetadata"] or ""))
             for row in self._history.commits(self._sink.path)
         )
         return plan_restore(commits, self._context.job, target, lineage)
 
 
 def _facts(staged: Sequence[Mapping[str, Any]], version: int | None) -> dict[str, Any]:
-    """Return what a receipt says about a commit: table version, rows and files that were staged."""
     facts: dict[str, Any] = {} if version is None else {"version": version}
-    if all("rows" in one for one in staged):
-        facts["rows"] = sum(int(one["rows"]) for one in staged)
+    facts["rows"] = sum(int(one["rows"]) for one in staged)
     facts["files"] = sum(
         len(one["files"]) if "files" in one else sum("add" in action for action in one["actions"])
         for one in staged

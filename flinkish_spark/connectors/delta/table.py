@@ -1,4 +1,9 @@
-"""What a Delta table is, how a sink may change it, and how its later checkpoints are taken back."""
+"""What a Delta table is, how a sink may change it, and how its later checkpoints are taken back.
+
+Pure: schemas are Spark's JSON, and every question is answered from values. Delta has the last word; what is
+found here is found before a checkpoint is decided, and can be explained. A committable carries the settings
+that it was staged under: a sink whose settings were changed cannot reinterpret what is decided.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +19,6 @@ from flinkish_spark.protocol.codec import LEFT_OUT, Stored, read
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.timeline import Mark, token_in
 
-# ----------------------------------------------------------------------------------------------------------
-# What has to be done to a Delta table so that a job's later checkpoints are taken back.
-#
-# The table's own history decides: every commit of ours names its sink and checkpoint, and every restore of
-# ours carries a note with the lineage of its rewind. Pure; `connectors/delta/sink.py` carries it out.
-
-
 #: Begins the note of a commit that holds a checkpoint.
 _NOTE = "flinkish-commit "
 #: Operations that change no rows, so that restoring an older version loses nothing of them.
@@ -32,7 +30,7 @@ def app_id(job: JobUuid, uid: str) -> str:
 
 
 def note_of(job: JobUuid, lineage: Lineage) -> str:
-    """Return the note of a restore: the same rewind, repeated after a crash, finds it."""
+    """Return the note of a restore, by which the same rewind finds it after a crash."""
     return f"flinkish-rewind {job} {lineage}"
 
 
@@ -40,31 +38,26 @@ def checkpoint_note(app: str, mark: Mark) -> str:
     return " ".join([f"{_NOTE}{app}", str(mark.checkpoint), *([mark.token] if mark.token else [])])
 
 
-def mark_in(parameters: Mapping[str, str], note: str, app: str) -> Mark | None:
+def mark_in(note: str, app: str) -> Mark | None:
     """Return which checkpoint of a sink a commit holds; None if it is none of that sink's."""
-    found = _marked(parameters, note)
+    found = _marked(note)
     if found is None or found[0] != app:
         return None
     return Mark(CheckpointId(found[1]), token_in(note.split(" ")))
 
 
-def _marked(parameters: Mapping[str, str], note: str) -> tuple[str, int] | None:
-    """Return sink and checkpoint from the note, or from the parameters of a streaming update."""
-    if note.startswith(_NOTE):
-        # Behind the checkpoint are the timeline's token, and maybe a word that tells attempts apart.
-        app, epoch, *_ = [*note.removeprefix(_NOTE).split(" "), ""]
-    else:
-        app, epoch = parameters.get("queryId", ""), parameters.get("epochId", "")
-    return (app, int(epoch)) if epoch.isdecimal() else None
+def _marked(note: str) -> tuple[str, int] | None:
+    if not note.startswith(_NOTE):
+        return None
+    # Behind the checkpoint are the timeline's token, and maybe a word that tells attempts apart.
+    app, checkpoint, *_ = [*note.removeprefix(_NOTE).split(" "), ""]
+    return (app, int(checkpoint)) if checkpoint.isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True)
 class TableCommit:
-    """One version of a table, as its history tells it."""
-
     version: int
     operation: str
-    parameters: Mapping[str, str]
     note: str = ""
 
 
@@ -75,8 +68,6 @@ class NothingToRestore:
 
 @dataclass(frozen=True, slots=True)
 class RestoreVersion:
-    """Restore the table to a version."""
-
     version: int
 
 
@@ -87,8 +78,6 @@ class DeleteRows:
 
 @dataclass(frozen=True, slots=True)
 class NoRestore:
-    """It cannot be done."""
-
     why: str
 
 
@@ -133,15 +122,8 @@ def _prefix(job: JobUuid) -> str:
 
 
 def _checkpoint_of(commit: TableCommit, job: JobUuid) -> int | None:
-    found = _marked(commit.parameters, commit.note)
+    found = _marked(commit.note)
     return found[1] if found is not None and found[0].startswith(_prefix(job)) else None
-
-
-# ----------------------------------------------------------------------------------------------------------
-# How a Delta sink changes its table: what a user chooses, and how a committable remembers it.
-#
-# A committable carries the settings that it was staged under, so that whoever commits it needs nothing
-# else, and a sink whose settings were changed cannot reinterpret what is decided.
 
 
 class SchemaEvolution(Choice):
@@ -285,16 +267,8 @@ def stored_fields(mode: WriteMode, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def mode_from_json(stored: Any) -> WriteMode:
-    """Read the stored form; committables from before there were modes have none and append."""
-    mode: WriteMode = Append() if stored is None else read(WriteMode, stored)
+    mode: WriteMode = read(WriteMode, stored)
     return mode
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a Delta table is, as far as a sink needs to know, and what would have to change in it for a stream.
-#
-# Pure: schemas are Spark's JSON, and every question is answered from values. Delta has the last word; what
-# is found here is found before a checkpoint is decided, and can be explained.
 
 
 Json = Mapping[str, Any]
@@ -315,17 +289,13 @@ _DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """One version of a table."""
-
     #: Of the schema, as Spark's JSON. Read through public interfaces they lack Delta's own metadata.
     fields: tuple[Json, ...]
-    #: As the table has them.
     partition_by: tuple[str, ...]
     properties: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_log(cls, metadata: Json) -> TableInfo:
-        """Read a metaData action of Delta's log."""
         inner = metadata["metaData"]
         return cls(
             tuple(json.loads(inner["schemaString"])["fields"]),
@@ -353,7 +323,6 @@ class TableInfo:
 
     @property
     def generated(self) -> dict[str, str]:
-        """Generated columns: name to expression."""
         found = {str(f["name"]): f.get("metadata", {}).get(_GENERATED) for f in self.fields}
         return {name: expression for name, expression in found.items() if expression}
 
@@ -365,7 +334,6 @@ class TableInfo:
 
     @property
     def padded(self) -> tuple[str, ...]:
-        """CHAR columns."""
         kinds = ((str(f["name"]), str(f.get("metadata", {}).get(_CHARS, ""))) for f in self.fields)
         return tuple(name for name, kind in kinds if kind.startswith("char"))
 
@@ -374,7 +342,7 @@ class TableInfo:
         return found is not None and bool(found.get("metadata", {}).get(_COLLATIONS))
 
     def has_column(self, name: str) -> bool:
-        """Whether there is a column of that name; Spark does not look at case."""
+        # Spark does not look at case.
         return any(str(f["name"]).lower() == name.lower() for f in self.fields)
 
     @property
@@ -383,7 +351,6 @@ class TableInfo:
 
     @property
     def is_append_only(self) -> bool:
-        """Whether rows may never be changed or deleted."""
         return self.properties.get("delta.appendOnly", "false").lower() == "true"
 
     @property
@@ -419,7 +386,7 @@ def _condition_in(invariant: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a table lacks for a stream."""
+    """Problems of a stream with a table, and what writing it would change."""
 
     #: Sentences without full stop; empty if the rows can be written.
     problems: tuple[str, ...] = ()
@@ -516,7 +483,7 @@ def _compare_nulls(table: bool, stream: bool, name: str) -> Iterator[Finding]:
 
 
 def is_wider(narrow: str, wide: str) -> bool:
-    """Whether Delta widens `narrow` to `wide` by itself when a wider value is written."""
+    """Say if Delta widens `narrow` to `wide` by itself when a wider value is written."""
     if narrow in _WHOLE_NUMBERS and wide in _WHOLE_NUMBERS:
         return _WHOLE_NUMBERS.index(narrow) < _WHOLE_NUMBERS.index(wide)
     if (narrow, wide) in (("float", "double"), ("date", "timestamp_ntz")):
@@ -529,20 +496,18 @@ def is_wider(narrow: str, wide: str) -> bool:
 
 
 def why_not_as_files(staged: Json, current: Json, fields: Sequence[str]) -> str:
-    """Return why staged data files cannot be named in a table as it is now; empty if they can.
-
-    Their rows may still be written to it: as new files.
-    """
+    """Return why staged data files cannot be named in a table as it is now; empty if they can."""
+    # Their rows may still be written to it: as new files.
     then, now = TableInfo.from_log(staged), TableInfo.from_log(current)
     if [_physical_name(then, name) for name in then.partition_by] != [
         _physical_name(now, name) for name in now.partition_by
     ]:
         return "the table's partitioning changed since the files were staged"
-    have = {_physical(f): _shape(f["type"]) for f in now.fields}
+    have = {physical_name(f): _shape(f["type"]) for f in now.fields}
     wanted = {name.lower() for name in fields}
     for one in then.fields:
         is_ours = str(one["name"]).lower() in wanted
-        if is_ours and have.get(_physical(one)) != _shape(one["type"]):
+        if is_ours and have.get(physical_name(one)) != _shape(one["type"]):
             return f"the table's column {one['name']} changed since the files were staged"
     if now.has_identity:
         return "the table numbers its rows since the files were staged"
@@ -574,24 +539,20 @@ def physical_type(kind: Any) -> Any:
     changed = {k: physical_type(v) for k, v in kind.items() if k in ("elementType", "keyType", "valueType")}
     if kind["type"] == "struct":
         changed["fields"] = [
-            {**f, "name": _physical(f), "type": physical_type(f["type"]), "metadata": {}}
+            {**f, "name": physical_name(f), "type": physical_type(f["type"]), "metadata": {}}
             for f in kind["fields"]
         ]
     return {**kind, **changed}
 
 
-def _physical(column: Json) -> str:
-    return str(column.get("metadata", {}).get(_PHYSICAL, column["name"]))
-
-
 def physical_name(column: Json) -> str:
-    return _physical(column)
+    return str(column.get("metadata", {}).get(_PHYSICAL, column["name"]))
 
 
 def _physical_name(table: TableInfo, name: str) -> str:
     for one in table.fields:
         if one["name"] == name:
-            return _physical(one)
+            return physical_name(one)
     return name
 
 
@@ -601,5 +562,5 @@ def _shape(kind: Any) -> Any:
         return kind
     shape = {k: _shape(v) for k, v in kind.items() if k in ("type", "elementType", "keyType", "valueType")}
     if kind["type"] == "struct":
-        return {"type": "struct", "fields": [(_physical(f), _shape(f["type"])) for f in kind["fields"]]}
+        return {"type": "struct", "fields": [(physical_name(f), _shape(f["type"])) for f in kind["fields"]]}
     return shape

@@ -1,4 +1,9 @@
-"""Delta's own transactions and its errors, opened up (py4j only); files of a table."""
+"""Delta's own transactions and its errors, opened up (py4j only); files of a table.
+
+Staging lets Delta check schema and partitioning, write the Parquet files and collect their statistics, and
+then keeps the actions instead of committing them. Committing opens a new transaction with those actions and
+SetTransaction(appId, version), Delta's idempotency marker (Delta protocol, "Transaction Identifiers").
+"""
 
 from __future__ import annotations
 
@@ -24,10 +29,6 @@ from flinkish_spark.connectors.delta.table import (
     why_not_as_files,
 )
 from flinkish_spark.core.errors import raise_translated
-
-# ----------------------------------------------------------------------------------------------------------
-# Delta's refusals and conflicts, told apart.
-
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -73,11 +74,8 @@ _MOST_CAUSES = 12
 
 
 def translated(error: Exception) -> Exception:
-    """Return one of the exceptions above for one of :data:`FROM_THE_JVM`, or the same if none fits.
-
-    The same is what a full disk or a failed task comes to; raised by
-    :func:`~flinkish_spark.core.errors.raise_translated`.
-    """
+    """Return one of the exceptions above for one of :data:`FROM_THE_JVM`, or the same if none fits."""
+    # The same is what a full disk or a failed task comes to; `raise_translated` raises it.
     causes = list(_causes(error))
     for _, message in causes:
         if VIOLATION_MARKER in message:
@@ -113,26 +111,15 @@ def _causes(error: Exception) -> list[tuple[str, str]]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Delta's own transactions, opened up: write files now, commit them later (py4j only).
-#
-# Staging lets Delta check schema and partitioning, write the Parquet files and collect their statistics,
-# and then keeps the actions instead of committing them. Committing opens a new transaction with those
-# actions and SetTransaction(appId, version), Delta's idempotency marker (Delta protocol, "Transaction
-# Identifiers").
-
-
 class NotAsFiles(Exception):
     """Staged files cannot be named in the table as it is now; their rows may still fit."""
 
 
 def _in_session(method: Method) -> Method:
-    """Return a method during which Delta finds the session.
+    """Return a method during which Delta finds the session."""
 
-    Where it reads the checkpoint of a table's log it asks the thread for it, and threads of a coordinator or
-    of a recovery have none.
-    """
-
+    # Where Delta reads the checkpoint of a log it asks the thread for its session, and threads of a
+    # coordinator or of a recovery have none.
     @functools.wraps(method)
     def run(self: DeltaTables, *given: Any, **named: Any) -> Any:
         with active_session(self._spark):
@@ -215,10 +202,6 @@ class DeltaTables:
         )
 
     @_in_session
-    def version(self, path: str) -> int:
-        return int(self._log(path).startTransaction().readVersion())
-
-    @_in_session
     def info(self, path: str) -> TableInfo | None:
         return self._info(self._log(path).startTransaction())
 
@@ -228,11 +211,9 @@ class DeltaTables:
         return self._seen(transaction, app_id)
 
     def recent(self, path: str, limit: int) -> Iterator[dict[str, Any]]:
-        """Yield at most `limit` of the newest commits, newest first, as `DeltaHistory.recent` does.
-
-        Reads one file of the log for each, when it is asked for; no Spark job. Ends early where such a file
-        is not in its place, or does not begin with what Delta says about the commit.
-        """
+        """Yield the newest commits, newest first, as `DeltaHistory.recent` does."""
+        # Reads one file of the log for each, when it is asked for; no Spark job. Ends early where such a file
+        # is not in its place, or does not begin with what Delta says about the commit.
         try:
             log = self._log(path)
             newest, conf = int(log.startTransaction().readVersion()), log.newDeltaHadoopConf()
@@ -250,7 +231,6 @@ class DeltaTables:
                 yield {
                     "version": version,
                     "operation": first.get("operation"),
-                    "operationParameters": first.get("operationParameters"),
                     "userMetadata": first.get("userMetadata"),
                 }
         except FROM_THE_JVM as error:
@@ -266,10 +246,11 @@ class DeltaTables:
         note: str,
         check: Callable[[int], None],
     ) -> int | None:
-        """Commit several staged sets as one table version."""
+        """Commit several staged sets as one table version; return it, or None if it was there."""
         try:
             transaction = self._log(path).startTransaction()
             seen = self._seen(transaction, app_id)
+            # Within the transaction: a commit of the same id by somebody else in between is a conflict.
             check(seen)
             if seen >= version:
                 return None
@@ -278,7 +259,7 @@ class DeltaTables:
             else:
                 self._check_metadata(transaction, staged)
             adding = [self._action(a) for s in staged for a in s["actions"]]
-            replaces = isinstance(mode_from_json(staged[0].get("mode")), OverwritePartitions)
+            replaces = isinstance(mode_from_json(staged[0]["mode"]), OverwritePartitions)
             removing = self._replaced(transaction, adding) if replaces else []
             now = self._jvm.java.lang.System.currentTimeMillis()
             marker = self._delta.actions.SetTransaction(app_id, version, self._jvm.scala.Some(now))
@@ -303,11 +284,13 @@ class DeltaTables:
     def _check_metadata(self, transaction: Any, staged: Sequence[Mapping[str, Any]]) -> None:
         current = json.loads(transaction.metadata().json())
         for part in staged:
-            why = why_not_as_files(part["metadata"], current, stored_names(part))
+            names = [str(field["name"]) for field in part["schema"]["fields"]]
+            why = why_not_as_files(part["metadata"], current, names)
             if why:
                 raise NotAsFiles(why)
 
     def _replaced(self, transaction: Any, adding: Sequence[Any]) -> list[Any]:
+        # Having asked for them, other writers conflict.
         files = transaction.filterFiles(self._seq(list(adding)))
         return [file.remove() for file in self._to_list(files)]
 
@@ -359,16 +342,6 @@ class DeltaTables:
         return found
 
 
-def stored_names(staged: Mapping[str, Any]) -> list[str]:
-    if "schema" in staged:
-        return [str(f["name"]) for f in staged["schema"]["fields"]]
-    return [str(f["name"]) for f in TableInfo.from_log(staged["metadata"]).fields]
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Which Delta a session has.
-
-
 _INTERNALS = (
     "org.apache.spark.sql.delta.DeltaLog",
     "org.apache.spark.sql.delta.commands.WriteIntoDelta",
@@ -381,7 +354,7 @@ def has_native_delta(spark: SparkSession) -> bool:
 
 
 def has_delta_format(spark: SparkSession) -> bool:
-    """Whether ``format("delta")`` means something, whoever provides it."""
+    """Say if ``format("delta")`` means something, whoever provides it."""
     if getattr(spark, "_jvm", None) is None:
         # Nothing can be looked up; the first question about a table will tell.
         return True
@@ -393,27 +366,19 @@ def has_delta_format(spark: SparkSession) -> bool:
     return True
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Staged files: are they there, what is left over, away with it.
-#
-# Through Hadoop where the session has a JVM, else through Spark's readers and writers, which is slower.
-
-
 _GLOB = re.compile(r"([{}\[\]*?\\])")
 
 
 class TableFiles(Protocol):
-    """What a sink asks of the file system below its table. Paths are absolute or URIs."""
+    """The file system below a table, as a sink needs it; paths are absolute or URIs."""
 
     def missing(self, paths: Mapping[str, int | None]) -> list[str]:
         """Return those that are not there with the size in bytes that is given, if one is."""
-        ...
 
     def sizes(self, folder: str) -> dict[str, int]: ...
 
     def folders(self, folder: str) -> list[str]:
         """Return the names of the folders in a folder; empty if it is not there."""
-        ...
 
     def delete(self, folder: str) -> None: ...
 
@@ -430,7 +395,6 @@ class HadoopFiles:
         self._path = spark._jvm.org.apache.hadoop.fs.Path  # type: ignore[union-attr]
 
     def missing(self, paths: Mapping[str, int | None]) -> list[str]:
-        """Return those that are not there with their size."""
         if not paths:
             return []
         system = self._system(next(iter(paths)))
@@ -446,7 +410,6 @@ class HadoopFiles:
             return None
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the data files of a folder with their sizes in bytes."""
         return {
             str(one.getPath().getName()): int(one.getLen())
             for one in self._list(folder)
@@ -487,7 +450,6 @@ class PublicFiles:
         return self._sizes([folder]) if self._is_there(folder) else {}
 
     def _sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Return name and size of files, or of those in folders."""
         if not paths:
             return {}
         reader = self._spark.read.format("binaryFile")
@@ -495,7 +457,6 @@ class PublicFiles:
         return {unquote(str(row.path)).rsplit("/", 1)[-1]: int(row.length) for row in listed.collect()}
 
     def folders(self, folder: str) -> list[str]:
-        """Return the names of the folders in a folder that hold a file."""
         if not self._is_there(folder):
             return []
         reader = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")
@@ -504,7 +465,6 @@ class PublicFiles:
         return [str(row.name) for row in name.distinct().collect()]
 
     def delete(self, folder: str) -> None:
-        """Empty a folder."""
         self._spark.createDataFrame([], "value STRING").write.mode("overwrite").text(folder)
 
     def _are_there(self, paths: Sequence[str]) -> bool:

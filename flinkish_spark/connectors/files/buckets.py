@@ -285,7 +285,6 @@ class ExpressionBuckets(BucketAssigner):
 
 
 def checked_assigners(given: object) -> tuple[BucketAssigner, ...]:
-    """Return the assigners of a sink, or raise ConfigError."""
     several = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     if given is None:
         return ()
@@ -316,6 +315,7 @@ def values_of(bucket: str) -> dict[str, str | None]:
 
 
 def times_of(assigners: Sequence[BucketAssigner]) -> tuple[DateTimeBuckets, ...]:
+    """Return the assigners that together say a partition's time: the first, and others of its column."""
     times = [one for one in assigners if isinstance(one, DateTimeBuckets)]
     return tuple(one for one in times if (one.column, one.zone) == (times[0].column, times[0].zone))
 
@@ -361,7 +361,6 @@ def _checked_folder(name: object) -> None:
 
 
 def refuse_taken(names: Sequence[str], schema: T.StructType, uid: str) -> None:
-    """Raise SchemaError if a field of the stream has one of the names."""
     have = {name.lower() for name in schema.names}
     taken = [name for name in names if name.lower() in have]
     if taken:

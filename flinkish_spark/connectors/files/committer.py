@@ -1,4 +1,17 @@
-"""The committing half of the file sink: files become visible, and are taken back."""
+"""The committing half of the file sink: files become visible, and are taken back.
+
+The order of these steps is what makes it exact.
+
+1. COMMITTED: every file is there, and the record says which they are.
+2. PLAN: which files readers will see, under which names. Names come from the plan and not from the
+   moment, so whoever repeats a step finds its own work.
+3. Small files are merged under hidden names; nothing that a reader or a later try needs is touched.
+4. BUILT: from here on there are only renames.
+5. Renames, in the plan's order.
+6. MOVED: every file has been visible. From here on nobody looks for them again, because readers may
+   take them away.
+7. DONE, written by the committer; then what is not needed any more is removed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge.session import is_gateway_gone, said
 from flinkish_spark.connectors.files.buckets import BucketAssigner, values_of
@@ -44,35 +57,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Making the files of a decided checkpoint visible. The order of these steps is what makes it exact.
-#
-# 1. COMMITTED: every file is there, and the record says which they are.
-# 2. PLAN: which files readers will see, under which names. Names come from the plan and not from the
-#    moment, so whoever repeats a step finds its own work.
-# 3. Small files are merged under hidden names; nothing that a reader or a later try needs is touched.
-# 4. BUILT: from here on there are only renames.
-# 5. Renames, in the plan's order.
-# 6. MOVED: every file has been visible. From here on nobody looks for them again, because readers may
-#    take them away.
-# 7. DONE, written by the committer; then what is not needed any more is removed.
-
-
 LOG = logging.getLogger(__name__)
 
 
 class FilesGone(Exception):
-    """Files of a decided checkpoint were deleted before readers could see them.
-
-    Whether some of them were visible for a while is not known any more.
-    """
+    """Files of a decided checkpoint were deleted, as far as can be known before readers could see them."""
 
 
 @dataclass(frozen=True)
 class Publisher:
     """Carries plans out; any number of times, by any process."""
 
-    #: Names of the sink's files.
     files: SinkFiles
     ledger: Ledger
     disk: Disk
@@ -155,43 +150,25 @@ class Publisher:
         self.disk.sync_folders(sorted(path for path in touched if self.disk.exists(path)))
 
     def _explain_missing(self, source: Path, target: Path) -> None:
-        """Tell a file that was renamed before from one that was deleted before it could be.
-
-        The folder that a file is renamed from stays until MOVED, so its absence means that somebody
-        removed it. If it is there and the file is neither here nor there, the rename was done before a
-        crash, and whoever reads finished files has taken this one away.
-        """
+        """Tell a file that was renamed before from one that was deleted before it could be."""
         if self.disk.exists(target):
             return
+        # The folder stays until MOVED, so its absence means that somebody removed it. If it is there and the
+        # file is neither here nor there, the rename was done before a crash, and whoever reads finished files
+        # has taken this one away.
         if not self.disk.exists(source.parent):
             raise FilesGone(f"the folder {source.parent} with pending files is gone")
         LOG.warning("%s was finished before and has been taken away since, so it is left so", target)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Taking back what was committed after a checkpoint: finished files say in their names what they hold.
-
-
-class SupersedeSettings(Protocol):
-    """What a rewind has to know of the sink's settings."""
-
-    @property
-    def partition_commit(self) -> PartitionCommit | None:
-        """How partitions are committed."""
-
-    @property
-    def assigners(self) -> tuple[BucketAssigner, ...]:
-        """The sink's buckets."""
-
-
 @dataclass(frozen=True)
 class Superseder:
-    """Deletes the finished files of superseded checkpoints. Files of others are not looked at."""
+    """Deletes the finished files of superseded checkpoints, known by their names; of others none."""
 
     files: SinkFiles
     ledger: Ledger
     disk: Disk
-    settings: SupersedeSettings
+    settings: CommitSettings
 
     def why_not(self, target: int) -> str:
         """Return why the target's files cannot be brought back; empty if they can."""
@@ -204,7 +181,6 @@ class Superseder:
         return ""
 
     def supersede(self, target: int) -> CommitAnswer:
-        """Delete and forget what came after the target; may be repeated."""
         why = self.why_not(target)
         if why:
             return CommitAnswer(Outcome.LOST, why)
@@ -263,10 +239,6 @@ class Superseder:
                 yield path, part
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Which partitions wait and which are complete at a checkpoint. Pure but for a user's watermark.
-
-
 class WatermarkFailed(EnvironmentFault):
     """A user's watermark raised or is no time; it is asked again."""
 
@@ -275,8 +247,6 @@ class WatermarkFailed(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """The partitions at one checkpoint."""
-
     #: Those that hold data that was not announced yet, the complete ones among them, in order.
     waiting: tuple[OpenPartition, ...]
     due: tuple[OpenPartition, ...]
@@ -294,6 +264,7 @@ def advance(
     """Return the partitions at `completed`, from those before it and what it brought."""
     now_ms = completed.decided_at_ms
     if setting is None:
+        # Those that wait are kept for a later start that commits partitions again.
         return PartitionProgress(state.partitions, (), state.seen_ms)
     known = {(partition.root, partition.bucket): partition for partition in state.partitions}
     for chunk in fresh:
@@ -338,22 +309,15 @@ def _asked(
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The mark of a file sink: which checkpoint was made visible last, and by which timeline.
-#
-# Beside the files and not in the job directory: it is there to tell whether that directory is an older
-# copy. One object per checkpoint, created if absent, so that of two processes which commit the same id one
-# is told.
-
-
 _FOLDER, _KIND = "timeline", "file-sink-mark"
 
 
 @dataclass(frozen=True)
 class FileMarks:
-    """Reads and leaves marks; nothing is remembered between calls."""
+    """Reads and leaves marks of checkpoints; nothing is remembered between calls."""
 
-    #: Where the sink's files are.
+    # Beside the files and not in the job directory: a mark tells whether that directory is an older copy. One
+    # object per checkpoint, created if absent, so that of two processes which commit the same id one is told.
     files: SinkFiles
     timeline: Timeline = NO_TIMELINE
 
@@ -400,14 +364,8 @@ def _mark_from(value: Mapping[str, Any]) -> Mark:
     return Mark(CheckpointId(value["checkpoint"]), token_in([str(value["token"])]))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The committing half: what a checkpoint contains, when its files become visible, what is swept.
-
-
 @dataclass(frozen=True)
 class CommitSettings:
-    """When files become visible, and what happens to complete partitions."""
-
     rolling: Rolling = RollOnCheckpoint()  # noqa: RUF009
     compaction: Compaction | None = None
     partition_commit: PartitionCommit | None = None
@@ -416,7 +374,7 @@ class CommitSettings:
 
 @dataclass(frozen=True)
 class CommitterParts:
-    """What a committer works with; tests put faults into them."""
+    """Parts of a committer; tests put faults into them."""
 
     files: SinkFiles
     owner_epoch: OwnerEpoch
@@ -438,7 +396,7 @@ class _Retry(Exception):
 
 
 class FileCommitter(Committer):
-    """Commits files; see :mod:`flinkish_spark.connectors.files.committer` for the order of the steps."""
+    """Commits files; see the module for the order of the steps."""
 
     shown_order = ShownOrder.OF_COMMITS
 
@@ -452,13 +410,10 @@ class FileCommitter(Committer):
         mark = self._marks.newest()
         return () if mark is None else (mark,)
 
-    # -- commit ---------------------------------------------------------------------------------
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Take the checkpoint's files over, all or none; make them visible unless parts stay open.
-
-        One file that is gone makes all of them lost, as long as none has been visible: what was staged is
-        then staged anew as a whole.
-        """
+        """Take the checkpoint's files over, all or none; make them visible unless parts stay open."""
+        # One file that is gone makes all of them lost, as long as none has been visible: what was staged is
+        # then staged anew as a whole.
         if not committables:
             return ()
         try:
@@ -499,7 +454,6 @@ class FileCommitter(Committer):
         return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED, facts=facts)
 
     def _planned(self, checkpoint: int) -> Plan:
-        """Return the plan of a checkpoint that makes everything visible; record it if there is none."""
         plan = self._ledger.plan(checkpoint)
         if plan is not None:
             return plan
@@ -507,9 +461,7 @@ class FileCommitter(Committer):
         rolled = roll(chunks, self._settings.rolling, self._settings.compaction, 0)
         return self._ledger.record_plan(checkpoint, self._publisher.plan_of(checkpoint, rolled))
 
-    # -- complete -------------------------------------------------------------------------------
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
-        """Finish the parts whose time has come, then commit complete partitions."""
         try:
             with _retrying():
                 return self._complete(completed)
@@ -546,11 +498,9 @@ class FileCommitter(Committer):
         return self._finish(checkpoint, Outcome.COMMITTED)
 
     def _catch_up(self, checkpoint: int) -> None:
-        """Finish what older checkpoints left that were committed here and never completed.
-
-        A rewind leaves a checkpoint behind that another sink has lost. Its records stay, unless the
-        rewind takes them back.
-        """
+        """Finish what older checkpoints left that were committed here and never completed."""
+        # A rewind leaves a checkpoint behind that another sink has lost. Its records stay, unless the rewind
+        # takes them back.
         for older in self._ledger.checkpoints():
             if not self._ledger.newest_done() < older < checkpoint:
                 continue
@@ -608,7 +558,6 @@ class FileCommitter(Committer):
                 self._ledger.forget(older)
         return CommitAnswer(outcome, facts={} if plan is None else plan.facts)
 
-    # -- abort ----------------------------------------------------------------------------------
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Remove the pending files of committables that no decision contains."""
         answers = []
@@ -631,7 +580,6 @@ class FileCommitter(Committer):
         return CommitAnswer(Outcome.COMMITTED)
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        """Find committables of which a file is gone."""
         dead = {}
         with _unavailable("looking for pending files"):
             for index, committable in enumerate(committables):
@@ -641,7 +589,6 @@ class FileCommitter(Committer):
         return dead
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Remove folders of micro-batches that nobody will commit."""
         files = self._parts.files
         with _unavailable("looking for leftovers"):
             listed = [
@@ -668,13 +615,11 @@ class FileCommitter(Committer):
             removed += 1
         return removed
 
-    # -- rewind ---------------------------------------------------------------------------------
     def why_not_superseded(self, target: CheckpointId) -> str:
         with _unavailable("looking for finished files"):
             return self._superseder().why_not(int(target))
 
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
-        """Delete the files that were finished after the target, and forget what is still open of it."""
         try:
             with _retrying():
                 return self._superseder().supersede(int(target))
@@ -690,7 +635,6 @@ class FileCommitter(Committer):
 
 
 def chunks_of(committable: Committable, checkpoint: int) -> list[Chunk]:
-    """Return the files that a committable names."""
     payload = committable.payload
     return [
         Chunk(payload["root"], payload["staged"], f["name"], int(f["bytes"]), f["rows"], checkpoint)

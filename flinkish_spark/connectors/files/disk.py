@@ -11,20 +11,15 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from flinkish_spark.core.store import make_directories, sync_directory
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
-
-# ----------------------------------------------------------------------------------------------------------
-# What the file sink does to a file system, durably; every call is one place where a process can die.
-
 
 _CHUNK_BYTES = 1 << 20
 
 
 class Disk:
-    """The machine's file systems."""
+    """The machine's file systems: every call is one place where a process can die."""
 
     def exists(self, path: Path) -> bool:
         return path.exists()
@@ -33,14 +28,13 @@ class Disk:
         return path.stat().st_size
 
     def folders(self, path: Path) -> tuple[str, ...]:
-        """Return the names directly below a folder, sorted; empty if there is none."""
         try:
             return tuple(sorted(os.listdir(path)))
         except FileNotFoundError:
             return ()
 
     def files_below(self, path: Path) -> Iterator[Path]:
-        """Yield every file below a folder, whatever its name, in order; nothing if there is none."""
+        """Yield every file below a folder, in order; nothing if there is none."""
 
         def fail(error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):
@@ -55,6 +49,7 @@ class Disk:
         make_directories(path)
 
     def rename(self, source: Path, target: Path) -> None:
+        # Durable with sync_folders() only.
         os.rename(source, target)
 
     def link(self, source: Path, target: Path) -> None:
@@ -72,16 +67,10 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a folder with everything in it; one that is gone is no error.
-
-        A task that is still writing may put something into it meanwhile; it is then left to the next sweep.
-        """
+        """Remove a folder with everything in it; one that is gone is no error."""
+        # A task that is still writing may put something into it meanwhile: that is left to the next sweep.
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
-
-    def remove_empty(self, path: Path) -> None:
-        with contextlib.suppress(OSError):
-            path.rmdir()
 
     def sync_files(self, paths: Iterable[Path]) -> None:
         for path in paths:
@@ -102,24 +91,13 @@ class Disk:
             for source, skipped in sources:
                 with open(source, "rb") as piece:
                     piece.seek(skipped)
-                    _copy(piece, output)
+                    shutil.copyfileobj(piece, output, _CHUNK_BYTES)
             output.flush()
             os.fsync(output.fileno())
 
 
-def _copy(source: BinaryIO, target: BinaryIO) -> None:
-    while block := source.read(_CHUNK_BYTES):
-        target.write(block)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Names below the target of a file sink, and what can be read from them.
-#
-# Everything that is not finished lies below one hidden folder per sink, on the same file system as the
-# target, so that finishing a file is a rename.
-
-
 #: Holds what readers must not see of all sinks of a target; Spark and Hive skip names that begin with "_".
+#: On the same file system as the target, so that finishing a file is a rename.
 HIDDEN = "_flinkish"
 _STAGED = re.compile(r"(\d{1,18})-(\d{1,18})-[0-9a-f]{8}")
 #: What Spark calls the files of one task: part-<task>-<uuid>.c<count><extension>, or without a count.
@@ -128,13 +106,12 @@ _TASK_FILE = re.compile(r"part-(\d+)-[0-9a-f-]{36}(?:-c\d+|\.c\d+)?((?:\.[A-Za-z
 
 @dataclass(frozen=True, slots=True)
 class StagedId:
-    """Name of the folder that one micro-batch of one sink is staged in.
-
-    `block` is leased until the receipt; `nonce` keeps two uses of the same block apart.
-    """
+    """Name of the folder that one micro-batch of one sink is staged in."""
 
     owner_epoch: OwnerEpoch
+    #: Leased until the receipt.
     block: int
+    #: Keeps two uses of the same block apart.
     nonce: str
 
     def __str__(self) -> str:
@@ -142,7 +119,6 @@ class StagedId:
 
     @classmethod
     def parse(cls, text: str) -> StagedId | None:
-        """Return the id, or None if `text` is not one."""
         match = _STAGED.fullmatch(text)
         if match is None:
             return None
@@ -164,7 +140,7 @@ class PartName:
 
 @dataclass(frozen=True, slots=True)
 class SinkFiles:
-    """Where the files of one sink are."""
+    """Names of the files of one sink."""
 
     root: Path
     job: JobUuid
@@ -172,11 +148,11 @@ class SinkFiles:
 
     @property
     def tag(self) -> str:
+        # Tells sinks apart that have the same uid in different jobs, or a uid that begins like another.
         return hashlib.sha256(f"{self.job}/{self.uid}".encode()).hexdigest()[:16]
 
     @property
     def hidden(self) -> Path:
-        """The folder of everything that is not finished."""
         return self.root / HIDDEN / f"{self.uid}-{self.tag}"
 
     @property
@@ -198,7 +174,6 @@ class SinkFiles:
         return f"part-{self.uid}-{self.tag}-{part.first}-{part.last}-{part.index}{part.extension}"
 
     def parse_finished(self, name: str) -> PartName | None:
-        """Return what a finished file of this sink says, or None for any other file."""
         prefix = f"part-{self.uid}-{self.tag}-"
         match = re.fullmatch(r"(\d+)-(\d+)-(\d+)((?:\..*)?)", name.removeprefix(prefix))
         if not name.startswith(prefix) or match is None:

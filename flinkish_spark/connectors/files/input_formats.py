@@ -30,14 +30,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Lines of JSON, looked at before Arrow sees them.
-#
-# Arrow's reader takes the process with it if the first value of a block is a null, and makes records of
-# values that follow each other in a line, or go over several. So of each line it is seen to that it is one
-# object.
-
-
 #: About what is parsed at once; a longer line is parsed alone, whatever its length.
 _BLOCK_BYTES = 1 << 20
 #: Byte order marks, the longer ones in front of those that they begin with.
@@ -54,14 +46,12 @@ _NO_OBJECT = re.compile(rb"\n(?![ \t\r]*(?:\{[^\n]*\}[ \t\r]*)?(?:\n|\Z))")
 
 
 class BadLine(ValueError):
-    """A line cannot be read."""
-
     def __init__(self, line: int, why: str) -> None:
         super().__init__(f"line {line} {why}")
 
 
 def begin_of_text(data: bytes) -> int:
-    r"""Return where the text of a file begins: a byte order mark in front is no part of it."""
+    """Return where the text of a file begins: a byte order mark in front is no part of it."""
     mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
     if mark and mark != codecs.BOM_UTF8:
         raise BadLine(1, f"begins with the byte order mark of {_MARKS[mark]}: write the file in UTF-8")
@@ -69,7 +59,7 @@ def begin_of_text(data: bytes) -> int:
 
 
 def tables_of(data: bytes, schema: pa.Schema) -> Iterator[pa.Table]:
-    r"""Yield the objects of some lines, a part at a time, with the fields of `schema` in any order."""
+    """Yield the objects of some lines, a part at a time, with the fields of `schema` in any order."""
     start, line = begin_of_text(data), 1
     while start < len(data):
         end = data.rfind(b"\n", start, start + _BLOCK_BYTES) + 1
@@ -81,6 +71,9 @@ def tables_of(data: bytes, schema: pa.Schema) -> Iterator[pa.Table]:
         start, line = end, line + block.count(b"\n")
 
 
+# Arrow's reader takes the process with it if the first value of a block is a null, and makes records of
+# values that follow each other in a line, or go over several. So of each line it is seen to that it is one
+# object.
 def _table_of(block: bytes, first: int, schema: pa.Schema) -> pa.Table:
     import pyarrow as pa
 
@@ -174,7 +167,6 @@ def _with_doubles(kind: pa.DataType) -> pa.DataType:
 
 
 def _from_texts(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return a column with dates, times and bytes in the places of texts."""
     import pyarrow as pa
 
     dated = column.cast(_with_texts(kind, _is_bytes))
@@ -211,7 +203,6 @@ def _refuse_other_years(columns: Iterable[pa.ChunkedArray]) -> None:
 
 
 def _infinities(table: pa.Table) -> npt.NDArray[np.bool_]:
-    """Return which of all floating numbers are infinite."""
     import numpy as np
     import pyarrow as pa
 
@@ -239,7 +230,6 @@ def _bare(line: bytes, look: Callable[[bytes], str | None]) -> bytes:
 
 
 def _float_of(kind: pa.DataType) -> T.DataType | None:
-    """Return what of a type is FLOAT or DOUBLE; None if nothing is."""
     import pyarrow as pa
 
     if pa.types.is_list(kind):
@@ -254,7 +244,6 @@ def _float_of(kind: pa.DataType) -> T.DataType | None:
 
 
 def _count(block: bytes) -> int:
-    """Return how many lines are not blank."""
     lines = block.count(b"\n") + (not block.endswith(b"\n"))
     return lines - sum(1 for _ in _BLANK.finditer(b"\n" + block))
 
@@ -274,10 +263,6 @@ def _bad_line(block: bytes, first: int, schema: pa.Schema, otherwise: str) -> Ba
         except pa.ArrowInvalid as error:
             return BadLine(number, f"cannot be read: {error}")
     return BadLine(first, f"or one behind it cannot be read: {otherwise}")
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What is in the files that a file source reads.
 
 
 _ROWS_AT_ONCE = 10_000
@@ -458,18 +443,14 @@ class CsvFiles(InputFormat):
 
 
 class _BadValue(ValueError):
-    """A value in a row of a batch is none of its type."""
-
     def __init__(self, row: int, field: pa.Field, why: str) -> None:
         super().__init__(f"cannot be read: the field {field.name!r} {why}")
         self.row = row
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    """Return whether a type is read as text first.
-
-    Of an infinity Arrow does not say whether it was one, and it takes hexadecimal numbers and wraps them.
-    """
+    """Say if a type is read as text first."""
+    # Of an infinity Arrow does not say whether it was one, and it takes hexadecimal numbers and wraps them.
     import pyarrow as pa
 
     return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
@@ -557,7 +538,6 @@ def _cast(texts: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pass over some rows."""
     for batch in batches:
         left = batch.slice(given)
         given -= batch.num_rows - left.num_rows
@@ -596,21 +576,12 @@ class TextLines(InputFormat):
 
 
 def _texts_of(lines: Sequence[bytes], first: int) -> list[str]:
-    """Return lines without their ends; raise BadLine for one that is no UTF-8."""
     bare = [line.removesuffix(b"\n").removesuffix(b"\r") for line in lines]
     try:
         return [line.decode() for line in bare]
     except UnicodeDecodeError as error:
         at = bare.index(error.object)
         raise BadLine(first + at, f"is no UTF-8: {error.reason}") from None
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The quotes of a CSV file, looked at before Arrow sees them.
-#
-# Arrow takes all that follows an open quote for one value, and puts text behind a closing quote to the
-# value. So each quoted value must end, in front of the delimiter, of an end of a line or of that of the
-# file. A quote within a value that does not begin with one is text.
 
 
 #: What is looked at together.
@@ -668,7 +639,6 @@ class _Part:
         return np.compress(~states[np.searchsorted(self.starts, at)], at)
 
     def _in_front(self, at: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-        """Return the bytes in front of some places."""
         found: npt.NDArray[np.uint8] = self.data[at - 1]
         if len(at) and at[0] == 0:
             found[0] = self.before
@@ -677,6 +647,8 @@ class _Part:
 
 def check_quotes(path: str, delimiter: str) -> None:
     """See to it that each quoted value of a file ends, and that no text is behind it."""
+    # Arrow takes all that follows an open quote for one value, and puts text behind a closing quote to the
+    # value. A quote within a value that does not begin with one is text.
     opened = None
     for part in _parts(path, delimiter):
         if len(part.wrong):
@@ -731,7 +703,6 @@ def line_of(path: str, delimiter: str, record: int) -> int:
 
 
 def _line_at(path: str, place: int) -> int:
-    """Return the number of the line with a byte of a file."""
     import numpy as np
 
     line = 1

@@ -50,7 +50,7 @@ class Part(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Stored):
-    """What one checkpoint makes visible, and which chunks stay open behind it."""
+    """Files that one checkpoint makes visible, and chunks that stay open behind it."""
 
     parts: tuple[Part, ...]
     open: tuple[Chunk, ...]
@@ -66,8 +66,6 @@ class Plan(Stored):
 
 @dataclass(frozen=True, slots=True)
 class _Committed(Stored):
-    """What a checkpoint contains."""
-
     chunks: tuple[Chunk, ...]
 
 
@@ -83,13 +81,12 @@ class OpenPartition(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class State(Stored):
-    """What the sink knows behind a checkpoint."""
+    """State of the sink behind a checkpoint."""
 
-    #: The one; 0 before the first.
+    #: 0 before the first.
     checkpoint: int = 0
     #: Chunks that are not visible yet, the oldest first.
     open: tuple[Chunk, ...] = ()
-    #: Those that wait for their commit.
     partitions: tuple[OpenPartition, ...] = ()
     #: The greatest partition time of committed data; None before there was any.
     seen_ms: int | None = None
@@ -99,11 +96,9 @@ class State(Stored):
 class Ledger:
     """Reads and writes the records; nothing is remembered between calls."""
 
-    #: Over the sink's folder of the job directory.
     store: Store
 
     def checkpoints(self) -> tuple[int, ...]:
-        """Return the checkpoints that have any record, in order."""
         names = (key.rsplit("/", 1)[-1] for key in self.store.list("checkpoints"))
         return tuple(sorted(int(name) for name in names if name.isdecimal()))
 
@@ -111,20 +106,16 @@ class Ledger:
         return _key(checkpoint, entry) in self.store.list(f"checkpoints/{checkpoint}")
 
     def committed(self, checkpoint: int) -> tuple[Chunk, ...] | None:
-        """Return what a checkpoint contains, or None if that is not recorded."""
         found = self._read(checkpoint, Entry.COMMITTED, _Committed.from_json)
         return None if found is None else found.chunks
 
     def plan(self, checkpoint: int) -> Plan | None:
-        """Return what a checkpoint makes visible, or None if that is not planned."""
         return self._read(checkpoint, Entry.PLAN, Plan.from_json)
 
     def state(self, checkpoint: int) -> State | None:
-        """Return the state behind a checkpoint, or None if it is not done."""
         return self._read(checkpoint, Entry.DONE, State.from_json)
 
     def state_before(self, checkpoint: int) -> State:
-        """Return the newest state that is older than a checkpoint."""
         for older in reversed(self.checkpoints()):
             state = self.state(older) if older < checkpoint else None
             if state is not None:
@@ -145,6 +136,7 @@ class Ledger:
         self._create(checkpoint, Entry.COMMITTED, _Committed(tuple(chunks)).to_json())
 
     def record_plan(self, checkpoint: int, plan: Plan) -> Plan:
+        """Record a plan; return the one that stands, which another process may have written."""
         self._create(checkpoint, Entry.PLAN, plan.to_json())
         return self.plan(checkpoint) or plan
 
@@ -158,6 +150,7 @@ class Ledger:
         self.store.put(_key(state.checkpoint, Entry.DONE), seal(_kind(Entry.DONE), state.to_json()))
 
     def forget(self, checkpoint: int, kept: frozenset[Entry] = frozenset()) -> None:
+        # This order matters: each record stands on those before.
         for entry in reversed(Entry):
             if entry not in kept and self.has(checkpoint, entry):
                 self.store.delete(_key(checkpoint, entry))

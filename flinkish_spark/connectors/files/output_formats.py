@@ -28,7 +28,6 @@ _ENCODING = ("encoding", "charset")
 #: Codecs whose files can be put one behind the other and are read as one.
 _STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
 
-
 #: By itself Spark leaves blanks out, and puts a backslash before a quote, which most readers take for a text.
 _WHOLE_TEXTS = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false", "escape": '"'}
 
@@ -80,7 +79,7 @@ def exact_options(kind: FileFormat) -> Mapping[str, str]:
 
 
 def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
-    """Refuse options that the sink sets itself, and what is no option; raise ConfigError."""
+    """Refuse options that the sink sets itself, and what is no option."""
     for name, value in options.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ConfigError(
@@ -160,7 +159,6 @@ def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
 
 
 def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str], uid: str) -> None:
-    """Refuse fields that a format cannot hold."""
     lowered = {name.lower() for name in left_out}
     fields = [field for field in schema.fields if field.name.lower() not in lowered]
     if not fields:

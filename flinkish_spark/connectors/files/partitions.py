@@ -6,7 +6,6 @@ late data came to a partition that was committed before: they must bear repetiti
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-LOG = logging.getLogger(__name__)
 _LEAVE_OUT = "leave it out for the default"
 #: What raises where a partition's values are no time, or one that no clock shows.
 _NO_TIME = (ValueError, KeyError, IndexError, OverflowError)

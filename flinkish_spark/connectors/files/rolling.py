@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 
-# ----------------------------------------------------------------------------------------------------------
-# When files are finished, and which of them become one. Settings, and one pure function.
-#
-# Chunks are files that a decided checkpoint contains and readers do not see yet. Time is that of decisions,
-# so that every repetition finds the same.
-
-
 _MIB = 1 << 20
 _LEAVE_OUT = "leave it out for the default"
 
@@ -130,7 +123,7 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Chunk(Stored):
-    """A file of a decided checkpoint."""
+    """A file of a decided checkpoint that readers do not see yet."""
 
     IS_CLOSED: ClassVar = True
 
@@ -140,28 +133,25 @@ class Chunk(Stored):
     staged: str
     #: Of the file, relative to that folder, with its bucket.
     name: str
-    #: Its size; rows are None where the format does not tell.
     bytes: int
+    #: None where the format does not tell.
     rows: int | None
-    #: The one that contains it.
     checkpoint: int
     #: When that was decided; None until it completes.
     decided_at_ms: int | None = None
 
     @property
     def bucket(self) -> str:
-        """Its folder below the target; empty at the top."""
         return bucket_of(self.name)
 
     @property
     def extension(self) -> str:
-        """As Spark named it."""
         found = task_file(self.name.rsplit("/", 1)[-1])
         return "" if found is None else found[1]
 
 
 class RollAll(enum.Enum):
-    """Whether every open part is finished now: behind a last checkpoint and at savepoints."""
+    """Behind a last checkpoint and at savepoints every open part is finished."""
 
     ALL = "ALL"
     BY_LIMITS = "BY_LIMITS"
@@ -169,8 +159,6 @@ class RollAll(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """What becomes visible now, and what stays open."""
-
     parts: tuple[tuple[Chunk, ...], ...]
     open: tuple[Chunk, ...]
 
@@ -183,7 +171,7 @@ def roll(
     due_buckets: frozenset[tuple[str, str]] = frozenset(),
     roll_all: RollAll = RollAll.BY_LIMITS,
 ) -> Rolled:
-    """Decide which chunks become which parts."""
+    # Pure; `now_ms` is the time of a decision, so that every repetition finds the same.
     parts: list[tuple[Chunk, ...]] = []
     still_open: list[Chunk] = []
     by_bucket = sorted(chunks, key=lambda c: (c.root, c.bucket, c.extension))
@@ -224,10 +212,6 @@ def _is_over(part: Sequence[Chunk], policy: RollingPolicy, now_ms: int) -> bool:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Several files become one: lines are put one behind the other, the rest goes through Spark once more.
-
-
 #: The column that keeps parts apart while Spark merges them; no field may begin like it.
 _PART = "_fs_part"
 #: A path is no pattern, whatever is in its names; and no setting of the session may leave out a file.
@@ -242,8 +226,6 @@ class NotMergedError(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """One file to make."""
-
     sources: tuple[Path, ...]
     #: Absolute path; durable and whole once it exists.
     target: Path
@@ -261,12 +243,11 @@ class LineMerger:
     """Puts files one behind the other; every record in them ends with its separator."""
 
     disk: Disk
-    #: As given to the sink; a header is left out of all files but the first.
+    #: A header is left out of all files but the first.
     kind: FileFormat
     options: Mapping[str, str]
 
     def merge(self, merges: Sequence[Merge], scratch: Path) -> None:
-        """Make the targets; see :class:`Merger`."""
         self.disk.make_folder(scratch)
         for merge in merges:
             if self.disk.exists(merge.target):
@@ -296,17 +277,14 @@ class LineMerger:
 class SparkMerger:
     """Lets Spark read and write once more, all parts in one Spark job."""
 
-    #: Where the files are, and who writes them.
     disk: Disk
     spark: SparkSession
-    #: As given to the sink.
     kind: FileFormat
-    #: Of the records in the files; a column that older files do not have is null.
+    #: A column that the files do not have is null.
     schema: T.StructType
     options: Mapping[str, str] = field(default_factory=dict)
 
     def merge(self, merges: Sequence[Merge], scratch: Path) -> None:
-        """Make the targets; see :class:`Merger`."""
         missing = [merge for merge in merges if not self.disk.exists(merge.target)]
         if not missing:
             return

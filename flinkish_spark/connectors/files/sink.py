@@ -46,10 +46,6 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What is looked at before a start about the columns that bucket assigners make, a user's own among them.
-
-
 #: Zones whose wall clock is an instant.
 _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
 
@@ -57,7 +53,7 @@ _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
 def check_folders(
     assigners: Sequence[BucketAssigner], schema: T.StructType, spark: SparkSession, uid: str
 ) -> None:
-    """Make the folders' columns on an empty frame."""
+    """Make the folders' columns on an empty frame; refuse what cannot be a folder's name."""
     if not assigners:
         return
     added: dict[str, Column] = {}
@@ -100,7 +96,6 @@ def _columns_of(one: BucketAssigner, uid: str) -> dict[str, Column]:
 def _fields_with(
     added: dict[str, Column], schema: T.StructType, spark: SparkSession, uid: str
 ) -> T.StructType:
-    """Return the stream's fields and those that are added, as Spark sees them."""
     from pyspark.errors import PySparkException
 
     empty = spark.createDataFrame([], schema)
@@ -134,10 +129,6 @@ def _why_other_time(kind: T.DataType, spark: SparkSession) -> str:
     return (
         f"it would be a time of the session's zone, {zone}: not of its readers', and hours come twice in many"
     )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The file sink: what a user writes, and everything that can be refused before a job starts.
 
 
 _LEAVE_OUT = "leave it out for the default"
@@ -275,7 +266,6 @@ class FileSink(Sink):
         return SinkFiles(local_path(self.path), context.job, context.uid)
 
     def _in_files(self, schema: T.StructType) -> T.StructType:
-        """Return the fields that are in the files: all but those that are folders."""
         from pyspark.sql import types as T
 
         folders = {name.lower() for one in self._assigners for name in one.names}
@@ -283,7 +273,6 @@ class FileSink(Sink):
 
 
 def local_path(path: str) -> Path:
-    """Return the folder that a sink's path means."""
     text = str(path)
     parsed = urlparse(text)
     if "://" in text or text.startswith("file:"):

@@ -52,14 +52,6 @@ if TYPE_CHECKING:
     from flinkish_spark.core.offset_log import LoggedOffsets
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The files that a source has found, in the order of finding; durable before any is read.
-#
-# A position of the source is a number of files in this list, so a file has its place for ever. The list is
-# stored in parts, each created once: whoever else looks at the same folder finds the part taken, and goes
-# on from there. Old parts are folded into one object, without the files that no checkpoint needs.
-
-
 _PARTS, _FOLDS, _KIND = "files", "folds", "files"
 #: Parts are folded when there are this many, or a fourth of what the fold would hold: so each file is
 #: written a few times, however long the list becomes.
@@ -81,7 +73,11 @@ class FoundFile(StoredRow):
 
 
 class FileList:
-    """The list; every process has one of its own over the same parts."""
+    """The files that a source has found, in the order of finding; durable before any is read."""
+
+    # A position of the source is a number of files in this list, so a file has its place for ever. The list
+    # is stored in parts, each created once: whoever else looks at the same folder finds the part taken, and
+    # goes on from there. Old parts are folded into one object, without the files that no checkpoint needs.
 
     def __init__(self, place: StoreSpec) -> None:
         self._store = place.open()
@@ -104,7 +100,6 @@ class FileList:
         return self._files[index - self._dropped]
 
     def read(self) -> FileList:
-        """Take in the parts that were added since; return this list."""
         if self._parts is None:
             self._parts = 0
             self._read_fold()
@@ -148,7 +143,6 @@ class FileList:
                 self._store.delete(key)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the whole list as JSON values."""
         files = [one.to_json() for one in self._files]
         kept = {one.path for one in self._files}
         read = {path: list(one) for path, one in self._known.items() if path not in kept}
@@ -214,6 +208,7 @@ def _entries(root: Path, pattern: str) -> Iterator[os.DirEntry[str]]:
             with os.scandir(folder) as found:
                 entries = [one for one in found if one.name[0] not in "._"]
         except FileNotFoundError:
+            # Any other error passes: to go on without the folder would be to take it for an empty one.
             if folder == str(root):
                 raise
             continue  # Gone before it was ours.
@@ -222,10 +217,6 @@ def _entries(root: Path, pattern: str) -> Iterator[os.DirEntry[str]]:
                 folders += [] if one.is_symlink() else [one.path]
             elif fnmatch(one.name, pattern):
                 yield one
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Files of a folder: those that are there, or those that come as well.
 
 
 class Discovery(Choice):

@@ -15,10 +15,8 @@ _FINEST = timedelta(milliseconds=1)
 
 
 def to_ms(local: datetime, zone: str) -> int:
-    """Return the milliseconds since 1970 of a wall clock in a zone; one with a zone of its own keeps it.
-
-    Of a time that is shown twice, the first one.
-    """
+    """Return the milliseconds since 1970 of a wall clock in a zone; one with a zone of its own keeps it."""
+    # Of a time that is shown twice, the first one.
     known = local if local.tzinfo is not None else local.replace(tzinfo=ZoneInfo(zone))
     return (known - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
 
@@ -30,7 +28,7 @@ def last_shown_ms(begin: datetime, end: datetime, zone: str) -> int | None:
         shown_from, shown_to = max(first, begin - offset), min(behind, end - offset)
         if shown_from < shown_to:
             latest = shown_to
-    return None if latest is None else _since_epoch_ms(latest)
+    return None if latest is None else (latest - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _stretches(
@@ -63,7 +61,3 @@ def _offset(utc: datetime, zone: ZoneInfo) -> timedelta:
     found = utc.replace(tzinfo=UTC).astimezone(zone).utcoffset()
     assert found is not None
     return found
-
-
-def _since_epoch_ms(utc: datetime) -> int:
-    return (utc - _EPOCH) // timedelta(milliseconds=1)

@@ -22,7 +22,7 @@ from flinkish_spark.connectors.files.buckets import BucketAssigner
 from flinkish_spark.connectors.files.disk import Disk, SinkFiles, StagedId, is_hidden, task_file
 from flinkish_spark.connectors.files.output_formats import FileFormat, exact_options, line_condition
 from flinkish_spark.connectors.partition_values import folder_conditions, refusing, refusing_others
-from flinkish_spark.connectors.row_count import CountedRows, RowsDifferError
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, CountedRows, RowsDifferError
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, MAKE_DETERMINISTIC, EnvironmentFault
 from flinkish_spark.protocol.records import TaskAck
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 LOG = logging.getLogger(__name__)
-#: Control columns in front of the fields, see StageRequest.
-_CONTROL_WIDTH = 4
 #: How much larger than wanted a file may be before the micro-batch is written again.
 _TOLERANCE = 1.5
 #: How often at most: sizes per record are known better each time.
@@ -60,8 +58,6 @@ class StagedFile:
 
 @dataclass(frozen=True)
 class WriteSettings:
-    """How files are written."""
-
     kind: FileFormat
     options: Mapping[str, str]
     assigners: tuple[BucketAssigner, ...]
@@ -70,13 +66,10 @@ class WriteSettings:
 
     @property
     def bucket_names(self) -> tuple[str, ...]:
-        """Folders below the target, outermost first."""
         return tuple(name for one in self.assigners for name in one.names)
 
 
 class FileWriter(SinkWriter):
-    """Stages micro-batches as files."""
-
     def __init__(
         self, files: SinkFiles, settings: WriteSettings, context: SinkContext, disk: Disk, has_shim: bool
     ) -> None:
@@ -88,7 +81,6 @@ class FileWriter(SinkWriter):
         self._bytes_per_row: float | None = None
 
     def stage(self, request: StageRequest) -> StageResult:
-        """Write the records' files, list them, make them durable, and give the folder its pending name."""
         for _ in range(_TRIES - 1):
             staged = self._Attempt(self, request)
             if not self._is_too_large(staged.found, staged.acks):
@@ -125,7 +117,6 @@ class FileWriter(SinkWriter):
             self.acks: tuple[TaskAck, ...] = tuple(tapped.acks())
             self.found = writer._listed(self.folder, self.acks)
 
-    # -- writing --------------------------------------------------------------------------------
     def _tapped(self, request: StageRequest) -> TappedRows | CountedRows:
         if self._has_shim:
             return TappedRows(request.rows, f"flinkish {self._context.uid} batch {request.batch}")
@@ -135,7 +126,7 @@ class FileWriter(SinkWriter):
         added: dict[str, Column] = {}
         for one in self._settings.assigners:
             added.update(one.columns(self._context.clock.wall_ms()))
-        fields = [F.col(quoted(name)) for name in request.rows.columns[_CONTROL_WIDTH:]]
+        fields = [F.col(quoted(name)) for name in request.rows.columns[CONTROL_WIDTH:]]
         rows = records.select(*fields, *(column.alias(name) for name, column in added.items()))
         # Fields that are folders are in no file; what an assigner makes is beside the fields that it is of.
         only_in_names = [name for name in self._settings.bucket_names if name not in added]
@@ -163,7 +154,6 @@ class FileWriter(SinkWriter):
             return 0
         return max(1, int(self._settings.part_bytes / self._bytes_per_row))
 
-    # -- what was written -----------------------------------------------------------------------
     def _listed(self, folder: Path, acks: Sequence[TaskAck]) -> tuple[StagedFile, ...]:
         """Return the files with records in them; Spark writes one for an empty micro-batch, too."""
         rows = {ack.partition: ack.rows for ack in acks}

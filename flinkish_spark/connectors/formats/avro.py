@@ -72,10 +72,6 @@ _LOGICAL: Mapping[str, str] = {
 _EXACT = decimal.Context(prec=_MOST_DIGITS + 1)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Schemas, with everything in them that they name.
-
-
 def whole_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
     """Return a schema with full names, in which every type is defined where it is first named."""
     try:
@@ -98,11 +94,9 @@ def whole_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
 
 
 def _with_known_logical_types(schema: Any) -> Any:
-    """Return a schema as JSON without the logical types that are invalid or not known.
-
-    By the specification their values are read as what their own type says; fastavro refuses some of them, and
-    with them the whole schema, whoever reads the field.
-    """
+    """Return a schema as JSON without the logical types that are invalid or not known."""
+    # By the specification their values are read as what their own type says; fastavro refuses some of them,
+    # and with them the whole schema, whoever reads the field.
     if isinstance(schema, list):
         return [_with_known_logical_types(one) for one in schema]
     if not isinstance(schema, dict):
@@ -193,12 +187,7 @@ def _names_in(schema: Any) -> dict[str, Any]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What each type becomes.
-
-
 def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()) -> T.DataType:
-    """Return the type of a schema's column."""
     schema = _whole(schema, named)
     if isinstance(schema, list):
         made = [typed(one, named, path, within) for one in _branches(schema) if one != "null"]
@@ -236,10 +225,8 @@ def _whole(schema: Any, named: Mapping[str, Any]) -> Any:
 
 
 def _branches(union: Sequence[Any]) -> Sequence[Any]:
-    """Return the branches of a union that is read with, without what a wider one holds as well.
-
-    Only where these two are all there is: the columns of other unions are counted.
-    """
+    """Return the branches of a union that is read with, without what a wider one holds as well."""
+    # Only where these two are all there is: the columns of other unions are counted.
     for narrow, wide in _WIDER.items():
         if sorted(str(one) for one in union if one != "null") == sorted((narrow, wide)):
             return [one for one in union if one != narrow]
@@ -265,10 +252,6 @@ def _path(path: str, one: Mapping[str, Any]) -> str:
     return f"{path}.{one['name']}" if path else str(one["name"])
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What fastavro reads by, and how it tells the branches of a union.
-
-
 #: The field of a record that stands for a branch.
 _BOX = "value"
 #: As an enum: the byte 0 is its number 0, and 1 is -1. fastavro's boolean would be true for any other byte.
@@ -289,10 +272,8 @@ _WIDER: Mapping[str, str] = {"int": "long", "float": "double"}
 
 
 def _wire(schema: Any, named: Mapping[str, Any], made: dict[str, Any]) -> Any:
-    """Return a writer's schema as fastavro reads by it: without logical types, and not to be parsed again.
-
-    What bytes name by its number stands in a dict: of a list the number -1 would be the last one.
-    """
+    """Return a writer's schema as fastavro reads by it: without logical types, and not to be parsed again."""
+    # What bytes name by its number stands in a dict: of a list the number -1 would be the last one.
     if isinstance(schema, list):
         branches = [_whole(one, named) for one in schema]
         found = {at: _wire(one, named, made) for at, one in enumerate(branches)}
@@ -332,10 +313,6 @@ def _tag(branch: Any, union: Sequence[Any]) -> str | type:
         return str(branch["name"])
     kind = _kind(branch)
     return kind if kind == "boolean" or _is_boxed(branch, union) else _READ_AS[kind]
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Resolution: how a column's value is made of what fastavro reads.
 
 
 class Unlike(Exception):
@@ -624,10 +601,6 @@ def _member(
     return (*before, value if convert is None else convert(value), *behind)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Reading.
-
-
 @dataclass(frozen=True)
 class AvroReader(Reader):
     """Reads records by one schema, whatever they were written with."""
@@ -643,7 +616,6 @@ class AvroReader(Reader):
 
     @property
     def kind(self) -> T.StructType:  # type: ignore[override]
-        """The fields."""
         schema = whole_schema(self.schema)
         found = typed(schema, _names_in(schema), "")
         if isinstance(found, T.StructType) and _kind(schema) == "record":

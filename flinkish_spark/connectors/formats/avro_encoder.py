@@ -55,20 +55,17 @@ _TIMES = re.compile(r"[:<,](?:date|timestamp)[,>]")
 
 
 def avro_schema(avro: Avro, schema: T.StructType) -> dict[str, Any]:
-    """Return the Avro schema that records are written with."""
     found: dict[str, Any] = json.loads(avro.schema) if avro.schema else derived_schema(schema)
     return found
 
 
 def derived_schema(schema: T.StructType) -> dict[str, Any]:
-    """Return the Avro schema of a stream: every field may be null; nested records are named by their path.
-
-    Of paths that make the same name, as a.b_c and a_b.c, the later one gets underscores at its end.
-    """
+    """Return the Avro schema of a stream: every field may be null; nested records are named by their path."""
     return _derived_record(schema, _RECORD, set())
 
 
 def _derived_record(schema: T.StructType, path: str, taken: set[str]) -> dict[str, Any]:
+    # Of paths that make the same name, as a.b_c and a_b.c, the later one gets underscores at its end.
     name = path
     while name in taken:
         name += "_"
@@ -201,6 +198,7 @@ def _of_value(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterato
 
 
 def _own_field(kind: T.StructType, name: str) -> T.StructField | None:
+    # As Spark's encoder takes it: a field of a nested record may differ in case.
     alike = [one for one in kind.fields if one.name.lower() == name.lower()]
     return next((one for one in alike if one.name == name), alike[0] if alike else None)
 

@@ -25,7 +25,6 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
 def check_flat(fields: T.StructType, whose: str) -> None:
-    """Refuse fields that are no single values."""
     for one in fields:
         if isinstance(one.dataType, T.StructType | T.ArrayType | T.MapType):
             raise SchemaError(
@@ -36,7 +35,6 @@ def check_flat(fields: T.StructType, whose: str) -> None:
 
 
 def line_of(fields: T.StructType, delimiter: str) -> Column:
-    """Return the line of a row."""
     values = []
     for one in fields:
         column = F.col(quoted(one.name))
@@ -60,7 +58,6 @@ class CsvReader(Reader):
     kind = T.StringType()
 
     def opened(self) -> Callable[[bytes], str]:
-        """Make what splits lines."""
         fields = T.StructType.fromJson(json.loads(self.fields))
         split, values = _splitter(self.delimiter), [(one.name, _value(one)) for one in fields]
         names = [json.dumps(name) for name, _ in values]

@@ -72,10 +72,6 @@ class Part:
         return f"{PREFIX}read_{self.name}"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Which columns a format becomes: by its own schema, or by that of a registry's subject.
-
-
 def stated_part(form: Format, name: str) -> Part | None:
     """Return a part whose columns its format says itself; None if a registry's subject says them."""
     match form:
@@ -134,12 +130,10 @@ def _of_files(form: Protobuf, name: str, files: bytes, message: str) -> Part:
 
 
 def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str]) -> Part:
-    """Return a part with its columns; the registry is asked where it says them, and the answer kept.
-
-    Called at each start of the query. Without EVOLVE a job reads by the schema of its first start for ever,
-    which is a fact in its directory and in its savepoints. With EVOLVE it takes the newest, and from which
-    checkpoint on it has read by each is a fact.
-    """
+    """Return a part with its columns; the registry is asked where it says them, and the answer kept."""
+    # Called at each start of the query. Without EVOLVE a job reads by the schema of its first start for ever,
+    # which is a fact in its directory and in its savepoints. With EVOLVE it takes the newest, and from which
+    # checkpoint on it has read by each is a fact.
     stated = stated_part(form, name)
     if stated is not None or not isinstance(form, RegisteredFormat) or form.registry is None:
         assert stated is not None
@@ -190,8 +184,6 @@ def schema_facts(uid: str) -> tuple[str, ...]:
 
 
 class _Kept:
-    """The schemas that a job has read by, as facts in its directory."""
-
     def __init__(self, place: StoreSpec, uid: str, name: str) -> None:
         self._job_dir = JobDir(place.open(), place)
         self._name = f"schema-{uid}-{name}"
@@ -215,15 +207,9 @@ class _Kept:
             self._job_dir.recorded_once(f"{self._name}-{at}-{schema.schema_id}", schema.to_json())
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Reading them.
-
-
 def with_part(raw: DataFrame, part: Part) -> tuple[DataFrame, Column]:
-    """Add what a part is read as, the column :attr:`Part.read`; return why it is none.
-
-    The reason is null where the part is read, and where there are no bytes; its fields are null then.
-    """
+    """Add what a part is read as, the column :attr:`Part.read`; return why it is none."""
+    # The reason is null where the part is read, and where there are no bytes; its fields are null then.
     data = F.col(part.name)
     match part.form:
         case Raw(column=column):

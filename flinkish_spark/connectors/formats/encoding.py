@@ -63,16 +63,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The bytes of each row."""
-
-    #: The bytes; of no meaning where there is a misfit.
+    #: Of no meaning where there is a misfit.
     data: Column
     #: Why a row has none, null where it has; None if every row has.
     misfit: Column | None = None
 
 
 def named_columns(form: Format) -> list[str]:
-    """Return the columns that a format names itself."""
     match form:
         case Raw() | String():
             return [form.column]
@@ -225,7 +222,6 @@ def _dependencies(registry: SchemaRegistry, file: object) -> list[tuple[str, str
 
 
 def encoded(form: Format | None, schema: T.StructType, prefix: bytes) -> Encoded:
-    """Return the bytes of each row of a stream with these fields."""
     match form:
         case None:
             return Encoded(F.lit(None).cast("binary"))

@@ -45,7 +45,6 @@ _REF_ALONE = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
 def validator_of(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
-    """Return what holds values against a schema."""
     return _opened(text, references)[0]
 
 
@@ -85,15 +84,13 @@ def _opened(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any, _Pla
     return kind(schema, registry=registry), _Place(schema, draft, resolver)
 
 
-# Numbers are held against a schema as they are written. A float would be another number.
-
-
 class _Number(Decimal):
-    """One with decimal places."""
+    """One with decimal places, held against a schema as it is written: a float would be another number."""
 
     def __repr__(self) -> str:
         return str(self)
 
+    # Exactly, for `multipleOf`.
     def __mod__(self, other: Decimal | int) -> Decimal:
         return _EXACT.remainder(self, other)
 
@@ -125,12 +122,7 @@ _DECODER = json.JSONDecoder(parse_constant=_constant, parse_float=_number_or_int
 _DECODER_OF_DRAFT_4 = json.JSONDecoder(parse_constant=_constant, parse_float=_number)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What each type becomes.
-
-
 def fields_of(text: str, references: Sequence[tuple[str, str]] = ()) -> T.StructType:
-    """Return the columns of the objects that a schema describes."""
     found = _type_of([_opened(text, references)[1]], "")
     if not isinstance(found, T.StructType):
         raise SchemaError(
@@ -151,7 +143,6 @@ class _Place:
     resolver: Any
 
     def within(self, schema: Any) -> _Place:
-        """Return the place of a schema that stands in this one."""
         if not isinstance(schema, dict):
             return replace(self, schema=schema)
         draft = self.draft.detect(schema)
@@ -161,7 +152,6 @@ class _Place:
         return [self.within(one) for keyword in keywords for one in self.schema.get(keyword, ())]
 
     def referred(self, path: str) -> _Place:
-        """Return where its `$ref` leads."""
         from referencing.exceptions import Unresolvable
 
         try:
@@ -248,10 +238,8 @@ def _no_column(path: str, why: str) -> SchemaError:
 
 
 def differences(text: str, references: Sequence[tuple[str, str]], reader: T.StructType) -> Difference:
-    """Return which properties of a writer's schema the fields that are read do not have.
-
-    Whether its values are what the fields hold is seen record by record.
-    """
+    """Return which properties of a writer's schema the fields that are read do not have."""
+    # Whether its values are what the fields hold is seen record by record.
     found = Difference()
     _compare(_opened(text, references)[1], reader, "", found, set())
     return found
@@ -297,22 +285,17 @@ def _compare_properties(
 
 
 def _sometimes(place: _Place) -> list[_Place]:
-    """Return what a value is held against if it is like this or like that."""
+    """Return the subschemas that apply conditionally."""
     found = [place.schema[one] for one in ("if", "then", "else") if one in place.schema]
     for several in ("dependentSchemas", "dependencies"):
         found += place.schema.get(several, {}).values()
     return [*place.each("oneOf", "anyOf"), *map(place.within, found)]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Reading.
-
-
 @dataclass(frozen=True)
 class JsonSchemaReader(Reader):
     """Gives the text of each record that is valid."""
 
-    #: The schema of the source.
     text: str
     references: tuple[tuple[str, str], ...]
     #: What its objects are read as, as JSON of Spark's.
@@ -324,7 +307,6 @@ class JsonSchemaReader(Reader):
     kind = T.StringType()
 
     def opened(self) -> Callable[[bytes], str]:
-        """Make what looks at records."""
         if self.registry is None:
             validator = validator_of(self.text, self.references)
             return lambda data: _valid(data, 0, validator)
@@ -332,7 +314,6 @@ class JsonSchemaReader(Reader):
         return lambda data: _valid(data, HEADER_BYTES, writers.of(data))
 
     def _looked_at(self, found: Registered) -> Any:
-        """Return what holds a record against the schema it was written with."""
         if self.on_schema_change is not OnSchemaChange.LEAVE_OUT:
             read = T.StructType.fromJson(json.loads(self.fields))
             left_out = differences(found.text, found.references, read)
@@ -352,7 +333,6 @@ def _valid(data: bytes, start: int, validator: Any) -> str:
 
 
 def invalid(text: str, validator: Any) -> str | None:
-    """Return why a text is no JSON that a schema allows; None if it is."""
     try:
         decoder = _DECODER if validator.is_type(1.0, "integer") else _DECODER_OF_DRAFT_4
         value = decoder.decode(text)
@@ -374,10 +354,6 @@ def invalid(text: str, validator: Any) -> str | None:
     return f"it is not valid by its JSON Schema: {'; '.join(told[:_MOST_VALIDATED])}"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Writing.
-
-
 @dataclass(frozen=True)
 class JsonSchemaWriter(Writer):
     """Holds the text of each row against the schema, and puts its number in front."""
@@ -386,7 +362,6 @@ class JsonSchemaWriter(Writer):
     prefix: bytes = b""
 
     def opened(self) -> Callable[[Any], bytes]:
-        """Make what looks at texts."""
         validator = validator_of(self.text)
 
         def write(data: bytes) -> bytes:
@@ -475,7 +450,6 @@ def check_references(text: str) -> None:
 
 
 def derived_schema(fields: T.StructType) -> str:
-    """Return a schema of rows, in which every field may be null."""
     draft = "http://json-schema.org/draft-07/schema#"
     return json.dumps({"$schema": draft, "title": "Record", **_described(fields)})
 

@@ -79,12 +79,7 @@ _MOST_WORDS = 1_000
 _UNSIGNED_64 = ("uint64", "fixed64")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Descriptors.
-
-
 def descriptor_of(files: bytes, message: str) -> Any:
-    """Return the descriptor of a message."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool
     except ImportError as missing:
@@ -346,10 +341,6 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     raise Unreadable("the indexes of its Protobuf message cannot be read")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What each type becomes, and how a column is made of a message.
-
-
 def _type_name(one: Any) -> str:
     return _NAMES[one.type]
 
@@ -359,7 +350,6 @@ def _is_map(one: Any) -> bool:
 
 
 def fields_of(message: Any, path: str = "", within: tuple[str, ...] = ()) -> T.StructType:
-    """Return the columns of a message."""
     if message.full_name in within:
         raise SchemaError(
             f"the Protobuf message '{message.full_name}' has itself within it, in '{path}'",
@@ -436,14 +426,8 @@ def _same(value: Any) -> Any:
     return value
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Reading.
-
-
 @dataclass(frozen=True)
 class ProtobufReader(Reader):
-    """Reads messages of one descriptor."""
-
     files: bytes
     message: str
     #: Who knows the schemas that records name. None: they name none.
@@ -455,7 +439,6 @@ class ProtobufReader(Reader):
         return fields_of(descriptor_of(self.files, self.message))
 
     def opened(self) -> Callable[[bytes], tuple[Any, ...]]:
-        """Make the message's class."""
         from google.protobuf import message_factory
         from google.protobuf.message import DecodeError
 
@@ -481,11 +464,9 @@ class ProtobufReader(Reader):
 
 
 def _with_numbers(message: Any) -> Any:
-    """Return a message with int32 in place of its enums, which is the same bytes.
-
-    Of a closed enum (proto2) Protobuf takes a number that the enum does not know for an unknown field: the
-    value would be gone, and its place in a list, and its key in a map. To write one it refuses.
-    """
+    """Return a message with int32 in place of its enums, which is the same bytes."""
+    # Of a closed enum (proto2) Protobuf takes a number that the enum does not know for an unknown field: the
+    # value would be gone, and its place in a list, and its key in a map. To write one it refuses.
     from google.protobuf import descriptor_pb2
 
     made, seen, left = descriptor_pb2.FileDescriptorSet(), set[str](), [message.file]
@@ -527,15 +508,12 @@ def _has_required(message: Any, seen: set[str]) -> bool:
 
 @dataclass
 class _Writers:
-    """The schemas that records name, each looked at once."""
-
     registry: SchemaRegistry
     reader: ProtobufReader
     descriptor: Any
     _known: dict[tuple[int, tuple[int, ...]], str] = field(default_factory=dict)
 
     def start_of(self, data: bytes) -> int:
-        """Return where the message begins; its schema and its name are looked at before."""
         schema_id = schema_id_of(data)
         path, start = path_in(data, HEADER_BYTES)
         if (schema_id, path) not in self._known:
@@ -549,6 +527,7 @@ class _Writers:
         schema = registered(self.registry, schema_id, "PROTOBUF")
         file = file_of(files_of(schema))
         message = _message_at(file, path)
+        # Clients in Java do not count what maps are made of among the messages within another.
         other = _message_at(file, path, counts_entries=False)
         if other is not None and other.full_name == self.descriptor.full_name:
             message = other
@@ -562,7 +541,6 @@ class _Writers:
 
 
 def file_of(files: bytes) -> Any:
-    """Return the descriptor of the last file of a set."""
     from google.protobuf import descriptor_pb2, descriptor_pool
 
     found = descriptor_pb2.FileDescriptorSet.FromString(files)
@@ -620,21 +598,14 @@ def _names_of(enum: Any) -> dict[int, list[str]]:
     return names
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Writing.
-
-
 @dataclass(frozen=True)
 class ProtobufWriter(Writer):
-    """Writes rows as messages."""
-
     files: bytes
     message: str
     #: What stands in front of each message.
     prefix: bytes = b""
 
     def opened(self) -> Callable[[Any], bytes]:
-        """Make the message's class."""
         from google.protobuf import message_factory
 
         descriptor = descriptor_of(self.files, self.message)

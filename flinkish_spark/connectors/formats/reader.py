@@ -48,12 +48,10 @@ class Reader(ABC):
 
     @abstractmethod
     def opened(self) -> Callable[[bytes], Any]:
-        """Return the function that reads; called once per process.
-
-        It returns a tuple with a value for each field as Arrow takes it (a time is microseconds, a map a
-        list of pairs), or a text. It raises Unreadable with the reason; anything else that it raises ends
-        the task, and is about no record.
-        """
+        """Return the function that reads; called once per process."""
+        # It returns a tuple with a value for each field as Arrow takes it (a time is microseconds, a map a
+        # list of pairs), or a text. It raises Unreadable with the reason; anything else that it raises ends
+        # the task, and is about no record.
 
 
 class Writer(ABC):
@@ -145,13 +143,9 @@ def made_of(read: Column) -> Column:
     return read[READ]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Schemas that records name, and how far they are from the one that is read with.
-
-
 @dataclass
 class Difference:
-    """What one schema has and another does not read, by path; found by :func:`differences`."""
+    """Fields of a schema that another one does not read, by path; found by :func:`differences`."""
 
     #: Fields that a reader would leave out.
     left_out: list[str] = field(default_factory=list)
@@ -204,7 +198,6 @@ def unlike_error(writer: Registered, what: str, policy: OnSchemaChange) -> Schem
 
 
 def registered(registry: SchemaRegistry, schema_id: int, kind: str) -> Registered:
-    """Return the schema that a record names."""
     try:
         found = client_of(registry).by_id(schema_id)
     except NoSuchSchema:
@@ -215,7 +208,6 @@ def registered(registry: SchemaRegistry, schema_id: int, kind: str) -> Registere
 
 
 def schema_id_of(data: bytes) -> int:
-    """Return the number of the schema that a record names."""
     schema_id = schema_id_in(data)
     if schema_id is None:
         raise Unreadable("it does not begin with a zero byte and the number of a schema")
@@ -234,7 +226,6 @@ class WriterSchemas:
     _known: dict[int, Any] = field(default_factory=dict)
 
     def of(self, data: bytes) -> Any:
-        """Return what was made of the schema that a record was written with."""
         schema_id = schema_id_of(data)
         if schema_id not in self._known:
             self._known[schema_id] = self.looked_at(registered(self.registry, schema_id, self.kind))

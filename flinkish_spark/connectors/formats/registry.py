@@ -82,7 +82,6 @@ class Registered:
     version: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
         return {
             "kind": self.kind,
             "text": self.text,
@@ -94,7 +93,6 @@ class Registered:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Registered:
-        """Read the stored form."""
         references = tuple((str(name), str(text)) for name, text in stored["references"])
         return cls(
             str(stored["kind"]),
@@ -112,7 +110,6 @@ class Registered:
 
 
 def subject_of(registry: SchemaRegistry, topic: str, part: str, record: str) -> str:
-    """Return the subject of a schema."""
     if registry.subject:
         return registry.subject
     if registry.strategy is SubjectNameStrategy.TOPIC_NAME:
@@ -149,7 +146,6 @@ class RegistryClient:
         return SchemaRegistryClient(_options(self.settings))
 
     def by_id(self, schema_id: int) -> Registered:
-        """Return a schema, from memory if it was asked for before."""
         if schema_id not in self._by_id:
             if time.monotonic() < self._unknown.get(schema_id, 0):
                 raise NoSuchSchema(schema_id)
@@ -176,7 +172,6 @@ class RegistryClient:
         raise AssertionError("pauses never end")
 
     def newest(self, subject: str) -> Registered:
-        """Return the newest schema of a subject; raises as :meth:`by_id`."""
         found = self._asked(
             f"subject '{subject}'",
             lambda: self._client.get_version(subject, "latest"),
@@ -204,7 +199,6 @@ class RegistryClient:
             ) from None
 
     def version_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]]) -> int:
-        """Return which version of a subject a schema is; raises as :meth:`id_of`."""
         wanted = _schema(schema, needs)
         who = f"the schema of subject '{subject}'"
         found = self._asked(who, lambda: self._client.lookup_schema(subject, wanted), attrgetter("version"))
@@ -347,16 +341,11 @@ def _meaning(error: Exception, what: str) -> BaseException:
 
 
 def needed(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
-    """Return the error about a library that a format needs and that is not there."""
     return EnvironmentFault(
         f"a format needs {package}: it is not installed here",
         why=str(missing),
         what_to_do=f"{how_to_install(extra)}, on every machine that runs tasks",
     )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The wire format: a zero byte, the number of the schema, for Protobuf which message of its file, the record.
 
 
 def schema_id_in(data: bytes) -> int | None:
@@ -367,7 +356,6 @@ def schema_id_in(data: bytes) -> int | None:
 
 
 def header(schema_id: int) -> bytes:
-    r"""Return what stands in front of a record."""
     return bytes([MAGIC]) + schema_id.to_bytes(4, "big")
 
 

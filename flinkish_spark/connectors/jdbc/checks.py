@@ -21,8 +21,6 @@ _NO_CONVERSION = (
 
 
 class TableCheck:
-    """Checks of the tables of a sink against its stream, within a transaction."""
-
     def __init__(self, settings: JdbcSettings, context: SinkContext) -> None:
         self._settings, self._context = settings, context
         self._where = f"sink '{context.uid}'"

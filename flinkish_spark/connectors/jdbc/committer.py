@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.connectors.buffer import Applied, BufferedCommitter, BufferedRows
@@ -46,24 +47,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Writing the rows of one checkpoint, within its transaction.
-#
-# What stands in the table in the end is as if the records had come one by one: by micro-batch, task, and
-# the order in which the task saw them. How far that may be shortened depends on what ties rows together,
-# see :class:`~flinkish_spark.connectors.jdbc.dialect.Ties`. Where something does, all of it or nothing is
-# tried first:
-#
-# 1. Of each key the last record.
-# 2. The same, behind a removal of all rows that are written: so rows can change places.
-# 3. Each record in its order.
-#
-# If none of that is taken, or rows stand alone, records may be refused. Again the last one of each key is
-# sent, and of keys that do not get in, all. One that is refused waits, and with it what comes later with
-# its key, until the others have had their turn, since records of different tasks have no order among each
-# other. Refused for good is the first record of a key that still waits when nobody gets in any more.
-
-
 #: Rows that are handed to the database at once, and so are in memory as Python values.
 _ROWS_AT_ONCE = 50_000
 #: Why a record was not tried: it is never shown, for the record before it is refused first.
@@ -74,8 +57,6 @@ _MOST_REASON = 1_000
 
 @dataclass
 class Written:
-    """What became of the rows of a checkpoint: how many, and those that were refused."""
-
     written: int = 0
     deleted: int = 0
     superseded: int = 0
@@ -84,8 +65,6 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one record asks for."""
-
     row: Row
     #: Equal for records whose order among each other counts.
     key: Params
@@ -110,7 +89,20 @@ class _EarlierCounts(Exception):
 
 
 class CheckpointWrite:
-    """Writes the rows of a checkpoint; see the module."""
+    """Writes the rows of one checkpoint, within its transaction."""
+
+    # What stands in the table in the end is as if the records had come one by one: by micro-batch, task, and
+    # the order in which the task saw them. How far that may be shortened depends on what ties rows together,
+    # see `Ties`. Where something does, all of it or nothing is tried first:
+    #
+    # 1. Of each key the last record.
+    # 2. The same, behind a removal of all rows that are written: so rows can change places.
+    # 3. Each record in its order.
+    #
+    # If none of that is taken, or rows stand alone, records may be refused. Again the last one of each key is
+    # sent, and of keys that do not get in, all. One that is refused waits, and with it what comes later with
+    # its key, until the others have had their turn, since records of different tasks have no order among each
+    # other. When a pass inserts nothing any more, the first waiting record of each key is refused for good.
 
     def __init__(
         self,
@@ -133,7 +125,6 @@ class CheckpointWrite:
         self._refused_keys: set[Params] = set()
 
     def run(self, rows: BufferedRows) -> Written:
-        """Write everything."""
         if self._ties is Ties.NONE or not any(map(self._all_or_nothing, self._ways(rows))):
             self._write_one_by_one(rows)
         done = self._done
@@ -141,7 +132,6 @@ class CheckpointWrite:
         done.superseded = rows.count - done.written - done.deleted - len(done.refusals)
         return done
 
-    # -- all or nothing -------------------------------------------------------------------------
     def _ways(self, rows: BufferedRows) -> Iterator[Iterator[Sequence[Change]]]:
         """Yield ways to the end state, the cheapest first."""
         if self._ties is not Ties.EVERY_STEP:
@@ -173,7 +163,6 @@ class CheckpointWrite:
             raise _EarlierCounts
 
     def _cleared(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
-        """Take the rows of all keys away, then yield the last record of each."""
         for changes in self._parts(rows, last):
             if changes:
                 self._delete(changes)
@@ -188,7 +177,6 @@ class CheckpointWrite:
     def _begin_again(self) -> None:
         self._done, self._refusals, self._refused_keys = Written(), {}, set()
 
-    # -- one by one -----------------------------------------------------------------------------
     def _write_one_by_one(self, rows: BufferedRows) -> None:
         last = {} if self._ties is Ties.EVERY_STEP else self._last_of_each_key(rows)
         stuck = self._in_turns(self._lasts(rows, last))
@@ -210,18 +198,19 @@ class CheckpointWrite:
         waiting: list[_Refused] = []
         for changes in parts:
             waiting += self._sent(changes, {one.change.key for one in waiting})
-        waiting.sort(key=_position)
+        waiting.sort(key=attrgetter("position"))
         # Where rows stand alone nobody makes room for another.
         while waiting and self._ties is not Ties.NONE:
-            left = sorted(self._sent([one.change for one in waiting], set()), key=_position)
+            left = sorted(self._sent([one.change for one in waiting], set()), key=attrgetter("position"))
             if len(left) == len(waiting):
                 break
             waiting = left
         return waiting
 
-    # -- sending --------------------------------------------------------------------------------
     def _sent(self, changes: Sequence[Change], held: set[Params]) -> list[_Refused]:
         """Hand changes to the database in their order; return those that it did not take, or did not get."""
+        # Of keys that are held nothing is sent, so that no record overtakes another one with its key; those
+        # of refused records are added.
         kept = [_Refused(one, _BEHIND) for one in changes if one.key in held] if held else []
         if kept:
             changes = [one for one in changes if one.key not in held]
@@ -243,7 +232,6 @@ class CheckpointWrite:
         return [*kept, *self._sent(changes[:half], held), *self._sent(changes[half:], held)]
 
     def _hand_over(self, changes: Sequence[Change]) -> None:
-        """Send changes in their order; count them if the database takes all of them."""
         written = deleted = 0
         for deletes, run in itertools.groupby(changes, key=lambda one: one.deletes):
             same = list(run)
@@ -273,7 +261,6 @@ class CheckpointWrite:
     def _columns(self, batch: pa.RecordBatch) -> list[str]:
         return [name for name in batch.schema.names if name != self._delete_when]
 
-    # -- from rows to changes -------------------------------------------------------------------
     def _parts(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[list[Change]]:
         for batch, position in _parts(rows):
             yield self._changes(batch, position, last)
@@ -358,21 +345,11 @@ def _parts(rows: BufferedRows) -> Iterator[tuple[pa.RecordBatch, int]]:
             position += part.num_rows
 
 
-def _position(refused: _Refused) -> int:
-    return refused.position
-
-
 def _comparable(value: Any) -> Any:
     return "NaN" if isinstance(value, float) and math.isnan(value) else value
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Committing checkpoints into a table: compare-and-set, rows, refused records, in one transaction.
-
-
 class JdbcCommitter(BufferedCommitter):
-    """Commits out of the write-ahead buffer."""
-
     def __init__(
         self, settings: JdbcSettings, context: SinkContext, connect: Callable[[], Any] | None = None
     ) -> None:
@@ -433,7 +410,6 @@ class JdbcCommitter(BufferedCommitter):
         return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=facts if newest == int(checkpoint) else {})
 
     def has_applied(self, checkpoint: CheckpointId) -> Applied:
-        """Ask the control table, behind any older owner that is still at it."""
         with self._database.use(self._prepare) as session, session.transaction(self._settings.dialect.begin):
             newest = self._control.claim(session)
             if newest is not None:
@@ -443,7 +419,6 @@ class JdbcCommitter(BufferedCommitter):
         return Applied.YES if newest >= checkpoint else Applied.NO
 
     def why_not_superseded(self, target: CheckpointId) -> str:
-        """Return that rows cannot be taken back, if any were committed after `target`."""
         with self._database.use(self._prepare) as session:
             newest, _, _ = self._control.read(session)
         if newest <= int(target):
@@ -454,7 +429,6 @@ class JdbcCommitter(BufferedCommitter):
         )
 
     def interrupt(self) -> None:
-        """Let a statement that does not end fail: the job is cancelled."""
         self._database.interrupt()
 
     def close(self) -> None:

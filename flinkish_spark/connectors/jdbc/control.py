@@ -27,13 +27,11 @@ from flinkish_spark.protocol.timeline import Mark, token_in
 
 _JOB, _SINK = "job_uuid", "sink_uid"
 _CHECKPOINT, _EPOCH, _FACTS = "checkpoint_id", "owner_epoch", "facts"
-#: Among the facts; not a column, so that tables of before go on.
+#: Among the facts: the token of the timeline.
 TIMELINE = "timeline"
 
 
 class Turn(enum.Enum):
-    """Answer of the compare-and-set."""
-
     #: The checkpoint is this transaction's to write.
     MINE = "MINE"
     #: It is visible already.
@@ -50,12 +48,11 @@ class ControlRowGone(EnvironmentFault):
 class RowNote:
     """An object at the sink's place, which says that the row was made."""
 
-    #: Another one for each database and each row.
     store: Store
+    #: Another one for each database and each row.
     key: str
 
     def is_there(self) -> bool:
-        """Whether it was written; raise StoreError if that cannot be found out."""
         try:
             return self.store.read(self.key) is not None
         except ObjectMissing:
@@ -88,7 +85,6 @@ class ControlTable:
 
     @classmethod
     def create(cls, session: Session, dialect: Dialect, table: TableName) -> None:
-        """Create the table if it is missing."""
         session.run(dialect.create_table(table, cls.columns(dialect), (_JOB, _SINK)))
 
     def take_turn(self, session: Session, checkpoint: CheckpointId) -> Turn:
@@ -106,11 +102,9 @@ class ControlTable:
         return Turn.FENCED if epoch > int(self.epoch) else Turn.DONE
 
     def claim(self, session: Session) -> CheckpointId | None:
-        """Turn older owners away from now on; return what is visible, or None if a newer one was there.
-
-        Waits for a transaction of an older owner that is under way. Behind it the answer stands: what is
-        not visible then can become so only through this owner or a newer one.
-        """
+        """Turn older owners away from now on; return what is visible, or None if a newer one was there."""
+        # Waits for a transaction of an older owner that is under way. Behind it the answer stands: what is
+        # not visible then can become so only through this owner or a newer one.
         mark, quoted = self.dialect.marker, self.dialect.quoted
         session.run(
             f"UPDATE {self.dialect.table(self.table)} SET {quoted(_EPOCH)} = {mark} "

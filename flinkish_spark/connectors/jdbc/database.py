@@ -39,6 +39,7 @@ class Database(Connected):
         self.keep_from_children()
 
     def leave_to_parent(self) -> None:
+        # To close it in a child would end the parent's session, or roll it back.
         if self._session is not None:
             never_finalized(self._session.connection)
             self._session = None
@@ -112,7 +113,6 @@ class Database(Connected):
         )
 
     def close(self) -> None:
-        """Close the connection; the next use makes a new one."""
         with self._lock:  # behind this its number may be somebody else's
             if self._session is not None:
                 self._session.close()
@@ -120,11 +120,10 @@ class Database(Connected):
 
 
 class _Patience:
-    """Ends the connection to a server that is silent: a limit for silence, not for work.
+    """Ends the connection to a server that is silent: a limit for silence, not for work."""
 
-    It begins anew with each answer. Where none came, the server is asked whether it is at work: a trigger may
-    take longer than any limit, and the same work begins with the next try.
-    """
+    # It begins anew with each answer. Where none came, the server is asked whether it is at work: a trigger
+    # may take longer than any limit, and the same work begins with the next try.
 
     def __init__(
         self, timeout_ms: int, session: Session, is_at_work: Callable[[], bool], end: Callable[[], None]

@@ -1,4 +1,8 @@
-"""What differs between databases, behind one class; their drivers; values as parameters."""
+"""What differs between databases, behind one class; their drivers; values as parameters.
+
+SQL is put together from two things only: text of this package, and identifiers through
+:meth:`Dialect.quoted`. Values go as parameters, always. Drivers are extras, imported when they are used.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +28,11 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What differs between databases, behind one class; and a connection that only runs statements.
-#
-# SQL is put together from two things only: text of this package, and identifiers through
-# :meth:`Dialect.quoted`. Values go as parameters, always.
-
-
 Params = tuple[Any, ...]
 
 
 class Trouble(enum.Enum):
-    """What an error of a database means for a checkpoint that is decided."""
+    """Kinds of errors of a database, for a checkpoint that is decided."""
 
     #: It may go away: connection lost, locked, restarting, full.
     PASSING = "PASSING"
@@ -46,8 +43,6 @@ class Trouble(enum.Enum):
 
 
 class WriteMode(enum.Enum):
-    """How rows go into the table."""
-
     #: Each row is a new one.
     INSERT = "insert"
     #: A row takes the place of the one with its key.
@@ -55,7 +50,6 @@ class WriteMode(enum.Enum):
 
     @classmethod
     def of(cls, value: str | WriteMode) -> WriteMode:
-        """Return the mode a user named."""
         try:
             return cls(value)
         except ValueError:
@@ -78,18 +72,16 @@ class Ties(enum.Enum):
 
     @property
     def is_blind(self) -> bool:
+        """Say if nobody can tell in which steps rows came to be as they are."""
         return self in (Ties.NONE, Ties.END_STATE)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where rows go."""
-
-    #: The table, the columns that are written, in the order of parameters, and those of its key.
     table: TableName
+    #: Those that are written, in the order of parameters.
     columns: tuple[str, ...]
     key: tuple[str, ...]
-    #: What happens to a row whose key is there.
     mode: WriteMode
 
     def with_columns(self, columns: Sequence[str]) -> Target:
@@ -98,7 +90,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How a connection is made; the password is in it, so it is made for a moment only."""
+    """Settings of a connection; the password is in it, so it is made for a moment only."""
 
     url: JdbcUrl
     user: str
@@ -111,17 +103,16 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class ColumnInfo:
-    """A column of a table as the database describes it."""
-
-    #: The type as the database writes it, in lower case.
     name: str
+    #: As the database writes it, in lower case.
     type: str
     #: Whether a row without it is refused: not null, and no default.
     must_be_given: bool
     #: Whether a null that is written is refused, whatever else there is: nothing could put a value there.
     refuses_null: bool = False
-    #: Whether its type is an enum of PostgreSQL, and whether the database computes its values.
+    #: Whether its type is an enum of PostgreSQL.
     is_enum: bool = False
+    #: Whether the database computes its values.
     is_generated: bool = False
     #: The character set of a text, in MySQL.
     letters: str = ""
@@ -139,13 +130,13 @@ class Session:
     """A connection of a dialect; every statement of the sink goes through here."""
 
     def __init__(self, connection: Any) -> None:
+        # In autocommit: transactions are begun and ended by statements.
         self.connection, self._depth = connection, 0
         #: Whether the server is to answer, and how often it has, or has taken more of what it was given.
         self.is_asking, self.answers = False, 0
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[Any]:
-        """Give a cursor of the driver."""
         cursor = self.connection.cursor()
         self.is_asking = True
         try:
@@ -171,16 +162,14 @@ class Session:
             cursor.executemany(sql, self.counted(params))
 
     def counted(self, rows: Iterable[Params]) -> Iterator[Params]:
+        # Each row that is taken is an answer.
         for row in rows:
             yield row
             self.answers += 1
 
     @contextlib.contextmanager
     def transaction(self, begin: Sequence[str]) -> Iterator[None]:
-        """Commit what the block does, or nothing of it.
-
-        An error of the COMMIT itself says nothing about whether it was done.
-        """
+        """Commit what the block does, or nothing of it."""
         try:
             for statement in begin:
                 self.run(statement)
@@ -189,6 +178,7 @@ class Session:
             with contextlib.suppress(Exception):
                 self.run("ROLLBACK")
             raise
+        # An error of the COMMIT itself says nothing about whether it was done.
         self.run("COMMIT")
 
     @contextlib.contextmanager
@@ -231,7 +221,6 @@ class Dialect(ABC):
     _quote = '"'
     _longest_identifier_bytes = 1 << 16
 
-    # -- connections ----------------------------------------------------------------------------
     @abstractmethod
     def connect(self, login: Login) -> Any:
         """Return a connection of the driver, in autocommit."""
@@ -250,7 +239,6 @@ class Dialect(ABC):
     def reason(self, error: BaseException) -> str:
         return " ".join(str(error).split()) or type(error).__name__
 
-    # -- statements -----------------------------------------------------------------------------
     def quoted(self, identifier: str) -> str:
         """Return an identifier for SQL, whatever characters it has."""
         size = len(identifier.encode())
@@ -300,7 +288,6 @@ class Dialect(ABC):
         parts += [f"PRIMARY KEY ({self.list_of(key)})"] if key else []
         return f"CREATE TABLE IF NOT EXISTS {self.table(table)} ({', '.join(parts)})"
 
-    # -- rows -----------------------------------------------------------------------------------
     def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
         """Insert or upsert rows with keys that differ, in the fastest way there is."""
         session.run_many(self.insert(target.table, target.columns) + self.on_conflict(target), rows)
@@ -311,6 +298,7 @@ class Dialect(ABC):
 
     @contextlib.contextmanager
     def deferred(self, session: Session) -> Iterator[None]:
+        """Put off to the end of the block what the database can check later; raise there what it finds."""
         yield
 
     def delete(self, session: Session, target: Target, keys: Sequence[Params]) -> None:
@@ -324,7 +312,6 @@ class Dialect(ABC):
         if deletes:
             session.run(f"DELETE FROM {table} WHERE 1 = 0")
 
-    # -- what is there --------------------------------------------------------------------------
     @abstractmethod
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
         """Return a table's columns; empty if there is no such table."""
@@ -342,6 +329,7 @@ class Dialect(ABC):
         """Return what ties rows of a table together, but for columns that are not written."""
 
     def why_not_upserted(self, session: Session, target: Target) -> str:
+        """Return why an upsert could find another row than that with its key; empty if it cannot."""
         return ""
 
     @abstractmethod
@@ -352,19 +340,17 @@ class Dialect(ABC):
         return ""
 
     def hold(self, session: Session, table: TableName) -> None:
+        """Keep the table from being altered until the transaction ends."""
         session.run(f"SELECT 1 FROM {self.table(table)} WHERE 1 = 0")
 
-    # -- types ----------------------------------------------------------------------------------
     @abstractmethod
     def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
         """Return the column type for a Spark type; None if there is none."""
 
     @abstractmethod
     def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
-        """Return why a column cannot hold every value of a Spark type as it is; empty if it can.
-
-        Pairs that are known to be exact are taken, and no others.
-        """
+        """Return why a column cannot hold every value of a Spark type as it is; empty if it can."""
+        # Pairs that are known to be exact are taken, and no others.
 
     def check_of(self, column: ColumnInfo) -> Callable[[str], str] | None:
         """Return what says why the column would keep another text, without a word; None if it never would."""
@@ -375,19 +361,12 @@ class Dialect(ABC):
         return {name: check for name, check in found.items() if check is not None}
 
     def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
+        """Say if a column keeps texts with a zero byte in them."""
         return True
 
     @abstractmethod
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
-        """Return what turns a Python value into a parameter; None if it is one already.
-
-        The callable returns an :class:`~flinkish_spark.connectors.jdbc.dialect.Unfit` for a value that the
-        database cannot hold.
-        """
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Database drivers are extras: they are imported when they are used.
+        """Return what turns a Python value into a parameter, or an Unfit; None if it is one already."""
 
 
 class DriverMissing(EnvironmentFault):
@@ -395,16 +374,11 @@ class DriverMissing(EnvironmentFault):
 
     @classmethod
     def of(cls, system: str, module: str, extra: str) -> Self:
-        """Return the error for a driver's module and the extra of this package that brings it."""
         return cls(
             f"there is no Python driver for {system}",
             why=f"the module {module} cannot be imported",
             what_to_do=how_to_install(extra),
         )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# From Arrow to parameters and to JSON, nothing rounded.
 
 
 class Unfit(str):
@@ -438,7 +412,7 @@ def _python_value(scalar: pa.Scalar) -> Any:
 
 
 def has_zero_byte(column: pa.Array) -> bool:
-    """Whether a text of a column, or within its values, has a zero byte."""
+    """Look for a zero byte in the texts of a column, and within its values."""
     import pyarrow.compute as pc
 
     texts = (leaf for leaf in leaves(column) if is_text(leaf.type))
@@ -446,7 +420,7 @@ def has_zero_byte(column: pa.Array) -> bool:
 
 
 def may_be_unfit(column: pa.Array) -> bool:
-    """Whether a value may be one that cannot be given to a database; quick, since it makes no values."""
+    """Look quickly, without making values, for one that cannot be given to a database."""
     import pyarrow as pa
 
     try:
@@ -515,11 +489,8 @@ def record_json(batch: pa.RecordBatch, row: int, columns: Sequence[str] | None =
 
 
 def json_value(value: Any, arrow_type: pa.DataType) -> Any:
-    """Return a value as JSON has it. What JSON has no exact form for is a string.
-
-    Those are decimals, dates, times, binary (base64), NaN and infinities. A map with keys that are no
-    strings is an array of pairs.
-    """
+    """Return a value as JSON has it. What JSON has no exact form for is a string."""
+    # A map with keys that are no strings is an array of pairs.
     import pyarrow as pa
 
     if value is None:

@@ -91,10 +91,8 @@ _PASSING = frozenset(
     | {2002, 2003, 2006, 2013, 2055, 4031}
 )
 
-
 #: Tells texts apart that differ in case, or in spaces at their end: in a comment of its own for each server.
 _COLLATION = "/*!50799 COLLATE utf8mb4_0900_bin */ /*M!100202 COLLATE utf8mb4_nopad_bin */"
-
 
 #: Ends of the names of collations under which texts that are not the same are not equal, spaces included.
 _EXACT_COLLATIONS = ("_0900_bin", "_nopad_bin")
@@ -117,7 +115,6 @@ class MySql(Dialect):
     _longest_identifier_bytes = 64 * 3
 
     def connect(self, login: Login) -> Any:
-        """Return a PyMySQL connection in autocommit, strict about values."""
         try:
             import pymysql
         except ImportError as error:
@@ -158,7 +155,6 @@ class MySql(Dialect):
             connection._sock.shutdown(socket.SHUT_RDWR)
 
     def is_at_work(self, connection: Any, other: Session) -> bool:
-        """Ask the list of processes."""
         return bool(
             other.rows(
                 "SELECT 1 FROM information_schema.processlist WHERE id = %s AND command = 'Query'",
@@ -167,7 +163,6 @@ class MySql(Dialect):
         )
 
     def trouble(self, error: BaseException) -> Trouble:
-        """Go by MySQL's error numbers."""
         import pymysql
 
         if not isinstance(error, pymysql.Error):
@@ -185,7 +180,6 @@ class MySql(Dialect):
             return " ".join(f"{error.args[1]} ({error.args[0]})".split())
         return super().reason(error)
 
-    # -- statements -----------------------------------------------------------------------------
     def quoted(self, identifier: str) -> str:
         """Return an identifier for SQL; raise ConfigError for one that MySQL cuts or refuses."""
         is_beyond = any(ord(letter) > _LAST_LETTER for letter in identifier)
@@ -217,7 +211,6 @@ class MySql(Dialect):
         )
 
     def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
-        """Write many rows with one statement."""
         one = f"({', '.join([self.marker] * len(target.columns))})"
         head = f"INSERT INTO {self.table(target.table)} ({self.list_of(target.columns)}) VALUES "
         ((most_bytes,),) = session.rows("SELECT @@max_allowed_packet")
@@ -230,11 +223,10 @@ class MySql(Dialect):
             session.run(sql, params)
 
     def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        # One statement takes its rows one after the other.
         self.write(session, target, rows)
 
-    # -- what is there --------------------------------------------------------------------------
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
-        """Ask the information schema."""
         # A null is filled in by a trigger, an AUTO_INCREMENT, and in old settings by a TIMESTAMP.
         found = session.rows(
             "SELECT column_name, column_type, is_nullable = 'NO' AND column_default IS NULL "
@@ -254,7 +246,6 @@ class MySql(Dialect):
         ]
 
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
-        """Ask the information schema for unique indexes over whole columns."""
         found = session.rows(
             "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
             "WHERE non_unique = 0 AND table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
@@ -287,10 +278,8 @@ class MySql(Dialect):
         return ""
 
     def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
-        """Ask the information schema for triggers and foreign keys, as far as rights go.
-
-        There are no further unique keys: see :meth:`why_not_upserted`.
-        """
+        """Ask the information schema for triggers and foreign keys, as far as rights go."""
+        # There are no further unique keys: see why_not_upserted().
         schema, name = self._place(target.table)
         here = "COALESCE(%s, DATABASE())"
 
@@ -332,7 +321,6 @@ class MySql(Dialect):
         return ""
 
     def why_unsafe(self, session: Session, table: TableName) -> str:
-        """Ask for the table's engine, and for what the server keeps of a commit when it ends."""
         found = session.rows(
             "SELECT COALESCE(engine, table_type) FROM information_schema.tables "
             "WHERE table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
@@ -351,9 +339,7 @@ class MySql(Dialect):
     def _place(self, table: TableName) -> tuple[str | None, str]:
         return table.parts[0] if len(table.parts) > 1 else None, table.parts[-1]
 
-    # -- types ----------------------------------------------------------------------------------
     def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
-        """Return MySQL's type."""
         if isinstance(data_type, T.DecimalType):
             return f"decimal({data_type.precision}, {data_type.scale})"
         if in_key and type(data_type) in _KEY_TYPES:
@@ -361,7 +347,6 @@ class MySql(Dialect):
         return _TYPES.get(type(data_type))
 
     def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
-        """Go by the type's name and numbers."""
         found = SqlType.parse(column.type)
         if column.is_generated:
             return COMPUTED
@@ -399,7 +384,6 @@ class MySql(Dialect):
         return None
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
-        """Return JSON for what has parts, and times in UTC without their zone."""
         import pyarrow as pa
 
         if values.is_nested(arrow_type):
@@ -431,7 +415,6 @@ def _letters(row: Params) -> int:
 
 
 def _require_short_enough(session: Session, sql: str, params: Params, most_bytes: int) -> None:
-    """Raise StatementTooLong for one that the server answers by hanging up."""
     with session.cursor() as cursor:
         text = cursor.mogrify(sql, params)
     size = len(text.encode("utf-8", "surrogateescape")) + 1

@@ -9,10 +9,6 @@ from urllib.parse import parse_qsl, unquote
 
 from flinkish_spark.core.errors import ConfigError
 
-# ----------------------------------------------------------------------------------------------------------
-# JDBC URLs, as far as this sink takes them.
-
-
 _SERVER = re.compile(
     r"jdbc:(postgresql|mysql|mariadb)://(\[[0-9A-Fa-f:.]+\]|[^:/?#@\[\]]+)(?::(\d+))?/([^/?#]+)(?:\?(.*))?"
 )
@@ -31,10 +27,8 @@ _CREDENTIALS = re.compile(r"user(name)?|.*(password|passwd|passphrase|secret|tok
 
 @dataclass(frozen=True, slots=True)
 class JdbcUrl:
-    """A database's address."""
-
     system: str
-    #: Its name; for SQLite an absolute path.
+    #: For SQLite an absolute path.
     database: str
     #: Of the server; empty and 0 for SQLite.
     host: str = ""
@@ -44,7 +38,6 @@ class JdbcUrl:
 
     @classmethod
     def parse(cls, text: str) -> JdbcUrl:
-        """Read a URL."""
         server = _SERVER.fullmatch(text)
         if server is not None:
             system, host, port, database, query = server.groups()
@@ -103,16 +96,12 @@ def _url_refused(what: str, why: str) -> ConfigError:
     return ConfigError(what, why=why, what_to_do="give user=... and password=... beside a plain URL")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Names of tables: always quoted in SQL, so every letter counts, and its case.
-
-
 _PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
 
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table's name, with the schemas it is in."""
+    """A table's name, with the schemas it is in; always quoted in SQL, so the case of letters counts."""
 
     #: From the outermost in; the last is the table.
     parts: tuple[str, ...]
@@ -138,11 +127,9 @@ class TableName:
         return cls(tuple(parts))
 
     def __str__(self) -> str:
-        return ".".join(part if _plain(part) else '"' + part.replace('"', '""') + '"' for part in self.parts)
-
-
-def _plain(part: str) -> bool:
-    return not set('".') & set(part)
+        return ".".join(
+            '"' + part.replace('"', '""') + '"' if set('".') & set(part) else part for part in self.parts
+        )
 
 
 def _refused(text: str) -> ConfigError:

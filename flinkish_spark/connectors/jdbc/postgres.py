@@ -81,7 +81,6 @@ _REFUSED = ("22", "23", "44", "P0001", "54000", "21000")
 #: Connections, resources, conflicts, an operator's doing, a standby that is not yet the primary.
 _PASSING = ("08", "53", "40", "57", "58", "55P03", "25006", "25P03", "25P04")
 
-
 #: Kinds of relations whose rows are within a transaction: tables, partitioned ones, views; their indexes.
 _IN_TRANSACTIONS = frozenset("rpvSiI")
 
@@ -95,7 +94,6 @@ class Postgres(Dialect):
     _longest_identifier_bytes = 63
 
     def connect(self, login: Login) -> Any:
-        """Return a psycopg connection in autocommit."""
         try:
             import psycopg
         except ImportError as error:
@@ -137,7 +135,6 @@ class Postgres(Dialect):
                 shared.detach()
 
     def is_at_work(self, connection: Any, other: Session) -> bool:
-        """Ask the server's list of sessions."""
         return bool(
             other.rows(
                 "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND state LIKE 'active%%' "
@@ -162,14 +159,12 @@ class Postgres(Dialect):
         return Trouble.LASTING
 
     def reason(self, error: BaseException) -> str:
-        """Return message and detail, with the SQLSTATE."""
         diag = getattr(error, "diag", None)
         if diag is None or diag.message_primary is None:
             return super().reason(error)
         detail = f": {diag.message_detail}" if diag.message_detail else ""
         return " ".join(f"{diag.message_primary}{detail} ({diag.sqlstate})".split())
 
-    # -- rows -----------------------------------------------------------------------------------
     def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
         """COPY into the table, or for an upsert into a temporary one beside it."""
         if len(rows) < _FEW_ROWS:
@@ -194,7 +189,6 @@ class Postgres(Dialect):
 
     @contextlib.contextmanager
     def deferred(self, session: Session) -> Iterator[None]:
-        """Defer the constraints that are deferrable."""
         session.run("SET CONSTRAINTS ALL DEFERRED")
         yield
         session.run("SET CONSTRAINTS ALL IMMEDIATE")
@@ -210,7 +204,6 @@ class Postgres(Dialect):
             super().write(session, target, rows)
 
     def delete(self, session: Session, target: Target, keys: Sequence[Params]) -> None:
-        """Delete by a temporary table of keys."""
         if len(keys) < _FEW_ROWS:
             super().delete(session, target, keys)
             return
@@ -245,9 +238,7 @@ class Postgres(Dialect):
             self._stage(session, target, target.columns, ())
             session.run(f"DROP TABLE pg_temp.{_STAGE}")
 
-    # -- what is there --------------------------------------------------------------------------
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
-        """Ask the catalog."""
         found = session.rows(
             # Of a domain the type that it is made of; a trigger or a rule may put a value for a null.
             "SELECT a.attname, format_type(COALESCE(NULLIF(t.typbasetype, 0), t.oid), "
@@ -268,7 +259,6 @@ class Postgres(Dialect):
         ]
 
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
-        """Ask the catalog for unique indexes of all rows that are checked at once."""
         found = session.rows(
             "SELECT array_agg(a.attname::text) FROM pg_index i JOIN pg_attribute a "
             "ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) "
@@ -349,10 +339,11 @@ class Postgres(Dialect):
         return "" if fsync == "on" else f"fsync is {fsync}"
 
     def hold(self, session: Session, table: TableName) -> None:
+        # The lock that an INSERT takes: a SELECT of no rows lets a type be changed.
         session.run(f"LOCK TABLE {self.table(table)} IN ROW EXCLUSIVE MODE")
 
     def _has_further_keys(self, session: Session, target: Target) -> bool:
-        """Whether values that are written have to be unique or exclude each other, beside the key's."""
+        """Look for values that must be unique or exclude each other, beside the key's."""
         found = session.rows(
             "SELECT i.indisexclusion OR i.indpred IS NOT NULL OR i.indexprs IS NOT NULL, "
             "ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid "
@@ -364,16 +355,15 @@ class Postgres(Dialect):
         return any(is_special or (set(names) != key and written & set(names)) for is_special, names in found)
 
     def _plain(self, table: TableName) -> str:
+        # As a value, where no driver looks for parameters.
         return self.table(table).replace("%%", "%")
 
-    # -- types ----------------------------------------------------------------------------------
     def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
         if isinstance(data_type, T.DecimalType):
             return f"numeric({data_type.precision}, {data_type.scale})"
         return _TYPES.get(type(data_type))
 
     def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
-        """Go by the type's name and numbers."""
         found = SqlType.parse(column.type)
         if column.is_generated:
             return COMPUTED
@@ -407,7 +397,6 @@ class Postgres(Dialect):
         return values.is_nested(arrow_type) and column_type in ("json", "text")
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
-        """Return JSON for what has parts; psycopg takes everything else as it is."""
         return values.json_encoder(arrow_type) if values.is_nested(arrow_type) else None
 
 

@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Refused records: before the decision what they alone decide, at the commit what the database says.
-
-
 #: Longest part of a record that an error message shows.
 MOST_SHOWN = 300
 _COLUMNS = ("job_uuid", "sink_uid", "checkpoint_id", "position", "reason", "record")
@@ -103,7 +99,6 @@ class Row:
 
     @property
     def record(self) -> str:
-        """All of it as a JSON object."""
         return record_json(self.batch, self.index)
 
     def key(self, columns: Sequence[str]) -> str:
@@ -112,8 +107,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A record that was refused, as JSON, and why."""
-
     position: int
     reason: str
     record: str
@@ -128,9 +121,9 @@ class RecordCheck:
     """Refuses records that no commit could write, in the task that buffers them: nothing is decided yet."""
 
     uid: str
-    #: Where records go; one that deletes needs its key only.
     dialect: Dialect
     target: Target
+    #: A record that deletes needs its key only.
     delete_when: str
     #: Of the table, as far as they are known.
     columns: tuple[ColumnInfo, ...] = ()
@@ -140,7 +133,6 @@ class RecordCheck:
         return self.dialect.checks(self.columns)
 
     def __call__(self, batch: pa.RecordBatch) -> None:
-        """Raise BadRecordError for the first record of a column that is refused."""
         if self.delete_when:
             without = deletions(batch, self.delete_when)
             if without.null_count:
@@ -217,15 +209,6 @@ def _alone(name: str, column: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column], names=[name])
 
 
-def scrubbed(text: str, secret: str) -> str:
-    """Return a text of somebody else's without the secret in it."""
-    return text.replace(secret, "***") if secret else text
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a JDBC sink works with: its settings, checked and put together once.
-
-
 DIALECTS: dict[str, Dialect] = {one.name: one for one in (Postgres(), Sqlite(), MySql())}
 
 
@@ -233,12 +216,10 @@ DIALECTS: dict[str, Dialect] = {one.name: one for one in (Postgres(), Sqlite(), 
 class JdbcSettings:
     """Settings of a :class:`~flinkish_spark.connectors.jdbc.sink.JdbcSink`, in types that cannot be wrong."""
 
-    #: How the database is reached, and how long it may be silent.
     url: JdbcUrl
     user: str
     secret: Secret = field(repr=False)
     timeout_ms: int
-    #: Where rows go and how.
     table_name: TableName
     key: tuple[str, ...]
     mode: WriteMode
@@ -259,7 +240,6 @@ class JdbcSettings:
 
     @property
     def tables(self) -> tuple[TableName, ...]:
-        """Every table that is written."""
         letters = (self.on_refused.name,) if isinstance(self.on_refused, DeadLetterTable) else ()
         return (self.table_name, self.control_table, *letters)
 
@@ -268,9 +248,9 @@ class JdbcSettings:
         return self.dialect.connect(login)
 
     def scrubbed(self, text: str) -> str:
-        """Return a text of the driver's without the password in it."""
         try:
-            return scrubbed(text, self.secret.read())
+            secret = self.secret.read()
+            return text.replace(secret, "***") if secret else text
         except Exception:
             return "its reason is not shown, since the password cannot be read to take it out"
 
@@ -279,7 +259,6 @@ class JdbcSettings:
         return Target(self.table_name, columns, self.key, self.mode)
 
     def ties(self, session: Session, schema: T.StructType) -> Ties:
-        """Return what ties rows of the table together, as it is now."""
         target = self.target(schema)
         found = self.dialect.ties(session, target, deletes=bool(self.deletes_by))
         columns = {column.name for column in self.dialect.columns_of(session, self.table_name)}

@@ -37,10 +37,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a JDBC sink refuses before anything starts.
-
-
 LOG = logging.getLogger(__name__)
 
 
@@ -49,8 +45,6 @@ class _LookedEnough(Exception):
 
 
 class Checks:
-    """Checks of a sink against its stream and its database."""
-
     def __init__(self, settings: JdbcSettings, context: SinkContext) -> None:
         self._settings, self._context = settings, context
         self._where = f"sink '{context.uid}'"
@@ -83,7 +77,6 @@ class Checks:
         finally:
             database.close()
 
-    # -- the stream -----------------------------------------------------------------------------
     def _check_stream(self) -> None:
         settings, schema = self._settings, self._context.schema
         for name in (*settings.key, *filter(None, [settings.deletes_by])):
@@ -122,7 +115,6 @@ class Checks:
         if not settings.target(schema).columns:
             raise SchemaError(f"{self._where} has no column to write", what_to_do="add fields to its stream")
 
-    # -- the database ---------------------------------------------------------------------------
     def _try_all(self, session: Session) -> None:
         """Run the statements of a checkpoint without rows: the database checks rights by itself."""
         settings, context = self._settings, self._context
@@ -135,7 +127,6 @@ class Checks:
 
 
 def check_options(key: tuple[str, ...], mode: WriteMode, delete_when: str) -> None:
-    """Raise ConfigError for settings that contradict each other."""
     if mode is WriteMode.UPSERT and not key:
         raise ConfigError("mode='upsert' needs a key", what_to_do='name the columns, as key=("id",)')
     if delete_when and mode is WriteMode.INSERT:
@@ -152,10 +143,6 @@ def check_options(key: tuple[str, ...], mode: WriteMode, delete_when: str) -> No
         )
     if len(set(key)) < len(key):
         raise ConfigError("the key names a column twice", what_to_do="name each once")
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The JDBC sink: rows of a checkpoint enter a database table in one transaction, exactly once.
 
 
 #: Table in which a database keeps the newest checkpoint of each sink.

@@ -81,9 +81,7 @@ class Sqlite(Dialect):
             return Trouble.REFUSED
         return Trouble.PASSING if isinstance(error, sqlite3.OperationalError) else Trouble.LASTING
 
-    # -- what is there --------------------------------------------------------------------------
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
-        """Ask the table's description."""
         name, schema = place = self._place(table)
         found = session.rows(
             'SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_info(?, ?)', place
@@ -105,7 +103,6 @@ class Sqlite(Dialect):
         ]
 
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
-        """Ask for unique indexes over all rows, and for the primary key."""
         place, keys = self._place(table), []
         primary = session.rows("SELECT name FROM pragma_table_info(?, ?) WHERE pk > 0", place)
         if primary:
@@ -160,9 +157,7 @@ class Sqlite(Dialect):
     def _place(self, table: TableName) -> tuple[str, str]:
         return table.parts[-1], table.parts[0] if len(table.parts) > 1 else "main"
 
-    # -- types ----------------------------------------------------------------------------------
     def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
-        """Return the type by which SQLite keeps values as they are."""
         if isinstance(data_type, _INTEGERS):
             return "INTEGER"
         if isinstance(data_type, _REALS):
@@ -185,7 +180,6 @@ class Sqlite(Dialect):
         return ""
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
-        """Return text for what SQLite has no type for."""
         import pyarrow as pa
 
         if values.is_nested(arrow_type):
@@ -204,6 +198,7 @@ def _number(value: float) -> float | Unfit:
 
 
 def _time(value: dt.datetime) -> str:
+    # Sorts as text: always with microseconds, and in UTC if it is an instant.
     return value.isoformat(sep=" ", timespec="microseconds")
 
 

@@ -21,11 +21,9 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 @dataclass(frozen=True, slots=True)
 class SqlType:
-    """A type as a database writes it, taken apart: ``timestamp(3) with time zone``.
+    """A type as a database writes it, taken apart: ``timestamp(3) with time zone``."""
 
-    `name` is without the numbers; `size` and `scale` are None where they are not given.
-    """
-
+    #: Without the numbers.
     name: str
     size: int | None = None
     scale: int | None = None
@@ -77,7 +75,6 @@ SUPPORTED: tuple[type[T.DataType], ...] = (
 
 
 def is_supported(data_type: T.DataType) -> bool:
-    """Whether a field of this type can be written, as a value or as JSON."""
     match data_type:
         case T.ArrayType():
             return is_supported(data_type.elementType)

@@ -16,6 +16,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from flinkish_spark.bridge.session import is_gateway_gone
 from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.delta.rows import DeltaHistory, DeltaRows
+from flinkish_spark.connectors.delta.table import Append
 from flinkish_spark.connectors.delta.transactions import (
     DeltaConflict,
     DeltaRefused,
@@ -110,17 +111,17 @@ def history(error: BaseException) -> DeltaHistory:
     return DeltaHistory(spark)
 
 
+APPENDED = {"mode": Append().to_json(), "schema_evolution": "NONE"}
 #: Every call of the bridge that a Delta sink, a manifest or a rewind makes; staging rows needs Spark itself.
 CALLS: dict[str, Callable[[BaseException], Any]] = {
     "stage": lambda error: tables(error).stage(MagicMock(), "/t", (), {}, lambda table: None),
     "check_schema": lambda error: tables(error).check_schema(MagicMock(), "/t", (), {}),
     "recent": lambda error: list(tables(error).recent("/t", 3)),
     "commit": lambda error: tables(error).commit("/t", [{}], "app", 3, "", lambda seen: None),
-    "version": lambda error: tables(error).version("/t"),
     "committed_version": lambda error: tables(error).committed_version("/t", "app"),
     "info": lambda error: tables(error).info("/t"),
     "rows.info": lambda error: rows(error).info("/t"),
-    "rows.commit": lambda error: rows(error).commit("/t", [{}], "app", 3, "", None),
+    "rows.commit": lambda error: rows(error).commit("/t", [APPENDED], "app", 3, "", None),
     "history.recent": lambda error: history(error).recent("/t", 3),
     "history.missing_at": lambda error: history(error).missing_at("/t", 3),
     "history.restore": lambda error: history(error).restore("/t", 3, "note"),

@@ -19,21 +19,24 @@ from flinkish_spark.protocol.timeline import Mark
 JOB, OTHER = JobUuid("a" * 32), JobUuid("b" * 32)
 
 
+def noted(checkpoint, uid, job):
+    return checkpoint_note(app_id(job, uid), Mark(CheckpointId(checkpoint), "0123456789abcdef"))
+
+
 def ours(checkpoint, uid="table", job=JOB):
-    return ("STREAMING UPDATE", {"queryId": app_id(job, uid), "epochId": str(checkpoint)}, "")
+    return ("STREAMING UPDATE", noted(checkpoint, uid, job))
 
 
 def merged(checkpoint, uid="table", job=JOB):
-    note = checkpoint_note(app_id(job, uid), Mark(CheckpointId(checkpoint), "0123456789abcdef"))
-    return ("MERGE", {"predicate": "x"}, f"{note} 00c0ffee")
+    return ("MERGE", f"{noted(checkpoint, uid, job)} 00c0ffee")
 
 
 def others(operation):
-    return (operation, {}, "")
+    return (operation, "")
 
 
 def restored(lineage, operation="RESTORE"):
-    return (operation, {}, note_of(JOB, Lineage(lineage)))
+    return (operation, note_of(JOB, Lineage(lineage)))
 
 
 def plan(target, *commits, first_version=0, lineage=1):
@@ -85,6 +88,6 @@ def test_a_history_that_was_cleaned_cannot_be_restored_from():
 
 
 def test_an_entry_that_only_looks_like_ours():
-    assert plan(2, ours(2), ("STREAMING UPDATE", {"queryId": "x", "epochId": "9"}, ""), ours(3)) == (
+    assert plan(2, ours(2), ("STREAMING UPDATE", "flinkish-commit x 9 0123456789abcdef"), ours(3)) == (
         RestoreVersion(1)
     )
