@@ -86,10 +86,11 @@ def _read_json(text: Column, schema: StructType, corrupt: str, time_zone: str) -
     # Nothing that Spark may take for repeatable: it would read each record once more for a filter. As bytes:
     # of a text that is no UTF-8 Arrow could not give any.
     column: Column = reading.asNondeterministic()(text.cast("binary"))
-    if returned == schema:
+    if returned == replace_months(schema, None):
         return column
     # A number becomes an interval of one unit only.
-    return column.cast(replace_months(schema, YearMonthIntervalType(1, 1))).cast(schema)
+    as_months = replace_months(schema, YearMonthIntervalType(1, 1))
+    return column.cast(as_months).cast(replace_months(schema, None))
 
 
 def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:

@@ -130,8 +130,8 @@ class JsonReader:
                 yield from self._read(values.slice(at, size))
 
 
-def replace_months(kind: Any, by: T.DataType) -> Any:
-    """Return a type with another in the place of each interval of months."""
+def replace_months(kind: Any, by: T.DataType | None) -> Any:
+    """Return a type, nullable at any depth, with `by` in the place of intervals of months."""
     match kind:
         case T.StructType():
             return T.StructType([T.StructField(one.name, replace_months(one.dataType, by)) for one in kind])
@@ -140,7 +140,7 @@ def replace_months(kind: Any, by: T.DataType) -> Any:
         case T.MapType():
             return T.MapType(kind.keyType, replace_months(kind.valueType, by))
         case T.YearMonthIntervalType():
-            return by
+            return by or kind
     return kind
 
 
