@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.bridge.session import asked_of_executors, jvm, said
+from flinkish_spark.bridge.session import asked_of_executors, jvm
 from flinkish_spark.core.errors import EnvironmentFault, StoreError
 from flinkish_spark.core.extras import how_to_install
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.store import Store
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame
 
-from flinkish_spark.bridge.session import is_gateway_gone
+from flinkish_spark.core.foreign_errors import is_gateway_gone
 from flinkish_spark.protocol.plan_layout import (
     Chain,
     OperatorInstance,

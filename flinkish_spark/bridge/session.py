@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.core.clock import span
-from flinkish_spark.core.errors import ConfigError, EnvironmentFault, causes_of
-from flinkish_spark.core.forks import close_in_children
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.core.foreign_errors import describe_failure, said
 from flinkish_spark.jars import (
     has_pinned_delta,
     is_delta,
@@ -55,8 +55,6 @@ WITHOUT_JVM = (
     "use a classic session for jobs: spark-submit, or a notebook with dedicated compute; "
     'format("flinkish-kafka") works here, as source and as sink'
 )
-#: Of one failure; a chain that is longer says nothing new.
-_MOST_CAUSES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +104,6 @@ def refuse_other_target(spark: SparkSession) -> None:
         master=context.master,
         target=target,
     )
-
-
-def ends_with_this_process(spark: SparkSession) -> None:
-    process = getattr(getattr(spark.sparkContext, "_gateway", None), "proc", None)
-    if process is not None and process.stdin is not None:
-        close_in_children(process.stdin)
 
 
 def has_class(spark: SparkSession, name: str) -> bool:
@@ -167,19 +159,6 @@ def in_session(frame: DataFrame, spark: SparkSession) -> DataFrame:
     return DataFrame(datasets.ofRows(spark._jsparkSession, frame._jdf.logicalPlan()), spark)
 
 
-def is_gateway_gone(error: BaseException) -> bool:
-    """Whether `error` means that the JVM died, rather than that it refused something."""
-    return any(
-        isinstance(one, Py4JNetworkError | ConnectionError | EOFError)
-        or (type(one) is Py4JError and _says_nobody_answered(str(one)))
-        for one in causes_of(error)
-    )
-
-
-#: How long a JVM whose connections are gone may take until it has ended.
-_ENDING_S = 1
-
-
 def hold_stage_bars(spark: SparkSession) -> None:
     bars = spark.sparkContext._jsc.sc().progressBar()
     if bars.isDefined():
@@ -222,20 +201,6 @@ def without_traces(spark: SparkSession) -> Iterator[None]:
                 context.updateLoggers()
 
 
-def exit_code_of_jvm() -> int | None:
-    """Return with what the JVM has ended that this process started, a signal below zero.
-
-    None where it lives, or where this process did not start it: below `spark-submit`, for example.
-    """
-    process = getattr(SparkContext._gateway, "proc", None)
-    if process is None:
-        return None
-    try:
-        return int(process.wait(_ENDING_S))
-    except subprocess.TimeoutExpired:
-        return None
-
-
 def why_no_resources(spark: SparkSession, profile: ResourceProfile) -> str:
     """Return why tasks cannot have resources of their own here, for people; empty if they can."""
     known = profile._java_resource_profile
@@ -246,76 +211,6 @@ def why_no_resources(spark: SparkSession, profile: ResourceProfile) -> str:
     except Py4JJavaError as error:
         return Chain.of(describe_failure(error)).headline
     return ""
-
-
-def _says_nobody_answered(text: str) -> bool:
-    # What the JVM refuses comes with its trace; a JVM that is gone leaves one bare line.
-    return "Answer from Java side is empty" in text or (
-        text.startswith("An error occurred while calling") and "Trace:" not in text
-    )
-
-
-def describe_failure(error: BaseException) -> str:
-    """Return the text of an exception with everything the JVM says caused it, the innermost last."""
-    parts = [_without_plan(_text(error))]
-    seen: Any = error
-    # PySpark makes exceptions of its own of what the JVM says; those that it does not know have no origin.
-    while seen is not None and len(parts) < _MOST_CAUSES:
-        java = getattr(seen, "java_exception", None) or getattr(seen, "_origin", None)
-        if java is not None:
-            return "\n".join(parts + _java_causes(java))
-        seen = getattr(seen, "_cause", None)
-        if seen is not None:
-            parts.append(_without_plan(str(getattr(seen, "_desc", "") or "")))
-    return "\n".join(parts)
-
-
-def said(error: BaseException) -> str:
-    """Return class and message of an exception for people, its innermost cause first."""
-    inner = _raised_first(error, _MOST_CAUSES)
-    return _named(error) if inner is error else f"{_named(inner)}, and so {_named(error)}"
-
-
-def _raised_first(error: BaseException, most: int) -> BaseException:
-    """Return what an exception of Python was raised from, in the end; of a group the first of its own."""
-    group = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
-    cause = error.__cause__ or group
-    if cause is None or most == 0 or is_of_the_jvm(error):
-        return error
-    return _raised_first(cause, most - 1)
-
-
-def _named(error: BaseException) -> str:
-    if is_of_the_jvm(error):
-        return Chain.of(describe_failure(error)).headline
-    return f"{type(error).__name__}: {_text(error)}"
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # of a user's class
-        return "<an exception that has no text>"
-
-
-def is_of_the_jvm(error: BaseException) -> bool:
-    return type(error).__module__.startswith(("py4j.", "pyspark."))
-
-
-def _java_causes(java: Any) -> list[str]:
-    found: list[str] = []
-    while java is not None and len(found) < _MOST_CAUSES:
-        try:
-            found.append(_without_plan(str(java.toString())))
-            java = java.getCause()
-        except Exception:  # the JVM may be gone; what was read so far is still useful
-            break
-    return found
-
-
-def _without_plan(text: str) -> str:
-    # Behind this line Spark prints the whole plan, with every literal of ours in it.
-    return text.split("=== Streaming Query ===", 1)[0]
 
 
 def _nodes(plan: Any) -> list[Any]:

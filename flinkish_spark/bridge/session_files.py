@@ -31,8 +31,9 @@ from urllib.request import url2pathname
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkFiles
 
-from flinkish_spark.bridge.session import jvm, said
+from flinkish_spark.bridge.session import jvm
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.core.foreign_errors import said
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

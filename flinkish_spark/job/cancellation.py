@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from flinkish_spark.bridge.query_threads import QueryThreads, end_jvm
-from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint import epoch_writer
 from flinkish_spark.core.clock import Clock, Threads
 from flinkish_spark.core.errors import CancellationTimedOut
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.protocol.cancellation import CancellationRules, CancellationStep

@@ -17,15 +17,13 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.accumulators import NO_TALLIES, NoTallies, TaskTallies
 from flinkish_spark.bridge.buckets import copy_in_tasks
+from flinkish_spark.bridge.jvm_process import ends_with_this_process
 from flinkish_spark.bridge.query_threads import JobThreads
 from flinkish_spark.bridge.session import (
     active_session,
     asking_kafka_first,
-    ends_with_this_process,
     is_cold,
-    is_gateway_gone,
     runs_tasks_itself,
-    said,
     warm_up,
 )
 from flinkish_spark.bridge.settings import SETTINGS, query_conf
@@ -62,7 +60,9 @@ from flinkish_spark.core.errors import (
     FlinkishError,
     StoreError,
 )
+from flinkish_spark.core.foreign_errors import is_gateway_gone, said
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.micro_batch import MICRO_BATCH_PROPERTY
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.cancellation import QueryCancellation
 from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery, manifest_context, sink_context
@@ -95,7 +95,6 @@ from flinkish_spark.savepoints.files import why_no_savepoint_at
 from flinkish_spark.savepoints.job import JobSavepoints
 from flinkish_spark.savepoints.seeds import check_layout
 from flinkish_spark.transport import columns as C
-from flinkish_spark.worker.time import MICRO_BATCH_PROPERTY
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
