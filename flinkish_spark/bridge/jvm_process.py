@@ -14,10 +14,7 @@ _ENDING_S = 1
 
 
 def exit_code_of_jvm() -> int | None:
-    """Return with what the JVM has ended that this process started, a signal below zero.
-
-    None where it lives, or where this process did not start it: below `spark-submit`, for example.
-    """
+    """Return the exit code of the JVM that this process started, a signal below zero; None where it lives."""
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None:
         return None

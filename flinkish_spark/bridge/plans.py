@@ -35,11 +35,7 @@ _STATEFUL = "FlatMapGroupsInPandasWithState"
 
 
 def named_chain(frame: DataFrame, chain: Chain) -> DataFrame:
-    """Return `frame` as the end of a chain.
-
-    As of :func:`named_scan`: expressions that name a column by an older alias no longer find it, so
-    this comes after all of the user's.
-    """
+    """Return `frame` as the end of a chain; expressions that name a column by an older alias come before."""
     return frame.alias(f"{_PREFIX}:chain:{chain.name}")
 
 
@@ -56,10 +52,7 @@ def named_scan(
 
 
 def named_operators(frame: DataFrame, uids: Sequence[str]) -> DataFrame:
-    """Return `frame` so that the keyed operators right below are known by their uids.
-
-    Several share tasks, and each of them is a chain of its own.
-    """
+    """Return `frame` so that the keyed operators right below, of the same tasks, are known by their uids."""
     return frame.alias(f"{_PREFIX}:operator:{','.join(uids)}")
 
 
@@ -81,10 +74,7 @@ def _collect(
     inputs: list[ScannedInput],
     operators: list[tuple[OperatorInstance, ...]],
 ) -> None:
-    """Walk from the top down and from left to right, as Spark does where it numbers them.
-
-    `names` holds the nearest names above: of the chain, the operator and the scan.
-    """
+    """Walk from the top down and from left to right, as Spark does where it numbers them."""
     kind = node.getClass().getSimpleName()
     if kind == "SubqueryAlias":
         parts = node.alias().split(":")

@@ -129,7 +129,6 @@ def has_checkpoint_files(spark: SparkSession) -> bool:
 
 
 def probe(spark: SparkSession) -> SparkProbe:
-    """Look once, at the start, what is on the class path."""
     return SparkProbe(
         version=spark.version,
         has_shim=has_shim(spark),
@@ -179,10 +178,7 @@ _TRACERS = (
 
 @contextmanager
 def without_traces(spark: SparkSession) -> Iterator[None]:
-    """Have the driver's JVM log no traces of failures for as long; loggers that somebody has set up stay.
-
-    Nothing happens where Spark logs by something else than Log4j, or the JVM has ended.
-    """
+    """Have the driver's Log4j leave out traces of failures; loggers that somebody has set up stay."""
     ours: list[str] = []
     with suppress(Py4JError, OSError, TypeError):
         log4j = jvm(spark).org.apache.logging.log4j
@@ -252,12 +248,10 @@ _KAFKA_STREAM = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 def asking_kafka_first(
     spark: SparkSession, writer: Callable[[DataFrame, int], None]
 ) -> Callable[[DataFrame, int], None]:
-    """Return what foreachBatch is given for `writer`, with which Kafka's source of Spark 4.1 can report.
-
-    Behind a restart, and in a replay, the first micro-batch of a query is one that is logged already. That
-    source then has not asked for the newest offsets, and its report of how far behind it is ends the query
-    with a NullPointerException (SPARK-55271, mended in 4.2). So it is asked within the first micro-batch.
-    """
+    """Return `writer` for foreachBatch, but let Kafka's source of Spark 4.1 ask for the newest offsets first."""
+    # After a restart the first micro-batch is one that is logged already. That source then has not asked, and
+    # its report of how far behind it is ends the query with a NullPointerException (SPARK-55271, mended in
+    # 4.2).
     if running_minor() != "4.1":
         return writer
     has_asked = False
@@ -334,10 +328,8 @@ _DELTA_CONF = {
 
 
 def delta_conf(jars: Iterable[str | Path] = ()) -> dict[str, str]:
-    """Return the settings for Delta Lake, where there is a JAR of it for the running Spark.
-
-    Without one they would name classes that are not there: a catalog that cannot be loaded breaks a session.
-    """
+    """Return the settings for Delta Lake, where there is a JAR of it for the running Spark."""
+    # Without one they would name a catalog that cannot be loaded, which breaks a session.
     return _DELTA_CONF if has_pinned_delta(running_minor()) or any(map(is_delta, jars)) else {}
 
 
@@ -507,11 +499,8 @@ def _log_quietly(builder: SparkSession.Builder) -> None:
 
 
 def _class_sharing(builder: SparkSession.Builder, folder: Path, jars: Iterable[str | Path]) -> dict[str, str]:
-    """Return the setting by which the JVM reads its classes from an archive, or writes it when it ends.
-
-    The name tells apart what an archive is good for. What it does not (a changed class path) the JVM finds
-    out by itself, and goes on without.
-    """
+    """Return the setting by which the JVM reads its classes from an archive, or writes it when it ends."""
+    # The name tells apart what an archive is good for; a changed class path the JVM finds out by itself.
     import pyspark
 
     java = _java()
@@ -528,10 +517,7 @@ def _class_sharing(builder: SparkSession.Builder, folder: Path, jars: Iterable[s
 
 
 def log_variables(java_options: str = "") -> dict[str, str]:
-    """Return the environment variable by which a JVM that is started logs without lines that help nobody.
-
-    Nothing where somebody has said how Spark logs: by a variable, by options of the JVM, or by a file.
-    """
+    """Return the variable by which a JVM logs little, unless somebody has said how Spark logs."""
     folders = [os.environ.get("SPARK_CONF_DIR", ""), str(spark_home() / "conf")]
     has_file = any(list(Path(folder).glob("log4j2.*")) for folder in folders if folder)
     if _LOG_VARIABLE in os.environ or "log4j" in java_options or has_file:
@@ -540,11 +526,7 @@ def log_variables(java_options: str = "") -> dict[str, str]:
 
 
 def check_java() -> None:
-    """Raise EnvironmentFault if Spark would find no Java here, or one that is too old.
-
-    For commands that start a session for somebody who may have nothing installed: Spark itself says only
-    that its gateway has exited.
-    """
+    """Raise EnvironmentFault if Spark, which says only that its gateway exited, would find no good Java."""
     conf = Path(os.environ.get("SPARK_CONF_DIR") or spark_home() / "conf")
     if os.environ.get("SPARK_REMOTE") or (conf / "spark-env.sh").exists():
         # Java is elsewhere, or that script says where.
@@ -568,7 +550,6 @@ def check_java() -> None:
 
 
 def _java() -> str | None:
-    """Return the Java that Spark runs: that of JAVA_HOME, if it is set, else the one on the path."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
 
@@ -604,10 +585,8 @@ def runs_tasks_itself(spark: SparkSession) -> bool:
 
 
 def run_tasks_in_this_python(spark: SparkSession) -> None:
-    """Let tasks that run in this session's own JVM have this Python, unless somebody has named one.
-
-    Spark would take what is called python3: another one, where an environment is used and not activated.
-    """
+    """Let tasks that run in this session's own JVM have this Python, unless somebody has named one."""
+    # Spark would take what is called python3: another one, where an environment is used and not activated.
     if "PYSPARK_PYTHON" in os.environ or not runs_tasks_itself(spark):
         return
     if spark.conf.get(_PYTHON, None) is None:
@@ -625,11 +604,7 @@ def nearest_folder(path: Path) -> Path:
 
 
 def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
-    """Return the hosts of executors whose tasks do not see what the driver puts into a folder.
-
-    A file is there for the moment. One that cannot be put there says nothing: whoever needs the folder says
-    it better.
-    """
+    """Return the hosts of executors whose tasks do not see what the driver puts into a folder."""
     there = nearest_folder(folder)
     marker = there / f".flinkish-{uuid.uuid4().hex}"
     try:

@@ -68,7 +68,6 @@ class Reply(Stored):
 
     @classmethod
     def of(cls, answer: OutsideAnswer) -> Reply:
-        """Return the reply that the job gave."""
         kind, text = ReplyKind(answer.outcome.value), answer.text
         if kind is ReplyKind.LEFT_TO_NEXT_START:
             text = f"{text}: {_LEFT_TO_NEXT_START}" if text else _LEFT_TO_NEXT_START
@@ -104,10 +103,7 @@ def ask(
     target: str = "",
     stop_mode: StopMode = StopMode.SUSPEND,
 ) -> Reply:
-    """Ask the job and wait, also for what an interrupt (Ctrl-C) leaves to be said.
-
-    For the rest see :func:`ask_until_interrupted`.
-    """
+    """Ask the job and wait; Ctrl-C, too, ends in a reply."""
     try:
         return ask_until_interrupted(job, kind, patience, target=target, stop_mode=stop_mode)
     except AskingInterrupted as interrupted:

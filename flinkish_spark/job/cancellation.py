@@ -54,7 +54,6 @@ class _Attempt:
             self.has_ended.set()
 
     def interrupt(self, for_ms: int) -> None:
-        """Interrupt it once more, and say where it stands."""
         try:
             self.hangs_in = "; ".join((*_of_this_process(), *self._threads.stacks()))
             LOG.warning(
@@ -165,17 +164,14 @@ def left_job(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
 
 
 class _Stopped(Protocol):
-    """What a signal does to a job; a :class:`~flinkish_spark.job.client.JobClient`."""
+    """The part of a :class:`~flinkish_spark.job.client.JobClient` that a signal needs."""
 
     @property
-    def progress(self) -> JobProgress:
-        """Its counters."""
+    def progress(self) -> JobProgress: ...
 
-    def stop_with_checkpoint(self) -> None:
-        """Take a last checkpoint and end."""
+    def stop_with_checkpoint(self) -> None: ...
 
-    def cancel(self) -> None:
-        """End at once."""
+    def cancel(self) -> None: ...
 
 
 _HEARD = (
@@ -184,11 +180,7 @@ _HEARD = (
 
 
 class SignalledStop:
-    """Stops a job with a checkpoint at the first signal, and cancels it at the second.
-
-    It is cancelled, too, when nothing has come to its end for the time that a cancellation may take: no
-    micro-batch, no checkpoint. Whoever sent the signal is often no person.
-    """
+    """Stops a job with a checkpoint at the first signal, and cancels it at the second."""
 
     def __init__(
         self,
@@ -204,7 +196,6 @@ class SignalledStop:
         self._since_ms, self._seen = 0, (0, 0, 0)
 
     def on_signal(self) -> None:
-        """Take a signal."""
         if self._is_asked:
             self._cancel()
             return

@@ -100,15 +100,13 @@ class JobPage(Protocol):
     """The page of a job, served by its process."""
 
     @property
-    def url(self) -> str:
-        """Where it is."""
+    def url(self) -> str: ...
 
     @property
     def link(self) -> str:
         """The same with the token that changes need: whoever has it may stop the job."""
 
-    def stop(self) -> None:
-        """Serve it no more."""
+    def stop(self) -> None: ...
 
 
 class JobClient:

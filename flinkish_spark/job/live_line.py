@@ -26,10 +26,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 def can_show(out: TextIO) -> bool:
-    """Whether a line that is overwritten makes sense there: on a terminal, and in no notebook.
-
-    A notebook shows what is written to it in a cell, and a file keeps each state of the line.
-    """
+    """Whether a line can be overwritten there: on a terminal, and in no notebook or file."""
     try:
         return out.isatty() and os.environ.get("TERM", "") not in ("", "dumb") and not is_notebook()
     except ValueError:

@@ -133,11 +133,8 @@ def check_before_start(
     job_dir: JobDir,
     restore: RestoreSettings | None = None,
 ) -> PlannedJob:
-    """Refuse what cannot work; return the plan that was looked at.
-
-    Called once per process, before the job's lock is taken: a refused job leaves no file behind,
-    and asking brokers and tables disturbs nobody who runs the job already.
-    """
+    """Refuse what cannot work; return the plan that was looked at."""
+    # Without the job's lock: a refused job leaves no file, and disturbs nobody who runs the job already.
     graph.check_complete()
     check_spark_version(job_dir, spark.version)
     with span("the session to say what it has"):
@@ -214,11 +211,7 @@ def record_job(
     job_dir: JobDir,
     restore: RestoreSettings | None = None,
 ) -> JobUuid:
-    """Record the job's settings at the first start, compare them at a later one; return its uuid.
-
-    Called once per process, holding the job's lock. A new job that is restored has its seed when
-    this returns.
-    """
+    """Record the job's settings at the first start, compare them later; called once, with the job's lock."""
     # Again: while this process waited for the lock, a later version of Spark may have run here.
     check_spark_version(job_dir, spark.version)
     savepoint = _restore(restore, graph, planned, settings, job_dir).prepare(settings.shuffle_partitions)

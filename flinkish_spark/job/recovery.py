@@ -34,17 +34,11 @@ class Reseeding(Protocol):
     """Begins Spark's checkpoint anew from exported state, for a change that it cannot follow."""
 
     def is_wanted(self, log_began_in: Lineage) -> bool:
-        """Whether the log that began in that lineage does not fit the job any more.
-
-        False once a log that fits has begun, or the recovery would not end.
-        """
+        """Whether the log that began in that lineage does not fit; False once a log that fits has begun."""
 
     def export(self, decision: Decision | None, lineage: Lineage) -> None:
-        """Write the state of a decided checkpoint where the log that begins in `lineage` finds it.
-
-        Called with Spark not running, possibly again after a crash. `decision` is None if nothing
-        was decided in the present log: then the new one begins as that one did.
-        """
+        """Write a checkpoint's state where the log that begins in `lineage` finds it; may be repeated."""
+        # Without a decision the new log begins as the present one did.
 
 
 class NoReseeding:
@@ -53,8 +47,7 @@ class NoReseeding:
     def is_wanted(self, log_began_in: Lineage) -> bool:
         return False
 
-    def export(self, decision: Decision | None, lineage: Lineage) -> None:
-        """Do nothing."""
+    def export(self, decision: Decision | None, lineage: Lineage) -> None: ...
 
 
 NO_RESEEDING = NoReseeding()
@@ -69,8 +62,7 @@ class Replaying(Protocol):
         lost: CommittableLostError,
         abort: Callable[[str, Sequence[Committable]], None],
         patiently: Callable[[Callable[[], str]], str],
-    ) -> None:
-        """See :meth:`flinkish_spark.job.replay.Replayer.replay`."""
+    ) -> None: ...
 
 
 class NoReplaying:
@@ -286,10 +278,8 @@ class Recovery:
             self._unpinnable.add(decision.checkpoint)
 
     def _put_state_back(self, decision: Decision | None) -> None:
-        """Make Spark's state that of a checkpoint, which it may have cleaned away behind many micro-batches.
-
-        Those are aborted by now, and none of them counts any more.
-        """
+        """Make Spark's state that of a checkpoint, which it may have cleaned away since."""
+        # The micro-batches after it are aborted by now.
         if decision is not None and not self._pins.why_not_restorable(decision.checkpoint):
             self._ownership.check()
             self._pins.restore(decision.checkpoint)

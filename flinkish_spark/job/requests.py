@@ -44,10 +44,7 @@ _FILE = re.compile(r"([0-9a-f]{32})(\.claim|\.answer|)\.json")
 
 
 class Part(enum.Enum):
-    """The objects of one request; the values end their names. Deleted in this order.
-
-    In another order a request that was carried out would look like a new one.
-    """
+    """The objects of one request, by how their names end, in the order in which they are deleted."""
 
     REQUEST = ".json"
     CLAIM = ".claim.json"
@@ -135,7 +132,6 @@ class OutsideRequest:
         return _PURPOSES.get(self.kind)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form; the name is the file's."""
         return {
             "kind": self.kind.value,
             "owner_epoch": int(self.owner_epoch),
@@ -146,7 +142,6 @@ class OutsideRequest:
 
     @classmethod
     def from_json(cls, name: str, value: Any) -> OutsideRequest:
-        """Read the stored form; raise ValueError if it is none."""
         stored = object_of(value, "a request")
         return cls(
             name,
@@ -295,19 +290,12 @@ class Inbox:
         self._strange: frozenset[str] = frozenset()
 
     def took_over(self, epoch: OwnerEpoch) -> None:
-        """Take requests of this owner epoch from now on, beside those of earlier ones of this process.
-
-        Called after each `ownership.take_over`. Before the first call :meth:`take` returns nothing.
-        """
+        """Take requests of this owner epoch too; called after each takeover."""
         self._mine = (*self._mine, epoch)
 
     def take(self) -> tuple[OutsideRequest, ...]:
-        """Return the requests to carry out now, oldest first; each is returned once.
-
-        Called by one thread, some times a second; costs one listing of a folder that is empty or
-        missing as a rule. Never raises because of what is in the folder, nor because the store
-        fails: that is logged, and tried again with the next call.
-        """
+        """Return the requests to carry out now, oldest first, each once; logs what the store refuses."""
+        # One thread calls it some times a second: it costs one listing of a folder that is empty as a rule.
         if not self._mine:
             return ()
         taken: list[OutsideRequest] = []
@@ -324,12 +312,7 @@ class Inbox:
         return tuple(sorted(taken, key=lambda request: (request.asked_at_ms, request.name)))
 
     def answer(self, name: str, answer: CheckpointAnswer) -> None:
-        """Answer a request that :meth:`take` returned; the first answer stays.
-
-        Called by any thread of the owner's. Every request must be answered before its process lets
-        the job go, or its asker waits in vain and the next owner answers UNKNOWN. An answer that
-        the store refuses is logged.
-        """
+        """Answer a request that :meth:`take` returned, before the process lets the job go."""
         self._answer(name, OutsideAnswer.of(answer))
 
     # -- inside ---------------------------------------------------------------------------------
@@ -465,12 +448,7 @@ class RewindOrdered(EnvironmentFault):
 
 
 class Outside:
-    """Looks into the job directory for requests and orders, in a thread of its own.
-
-    The thread lives as long as an ownership: also while the job recovers, waits for a broker or
-    for its restart, it can be cancelled, and whoever asks for a checkpoint is told that none can
-    be taken now.
-    """
+    """Looks for requests and orders in a thread of an ownership, also while no query runs."""
 
     def __init__(
         self,
@@ -506,10 +484,7 @@ class Outside:
             self._clock.wait(stopping, self._look_ms)
 
     def look(self) -> None:
-        """Carry out what has come since the last look; seldom more than a listing. Never raises.
-
-        What somebody put there must not end the job, and neither must a disk that fails for a while.
-        """
+        """Carry out what has come since the last look; seldom more than a listing. Never raises."""
         try:
             for request in self._inbox.take():
                 answer = partial(self._inbox.answer, request.name)

@@ -62,10 +62,7 @@ class NotRestorableError(EnvironmentFault):
 def order_rewind(
     job_dir: JobDir, pins: CheckpointPins, clock: Clock, target: CheckpointId, tables: Tables, reason: str
 ) -> RewindOrder:
-    """Order the job to go back to a retained checkpoint; the next start of its query obeys.
-
-    Called by the command line and the job's client, in any process, whether the job runs or not.
-    """
+    """Order the job to go back to a retained checkpoint at its next start; any process may call it."""
     why = why_refused(job_dir, pins, target)
     if why:
         raise _refused(target, why)
@@ -90,7 +87,7 @@ def why_refused(job_dir: JobDir, pins: CheckpointPins, target: CheckpointId) -> 
 
 @dataclass(frozen=True)
 class SourcePositions:
-    """What the sources of a job have to do with a rewind."""
+    """What a rewind asks of the sources of a job."""
 
     #: Sets their consumer groups back to a position, also downwards.
     lower: Callable[[LoggedOffsets], None]
@@ -178,10 +175,8 @@ class Rewinder:
 
     # -- carrying out ---------------------------------------------------------------------------
     def finish(self, intent: RewindIntent) -> None:
-        """Do everything that the intent names, then move it to the history.
-
-        Spark's side comes first: if it cannot be done, nothing outside has changed.
-        """
+        """Do everything that the intent names, then move it to the history."""
+        # Spark's side comes first: if it cannot be done, nothing outside has changed.
         if intent.kind is RewindKind.RESEED:
             self._begin_anew(intent)
         else:
@@ -297,7 +292,7 @@ class RewindStatus:
 
 
 def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
-    """Return what became of an order; changes nothing, and may be called as often as one likes."""
+    """Return what became of an order; changes nothing."""
     target = order.target
     # This order matters: an order is closed by a new object first, and only then taken away. Who
     # looked for it last would find an order that was closed meanwhile in none of its places.
@@ -325,7 +320,7 @@ def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
 
 
 def _finished_for(order: RewindOrder, objects: SealedObjects) -> RewindIntent | None:
-    """Return the finished rewind of an order; None without one."""
+    """Return the finished rewind of an order."""
     for number in sorted(objects.numbers("rewinds"), reverse=True):
         done = objects.optional(f"rewinds/{number}.json", "rewind", RewindIntent.from_json)
         if done is not None and done.order_id == order.order_id:

@@ -29,11 +29,9 @@ _MOST_LOOKED_AT = 50
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What went through a job between its two newest complete checkpoints.
+    """What went through a job between its two newest complete checkpoints."""
 
-    Spark runs the vertices of a micro-batch as one query, so shares are the micro-batch's: a vertex in front
-    of the sinks has the same as any other.
-    """
+    # Spark runs all vertices of a micro-batch as one query, so a vertex before the sinks has its shares.
 
     #: From one decision to the next.
     span_ms: int
@@ -54,10 +52,7 @@ class Flow:
 
 
 class JobSnapshot:
-    """Of one job; made for one request.
-
-    Reading raises what the job directory raises: CorruptObjectError, JobDirError, StoreError.
-    """
+    """What is known of one job, read for one request; raises what the job directory raises."""
 
     def __init__(self, job_id: str, job: StoredJob) -> None:
         self.id, self.job = job_id, job
@@ -91,10 +86,7 @@ class JobSnapshot:
 
     @property
     def is_silent(self) -> bool:
-        """Whether an owner has written nothing for long: no checkpoint, no report.
-
-        Its clock may be another one; so this is for people, and nothing is refused because of it.
-        """
+        """Whether an owner has written nothing for long; for people, since its clock may be another one."""
         settings = {} if self.report is None else self.report.settings
         usual_ms = int(settings.get("timeout_ms", 0)) + 3 * int(settings.get("interval_ms", 0))
         return self.now_ms - self.heard_at_ms > max(_SILENT_MS, usual_ms)
@@ -163,7 +155,6 @@ class JobSnapshot:
 
     @property
     def changed_at_ms(self) -> int:
-        """Wall clock time of the last change of its status."""
         return max([self.began_at_ms, *({} if self.report is None else self.report.since_ms).values()])
 
     @cached_property
@@ -194,7 +185,6 @@ class JobSnapshot:
         return tuple(reversed(checkpoint_views(self.job, self.history, wanted)))
 
     def checkpoint(self, number: int) -> CheckpointView | None:
-        """Return a checkpoint; None if it is not known."""
         found = checkpoint_views(self.job, self.history, frozenset({CheckpointId(number)}))
         return found[0] if found else None
 
@@ -262,10 +252,7 @@ class JobSnapshot:
     # -- event time -----------------------------------------------------------------------------
     @cached_property
     def watermarks_ms(self) -> dict[str, int | None]:
-        """Watermarks at the newest complete checkpoint, by operator; None for one that has none yet.
-
-        Empty in a job without event time. `MAX_WATERMARK_MS` is the end of all input.
-        """
+        """Watermarks at the newest complete checkpoint, by operator; None for one that has none yet."""
         times = self.newest_commits[0].times if self.newest_commits else None
         if times is None:
             return {}
@@ -293,11 +280,7 @@ class JobSnapshot:
         return [one.uid for one in vertex.operators if one.kind is OperatorKind.SOURCE]
 
     def shares_of(self, vertex: JobVertex) -> tuple[float | None, float | None]:
-        """Return for which shares of the time a vertex was busy, and was held back.
-
-        A vertex that is a sink and nothing else is busy while it stages, and nothing is behind it that could
-        hold it back.
-        """
+        """Return for which shares of the time a vertex was busy, and was held back."""
         flow = self.flow
         if flow is None or self.status is not JobStatus.RUNNING:
             return None, None

@@ -122,7 +122,6 @@ def start_query(
     shuffle_partitions: int,
     job_dir: StoreSpec,
 ) -> StreamingQuery:
-    """Start the query, under the settings that it needs."""
     with query_conf(spark, shuffle_partitions, job_dir) as wanted:
         stream = job.frame.writeStream.outputMode("append").foreachBatch(asking_kafka_first(spark, writer))
         stream = stream.option("checkpointLocation", checkpoint_location)
@@ -153,7 +152,6 @@ class StagingMismatchError(EnvironmentFault):
 
 
 def in_turn(works: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Do works one behind the other."""
     return [work() for work in works]
 
 
@@ -232,7 +230,6 @@ class SinkStaging:
         self._passes: dict[frozenset[str], Sequence[SinkPass]] = {}
 
     def stage(self, frame: DataFrame, batch: BatchId, attempt: int) -> StagedBatch:
-        """Stage `frame` in every sink; see :class:`~flinkish_spark.checkpoint.staging.Staging`."""
         staged = self.stage_only(frame, batch, attempt, frozenset(self._writers))
         self._check_digests(staged)
         return staged
@@ -240,7 +237,6 @@ class SinkStaging:
     def stage_only(
         self, frame: DataFrame, batch: BatchId, attempt: int, sinks: frozenset[str]
     ) -> StagedBatch:
-        """Stage `frame` in some sinks; see :class:`~flinkish_spark.checkpoint.staging.Staging`."""
         # This order matters: whatever evaluates the rows below is to tell its tasks of this micro-batch.
         here = micro_batch_in(self._context.log, batch)
         here = replace(here, lineage=self._context.lineage.value, bases=self._bases)
@@ -262,7 +258,6 @@ class SinkStaging:
         return self._stage_sinks(frame, batch, attempt, passes)
 
     def _passes_of(self, frame: DataFrame, sinks: frozenset[str]) -> Sequence[SinkPass]:
-        """Return how some sinks go over a micro-batch; the same for all of them."""
         found = self._passes.get(sinks)
         if found is None:
             own = [sink for sink in self._sinks if sink.uid in sinks]
@@ -309,7 +304,6 @@ class SinkStaging:
     def _stage_pass(
         self, frame: DataFrame, over: SinkPass, parts: StagedParts, counted: dict[object, int]
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
-        """Have the sinks of a pass stage their rows; note how many these are."""
         if over.joined is not None:
             return self._staged(over.joined.of(frame), over.sinks, parts, counted)
         return [
@@ -325,7 +319,6 @@ class SinkStaging:
         parts: StagedParts,
         counted: dict[object, int],
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
-        """Have sinks stage in one go."""
         clock, uids = self._context.clock, [sink.uid for sink in sinks]
         requests = [self._request(rows, sink, parts, counted) for sink in sinks]
         place = f"in {'sink' if len(uids) == 1 else 'one of the sinks'} {', '.join(map(repr, uids))}"
@@ -385,7 +378,7 @@ class SinkStaging:
 
 
 class AsyncCosts(AccumulatorParam[Mapping[str, AsyncStatistics]]):
-    """Adds what tasks report, by operator."""
+    """Adds what tasks report, by operator; a task that is repeated counts as often as it has made calls."""
 
     def zero(self, value: Mapping[str, AsyncStatistics]) -> Mapping[str, AsyncStatistics]:
         return {}
@@ -444,12 +437,10 @@ class SparkEngine:
 
     @property
     def vertices(self) -> tuple[JobVertex, ...]:
-        """Return the vertices of the job graph; what only a plan knows of it changes none of them."""
         settings = self._settings
         return job_graph(settings.name, self._graph, settings.shuffle_partitions).vertices
 
     def check(self) -> None:
-        """Refuse what cannot work; nothing is written."""
         settings = self._settings
         if is_cold(self._spark):
             settings.threads.start("flinkish-warm-up", partial(warm_up, self._spark))
@@ -467,7 +458,6 @@ class SparkEngine:
         )
 
     def lock(self) -> OwnerLock:
-        """Return the lock of the job directory; in a bucket, what stands in its place."""
         ends_with_this_process(self._spark)
         settings, place = self._settings, self._settings.job_dir
         if place.is_local:
@@ -476,14 +466,12 @@ class SparkEngine:
         return BeatLease(self._job_dir, place.url, settings.clock, settings.threads, lease_ms)
 
     def record_job(self) -> JobUuid:
-        """Record the job's settings at the first start, compare them later."""
         settings = self._settings
         job = record_job(self._spark, self._graph, self._planned, settings, self._job_dir, settings.restore)
         self._job = str(job)
         return job
 
     def fenced_log(self, ownership: Ownership) -> SparkLog:
-        """Let an earlier owner's JVM write into a folder that is gone, or read by nobody."""
         place, epoch = self._settings.job_dir, ownership.epoch
         if place.is_local:
             fence_spark_folder(place.folder, epoch)
@@ -493,7 +481,6 @@ class SparkEngine:
         return log
 
     def pins(self, log: SparkLog) -> CheckpointPins:
-        """Return the pins below the job directory."""
         place, spark = self._settings.job_dir, self._spark
         # HDFS copies nothing by itself: the bytes go through executors, if there are any beside the driver.
         in_tasks = place.url.startswith("hdfs:") and not runs_tasks_itself(spark)
@@ -501,12 +488,10 @@ class SparkEngine:
         return pins_of(log, place, self._settings.clock, copies)
 
     def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
-        """Return the committers in the order in which sinks commit: as declared."""
         contexts = _contexts(self._planned, job, ownership, self._settings)
         return {s.uid: s.sink.create_committer(self._spark, contexts[s.uid]) for s in self._planned.sinks}
 
     def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:
-        """Return the writer of the job's manifest."""
         wanted = self._settings.manifest
         if wanted is None:
             return NO_MANIFEST
@@ -514,7 +499,6 @@ class SparkEngine:
         return wanted.create_writer(self._spark, context)
 
     def plan(self, control: ControlFile) -> QueryPlan:
-        """Plan the query."""
         settings, partitions = self._settings, self._savepoints.shuffle_partitions()
         beginning = self._savepoints.beginning()
         marking = NO_MARKING if settings.latencies is None else LatencyMarking(self._spark)
@@ -546,7 +530,6 @@ class SparkEngine:
         return why_no_savepoint_at(target, self._settings.job_dir)
 
     def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
-        """Export a confirmed checkpoint."""
         self._savepoints.write(decision, target, log)
 
     def reseeding(self, log: SparkLog) -> Reseeding:
@@ -608,7 +591,6 @@ class SparkPlan:
         return self._planned.time
 
     def staging(self, context: StagingContext) -> Staging:
-        """Return what stages this plan's micro-batches."""
         contexts = _contexts(self._planned, context.job, context.ownership, self._settings)
         sinks = self._planned.sinks
         writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
@@ -678,7 +660,6 @@ class SparkQuery:
         return self._query.exception()
 
     def stop(self) -> None:
-        """Stop it; it has ended when this returns, or the JVM is gone."""
         try:
             self._cancellation.run()
             self._read_dropped()
@@ -689,7 +670,6 @@ class SparkQuery:
                 LOG.warning("stopping the query failed: %s", said(error))
 
     def dropped_records(self) -> int:
-        """Return what the policies of all sources left out in this process."""
         if self._dropped is None:
             return 0
         if self._clock.monotonic_ms() - self._asked_ms >= _PROGRESS_MS:

@@ -24,11 +24,8 @@ class LockWait(enum.Enum):
 
 
 def wait_for_lock(lock: OwnerLock, settings: JobSettings, end_wanted: threading.Event) -> LockWait:
-    """Take the lock; a standby waits for it as long as its owner lives.
-
-    A standby that is told to end, with a last checkpoint or without, must not take the job over
-    later: it gives up, and the job of the owner is not touched.
-    """
+    """Take the lock; a standby waits for it as long as its owner lives."""
+    # A standby that is told to end must not take the job over later.
     waits = settings.standby is Standby.WAIT
     while True:
         if waits and end_wanted.is_set():

@@ -71,7 +71,6 @@ class StoredJob:
 
     @classmethod
     def read(cls, place: StoreSpec) -> StoredJob:
-        """Return the job whose directory is at a place."""
         job_dir = open_job_dir(place)
         with as_damage(f"{JOB_KEY} in the job directory"):
             settings = job_dir.known_settings() or {}
@@ -79,7 +78,7 @@ class StoredJob:
             return cls(place, job_dir, name, JobUuid(settings["uuid"]), SystemClock())
 
     def pins(self) -> CheckpointPins:
-        """Return what is kept for checkpoints; only to be asked, never to be changed."""
+        """Return what is kept for checkpoints, to be asked and never changed."""
         # Here and not above: with it comes Arrow, which most commands can do without.
         from flinkish_spark.checkpoint.retention import pins_of
         from flinkish_spark.checkpoint.spark_log import log_of
@@ -116,7 +115,7 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """One checkpoint, from both."""
+    """One checkpoint, of the job directory and of the statistics."""
 
     checkpoint: CheckpointId
     #: None if nothing of it is in the job directory any more.
@@ -143,7 +142,6 @@ class CheckpointView:
 
     @property
     def status(self) -> CheckpointStatus:
-        """What has become of it."""
         if self.decision is None:
             return CheckpointStatus.IN_PROGRESS if self.statistics is None else self.statistics.status
         if self.decision.verdict is Verdict.ABORT:
@@ -153,7 +151,6 @@ class CheckpointView:
 
     @property
     def purpose(self) -> CheckpointPurpose:
-        """What it was taken for."""
         trigger = None if self.stored is None else self.stored.trigger
         known = (self.statistics, trigger, self.decision)
         # One of them is there, or nobody would know of the checkpoint.
@@ -161,7 +158,6 @@ class CheckpointView:
 
     @property
     def triggered_at_ms(self) -> int | None:
-        """Wall-clock time of its trigger; None where nobody wrote it down."""
         trigger = None if self.stored is None else self.stored.trigger
         if self.statistics is not None:
             return self.statistics.trigger_at_ms
@@ -171,7 +167,6 @@ class CheckpointView:
 
     @property
     def rows(self) -> int | None:
-        """Rows that all sinks staged for it; None where it is not known."""
         if self.statistics is not None and self.statistics.status is CheckpointStatus.COMPLETED:
             return self.statistics.rows
         if self.decision is None or self.decision.verdict is Verdict.ABORT:
@@ -223,7 +218,6 @@ class CheckpointView:
 
 
 def stored_checkpoints(job: StoredJob, ids: Iterable[CheckpointId]) -> dict[CheckpointId, StoredCheckpoint]:
-    """Return what the job directory holds of some ids."""
     objects = SealedObjects(job.job_dir.store, "the job directory")
     found = {}
     for checkpoint in ids:
@@ -298,10 +292,8 @@ def _superseded_by(stored: StoredCheckpoint | None, lineages: LineageHistory) ->
 
 
 def details_of(job: StoredJob, view: CheckpointView) -> dict[str, Any]:
-    """Return what `checkpoints show --json` says; see `docs/command-line.md`.
-
-    Committables are counted and hooks are named: what is in them belongs to systems outside.
-    """
+    """Return what `checkpoints show --json` says; see `docs/command-line.md`."""
+    # Committables are counted and hooks are named: what is in them belongs to systems outside.
     commit = None if view.stored is None else view.stored.commit
     why_not = view.why_not_rewindable or job.pins().why_not_restorable(view.checkpoint)
     participants = () if view.statistics is None else view.statistics.participants

@@ -185,11 +185,7 @@ class RestartPolicy:
 
 
 class JobControl:
-    """Passes requests to whichever coordinator runs; remembers what outlives it.
-
-    One for the life of a supervisor. Every method may be called by any thread, at any time, and none
-    blocks for longer than a look at a directory.
-    """
+    """Passes requests of any thread to whichever coordinator runs; remembers what outlives it. Never blocks."""
 
     def __init__(self, why_no_savepoint_at: Callable[[str], str]) -> None:
         self._why_no_savepoint_at = why_no_savepoint_at
@@ -219,11 +215,7 @@ class JobControl:
         self.end_wanted.set()
 
     def ask(self, asked: Asked) -> None:
-        """Ask for a checkpoint or a savepoint; it is answered exactly once, perhaps before this returns.
-
-        What can be known before a checkpoint gets an id is refused here: no query runs, or nothing
-        can be written where the savepoint is to go.
-        """
+        """Ask for a checkpoint or a savepoint; it is answered exactly once, perhaps before this returns."""
         coordinator = self._coordinator
         if self._is_over:
             refused = CheckpointAnswer.refused(Reason.SHUT_DOWN)
@@ -266,14 +258,13 @@ class JobControl:
         return self.end_wanted.is_set() if self.is_starting else self.is_tearing_down
 
     def prepare(self, coordinator: CheckpointCoordinator) -> None:
-        """Switch the timer of `coordinator`, which does not run yet: its first look at it may trigger."""
+        """Switch the timer of a coordinator that does not run yet: its first look at it may trigger."""
         with self._lock:
             if self._schedule is Schedule.OFF:
                 coordinator.schedule(Schedule.OFF)
             self._timed = coordinator
 
     def attach(self, coordinator: CheckpointCoordinator) -> None:
-        """Pass requests to `coordinator`, which runs; an earlier one gets none any more."""
         if self._timed is not coordinator:
             self.prepare(coordinator)
         self._coordinator = coordinator
@@ -302,17 +293,14 @@ class QueryEnd(enum.Enum):
 
 
 class LastCheckpoint:
-    """Asks for the last checkpoint of a start as soon as it may be taken.
-
-    Touched by the supervisor's thread and the epoch writer's.
-    """
+    """Asks for the last checkpoint of a start; used by the supervisor's thread and the epoch writer's."""
 
     def __init__(self, control: JobControl, time: Timekeeping, coordinator: CheckpointCoordinator) -> None:
         self._control, self._time, self._coordinator = control, time, coordinator
         self._lock, self._is_asked = threading.Lock(), False
 
     def look(self) -> None:
-        """Ask for it if it may be taken; called ten times a second, and behind each staged micro-batch."""
+        """Ask for it if it may be taken; called ten times a second, and after each staged micro-batch."""
         if not (self._control.stop_wanted.is_set() or self._time.can_end):
             return
         with self._lock:
@@ -431,7 +419,6 @@ class Supervisor:
         return "" if known is None else str(known)
 
     def order_rewind(self, target: CheckpointId, tables: Tables) -> PendingRewind:
-        """Order the job to go back; called by any thread. See :meth:`JobClient.rewind`."""
         job_dir, clock = self._job_dir, self._settings.clock
         pins = self._engine.pins(log_of(job_dir.store, self._settings.job_dir, job_dir.newest_owner()))
         order = order_rewind(job_dir, pins, clock, target, tables, "ordered by the job's client")
@@ -439,7 +426,6 @@ class Supervisor:
 
     # -- life -----------------------------------------------------------------------------------
     def run(self, on_left: Callable[[CancellationTimedOut], None] = lambda error: None) -> None:
-        """Run the job; return when it was stopped."""
         self._on_left = on_left
         with logged_as(job=self._settings.name):
             self._live()
@@ -497,11 +483,9 @@ class Supervisor:
             self._leave(left_job(waits, for_ms))
 
     def _leave(self, error: CancellationTimedOut) -> None:
-        """Give the job up although its threads have not ended; called by the watchdog's.
-
-        They become what a driver is that was paused while another one took the job over: epochs, seals and
-        the sinks' own fences hold against them, and their next check of the ownership ends them.
-        """
+        """Give the job up although its threads have not ended; called by the watchdog's."""
+        # Epochs, seals and the sinks' own fences hold against these threads, and their next check of the
+        # ownership ends them.
         LOG.error("%s", error)
         self._left, self.progress.last_error = error, str(error)
         if self._owned is not None:
@@ -550,7 +534,6 @@ class Supervisor:
                 job.close()
 
     def _run_queries(self, owned: _Owned) -> _Turn:
-        """Run the query, and start it again whenever that may help."""
         ownership = owned.job.ownership
         while True:
             try:
@@ -574,7 +557,6 @@ class Supervisor:
             self._blocks.forget()
 
     def _run_query(self, owned: _Owned) -> QueryEnd:
-        """Start the query once, and return how it ended."""
         self.control.detach()
         recovered = self._recover(owned)
         self._check_input(owned)
@@ -585,7 +567,7 @@ class Supervisor:
 
     # -- own ------------------------------------------------------------------------------------
     def _own(self) -> _Owned:
-        """Take the job directory over, and make what all that follows shares: the one place that does."""
+        """Take the job directory over, and make what everything after it shares."""
         settings, waiting, engine = self._settings, self._waiting, self._engine
         with waiting("the job directory to take the record of the job"):
             job = engine.record_job()
@@ -834,7 +816,6 @@ class Supervisor:
 
     # -- run ------------------------------------------------------------------------------------
     def _run(self, owned: _Owned, start: _Start) -> None:
-        """Run the query until it ends; both it and the coordinator have ended when this returns."""
         self._writer, self.control.is_starting = start.writer, False
         # This order matters: what is due by now, or was kept, gets its barrier into the first micro-batch.
         self.control.prepare(start.coordinator)
@@ -879,7 +860,6 @@ class Supervisor:
             self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
 
     def _raise_failure(self, query: RunningQuery, writer: EpochWriter) -> NoReturn:
-        """Raise what ended the query."""
         if isinstance(writer.failure, FlinkishError):
             raise writer.failure
         # Raises if the JVM is gone.
