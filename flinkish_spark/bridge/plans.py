@@ -20,9 +20,6 @@ from flinkish_spark.protocol.plan_layout import (
     ScanRole,
 )
 
-# ----------------------------------------------------------------------------------------------------------
-# Names in a plan, and what they name: sources and operators in the order in which Spark counts them.
-#
 # Spark's logs have no names. A frame that gets an alias keeps it in its analysed plan, which is where names
 # of ours are put and found again.
 
@@ -99,10 +96,6 @@ def _known(names: dict[str, str], what: str) -> str:
     return names[what]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# From which columns of which inputs the columns of a frame come, as far as Catalyst tells.
-
-
 #: What names of columns of ours begin with.
 _OWN_COLUMNS = "_fs"
 _ROLES = frozenset(role.value for role in ScanRole)
@@ -168,9 +161,6 @@ def _needed(expression: Any) -> Iterator[Any]:
         yield from _needed(child)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a DataFrame function does, if that is done to each row by itself: read from the plan it has made.
-#
 # A function of the user's gives a DataFrame, and not what it did. Spark's analysed plan of that has one
 # node for each step. Where all of them are projections and filters, they are found here as columns and
 # conditions that name what they need, to be used on any other frame with such columns.
@@ -366,14 +356,6 @@ def _each(found: Any) -> Iterator[Any]:
 
 def _kind(found: Any) -> str:
     return str(found.getClass().getSimpleName())
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Selecting the same columns from one micro-batch after the other.
-#
-# Every micro-batch is a DataFrame of its own, and naming a column of it takes Python several calls into the
-# JVM: for a sink of ten columns some fifty, a good part of what a small micro-batch costs. The columns
-# themselves belong to no DataFrame, so they are handed over once.
 
 
 class Selection:

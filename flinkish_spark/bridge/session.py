@@ -39,8 +39,7 @@ from flinkish_spark.jars import (
 )
 from flinkish_spark.protocol.errors import Chain
 
-# ----------------------------------------------------------------------------------------------------------
-# Questions to the driver's JVM: what is there, is it alive, what is in a plan.
+LOG = logging.getLogger(__name__)
 
 
 #: Write a query's checkpoint files on a disk, or in a bucket; see their Javadoc.
@@ -248,7 +247,7 @@ _KAFKA_STREAM = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 def asking_kafka_first(
     spark: SparkSession, writer: Callable[[DataFrame, int], None]
 ) -> Callable[[DataFrame, int], None]:
-    """Return `writer` for foreachBatch, but let Kafka's source of Spark 4.1 ask for the newest offsets first."""
+    """Return `writer` for foreachBatch, with which Spark 4.1's Kafka source asks for newest offsets first."""
     # After a restart the first micro-batch is one that is logged already. That source then has not asked, and
     # its report of how far behind it is ends the query with a NullPointerException (SPARK-55271, mended in
     # 4.2).
@@ -312,12 +311,8 @@ def stateful_parts(frame: DataFrame) -> list[str]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A SparkSession that can run this package: the shim, Kafka and Delta on the class path.
-#
-# JARs are fixed when the JVM starts, so this has to happen before ``getOrCreate()``; a session that runs
-# already cannot be completed. On a platform that starts Spark for you, put the entries of
-# :func:`spark_conf` into its configuration and the JARs where it expects libraries.
+# JARs are fixed when the JVM starts, so this has to happen before ``getOrCreate()``: a session that runs
+# already cannot be completed.
 
 
 #: What makes ``format("delta")`` and SQL on Delta tables work.
@@ -554,15 +549,6 @@ def _java() -> str | None:
     return shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a first micro-batch would wait for, begun beside the checks in front of the start.
-#
-# Spark starts Python with the first task that needs it, and unpacks and loads RocksDB with the first task
-# that has state: a second or two in a new session, while the processors have little to do before. In a
-# session of one process both can be had early. Nothing depends on it.
-
-
-LOG = logging.getLogger(__name__)
 _PYTHON = "spark.pyspark.python"
 #: In which it was done, or has begun.
 _WARMED: weakref.WeakSet[SparkContext] = weakref.WeakSet()

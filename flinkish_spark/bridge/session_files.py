@@ -51,10 +51,6 @@ _TAKEN: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictiona
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a user names: a path of the driver's, or a URL.
-
-
 @contextmanager
 def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
     """Yield the file or folder at a path or URL on the driver's disk; for the block, what is elsewhere."""
@@ -130,10 +126,6 @@ def _downloaded(spark: SparkSession, what: str, url: str, scheme: str, target: P
         what_to_do="correct the URL",
         url=url,
     )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Shipping.
 
 
 def ship_tree(

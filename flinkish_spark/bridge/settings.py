@@ -39,7 +39,7 @@ REQUIRED_CONF = {
     _STATE + "checkpointFormatVersion": "2",
     _STATE + "rocksdb.changelogCheckpointing.enabled": "true",
     # Spark refuses several keyed operators; what it would protect from does not occur, since no
-    # operator of ours uses Spark's watermark. Our own check stands in `graph` and `sources`.
+    # operator of ours uses Spark's watermark. Our own check is in `job/preflight.py`.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
     "spark.sql.streaming.asyncProgressTrackingEnabled": "false",
     # The coordinator's backlog limits are set against this number.

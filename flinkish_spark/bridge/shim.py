@@ -44,7 +44,7 @@ def refused_producer_setting(spark: SparkSession, options: Mapping[str, Any]) ->
 
 
 def from_json(spark: SparkSession, text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Return the fields of JSON objects, exact or malformed: by our parser if the JAR is there, or Spark's."""
+    """Return the fields of JSON objects, exact or malformed, by our parser if the JAR is there or Spark's."""
     if getattr(spark, "_jvm", None) is None or not has_class(spark, JSON_ROWS):
         looked_at = _looked_at(text, schema, spark.conf.get("spark.sql.session.timeZone") or "UTC")
         return F.from_json(looked_at, schema, dict(options))

@@ -133,10 +133,6 @@ def _told(stack: traceback.StackSummary) -> str:
     return " < ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A job whose own threads do not end: a sink's commit, a listener, a disk.
-
-
 def left_job(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
     """Return what is to be said of a job that was cancelled and is left to its threads."""
     idents = {f"the thread '{thread.name}'": thread.ident for thread in threading.enumerate()}
@@ -157,10 +153,6 @@ def left_job(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
         for_ms=for_ms,
         hangs_in="; ".join(stands),
     )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# A stop by a signal: nobody is there who would cancel it.
 
 
 class _Stopped(Protocol):

@@ -163,10 +163,6 @@ def _program(text: str) -> str:
     return os.path.abspath(shutil.which(text) or text)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Python files.
-
-
 def _importable(what: str, place: Path, scratch: Path) -> list[tuple[str, Path]]:
     """Return what a folder on the path has to hold so that a file, package or folder can be imported."""
     if place.is_dir():
@@ -204,10 +200,6 @@ def _check_module(what: str, name: str) -> None:
             why=f"{name!r} is no name of a module",
             what_to_do="give it a name of letters, digits and _",
         )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Requirements: installed once, by the driver, for workers of the same kind.
 
 
 def _install(requirements: Path, cache: Path | None, target: Path) -> None:

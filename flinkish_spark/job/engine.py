@@ -1,4 +1,4 @@
-"""What goes into one `execute`, and what the supervisor needs of the system that runs micro-batches."""
+"""What goes into one `execute`, and what the supervisor needs of Spark, or of the simulator in its place."""
 
 from __future__ import annotations
 
@@ -45,13 +45,6 @@ from flinkish_spark.savepoints.files import RestoreSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What the supervisor needs of the system that runs micro-batches.
-#
-# :mod:`flinkish_spark.job.spark_engine` is Spark; the simulator brings one that obeys the same rules
-# without a JVM. Everything with a rule of the protocol in it lies on the supervisor's side.
 
 
 class RunningQuery(Protocol):
@@ -148,10 +141,6 @@ class QueryEngine(Protocol):
 
     def place_of(self, error: FlinkishError, inputs: Inputs) -> FlinkishError:
         """Return the error with the place of the record that it is about, if that can be found."""
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What goes into one `execute`, and what may be asked while it runs.
 
 
 class Standby(Choice):

@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from flinkish_spark.protocol.time_plan import TimePlan
     from flinkish_spark.savepoints.files import RestoreSettings
 
-
-# ----------------------------------------------------------------------------------------------------------
-# Refuses topics that a job reads twice, or reads and writes, and sources whose facts would share a name.
+LOG = logging.getLogger(__name__)
 
 
 def check_source_names(sources: Sequence[SourceNode]) -> None:
@@ -67,7 +65,7 @@ def check_source_names(sources: Sequence[SourceNode]) -> None:
 
 
 def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
-    """Raise GraphError for such a topic, or such patterns; dead letters count as written."""
+    """Refuse topics that a job reads twice, or reads and writes; dead letters count as written."""
     for first, second in permutations(graph.sources, 2):
         _check_topics(first, second)
     for first, second in combinations((node for node in graph.sources if node.source.topic_pattern), 2):
@@ -114,11 +112,6 @@ def _check_patterns(first: SourceNode, second: SourceNode) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Everything that can be refused before anything starts, in one place and in a fixed order.
-
-
-LOG = logging.getLogger(__name__)
 _NOBODY = JobUuid("0" * 32)
 #: The one stateful part that a plan of ours has: the keyed operator.
 _OWN_STATE = "applyInPandasWithState"

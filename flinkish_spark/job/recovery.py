@@ -26,8 +26,7 @@ from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 from flinkish_spark.protocol.records import Committable, Outcome, StagedBatch
 from flinkish_spark.protocol.watermarks import EventTime
 
-# ----------------------------------------------------------------------------------------------------------
-# What a recovery leaves to others: beginning Spark's checkpoint anew, and staging lost data again.
+LOG = logging.getLogger(__name__)
 
 
 class Reseeding(Protocol):
@@ -39,18 +38,6 @@ class Reseeding(Protocol):
     def export(self, decision: Decision | None, lineage: Lineage) -> None:
         """Write a checkpoint's state where the log that begins in `lineage` finds it; may be repeated."""
         # Without a decision the new log begins as the present one did.
-
-
-class NoReseeding:
-    """A job whose log always fits."""
-
-    def is_wanted(self, log_began_in: Lineage) -> bool:
-        return False
-
-    def export(self, decision: Decision | None, lineage: Lineage) -> None: ...
-
-
-NO_RESEEDING = NoReseeding()
 
 
 class Replaying(Protocol):
@@ -65,28 +52,7 @@ class Replaying(Protocol):
     ) -> None: ...
 
 
-class NoReplaying:
-    """Stages nothing again: what is lost ends the job."""
-
-    def replay(
-        self,
-        decision: Decision,
-        lost: CommittableLostError,
-        abort: Callable[[str, Sequence[Committable]], None],
-        patiently: Callable[[Callable[[], str]], str],
-    ) -> None:
-        raise lost
-
-
-NO_REPLAYING = NoReplaying()
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Carrying out the recovery: gather facts, ask the protocol, do the one step, start over.
-
-
 T = TypeVar("T")
-LOG = logging.getLogger(__name__)
 _PAUSE_MS = 200
 #: More steps than any recovery can need; above it the facts do not change, which is a bug.
 _MOST_STEPS = 1_000
@@ -114,8 +80,8 @@ class Recovery:
         confirmation: Confirmation,
         positions: SourcePositions,
         *,
-        reseeding: Reseeding = NO_RESEEDING,
-        replaying: Replaying = NO_REPLAYING,
+        reseeding: Reseeding,
+        replaying: Replaying,
         on_confirmed: Callable[[Decision], None] = lambda decision: None,
     ) -> None:
         self._job_dir, self._log, self._ownership = job.job_dir, job.log, job.ownership

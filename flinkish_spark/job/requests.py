@@ -1,4 +1,25 @@
-"""How another process reaches a running job: requests in its directory, and their answers."""
+"""How another process reaches a running job: requests in its directory, and their answers.
+
+    requests/<name>.json          what is asked, and of which owner; created by the asker
+    requests/<name>.claim.json    who settles it: the owner, or the asker who takes it back
+    requests/<name>.answer.json   what became of it; created by an owner
+
+Rules:
+
+1. A request names the owner epoch that was the newest when it was asked. Only that owner's process
+   carries it out: a request that waited for a dead job must not surprise the next one.
+2. The owner claims a request before it carries it out, and an asker that gives up claims it, too.
+   A claim is created if absent, so exactly one of them has it: a request is carried out at most
+   once, and one that was taken back never.
+3. A later owner that finds a request with a claim and without an answer answers UNKNOWN: its
+   owner ended in between. The asker has to look at what is there before it asks again.
+4. The asker deletes what it has read: request, then claim, then answer. In another order a request
+   that was carried out would look like a new one. Askers get killed, so the owner deletes what has
+   been settled for :data:`KEPT_MS`.
+
+What is wrong with a request is answered or logged and never ends the job. Wall clock times are compared
+here, and nowhere else: asker and owner may be on two machines and share no other clock.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +50,7 @@ from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, OwnerEpoch, checked_name
 from flinkish_spark.protocol.limits import checked_whole
 
-# ----------------------------------------------------------------------------------------------------------
-# What may be asked of a running job from outside, what it answers, and the files of both.
-#
-# Shared by the asker (`job/asking.py`) and the owner (`job/requests.py`, which has the rules). All values
-# are immutable and check themselves; `to_json` and `from_json` are exact inverses, and a stored value that
-# does not fit raises ValueError: reading runs no code.
+LOG = logging.getLogger(__name__)
 
 
 FOLDER = "requests"
@@ -245,31 +261,6 @@ class RequestFiles:
         return f"{FOLDER}/{self._name}{part.value}"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# How another process reaches a running job: requests in its directory, and their answers.
-#
-#     requests/<name>.json          what is asked, and of which owner; created by the asker
-#     requests/<name>.claim.json    who settles it: the owner, or the asker who takes it back
-#     requests/<name>.answer.json   what became of it; created by an owner
-#
-# Rules:
-#
-# 1. A request names the owner epoch that was the newest when it was asked. Only that owner's process
-#    carries it out: a request that waited for a dead job must not surprise the next one.
-# 2. The owner claims a request before it carries it out, and an asker that gives up claims it, too.
-#    A claim is created if absent, so exactly one of them has it: a request is carried out at most
-#    once, and one that was taken back never.
-# 3. A later owner that finds a request with a claim and without an answer answers UNKNOWN: its
-#    owner ended in between. The asker has to look at what is there before it asks again.
-# 4. The asker deletes what it has read: request, then claim, then answer. In another order a request
-#    that was carried out would look like a new one. Askers get killed, so the owner deletes what has
-#    been settled for :data:`KEPT_MS`.
-#
-# What is wrong with a request is answered or logged and never ends the job. Wall clock times are compared
-# here, and nowhere else: asker and owner may be on two machines and share no other clock.
-
-
-LOG = logging.getLogger(__name__)
 #: A request that is older than this was left by an asker that is gone; it is refused.
 OLDEST_MS = 600_000
 #: How long settled requests lie before the owner deletes them; an asker looks ten times a second.
@@ -430,10 +421,6 @@ def _unknown(owner: OwnerEpoch) -> OutsideAnswer:
 
 def _one_line(error: FlinkishError) -> str:
     return " ".join(str(error).split())
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Carrying out what other processes ask of the job, by its directory.
 
 
 #: How often the job directory is looked at; in a bucket each look is two requests.

@@ -1,4 +1,19 @@
-"""Going back: ordering a rewind, writing its intent, carrying it out, telling what came of it."""
+"""Going back: ordering a rewind, writing its intent, carrying it out, telling what came of it.
+
+    orders/rewind.json         the order that waits; at most one
+    rewinding/<lineage>.json   the rewind that was begun for it
+    rewinds/<lineage>.json     the rewind that was finished for it
+    orders/refused/<id>.json   the order, with the reason why it could not be carried out
+
+An intent is durable before anything changes, and everything that it names may be repeated, so a rewind
+that was begun is finished by whoever starts the job next. What can be refused is refused before the
+intent is written (:func:`why_refused`).
+
+A rewind to a checkpoint happens in a folder that no earlier query of this process has written to: Spark's
+maintenance goes on for a minute after a query was stopped, and it cleans by the highest version that *it*
+has seen. The supervisor therefore takes the job over once more, which renames the folder, before it lets
+the recovery carry out an order (`ownership.take_over`).
+"""
 
 from __future__ import annotations
 
@@ -30,19 +45,6 @@ from flinkish_spark.protocol.lineage import (
 )
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 from flinkish_spark.protocol.records import Outcome
-
-# ----------------------------------------------------------------------------------------------------------
-# Going back: ordering a rewind, writing its intent, carrying it out.
-#
-# An intent is durable before anything changes, and everything that it names may be repeated, so a rewind
-# that was begun is finished by whoever starts the job next. What can be refused is refused before the
-# intent is written (:func:`why_refused`).
-#
-# A rewind to a checkpoint happens in a folder that no earlier query of this process has written to: Spark's
-# maintenance goes on for a minute after a query was stopped, and it cleans by the highest version that *it*
-# has seen. The supervisor therefore takes the job over once more, which renames the folder, before it lets
-# the recovery carry out an order (`ownership.take_over`).
-
 
 if TYPE_CHECKING:
     from flinkish_spark.checkpoint.context import JobContext
@@ -241,18 +243,6 @@ def _refused(target: CheckpointId, why: str) -> RewindRefused:
         what_to_do="choose one from `flinkish checkpoints list`; nothing was changed",
         target=target,
     )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What became of an order to go back, as the job directory tells it.
-#
-#     orders/rewind.json         the order that waits; at most one
-#     rewinding/<lineage>.json   the rewind that was begun for it
-#     rewinds/<lineage>.json     the rewind that was finished for it
-#     orders/refused/<id>.json   the order, with the reason why it could not be carried out
-#
-# For whoever gave the order: the command line and the job's client, in any process. The one who carries an
-# order out is the recovery (`job/rewind.py`).
 
 
 _POLL_MS = 100

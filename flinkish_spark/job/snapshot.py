@@ -122,7 +122,7 @@ class JobSnapshot:
         if self.seems_gone:
             return JobStatus.SUSPENDED
         if report is None:
-            # An earlier version runs it, which reports nothing.
+            # It runs, and its report is damaged or could not be stored.
             return JobStatus.RUNNING
         return report.status if report.owner_epoch == self.owner_epoch else JobStatus.CREATED
 

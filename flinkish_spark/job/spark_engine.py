@@ -100,9 +100,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-
-# ----------------------------------------------------------------------------------------------------------
-# Starting the one Spark query of a job, with the settings that the protocol depends on.
+LOG = logging.getLogger(__name__)
 
 
 class SettingsChanged(EnvironmentFault):
@@ -138,10 +136,6 @@ def start_query(
             setting=changed[0],
         )
     return query
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Staging a micro-batch in every sink of the plan, over one evaluation of its rows.
 
 
 class StagingMismatchError(EnvironmentFault):
@@ -372,11 +366,6 @@ class SinkStaging:
                 )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What async calls cost, from the tasks to the driver by an accumulator of Spark's: a task that is repeated is
-# counted as often as it has made calls.
-
-
 class AsyncCosts(AccumulatorParam[Mapping[str, AsyncStatistics]]):
     """Adds what tasks report, by operator; a task that is repeated counts as often as it has made calls."""
 
@@ -401,11 +390,6 @@ class _Reported:
         self.costs.add({uid: cost})
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The engine that is Spark: checks, plans, starts and stops the one query of a job.
-
-
-LOG = logging.getLogger(__name__)
 #: How often Spark is asked for its progress; it keeps the last hundred micro-batches.
 _PROGRESS_MS = 1_000
 

@@ -1,4 +1,9 @@
-"""A job as its directory tells it, in any process and whether it runs or not: who it is, its checkpoints."""
+"""A job as its directory tells it, in any process and whether it runs or not: who it is, its checkpoints.
+
+Statistics and decisions are written by one process and read by another, at different times, so they may
+disagree. Where there is a decision it is right: statistics only measure. A checkpoint whose files were
+deleted since is known from the statistics alone.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +35,6 @@ from flinkish_spark.protocol.time_plan import counts_of, late_of
 if TYPE_CHECKING:
     from flinkish_spark.checkpoint.retention import CheckpointPins
 
-# ----------------------------------------------------------------------------------------------------------
-# What is read may be anything: a checksum says that an object is as it was written, and not who wrote it.
-
 
 #: What taking a stored value apart raises if it has a shape that no job writes.
 WRONG_SHAPE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
@@ -46,17 +48,9 @@ def as_damage(what: str) -> Iterator[None]:
     except WRONG_SHAPE as error:
         raise CorruptObjectError(
             f"{what} is damaged",
-            why=_in_words(error),
+            why=f"{type(error).__name__}: {error}",
             what_to_do="restore the file from a backup",
         ) from error
-
-
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The job in a directory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +82,6 @@ class StoredJob:
 
     def to_json(self) -> dict[str, Any]:
         return {"job_dir": self.place.url, "job": self.name, "job_uuid": str(self.uuid)}
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What is known about a job's checkpoints: the statistics, and what lies in the job directory.
-#
-# The two are written by one process and read by another, at different times, so they may disagree. Where
-# there is a decision it is right: statistics only measure. A checkpoint whose files were deleted since is
-# known from the statistics alone.
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +271,6 @@ def _superseded_by(stored: StoredCheckpoint | None, lineages: LineageHistory) ->
         return None
     rewind = lineages.superseded_by(stored.checkpoint, stored.commit.lineage)
     return None if rewind is None else rewind.lineage
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Everything about one checkpoint: who took part, what it holds, what came of it.
 
 
 def details_of(job: StoredJob, view: CheckpointView) -> dict[str, Any]:

@@ -1,4 +1,15 @@
-"""The supervisor of a job: check, own, recover, plan, run, finish."""
+"""The supervisor of a job: its phases, in their order.
+
+    check      what can be refused is refused; nothing is written anywhere
+    own        the lock, the owner epoch, the fence; what sinks and sources hold is of this directory
+    recover    what is decided is finished, what is not is gone, and hooks know where the job goes on
+    plan       one streaming DataFrame, and who stages and decides its micro-batches
+    run        the query, until it ends, fails, or the job is told to end
+    finish     query and coordinator have ended; what the last micro-batch had begun is gone
+
+A start of the query is recover to finish; what fails is started again under the same ownership. Another
+ownership begins after an order to go back. One object per `execute`.
+"""
 
 from __future__ import annotations
 
@@ -77,10 +88,6 @@ from flinkish_spark.protocol.restart import (
 )
 from flinkish_spark.protocol.statistics import StatisticsHistory
 from flinkish_spark.protocol.watermarks import EventTime
-
-# ----------------------------------------------------------------------------------------------------------
-# What a failure of a query means: wait and start again, or give up.
-
 
 LOG = logging.getLogger(__name__)
 
@@ -180,12 +187,8 @@ class RestartPolicy:
         ) from first
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What is wanted of a job: by the threads of its process, and by other processes through its directory.
-
-
 class JobControl:
-    """Passes requests of any thread to whichever coordinator runs; remembers what outlives it. Never blocks."""
+    """Passes requests of any thread to the coordinator that runs; remembers what outlives it; never waits."""
 
     def __init__(self, why_no_savepoint_at: Callable[[str], str]) -> None:
         self._why_no_savepoint_at = why_no_savepoint_at
@@ -279,10 +282,6 @@ class JobControl:
         self._is_over = True
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The checkpoint behind which a query ends: asked for once, by a user or by the end of all input.
-
-
 class QueryEnd(enum.Enum):
     """How a start of the query ended that did not fail."""
 
@@ -318,20 +317,6 @@ class LastCheckpoint:
         is_of_input = self._coordinator.ended_with is CheckpointPurpose.FINAL
         is_wish = self._control.end_wanted.is_set()
         return QueryEnd.NOT_OVER if is_of_input and not (is_wish or self._time.has_ended) else QueryEnd.OVER
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The supervisor: the phases of a job, in their order.
-#
-#     check      what can be refused is refused; nothing is written anywhere
-#     own        the lock, the owner epoch, the fence; what sinks and sources hold is of this directory
-#     recover    what is decided is finished, what is not is gone, and hooks know where the job goes on
-#     plan       one streaming DataFrame, and who stages and decides its micro-batches
-#     run        the query, until it ends, fails, or the job is told to end
-#     finish     query and coordinator have ended; what the last micro-batch had begun is gone
-#
-# A start of the query is recover to finish; what fails is started again under the same ownership. Another
-# ownership begins behind an order to go back. One object per `execute`.
 
 
 _WATCH_MS = 100
@@ -632,7 +617,8 @@ class Supervisor:
         if isinstance(error, FencedError):
             raise error
         self.states.failed(error)
-        self._log_trace(error)
+        if trace := error.facts.get("trace"):
+            LOG.info("from the inside out:\n%s", trace)
         if isinstance(error, InputLostError | QueryFailed):
             # What Spark says about lost input names no ranges; the source does.
             self._raise_if_lost(inputs)
@@ -673,11 +659,6 @@ class Supervisor:
     def _place(self) -> str:
         """Return at which micro-batch the query has ended; empty if it did not come so far."""
         return "" if self._writer is None else f"at micro-batch {self._writer.expected}"
-
-    def _log_trace(self, error: FlinkishError) -> None:
-        trace = error.facts.get("trace")
-        if trace:
-            LOG.info("from the inside out:\n%s", trace)
 
     # -- recover --------------------------------------------------------------------------------
     def _recover(self, owned: _Owned) -> Recovered:

@@ -16,7 +16,6 @@ from flinkish_spark.protocol.versions import VersionStep
 
 @pytest.fixture
 def of_4_2_0(tmp_path: Path) -> JobDir:
-    """As earlier versions of this package wrote it, too: the whole version of Spark in job.json."""
     job_dir = JobDir(LocalStore(tmp_path))
     job_dir.read_or_create_job({"job": "orders"}, {"spark": "4.2.0"})
     return job_dir
