@@ -153,7 +153,6 @@ def _origins(
 
 
 def _needed(expression: Any) -> Iterator[Any]:
-    """Yield the attributes in an expression."""
     if _kind(expression) == "AttributeReference":
         yield expression
         return
@@ -205,16 +204,12 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class NotRowByRow:
-    """Something that a function does with more than single rows."""
-
     #: As a user calls it.
     what: str
 
 
 @dataclass(frozen=True)
 class Computed:
-    """A column that is computed from others."""
-
     name: str
     value: Column
 
@@ -235,8 +230,6 @@ class Keeping:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What is done to each row."""
-
     #: One behind the other. Their columns are unresolved: they name those of the frame, or earlier ones.
     steps: tuple[Computing | Keeping, ...]
     #: Column with each field that comes out, in order.
@@ -366,7 +359,6 @@ class Selection:
         self._handed_over: Any = None
 
     def of(self, frame: DataFrame) -> DataFrame:
-        """Return the columns of `frame`."""
         own = getattr(frame, "_jdf", None)
         if own is None:
             return frame.select(*self._columns)

@@ -90,7 +90,6 @@ class JobThreads:
         self._spark = spark
 
     def __call__(self, works: Sequence[Callable[[], R]]) -> list[R]:
-        """Do some works, beside each other; return what they return when all have ended."""
         context = self._spark.sparkContext
         # Without a thread in the JVM for each one in Python nobody knows whose properties are set.
         if len(works) < 2 or not isinstance(context._gateway, ClientServer):

@@ -58,8 +58,6 @@ WITHOUT_JVM = (
 
 @dataclass(frozen=True, slots=True)
 class SparkProbe:
-    """What this Spark can do for us."""
-
     version: str
     has_shim: bool
     has_kafka_source: bool
@@ -106,7 +104,7 @@ def refuse_other_target(spark: SparkSession) -> None:
 
 
 def has_class(spark: SparkSession, name: str) -> bool:
-    """Whether the driver's JVM has a class, and can load it."""
+    """Return whether the driver's JVM has a class, and can load it."""
     try:
         loader = jvm(spark).java.lang.Thread.currentThread().getContextClassLoader()
         jvm(spark).java.lang.Class.forName(name, False, loader)
@@ -219,7 +217,6 @@ def _nodes(plan: Any) -> list[Any]:
 
 
 def streaming_sources(frame: DataFrame) -> list[str]:
-    """Return the format name of every streaming source in a DataFrame's plan."""
     names = []
     for node in _nodes(frame._jdf.queryExecution().analyzed()):
         kind = node.getClass().getSimpleName()
@@ -473,7 +470,6 @@ def configure_spark_with_packages(
 
 
 def packages_conf(extra_packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the settings with which Spark's own resolver downloads the pinned JARs, beside the shim."""
     packages = [*pinned("spark"), *extra_packages]
     return {
         **spark_conf([]),
@@ -563,7 +559,7 @@ def scratch_folder(spark: SparkSession) -> Path:
 
 
 def runs_tasks_itself(spark: SparkSession) -> bool:
-    """Whether tasks run in this session's own JVM, and so see what the driver sees."""
+    """Return whether tasks run in this session's own JVM, and so see what the driver sees."""
     if getattr(spark, "_jvm", None) is None:
         return False
     master = spark.sparkContext.master or ""
@@ -613,7 +609,7 @@ def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
 
 
 def is_cold(spark: SparkSession) -> bool:
-    """Whether tasks run in this session's own JVM, and nobody has warmed it up; afterwards somebody has."""
+    """Return whether this session's own JVM runs tasks and is not warmed up; the next call says no."""
     if not runs_tasks_itself(spark) or spark.sparkContext in _WARMED:
         return False
     _WARMED.add(spark.sparkContext)

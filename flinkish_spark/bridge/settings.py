@@ -70,7 +70,7 @@ class _Loan:
 
 
 class SessionSettings:
-    """What is borrowed in this process. There is one object: `SETTINGS`."""
+    """Keeps what is borrowed in this process, in one object: `SETTINGS`."""
 
     def __init__(self) -> None:
         self.forget()
@@ -144,7 +144,6 @@ class SessionSettings:
 
 
 def settings_of(spark: SparkSession) -> dict[str, str]:
-    """Return every setting of a session as it is now."""
     # Not by an iterator: Py4J takes an error of the JVM there for the end, and settings would be missing.
     conf = getattr(spark.conf, "_jconf", None)
     if conf is None:
@@ -157,7 +156,6 @@ def _identity(spark: SparkSession) -> Any:
     return getattr(spark, "_jsparkSession", spark)
 
 
-#: Of this process.
 SETTINGS = SessionSettings()
 os.register_at_fork(after_in_child=SETTINGS.forget)
 

@@ -120,7 +120,6 @@ class TappedRows:
         self.records = DataFrame(self._tapped.records(), rows.sparkSession)
 
     def acks(self) -> Sequence[TaskAck]:
-        """Return one ack per task of the finished action."""
         acks = json.loads(self._tapped.acksJson())
         if len(acks) != self._tapped.partitions():
             raise InternalError(

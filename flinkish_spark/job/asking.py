@@ -40,7 +40,7 @@ assert KEPT_MS > 100 * _POLL_MS, "an answer must not be deleted before its asker
 
 
 class ReplyKind(enum.Enum):
-    """What an asker knows in the end: an `OutsideOutcome`, or that there is no answer."""
+    """An `OutsideOutcome`, or that there is no answer."""
 
     COMPLETED = "COMPLETED"
     REFUSED = "REFUSED"
@@ -56,8 +56,6 @@ class ReplyKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply(Stored):
-    """How asking ended."""
-
     kind: ReplyKind = field(metadata=stored("outcome"))
     #: The checkpoint that was taken for it; None if there was none, or nobody said.
     checkpoint: CheckpointId | None = None
@@ -76,7 +74,7 @@ class Reply(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long an asker waits, in milliseconds: until the request is taken, and in all."""
+    """An asker's limits in milliseconds: until the request is taken, and in all."""
 
     taken_within_ms: int
     answered_within_ms: int

@@ -67,8 +67,6 @@ class _Attempt:
 
 
 class QueryCancellation:
-    """Ends a query under rules."""
-
     def __init__(
         self,
         spark: SparkSession,

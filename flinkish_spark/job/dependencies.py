@@ -1,4 +1,4 @@
-"""What a program's functions need beside themselves: files, modules, packages, archives; for its workers."""
+"""Files, modules, packages and archives that a program's functions need in its workers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _LOGIN = re.compile(r"//[^/\s]*@")
 
 
 class Dependencies:
-    """What one environment has registered, as it was at the call; a session keeps it until it ends."""
+    """Holds what one environment has registered, as it was at the call; a session keeps it until it ends."""
 
     def __init__(self, spark: SparkSession, place: StoreSpec) -> None:
         self._spark, self._place = spark, place

@@ -1,4 +1,4 @@
-"""What can be said of a session and its surroundings before the first job: what will be refused, and why."""
+"""Findings on a session and its surroundings before the first job: what will be refused, and why."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Diagnosis:
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing will be refused."""
+        """Return whether nothing will be refused."""
         return all(one.health is not Health.REFUSED for one in self.findings)
 
     def __str__(self) -> str:

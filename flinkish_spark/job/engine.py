@@ -1,4 +1,4 @@
-"""What goes into one `execute`, and what the supervisor needs of Spark, or of the simulator in its place."""
+"""The settings of one `execute`, and the system that runs its micro-batches: Spark, or the simulator."""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 
 class RunningQuery(Protocol):
-    """A query that was started."""
-
     @property
     def is_active(self) -> bool: ...
 
@@ -68,8 +66,6 @@ class RunningQuery(Protocol):
 
 
 class QueryPlan(Protocol):
-    """One start's plan; a restart plans anew."""
-
     @property
     def channels(self) -> Mapping[str, ExpectedChannels]:
         """Return, by sink uid, the channels whose barriers the sink must see."""
@@ -99,8 +95,7 @@ class QueryEngine(Protocol):
         """Return the uids of the keyed operators."""
 
     @property
-    def vertices(self) -> tuple[JobVertex, ...]:
-        """Return the vertices of the job graph, each behind what it reads."""
+    def vertices(self) -> tuple[JobVertex, ...]: ...
 
     def check(self) -> None:
         """Refuse what cannot work, before anything starts or is written."""
@@ -153,10 +148,7 @@ class Standby(Choice):
 
 @dataclass(frozen=True)
 class JobSettings:
-    """All settings of one `execute`."""
-
     name: str
-    #: Where the job directory is.
     job_dir: StoreSpec
     checkpoint: CheckpointConfig
     restart: RestartStrategy

@@ -33,7 +33,7 @@ class Reseeding(Protocol):
     """Begins Spark's checkpoint anew from exported state, for a change that it cannot follow."""
 
     def is_wanted(self, log_began_in: Lineage) -> bool:
-        """Whether the log that began in that lineage does not fit; False once a log that fits has begun."""
+        """Return whether the log of that lineage does not fit; False once a log that fits has begun."""
 
     def export(self, decision: Decision | None, lineage: Lineage) -> None:
         """Write a checkpoint's state where the log that begins in `lineage` finds it; may be repeated."""
@@ -60,8 +60,6 @@ _MOST_STEPS = 1_000
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a start of the query goes on from."""
-
     start: R.StartSpark
     #: The micro-batches that are kept behind the last checkpoint, in order.
     kept: list[StagedBatch]
@@ -359,14 +357,12 @@ def _by_sink(committables: Sequence[Committable]) -> dict[str, list[Committable]
 
 
 def _is_behind(staged: StagedBatch, newest: Decision) -> bool:
-    """Whether a micro-batch of the live lineage is not covered by the newest decision."""
+    """Return whether a micro-batch of the live lineage is not covered by the newest decision."""
     return staged.lineage > newest.lineage or staged.batch > newest.batch
 
 
 @dataclass(frozen=True)
 class RestoredFrom:
-    """A savepoint: its checkpoint, what the hooks gave for it by name, its directory, where time stood."""
-
     checkpoint: CheckpointId
     hooks: Mapping[str, Any]
     path: str

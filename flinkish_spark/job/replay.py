@@ -108,7 +108,6 @@ class _Replay:
     lost: CommittableLostError
     number: int
 
-    # -- what can be refused --------------------------------------------------------------------
     def plan(self) -> ReplayPlan:
         facts, uid = self.lost.facts, str(self.lost.facts["sink"])
         if "position" not in facts:
@@ -186,7 +185,6 @@ class _Replay:
             raise self.refused(f"Spark's log has no entry {OFFSETS}/{batch} any more", _RESTORE)
         return text
 
-    # -- running --------------------------------------------------------------------------------
     def run(self, plan: ReplayPlan) -> dict[BatchId, StagedBatch]:
         parts = self.parts
         log = parts.job.log.begin_replay(self.decision.checkpoint)
@@ -232,7 +230,6 @@ class _Replay:
         if log.read(COMMITS, batch) is None or (writer.part.lost and writer.staged is None):
             raise QueryFailed(f"micro-batch {batch} was to be replayed, and Spark did not run it")
 
-    # -- the end --------------------------------------------------------------------------------
     def finish(self, plan: ReplayPlan, batches: tuple[StagedBatch, ...]) -> None:
         parts, checkpoint = self.parts, self.decision.checkpoint
         restaged = RestagedEpoch(

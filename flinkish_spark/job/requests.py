@@ -1,4 +1,4 @@
-"""How another process reaches a running job: requests in its directory, and their answers.
+"""Other processes reach a running job by requests in its directory, and get answers there.
 
     requests/<name>.json          what is asked, and of which owner; created by the asker
     requests/<name>.claim.json    who settles it: the owner, or the asker who takes it back
@@ -74,11 +74,7 @@ def parse_file(file: str) -> tuple[str, Part] | None:
 
 
 class RequestKind(enum.Enum):
-    """What may be asked of a running job."""
-
-    #: A checkpoint now.
     CHECKPOINT = "CHECKPOINT"
-    #: A savepoint at `target`.
     SAVEPOINT = "SAVEPOINT"
     #: A savepoint at `target`, and no micro-batch behind it.
     STOP_WITH_SAVEPOINT = "STOP_WITH_SAVEPOINT"
@@ -99,7 +95,7 @@ class StopMode(Choice):
 
     @property
     def purpose(self) -> CheckpointPurpose:
-        """What the checkpoint of such a stop is taken for."""
+        """Why the checkpoint of such a stop is taken."""
         is_drained = self is StopMode.DRAIN
         return CheckpointPurpose.DRAINED_SAVEPOINT if is_drained else CheckpointPurpose.FINAL_SAVEPOINT
 
@@ -114,8 +110,6 @@ _PURPOSES = {
 
 @dataclass(frozen=True, slots=True)
 class OutsideRequest:
-    """One request, as it is stored."""
-
     #: 32 hex digits by which it is answered.
     name: str
     kind: RequestKind
@@ -170,7 +164,7 @@ class OutsideRequest:
 
 
 class OutsideOutcome(enum.Enum):
-    """What became of a request; all but the last as in `answers.AnswerKind`."""
+    """The end of a request; all but the last as in `answers.AnswerKind`."""
 
     #: It is done; of CANCEL and REWIND: it has begun.
     COMPLETED = "COMPLETED"
@@ -201,8 +195,6 @@ class OutsideAnswer(Stored):
 
 
 class Claimant(enum.Enum):
-    """Who settles a request."""
-
     #: An owner carries it out or refuses it.
     OWNER = "OWNER"
     #: The asker has taken it back.
@@ -218,8 +210,6 @@ class Claim(Stored):
 
 
 class RequestFiles:
-    """Typed access to the objects of one request, for both sides."""
-
     def __init__(self, job_dir: JobDir, name: str) -> None:
         self._store, self._name = job_dir.store, name
         self._objects = SealedObjects(job_dir.store, "the job directory")
@@ -306,9 +296,7 @@ class Inbox:
         """Answer a request that :meth:`take` returned, before the process lets the job go."""
         self._answer(name, OutsideAnswer.of(answer))
 
-    # -- inside ---------------------------------------------------------------------------------
     def _found(self) -> dict[str, set[Part]]:
-        """Return which parts are there, by the name of the request."""
         found: dict[str, set[Part]] = {}
         strange = set()
         for key in self._job_dir.store.list(FOLDER):

@@ -89,8 +89,6 @@ def why_refused(job_dir: JobDir, pins: CheckpointPins, target: CheckpointId) -> 
 
 @dataclass(frozen=True)
 class SourcePositions:
-    """What a rewind asks of the sources of a job."""
-
     #: Sets their consumer groups back to a position, also downwards.
     lower: Callable[[LoggedOffsets], None]
     #: Returns why the input from a position on cannot be read again; empty if it can. It raises an
@@ -111,7 +109,6 @@ class Rewinder:
     #: Called before an outside system is asked again; raises if the job is being torn down.
     wait: Callable[[str, str], None]
 
-    # -- before the intent ----------------------------------------------------------------------
     def why_refused(self, order: RewindOrder) -> str:
         """Return why an order cannot be carried out; asks sources and tables, too."""
         why = why_refused(self.job.job_dir, self.job.pins, order.target) or self._why_input_is_lost(
@@ -138,7 +135,6 @@ class Rewinder:
         self.job.job_dir.refuse_rewind_order(order, reason)
         raise _refused(order.target, reason)
 
-    # -- the intent -----------------------------------------------------------------------------
     def open(
         self,
         kind: RewindKind,
@@ -175,7 +171,6 @@ class Rewinder:
                     removed[f"{log}/{batch}"] = text
         return removed
 
-    # -- carrying out ---------------------------------------------------------------------------
     def finish(self, intent: RewindIntent) -> None:
         """Do everything that the intent names, then move it to the history."""
         # Spark's side comes first: if it cannot be done, nothing outside has changed.
@@ -255,7 +250,6 @@ class RewindState(enum.Enum):
     WAITING = "WAITING"
     #: Its intent is durable: it will be finished, by this start or by a later one.
     BEGUN = "BEGUN"
-    #: The job has gone back.
     DONE = "DONE"
     #: The job found that it cannot go back there; nothing was changed.
     REFUSED = "REFUSED"
@@ -269,7 +263,7 @@ class RewindState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RewindStatus:
-    """What became of an order."""
+    """The answer to an order to go back."""
 
     state: RewindState
     #: The same in words, without a full stop.
@@ -282,7 +276,6 @@ class RewindStatus:
 
 
 def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
-    """Return what became of an order; changes nothing."""
     target = order.target
     # This order matters: an order is closed by a new object first, and only then taken away. Who
     # looked for it last would find an order that was closed meanwhile in none of its places.
@@ -310,7 +303,6 @@ def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
 
 
 def _finished_for(order: RewindOrder, objects: SealedObjects) -> RewindIntent | None:
-    """Return the finished rewind of an order."""
     for number in sorted(objects.numbers("rewinds"), reverse=True):
         done = objects.optional(f"rewinds/{number}.json", "rewind", RewindIntent.from_json)
         if done is not None and done.order_id == order.order_id:

@@ -151,7 +151,7 @@ def in_turn(works: Sequence[Callable[[], Any]]) -> list[Any]:
 
 @dataclass(frozen=True)
 class StagedParts:
-    """What the sinks of one micro-batch are told: its checkpoint, and each one its block of ids."""
+    """A micro-batch's checkpoint, for all of its sinks, and a block of ids for each."""
 
     batch: BatchId
     checkpoint: CheckpointId

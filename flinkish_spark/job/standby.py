@@ -16,8 +16,6 @@ LOG = logging.getLogger(__name__)
 
 
 class LockWait(enum.Enum):
-    """How waiting for the lock of a job ended."""
-
     TAKEN = "TAKEN"
     #: This driver was told to end before; the job goes on where it is.
     GIVEN_UP = "GIVEN_UP"

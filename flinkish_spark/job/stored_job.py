@@ -55,8 +55,6 @@ def as_damage(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """The job in a directory."""
-
     place: StoreSpec
     job_dir: JobDir
     name: str
@@ -86,8 +84,6 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """What the job directory holds of one id."""
-
     checkpoint: CheckpointId
     trigger: TriggerRecord | None
     decision: Decision | None
@@ -321,7 +317,6 @@ def _of_commit(commit: Decision) -> dict[str, Any]:
 
 
 def _upstream(offsets_text: str) -> list[dict[str, Any]]:
-    """Return the cuts of upstream jobs that the checkpoint is, by topic."""
     return [
         {
             "topic": topic,

@@ -283,8 +283,6 @@ class JobControl:
 
 
 class QueryEnd(enum.Enum):
-    """How a start of the query ended that did not fail."""
-
     #: The job was told to end, or all its input is over and has been worked through.
     OVER = "OVER"
     #: It was not: timers were left behind the last checkpoint, or input that was over went on.
@@ -325,16 +323,12 @@ _TOLD_MS = 1_000
 
 
 class _Turn(enum.Enum):
-    """How an ownership of the job directory ended."""
-
     OVER = "OVER"
     TAKE_OVER_AGAIN = "TAKE_OVER_AGAIN"
 
 
 @dataclass(frozen=True)
 class _Owned:
-    """What one ownership has beside the context that all share."""
-
     job: JobContext
     inputs: Inputs
     completed: CompletedCheckpoints
@@ -342,8 +336,6 @@ class _Owned:
 
 @dataclass(frozen=True)
 class _Start:
-    """One start of the query, planned and not yet begun."""
-
     plan: QueryPlan
     lineage: Lineage
     gate: AdmissionGate

@@ -96,7 +96,7 @@ def _why_foreign(job: JobContext, mark: Mark) -> str:
 
 
 def _is_shown_by_a_later_one(job_dir: JobDir, given_up: CheckpointId) -> bool:
-    """Whether a later checkpoint was committed that has the micro-batch with the barrier of this one."""
+    """Return whether a later committed checkpoint has the micro-batch with the barrier of this one."""
     # An atomic sink writes its mark at the barrier, and the barrier passes on when its checkpoint is given
     # up.
     for later in job_dir.decided_ids():
