@@ -119,7 +119,6 @@ class BadRecordError(UserError):
 
 
 def bad_time(topic: str, partition: int, offset: int, timestamp_ms: int) -> BadRecordError:
-    """Return the error of a record whose timestamp is in none of the years 1 to 9999."""
     place = f"topic {topic}, partition {partition}, offset {offset}"
     return BadRecordError(
         f"the record at {place} has the timestamp {timestamp_ms}",

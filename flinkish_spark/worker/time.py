@@ -33,7 +33,6 @@ def are_records(batch: pa.RecordBatch) -> pa.BooleanArray | None:
 
 
 def only_records(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch without rows that are times only."""
     mask = are_records(batch)
     return batch if mask is None else batch.filter(mask)
 
@@ -43,18 +42,14 @@ class OnlyRecords:
     """Leaves out rows that are times only: called by mapInArrow, once per task."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task, making one of each."""
         yield from map(only_records, batches)
 
 
 class _Greatest:
-    """The greatest times of each channel."""
-
     def __init__(self) -> None:
         self._values: dict[tuple[str, int], int] = {}
 
     def note(self, batch: pa.RecordBatch) -> None:
-        """Look at rows, records or not."""
         for name in _KEPT:
             if name not in batch.schema.names or not batch.num_rows:
                 continue
@@ -94,7 +89,6 @@ class KeepsTimes:
         return nullable(self.made)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task, making one of each."""
         given, kept = _Greatest(), _Greatest()
         schema = arrow_schema(self.columns)
         with all_fed([self.worker]) as (fed,):
