@@ -44,10 +44,7 @@ def refused_producer_setting(spark: SparkSession, options: Mapping[str, Any]) ->
 
 
 def from_json(spark: SparkSession, text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Return the fields of JSON objects, by our parser if the JAR is there, by Spark's if not.
-
-    Both take values exactly as they stand there, or for malformed: see `docs/sources.md`.
-    """
+    """Return the fields of JSON objects, exact or malformed, by our parser if the JAR is there or Spark's."""
     if getattr(spark, "_jvm", None) is None or not has_class(spark, JSON_ROWS):
         looked_at = _looked_at(text, schema, spark.conf.get("spark.sql.session.timeZone") or "UTC")
         return F.from_json(looked_at, schema, dict(options))
@@ -83,10 +80,7 @@ def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float
 
 
 class _Controls:
-    """The control source's driver's side, as Py4J gives it to the JVM; called by the threads of queries.
-
-    Nothing is kept between two calls.
-    """
+    """The control source's driver's side, which Py4J gives to the JVM; threads of queries call it."""
 
     def __init__(self, reader_of: Callable[[str], DataSourceStreamReader]) -> None:
         self._reader_of = reader_of
@@ -118,10 +112,7 @@ def connect_controls(spark: SparkSession, reader_of: Callable[[str], DataSourceS
 
 
 class TappedRows:
-    """A DataFrame that counts its records and takes the barriers out while it is written.
-
-    Use :attr:`records` in exactly one action, then ask for :meth:`acks`.
-    """
+    """A DataFrame that counts its records and takes the barriers out; for one action, then :meth:`acks`."""
 
     def __init__(self, rows: DataFrame, name: str) -> None:
         _, tap = _found(jvm(rows.sparkSession))
@@ -129,7 +120,6 @@ class TappedRows:
         self.records = DataFrame(self._tapped.records(), rows.sparkSession)
 
     def acks(self) -> Sequence[TaskAck]:
-        """Return one ack per task of the finished action."""
         acks = json.loads(self._tapped.acksJson())
         if len(acks) != self._tapped.partitions():
             raise InternalError(

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint.hooks import MasterHooks
 from flinkish_spark.checkpoint.ownership import Ownership
 from flinkish_spark.checkpoint.retention import CheckpointPins
@@ -18,6 +17,7 @@ from flinkish_spark.contracts.sink import Committer
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import Clock, Threads
 from flinkish_spark.core.config import CheckpointConfig
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Observer
 from flinkish_spark.core.watchdog import Waiting, unwatched

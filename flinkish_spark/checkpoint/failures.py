@@ -13,12 +13,7 @@ import traceback
 from importlib import import_module
 from typing import Any, cast
 
-from flinkish_spark.bridge.session import (
-    describe_failure,
-    exit_code_of_jvm,
-    is_gateway_gone,
-    is_of_the_jvm,
-)
+from flinkish_spark.bridge.jvm_process import exit_code_of_jvm
 from flinkish_spark.core import errors
 from flinkish_spark.core.errors import (
     BAD_RECORD_MARKER,
@@ -40,10 +35,12 @@ from flinkish_spark.core.errors import (
     SparkGoneError,
     UserError,
     UserFunctionError,
+    bad_time,
     causes_of,
     may_pass,
     raise_translated,
 )
+from flinkish_spark.core.foreign_errors import describe_failure, is_gateway_gone, is_of_the_jvm
 from flinkish_spark.protocol.errors import MOST_MESSAGE, Chain, Rule, Sort, rule_of
 from flinkish_spark.protocol.process_loss import (
     WHAT_TO_DO,
@@ -54,7 +51,6 @@ from flinkish_spark.protocol.process_loss import (
     process_loss,
 )
 from flinkish_spark.protocol.restart import RepeatedFailures
-from flinkish_spark.types.record_time import bad_time
 
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 #: What Spark's parser of JSON says of a value of a topic; a file that it refuses is told apart.

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint.statistics import StagedAge
 from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, JobDirError
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
 from flinkish_spark.core.watchdog import Wait, Waiting, unwatched
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Participant, ParticipantKind

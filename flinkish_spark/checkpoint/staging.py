@@ -14,11 +14,11 @@ from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.transactional_ids import BlockPool
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.micro_batch import MicroBatch
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import StagedBatch
-from flinkish_spark.worker.time import MicroBatch
 
 
 class OwnerLock(Protocol):

@@ -25,9 +25,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.session import said
 from flinkish_spark.bridge.settings import session_of_its_own
 from flinkish_spark.checkpoint.spark_log import place_of_bases
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.core.store_spec import StoreSpec

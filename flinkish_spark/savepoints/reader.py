@@ -20,11 +20,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.buckets import pass_on
-from flinkish_spark.bridge.session import in_session, said
+from flinkish_spark.bridge.session import in_session
 from flinkish_spark.bridge.settings import session_of_its_own
 from flinkish_spark.checkpoint.retention import PINS, PinManifest
 from flinkish_spark.checkpoint.state_files import checksum_names
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError, StoreError
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.forks import in_this_process
 from flinkish_spark.core.job_dir import JobDir, open_job_dir
 from flinkish_spark.core.store import ObjectMissing, SealedObjects
