@@ -680,7 +680,7 @@ class KeyedParts:
     number: int
     partitions: int
     #: Of key groups; see :class:`.Bundling`.
-    bundles_per_partition: int | None = BUNDLES_PER_PARTITION
+    bundles_per_partition: int = BUNDLES_PER_PARTITION
     #: Outputs of operators in front, in one frame with the inputs, that those behind this one read.
     passing: tuple[KeyedInput, ...] = ()
     #: The side outputs that are read.

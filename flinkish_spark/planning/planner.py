@@ -230,7 +230,7 @@ class Planner:
         graph: StreamGraph | None = None,
         marking: LatencyMarking | NoMarking = NO_MARKING,
         calls: AsyncPlace = NO_PLACE,
-        bundles_per_partition: int | None = BUNDLES_PER_PARTITION,
+        bundles_per_partition: int = BUNDLES_PER_PARTITION,
         recorded: PlanLayout | None = None,
     ) -> None:
         self._spark, self._bundles_per_partition = spark, bundles_per_partition

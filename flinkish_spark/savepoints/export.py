@@ -1,13 +1,9 @@
 """From a confirmed checkpoint to a savepoint: read the keyed state from Spark's own checkpoint.
 
-Spark's state data source reads the state as it was behind one micro-batch, by the ids of the state
-files that commits/N names. It opens stores of its own, so the running query is not disturbed. The
-tasks that read write the files; the driver sees their names, sizes and digests only.
-
-State lies in folders numbered in the order of the operators in the plan; each value says whose it
-is, so a number that is not what the recorded layout says is found.
-Nothing is a savepoint until ``savepoint.json`` exists. An export that was given up leaves files
-that nobody names; the next export to the same place removes them.
+Spark's state data source reads the state behind one micro-batch, in stores of its own, so the running query
+is not disturbed. The tasks that read write the files; the driver sees their names, sizes and digests only.
+Nothing is a savepoint until ``savepoint.json`` exists. An export that was given up leaves files that nobody
+names; the next export to the same place removes them.
 """
 
 from __future__ import annotations
@@ -152,12 +148,9 @@ def export_state(
     operators: Mapping[str, OperatorShape],
     layout: PlanLayout,
     shuffle_partitions: int,
-    bundles_per_partition: int | None,
+    bundles_per_partition: int,
 ) -> ExportedState:
-    """Write the keyed state of a decided checkpoint below ``state/`` of a place.
-
-    Safe to repeat and to give up: the names of the files are new each time.
-    """
+    """Write the keyed state of a decided checkpoint below ``state/`` of a place, in files with new names."""
     numbers = operator_numbers(decision.commits_text)
     planned = tuple(dict.fromkeys(one.number for one in layout.states))
     if numbers != planned:
@@ -237,7 +230,7 @@ class JobFacts:
     #: Of the lineage in which the checkpoint was taken.
     layout: PlanLayout
     shuffle_partitions: int
-    bundles_per_partition: int | None
+    bundles_per_partition: int
 
 
 @dataclass(frozen=True)
@@ -258,11 +251,10 @@ def export_savepoint(
     job_place: StoreSpec,
     upstream: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> SavepointHandle:
-    """Make a confirmed checkpoint a savepoint at `target`.
+    """Make a confirmed checkpoint a savepoint at `target`; do nothing if it is one already.
 
-    Called in a thread of the driver, while the query runs or after it ended; the caller sees to it
-    that Spark keeps the state of the checkpoint meanwhile. Repeating it after it was cut off is
-    safe, also from another process, and does nothing once the savepoint exists.
+    Called in a thread of the driver, while the query runs or after it ended; the caller sees to it that Spark
+    keeps the state of the checkpoint meanwhile. Any process may repeat it after it was cut off.
     """
     check_outside(target, job_place)
     place = savepoint_at(target)
@@ -326,7 +318,6 @@ def make_durable(place: StoreSpec, files: Collection[StateFile]) -> None:
 
 
 def sync_folders(root: Path, files: Collection[StateFile]) -> None:
-    """Make the names of state files durable; their content is already."""
     folders = {root / STATE_FOLDER / file.operator for file in files} | {root / STATE_FOLDER, root}
     for folder in folders:
         if folder.is_dir():

@@ -86,7 +86,7 @@ def reports_of(*numbers: int) -> list[tuple[int, int, int]]:
     operator = KeyedOperator(
         KeyedOperatorSpec(
             "hours",
-            Bundling(8, 1, None),
+            Bundling(8, 1, 8),
             Strict(),
             shape,
             (frozenset({0}),),

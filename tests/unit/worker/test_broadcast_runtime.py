@@ -29,7 +29,7 @@ from tests.unit.worker.test_keyed_operator import INPUT, State, control, records
 
 FACTORS = MapStateDescriptor("factors", "STRING", "LONG")
 TOTAL = ValueStateDescriptor("total", "LONG", default=0)
-ROUTING = Routing(Bundling(4, 2, None))
+ROUTING = Routing(Bundling(4, 2, 2))
 #: What a LONG cannot hold.
 WRONG = "many"
 

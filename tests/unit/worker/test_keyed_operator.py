@@ -104,7 +104,7 @@ def operator(
     return KeyedOperator(
         KeyedOperatorSpec(
             uid="totals",
-            bundling=Bundling(128, 1, None),
+            bundling=Bundling(128, 1, 128),
             operator=runs,
             shape=shape,
             upstream_channels=(channels,) * inputs,
@@ -743,7 +743,7 @@ def test_routes_follow_sparks_hash_and_barriers_come_last():
     # Values of SELECT hash(CAST(n AS INT)) in Spark.
     assert [spark_hash_int(n) for n in (0, 1, -1)] == [933211791, -559580957, -1604776387]
     for partitions in (1, 2, 3, 7):
-        routing = Routing(Bundling(128, partitions, None))
+        routing = Routing(Bundling(128, partitions, 128))
         assert len({*routing.of_group, *routing.of_barrier}) == 128 + partitions
         sizes = [0] * partitions
         for route in routing.of_group:
@@ -771,7 +771,7 @@ def test_operators_that_share_tasks_have_routes_of_their_own_in_the_same_order()
 
 def test_a_route_is_called_at_its_operator_and_says_whose_output_comes_out():
     first, second = operator(), operator()
-    routing = Routing(Bundling(128, 1, None), place=1)
+    routing = Routing(Bundling(128, 1, 128), place=1)
     (bundle, at_barrier) = routing.of_bundle[5], routing.of_barrier[0]
     spec = replace(
         second.spec, bundle_of_route={bundle: 5}, barrier_routes={at_barrier: 0}, uid="again", first_output=1
