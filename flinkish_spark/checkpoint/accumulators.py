@@ -24,13 +24,11 @@ class Told:
 
     @classmethod
     def at(cls, decision: Decision | None, log_began_in: Lineage) -> Told:
-        """Return what a checkpoint held; nothing without one."""
         if decision is None:
             return cls()
         return cls(decision.accumulators, decision.bases if decision.lineage >= log_began_in else ())
 
     def after(self, staged: StagedBatch) -> Told:
-        """Return what has come together behind one more micro-batch."""
         if not staged.accumulators and not staged.bases:
             return self
         return Told(

@@ -192,11 +192,9 @@ class Completion:
         # id and sealed it, and the create lost, or will find this decision and finish it.
 
     def _resolve(self, decision: Decision, error: StoreError) -> CreateResult:
-        """Find out what a create with unknown outcome did, and make it final.
-
-        The write may have arrived although its answer did not, or may arrive later. Whichever of
-        COMMIT and ABORT is there first stands, so an ABORT is offered: it answers the question.
-        """
+        """Find out what a create with unknown outcome did, and make it final."""
+        # The write may have arrived although its answer did not, or may arrive later. Whichever of COMMIT and
+        # ABORT is there first stands, so an ABORT is offered: it answers the question.
         job, checkpoint = self._job, decision.checkpoint
         LOG.warning("the store did not say whether checkpoint %s is decided: %s", checkpoint, error)
         offered = Decision(

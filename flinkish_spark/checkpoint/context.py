@@ -30,8 +30,7 @@ LOG = logging.getLogger(__name__)
 class JobContext:
     """One ownership of a job directory, and what everything that works under it shares.
 
-    Made once, behind the takeover (the supervisor's phase *own*), and used by every start of the query: the
-    recovery, the confirmation, the coordinator and the epoch writer take it whole.
+    Made once, behind the takeover, and used by every start of the query.
     """
 
     #: Whose mark sources and sinks keep.

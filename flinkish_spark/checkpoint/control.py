@@ -29,17 +29,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a chained source waits for, told to its job through a file.
-#
-# The planner of a source runs in a Python process of Spark's, the coordinator in the user's. The file lies
-# beside the control file and is replaced whenever something changes. It is not durable: what counts is in
-# Spark's offset log. Standard library only: the control source imports it, too.
-
-
 @dataclass(frozen=True, slots=True)
 class AlignmentStatus:
-    """Where a chained source stands."""
+    """Where a chained source stands; told to its job through a file beside the control file.
+
+    The planner of a source runs in a Python process of Spark's, the coordinator in the user's. The file is
+    not durable: what counts is in Spark's offset log.
+    """
 
     #: Whether it can go on only with a checkpoint of this job, or could draw one now.
     wants_checkpoint: bool
@@ -51,44 +47,28 @@ class AlignmentStatus:
     drawn: int = 0
 
 
+def _replace(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f"{path.suffix}-tmp")
+    temporary.write_text(json.dumps(content), encoding="utf-8")
+    os.replace(temporary, path)
+
+
 def status_path(control_path: str) -> Path:
     return Path(control_path).with_suffix(".alignment")
 
 
 def write_status(control_path: str, status: AlignmentStatus) -> None:
-    """Replace the status; called by the planner when it changes."""
-    path = status_path(control_path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".alignment-tmp")
-    temporary.write_text(json.dumps(asdict(status)), encoding="utf-8")
-    os.replace(temporary, path)
+    _replace(status_path(control_path), asdict(status))
 
 
 def read_status(control_path: str) -> AlignmentStatus | None:
-    """Return the status; None if the job has no chained source, or it was not planned yet.
-
-    Called by the coordinator: on every tick, to ask for a checkpoint that the source waits for, and
-    for the reason of a checkpoint that expires.
-    """
+    """Return the status; None if the job has no chained source, or it was not planned yet."""
     try:
         value = json.loads(status_path(control_path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     return AlignmentStatus(**value)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The control source: a streaming DataSource whose offset *is* the control state (DESIGN 4).
-#
-# The coordinator raises the checkpoint id in a small file, the time keeper the watermark; Spark asks this
-# source for its latest offset, writes it to the offset log, and only then runs the micro-batch that carries
-# them. So a micro-batch that is run again carries the same barrier, the same watermark and calls the same
-# key groups, and an idle stream still gets a batch.
-#
-# There are two ways for Spark to ask :class:`ControlReader`. With the JAR of this package a source in the
-# JVM calls back into this process, which takes no time. Without it this is a data source in Python: Spark
-# starts a process for each of its questions, which takes some seconds of each start. Both write the same
-# offsets.
 
 
 FORMAT_NAME = "flinkish-control"
@@ -118,13 +98,11 @@ class ControlFile:
 
     @classmethod
     def of_start(cls, folder: Path, epoch: OwnerEpoch, start: int) -> ControlFile:
-        """Return the file of one start of the query, and delete what other starts left in `folder`.
-
-        An id that was offered before may be sealed with ABORT, and what scans agreed on before means
-        nothing now. The names are new for every start: a Python process of Spark's may outlive the
-        query that it belonged to, and then reads and writes beside the new query's files.
-        """
-        # Offers first. What a crash leaves is deleted by the next start, and until then has no reader.
+        """Return the file of one start of the query, and delete what other starts left in `folder`."""
+        # An id that was offered before may be sealed with ABORT. The names are new for every start: a Python
+        # process of Spark's may outlive the query that it belonged to, and then reads and writes beside the
+        # new query's files. Offers first. What a crash leaves is deleted by the next start, and until then
+        # has no reader.
         for left in sorted(folder.glob("*"), key=lambda path: path.suffix != ".json"):
             owner = _OF_A_START.match(left.name)
             # A newer owner's files stay: this one may have been deposed and not know it yet.
@@ -178,10 +156,7 @@ class ControlFile:
         if not content:
             self.path.unlink(missing_ok=True)
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(temporary, self.path)
+        _replace(self.path, content)
 
     def source_status(self) -> AlignmentStatus | None:
         """Return where the chained source stands; None if the job has none, or it has not begun."""
@@ -214,7 +189,17 @@ class _ControlPartition(InputPartition):
 
 
 class ControlReader(DataSourceStreamReader):
-    """Reads the control file; an id between two offsets that was skipped gets no barrier."""
+    """Reads the control file: a streaming source whose offset *is* the control state.
+
+    The coordinator raises the checkpoint id in the file, the time keeper the watermark; Spark asks for the
+    latest offset, writes it to the offset log, and only then runs the micro-batch that carries them. So a
+    micro-batch that is run again carries the same barrier, the same watermark and calls the same key groups,
+    and an idle stream still gets a batch. An id between two offsets that was skipped gets no barrier.
+
+    With the JAR of this package a source in the JVM calls back into this process, which takes no time.
+    Without it Spark starts a process for each of its questions, which takes some seconds of each start. Both
+    write the same offsets.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -267,33 +252,24 @@ def load_control(spark: SparkSession, path: str) -> DataFrame:
     return reader.format(FORMAT_NAME).load()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# How sources hear that some of their channels are ahead of the others: a file beside the control file.
-#
-# The time keeper replaces it behind each micro-batch, before Spark asks for the next one; the sources read
-# it each time they are asked, in Python processes of Spark's. It is not durable: it is made anew from the
-# stored state at each start of the query, and where it is not there, nobody is held back.
-
-
 def held_path(control_path: Path) -> Path:
-    """Return where the sources of the start with this control file look."""
     return control_path.with_suffix(".held")
 
 
 def write_held(control_path: Path, held: HeldSources) -> None:
-    """Replace what the sources read; called by the time keeper when it changes."""
     path = held_path(control_path)
     if not held:
         path.unlink(missing_ok=True)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".held-tmp")
-    temporary.write_text(json.dumps(held_to_json(held)), encoding="utf-8")
-    os.replace(temporary, path)
+    _replace(path, held_to_json(held))
 
 
 def read_held(control_path: str, source: str) -> HeldChannels:
-    """Return what of a source brings no records in the next micro-batch."""
+    """Return what of a source brings no records in the next micro-batch.
+
+    The file is not durable: it is made anew from the stored state at each start of the query, and where it is
+    not there, nobody is held back.
+    """
     if not control_path:
         return NONE_HELD
     try:

@@ -89,7 +89,6 @@ class UnreadableRecordError(BadRecordError):
 
     @classmethod
     def at(cls, topic: str, partition: int, offset: int, reason: str = "") -> UnreadableRecordError:
-        """Return the error that names the record, and why it cannot be read if that is known."""
         return cls.about(
             f"the record at topic {topic}, partition {partition}, offset {offset}",
             reason,
@@ -131,7 +130,6 @@ def with_place(error: BaseException, place: str) -> None:
 
 
 def classify(error: BaseException, place: str = "") -> FlinkishError:
-    """Return the typed error for whatever ended the query."""
     if isinstance(error, FlinkishError):
         return error
     if is_gateway_gone(error):

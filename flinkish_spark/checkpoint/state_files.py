@@ -62,7 +62,6 @@ class StateOnDisk:
         self._path = path
 
     def names(self, folder: str) -> Collection[str]:
-        """Return the names of files directly below a folder."""
         try:
             with os.scandir(self._path / folder) as entries:
                 return {entry.name for entry in entries if entry.is_file()}
@@ -70,7 +69,6 @@ class StateOnDisk:
             return ()
 
     def read(self, name: str, most_bytes: int | None = None) -> bytes:
-        """Return a file, or its first bytes."""
         try:
             with open(self._path / name, "rb") as file:
                 return file.read() if most_bytes is None else file.read(most_bytes)
@@ -92,7 +90,6 @@ class StateInBucket:
         return self._by_folder.get(folder, ())
 
     def read(self, name: str, most_bytes: int | None = None) -> bytes:
-        """Return a file, or its first bytes."""
         key = f"{self._key}/{name}"
         try:
             return self._store.read(key) if most_bytes is None else self._store.read_start(key, most_bytes)

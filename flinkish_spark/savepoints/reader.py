@@ -100,8 +100,8 @@ class RetainedState:
 
     Spark's state data source wants files at the places where a query has them, so a *view* is made outside of
     the job directory: a folder with the two log entries and links to the pinned files of one operator. The
-    job may even delete the checkpoint meanwhile: what is linked or copied stays. Where only symbolic links are
-    possible, that is an error of the reader's.
+    job may even delete the checkpoint meanwhile: what is linked or copied stays. Where only symbolic links
+    are possible, that is an error of the reader's.
     """
 
     place: StoreSpec
