@@ -17,7 +17,6 @@ from flinkish_spark.protocol.records import StagedBatch
 class Told:
     """What has come together since the job began."""
 
-    #: What they hold, by name.
     accumulators: Accumulated = field(default_factory=dict)
     #: Files of big key groups in a bucket that the state may name.
     bases: tuple[str, ...] = ()

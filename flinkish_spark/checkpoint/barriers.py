@@ -71,12 +71,10 @@ class _Asked:
 
 
 class SourceWaits:
-    """Asks for the checkpoints that a chained source waits for; of one coordinator, in its thread.
+    """Asks for the checkpoints that a chained source, which stands still at a cut until then, waits for.
 
-    Such a source stands still at a cut until a checkpoint of this job is drawn there: one is asked for at
-    once. What comes of it may be nothing: a hook fails, the store refuses, the request is turned away. Then,
-    and behind any checkpoint that was aborted, the source waits as long as the timer would: what fails is
-    left in peace.
+    If nothing comes of one, and behind any checkpoint that was aborted, the source waits as long as the timer
+    would: what fails is left in peace.
     """
 
     def __init__(self, control: ControlFile, state: Coordination, clock: Clock, interval_ms: int) -> None:

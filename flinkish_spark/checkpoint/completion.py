@@ -85,7 +85,6 @@ class CoordinatorParts:
     write_savepoint: Callable[[Decision, str], None]
     #: Called after a receipt, in the thread that wrote it.
     on_receipt: Callable[[Decision], None]
-    #: Says where event time stands.
     time: Timekeeping = NO_TIME
     #: Told of staged data that has waited for half of its lifetime.
     on_aging: Callable[[StagedAge], None] = lambda age: None

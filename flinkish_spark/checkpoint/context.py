@@ -28,10 +28,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class JobContext:
-    """One ownership of a job directory, and what everything that works under it shares.
-
-    Made once, behind the takeover, and used by every start of the query.
-    """
+    """One ownership of a job directory, and what everything that works under it shares, over all starts."""
 
     #: Whose mark sources and sinks keep.
     job: JobUuid

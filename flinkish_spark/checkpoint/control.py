@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AlignmentStatus:
-    """Where a chained source stands; told to its job through a file beside the control file.
-
-    The planner of a source runs in a Python process of Spark's, the coordinator in the user's. The file is
-    not durable: what counts is in Spark's offset log.
-    """
+    """Where a chained source stands; its planner tells the coordinator by a file beside the control file."""
 
     #: Whether it can go on only with a checkpoint of this job, or could draw one now.
     wants_checkpoint: bool
@@ -80,12 +76,10 @@ _OF_A_START = re.compile(r"(\d+)(-\d+)?\.")
 
 
 class ControlFile:
-    """How the driver reaches the sources: a file that is replaced atomically.
+    """How the driver reaches the sources: a file that is replaced atomically, by two threads.
 
-    Not durable on purpose: what counts is the offset that Spark logs. After a crash the next
-    coordinator triggers anew with a higher id, and the time keeper says again where time stands.
-
-    Used by the coordinator's thread, and by the epoch writer's for what is about time.
+    Not durable on purpose: what counts is the offset that Spark logs. After a crash the next coordinator
+    triggers anew with a higher id, and the time keeper says again where time stands.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,11 +123,9 @@ class ControlFile:
             return True
 
     def offer_time(self, time: TimeOffer) -> None:
-        """Let the next micro-batch carry a watermark, and call key groups; there is one even without records.
-
-        What was offered before it need not have been drawn: the newest offer holds all that is due.
-        """
+        """Let the next micro-batch carry a watermark and call key groups; it comes without records, too."""
         with self._lock:
+            # What was offered before it need not have been drawn: the newest offer holds all that is due.
             if time != self._time:
                 self._time = self._waiting = time
                 self._write(self._on_offer, self._purpose)
@@ -191,14 +183,10 @@ class _ControlPartition(InputPartition):
 class ControlReader(DataSourceStreamReader):
     """Reads the control file: a streaming source whose offset *is* the control state.
 
-    The coordinator raises the checkpoint id in the file, the time keeper the watermark; Spark asks for the
-    latest offset, writes it to the offset log, and only then runs the micro-batch that carries them. So a
-    micro-batch that is run again carries the same barrier, the same watermark and calls the same key groups,
-    and an idle stream still gets a batch. An id between two offsets that was skipped gets no barrier.
-
-    With the JAR of this package a source in the JVM calls back into this process, which takes no time.
-    Without it Spark starts a process for each of its questions, which takes some seconds of each start. Both
-    write the same offsets.
+    Spark asks for the latest offset, writes it to the offset log, and only then runs the micro-batch that
+    carries it. So a micro-batch that is run again carries the same barrier and watermark and calls the same
+    key groups, and an idle stream still gets a batch. An id between two offsets that was skipped gets no
+    barrier.
     """
 
     def __init__(self, path: str) -> None:
@@ -245,6 +233,8 @@ def load_control(spark: SparkSession, path: str) -> DataFrame:
     from flinkish_spark.bridge.session import CONTROL_SOURCE
     from flinkish_spark.bridge.shim import connect_controls
 
+    # The JVM calls back into this process, or else starts a Python process for each question: some seconds of
+    # each start. Both write the same offsets.
     reader = spark.readStream.option("path", path)
     if connect_controls(spark, ControlReader):
         return reader.format(CONTROL_SOURCE).option("columns", _SCHEMA).load()
@@ -265,11 +255,7 @@ def write_held(control_path: Path, held: HeldSources) -> None:
 
 
 def read_held(control_path: str, source: str) -> HeldChannels:
-    """Return what of a source brings no records in the next micro-batch.
-
-    The file is not durable: it is made anew from the stored state at each start of the query, and where it is
-    not there, nobody is held back.
-    """
+    """Return what of a source brings no records in the next micro-batch; nothing where there is no file."""
     if not control_path:
         return NONE_HELD
     try:

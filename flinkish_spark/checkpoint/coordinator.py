@@ -247,9 +247,7 @@ def _nobody(answer: CheckpointAnswer) -> None:
 class CheckpointCoordinator:
     """One thread with a mailbox; runs until :meth:`stop`, or until :attr:`failure` is set.
 
-    The rules are in :mod:`flinkish_spark.protocol.coordination`; initialising a checkpoint and completing one
-    run in threads of their own and report here. Made anew for every start of the query, from what the
-    recovery found.
+    Made anew for every start of the query, from what the recovery found.
     """
 
     def __init__(self, parts: CoordinatorParts, kept: Sequence[StagedBatch]) -> None:

@@ -86,14 +86,12 @@ NO_TIME = NoTime()
 
 
 class TimeKeeper:
-    """A :class:`Timekeeping` over the rules of `protocol/watermarks.py`.
+    """A :class:`Timekeeping` over the rules of `protocol/watermarks.py`; made anew for every start.
 
     tasks' reports -> noted() -> staged file -> on_staged() -> step() -> control file -> next micro-batch
 
-    Made anew for every start of the query, from what the last checkpoint stored and what the micro-batches
-    behind it have staged. Used by three threads: the supervisor's before the query starts, the epoch
-    writer's, and the coordinator's. For a job that says nothing about time it reads no log and stores
-    nothing.
+    Used by the supervisor's thread before the query starts, the epoch writer's, and the coordinator's. For a
+    job that says nothing about time it reads no log and stores nothing.
     """
 
     def __init__(
@@ -276,10 +274,7 @@ class TimeKeeper:
 
 
 class LatencyTracker:
-    """Histograms of one `execute`, over all restarts of its query; nothing of it is stored.
-
-    Written by the epoch writer's thread, read by any.
-    """
+    """Histograms of one `execute`, over all restarts; written by the epoch writer's thread, read by any."""
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ms = interval_ms
@@ -301,10 +296,7 @@ class LatencyTracker:
 
 
 class TrackedStaging:
-    """A :class:`~flinkish_spark.checkpoint.staging.Staging` that tells a tracker of markers; one per start.
-
-    What it returns is as if there were none, so staged files, event time and replays know nothing of them.
-    """
+    """A :class:`.Staging` that tells a tracker of markers; what it returns is as if there were none."""
 
     def __init__(self, inner: Staging, tracker: LatencyTracker, uids: Sequence[str], clock: Clock) -> None:
         self._inner, self._tracker, self._uids = inner, tracker, tuple(uids)

@@ -138,10 +138,7 @@ def classify(error: BaseException, place: str = "") -> FlinkishError:
 
 
 def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
-    """Return the typed error of what failed in a JVM that answers.
-
-    A connection that was refused is another system's then.
-    """
+    """Return the typed error of what failed in a JVM that answers: a refused connection is another's."""
     if isinstance(error, FlinkishError):
         return error
     text = describe_failure(error)

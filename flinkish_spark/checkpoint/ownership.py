@@ -53,8 +53,8 @@ _TRIES, _PAUSE_S = 8, 0.05
 class JobLock:
     """An advisory lock that the operating system drops when the process dies, however it dies.
 
-    Nobody inherits it: the file is closed in a program that is started (so the JVM and its Python workers do
-    not have it) and in a child that is forked. Two locks in one process exclude each other, too.
+    Nobody inherits it: no program that is started, such as the JVM and its Python workers, and no forked
+    child.
     """
 
     def __init__(self, path: Path) -> None:
@@ -361,10 +361,8 @@ def new_token() -> str:
 
 
 def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_token) -> Ownership:
-    """Raise the owner epoch, seal the ids that a zombie may be about to decide, begin a stretch.
-
-    The caller holds the :class:`JobLock`, or knows by a :class:`BeatLease` that nobody has the job.
-    """
+    """Raise the owner epoch, seal the ids that a zombie may be about to decide, begin a stretch."""
+    # The caller has the lock, or knows by a beat that nobody has the job.
     epoch = OwnerEpoch(job_dir.newest_owner().value + 1)
     body = {
         "owner_epoch": int(epoch),

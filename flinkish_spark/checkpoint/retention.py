@@ -86,11 +86,7 @@ class CheckpointPins(Protocol):
     """Keeps what retained checkpoints need, for the recovery and the coordinator; one thread at a time."""
 
     def pin(self, decision: Decision) -> None:
-        """Keep what a decided checkpoint needs; again for a pinned one does nothing.
-
-        Called by the coordinator after the receipt, while Spark runs the next micro-batches, and
-        by the recovery for the newest checkpoint.
-        """
+        """Keep what a decided checkpoint needs, while Spark may run; again for a pinned one does nothing."""
 
     def pinned(self) -> frozenset[CheckpointId]:
         """Return the checkpoints that have a complete pin."""
@@ -102,10 +98,7 @@ class CheckpointPins(Protocol):
         """Return the pinned log entries by key, such as ``"offsets/7"``; empty without a pin."""
 
     def restore(self, checkpoint: CheckpointId) -> None:
-        """Make Spark's state, and its log entries up to the checkpoint, what they were at it.
-
-        Called by the recovery, with Spark not running; may be cut off and repeated.
-        """
+        """Make Spark's state and log entries what they were at a checkpoint; may be cut off and repeated."""
 
     def unpin(self, checkpoint: CheckpointId) -> None:
         """Give a pin up; a missing one is no error."""
@@ -124,7 +117,6 @@ def _name_of_a_file(name: str) -> str:
 class PinManifest(Stored):
     """What one pin holds."""
 
-    #: The checkpoint and its micro-batch.
     checkpoint: CheckpointId
     batch: BatchId
     #: Log entries byte for byte by their key below Spark's checkpoint.
@@ -397,11 +389,9 @@ class BucketPins(_Pins):
         self._newest = pin
 
     def _before(self, decision: Decision, most: int) -> Mapping[str, Sequence[StoreVersion]]:
-        """Return, by the folder of a store, the versions before that of a checkpoint; empty if unknown.
-
-        The newest pin names those of its checkpoint, and Spark's log what came since: a read for each
-        micro-batch, of which there may be so many. A store's own changelog says it, too, for a read each.
-        """
+        """Return, by the folder of a store, the versions before that of a checkpoint; empty if unknown."""
+        # The newest pin names those of its checkpoint, and Spark's log what came since, at a read for each
+        # micro-batch. A store's own changelog says it, too, at a read for each store.
         at, pins = decision.batch.value, self._manifests.values()
         pins_here = [one for one in pins if one.folder == self._state and one.batch.value < at]
         newest = max(pins_here, key=lambda one: one.batch, default=None)
@@ -471,10 +461,7 @@ class BucketPins(_Pins):
             self._files.delete_all(gone)
 
     def _superseded_bases(self) -> frozenset[str]:
-        """Return bases that were there at the last call, by which no checkpoint since then needs them.
-
-        A pin that was written since is one of the lineage that was live at that call, or of a later one.
-        """
+        """Return bases that were there at the last call, by which no checkpoint since then needs them."""
         listed, newest = self._bases, self._newest
         pins = self._all_manifests()
         # This order matters: what is listed here is looked at when there is a newer pin.
@@ -486,10 +473,7 @@ class BucketPins(_Pins):
         return superseded(listed, newest.counting_bases, [pin.counting_bases for pin in pins])
 
     def _needed_by_nobody(self) -> frozenset[str]:
-        """Return keys, also in earlier owners' folders, that are older than the oldest pin and named by none.
-
-        Newer files may be named by the next pin.
-        """
+        """Return keys, also of earlier owners, that are older than the oldest pin and named by none."""
         # This order matters: a pin that is written behind the listing names files that were listed as newer
         # than the oldest pin, or that another pin names.
         sizes = self._files.sizes_below("spark")
@@ -538,10 +522,7 @@ def _version_of(name: str) -> int | None:
 
 
 def _is_older(name: str, oldest: int) -> bool:
-    """Whether a file of Spark's checkpoint may be needed by no checkpoint behind micro-batch `oldest`.
-
-    Snapshots may, and their shared files: they are looked at on their own.
-    """
+    """Return whether no checkpoint behind micro-batch `oldest` may need a file; snapshots are apart."""
     folder, _, rest = name.partition("/")
     if folder in (OFFSETS, COMMITS):
         # Spark's restart asks for the entry before the newest, too.
@@ -649,8 +630,7 @@ def _newest_in_log(job_dir: JobDir) -> Decision | None:
     return newest if newest is not None and newest.lineage >= job_dir.history().log_began_in else None
 
 
-#: In a bucket, where a look takes five requests, confirmed checkpoints between two looks for those that may
-#: go.
+#: Confirmed checkpoints between two looks for those that may go, in a bucket: a look takes five requests.
 _AT_ONCE_IN_BUCKETS = 10
 
 

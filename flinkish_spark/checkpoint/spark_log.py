@@ -114,10 +114,7 @@ class SparkLog:
         self.store.put(f"{self.folder}/{log}/{batch}", text.encode("utf-8"))
 
     def retire(self, lineage: Lineage) -> None:
-        """Move Spark's whole checkpoint aside and begin an empty one; `lineage` is the new one.
-
-        May be cut off and repeated, but not once Spark has written into the new one.
-        """
+        """Move Spark's checkpoint aside and begin an empty one; may be repeated until Spark writes there."""
         aside = self._retired / str(lineage)
         try:
             if aside.exists():
@@ -244,10 +241,10 @@ def place_of_bases(job_dir: StoreSpec, log: SparkLog) -> StoreSpec:
 
 
 class BucketLog(SparkLog):
-    """A :class:`SparkLog` in a bucket, where nothing is renamed.
+    """A :class:`SparkLog` in a bucket, where nothing is renamed; its store is a :class:`.FileStore`.
 
-    Its store is a :class:`.FileStore`. Spark cleans nothing up there (`bridge/settings.py`): files that
-    checkpoints need stay where they are, and :class:`.BucketPins` deletes the others.
+    Spark cleans nothing up there: files that checkpoints need stay, and :class:`.BucketPins` deletes the
+    others.
     """
 
     __slots__ = ()

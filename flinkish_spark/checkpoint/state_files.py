@@ -170,10 +170,7 @@ def files_of(
 
 
 def bases_up_to(state: Path, batch: int) -> tuple[str, ...]:
-    """Return the bases, below `state`, that the state behind a micro-batch may name.
-
-    Those that it does not name any more are among them until a task has deleted them.
-    """
+    """Return the bases, below `state`, that the state behind a micro-batch may name; it may name fewer."""
     return tuple(
         path.relative_to(state).as_posix()
         for path in sorted((state / BASES).glob("*/*"))

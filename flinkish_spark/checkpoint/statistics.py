@@ -225,10 +225,7 @@ class _Times:
 
 
 class _CommitTimes:
-    """An observer of confirmations that notes how long each sink takes to commit, and tells another.
-
-    Confirmations come one after the other, so it holds those of one checkpoint.
-    """
+    """Notes how long each sink takes to commit, of one checkpoint at a time, and tells another observer."""
 
     def __init__(self, clock: Clock, observer: Observer) -> None:
         self._clock, self._observer = clock, observer
@@ -308,10 +305,7 @@ class _Counted:
 
 
 class CheckpointTracker:
-    """Notes what the coordinator's threads tell it; lives as long as the process owns the job.
-
-    Statistics decide nothing, so a store that refuses them is only logged.
-    """
+    """Notes what the coordinator's threads tell it; a store that refuses statistics is only logged."""
 
     def __init__(
         self,
@@ -343,10 +337,8 @@ class CheckpointTracker:
             return StatisticsHistory()
 
     def settle(self) -> None:
-        """End what an earlier start left in progress; called after each recovery.
-
-        What was decided is confirmed by now, the other ids are sealed.
-        """
+        """End what an earlier start left in progress; called after each recovery."""
+        # What was decided is confirmed by now, the other ids are sealed.
         for left in self._history.in_progress:
             decision = self._job_dir.decision(left.checkpoint)
             times = self._times.pop(left.checkpoint, None)
@@ -566,8 +558,7 @@ class StagedAge:
 class StagedAges:
     """Says once per sink and epoch that staged data grows old; of one coordinator, in its thread.
 
-    An age counts from when the staging began by the wall clock of whoever staged it, so that what a
-    restart found counts too; from then on by the monotonic clock.
+    An age counts from when the staging began, by the wall clock, so that what a restart found counts too.
     """
 
     def __init__(

@@ -71,12 +71,10 @@ class SinkContext:
     #: Fields of the records it gets.
     schema: T.StructType
     checkpoint: CheckpointConfig
-    #: The job's name, for people.
     job_name: str
     #: A place below the job directory that is this sink's alone. Nothing but the sink writes or deletes
     #: there; tasks can, where executors see the job directory (:attr:`.Sink.stages_in_job_dir`).
     place: StoreSpec
-    #: The one to ask what time it is.
     clock: Clock
     #: Of the job directory: which marks outside are its own.
     timeline: Timeline = NO_TIMELINE

@@ -190,10 +190,7 @@ class Section:
 
 
 def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return columns that hold the entries of all key groups.
-
-    A key group that was not touched since a declaration changed is stored as it was declared then.
-    """
+    """Return columns that hold the entries of all key groups, under whatever declaration each was stored."""
     # Lists and maps that a writer of savepoints gave one time have no times of elements.
     first = max(schemas, key=lambda schema: TOUCHES in schema.names)
     slots = [field for field in first if not _is_value(field)]

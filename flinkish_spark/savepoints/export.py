@@ -62,7 +62,8 @@ if TYPE_CHECKING:
 
 #: What is escaped in a URI of Java's.
 _ESCAPED = re.compile(r"[\x00-\x20%#?\"<>\\^`{|}\[\]]")
-_REPORT = "name STRING, rows INT, bytes LONG, sha256 STRING, states STRING, groups ARRAY<INT>"
+#: What a task says about the file that it has written, as JSON.
+_REPORT = "report STRING"
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,10 @@ class _WriteStateFile:
                 found += groups
         if writer is not None:
             size, digest = writer.close()
-            row = [name, writer.rows, size, digest, json.dumps(states), found]
-            columns = dict(zip(_report_schema().names, ([value] for value in row), strict=True))
-            yield pa.RecordBatch.from_pydict(columns, schema=_report_schema())
+            file = {"name": name, "rows": writer.rows, "bytes": size, "sha256": digest}
+            yield pa.RecordBatch.from_pydict(
+                {"report": [json.dumps({**file, "states": states, "groups": found})]}
+            )
 
     def _by_group(self, bundle: int, value: bytes) -> Mapping[int, bytes]:
         is_alone = bundle < 0 or len(self._bundling.groups_of(bundle)) == 1
@@ -123,20 +125,6 @@ class _WriteStateFile:
         if stored.owner != self._operator:
             raise StateMismatch(f"state of {stored.owner!r} is where that of {self._operator!r} has to be")
         return stored.types
-
-
-def _report_schema() -> pa.Schema:
-    text, number = pa.string(), pa.int32()
-    return pa.schema(
-        [
-            ("name", text),
-            ("rows", number),
-            ("bytes", pa.int64()),
-            ("sha256", text),
-            ("states", text),
-            ("groups", pa.list_(number)),
-        ]
-    )
 
 
 def export_state(
@@ -174,7 +162,7 @@ def export_state(
         try:
             frame = of_instance(state.load(log.hadoop_url), instance)
             values = frame.select(F.col(f"key.{ROUTE}"), F.col("value.groupState.value"))
-            reports = [row.asDict() for row in values.mapInArrow(write, _REPORT).collect()]
+            reports = [json.loads(row["report"]) for row in values.mapInArrow(write, _REPORT).collect()]
         except Exception as error:
             raise SavepointFailed(
                 f"the state of checkpoint {decision.checkpoint} cannot be read from Spark's checkpoint",
@@ -185,7 +173,7 @@ def export_state(
                 "Spark's reader of state escapes a path twice, and does not find this one",
             ) from error
         for report in reports:
-            states.setdefault(instance.uid, {}).update(json.loads(report["states"]))
+            states.setdefault(instance.uid, {}).update(report["states"])
         try:
             found = [group for r in reports for group in r["groups"] if group >= 0]
             check_groups(instance.uid, groups, found)
@@ -253,8 +241,7 @@ def export_savepoint(
 ) -> SavepointHandle:
     """Make a confirmed checkpoint a savepoint at `target`; do nothing if it is one already.
 
-    Called in a thread of the driver, while the query runs or after it ended; the caller sees to it that Spark
-    keeps the state of the checkpoint meanwhile. Any process may repeat it after it was cut off.
+    The caller sees to it that Spark keeps the state of the checkpoint meanwhile. Any process may repeat it.
     """
     check_outside(target, job_place)
     place = savepoint_at(target)

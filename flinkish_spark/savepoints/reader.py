@@ -90,7 +90,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-#: Files that are copied at a time.
 _AT_ONCE = 16
 
 

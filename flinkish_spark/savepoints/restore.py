@@ -101,10 +101,7 @@ def _sources(graph: StreamGraph) -> dict[str, SourceShape]:
 def begun_chains(
     graph: StreamGraph, job_dir: JobDir, root: StoreSpec, restore: RestoreSettings | None
 ) -> frozenset[str] | None:
-    """Return the names of the chains that a job has begun with, or has to begin with.
-
-    None where they follow from the program. A job goes on with those of its log: positions and state lie so.
-    """
+    """Return the names of the chains that a job has begun with, or has to; None: as the program says."""
     beginning = beginning_of(job_dir, root)
     layout = layout_so_far(job_dir)
     if layout is not None:
@@ -115,10 +112,7 @@ def begun_chains(
 
 
 def chains_of_savepoint(graph: StreamGraph, metadata: SavepointMetadata) -> frozenset[str] | None:
-    """Return the names of a savepoint's chains, if those that a program would have cannot begin with it.
-
-    Operators that stand in one chain now have stood at different places there.
-    """
+    """Return the names of a savepoint's chains, if those that a program would have cannot begin with it."""
     sinks: dict[Chain, list[str]] = {}
     for sink in graph.sinks:
         for chain in chains_of_sink(graph, sink):
@@ -142,7 +136,6 @@ class Restore:
     planned: PlannedJob
     job_dir: JobDir
     root: StoreSpec
-    #: Names of the master hooks.
     hooks: Collection[str] = ()
 
     def check(self) -> str:
@@ -175,10 +168,7 @@ class Restore:
         return metadata.savepoint
 
     def prepare(self, shuffle_partitions: int) -> str:
-        """Make the job directory begin with the savepoint; return its name as :meth:`check` does.
-
-        Called once per process, holding the lock, before job.json is written; may be cut off and repeated.
-        """
+        """Make the job directory begin with the savepoint; return its name as :meth:`check` does."""
         name = self.check()
         if self.settings is None:
             return name
@@ -341,7 +331,6 @@ class Rescaling:
     job_dir: JobDir
     root: StoreSpec
     log: SparkLog
-    #: The number that the job has to run with.
     shuffle_partitions: int
 
     def is_wanted(self, log_began_in: Lineage) -> bool:
