@@ -58,15 +58,13 @@ class DecisionRefused(EnvironmentFault):
 
 
 class _Swept(enum.Enum):
-    """Whether every sink could be swept."""
-
     EVERYTHING = "EVERYTHING"
     NOT_EVERYTHING = "NOT_EVERYTHING"
 
 
 @dataclass(frozen=True)
 class CoordinatorParts:
-    """What the coordinator of one start of the query works with, beside the job's context."""
+    """The parts that the coordinator of one start of the query works with, beside the job's context."""
 
     job: JobContext
     #: What the next micro-batch carries.

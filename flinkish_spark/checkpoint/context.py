@@ -1,4 +1,4 @@
-"""What everything that works under one ownership of a job directory shares."""
+"""The parts that are shared under one ownership of a job directory."""
 
 from __future__ import annotations
 

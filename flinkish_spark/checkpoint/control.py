@@ -1,4 +1,4 @@
-"""What the driver and a job's sources tell each other beside Spark: control offset, held channels."""
+"""Files by which a job's driver and its sources talk beside Spark: offers, held channels, alignment."""
 
 from __future__ import annotations
 

@@ -53,8 +53,6 @@ Message = Callable[[], None]
 
 
 class Delivery(enum.Enum):
-    """What became of a message."""
-
     ACCEPTED = "ACCEPTED"
     #: The owner reads no more.
     CLOSED = "CLOSED"

@@ -76,8 +76,6 @@ class AdmissionGate:
 
 @dataclass(frozen=True)
 class EpochWriterParts:
-    """What the epoch writer of one start of the query works with, beside the job's context."""
-
     staging: Staging
     #: Numbers no two attempts of one owner alike.
     attempts: Iterator[int]

@@ -35,15 +35,15 @@ from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, s
 
 
 class Timekeeping(Protocol):
-    """What the epoch writer and the coordinator need of a keeper."""
+    """A keeper of time, for the epoch writer and the coordinator."""
 
     @property
     def can_end(self) -> bool:
-        """Whether all input is over and the last checkpoint can be asked for."""
+        """Return whether all input is over and the last checkpoint can be asked for."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether all input is over and every operator has seen that: the job can end."""
+        """Return whether all input is over and every operator has seen that: the job can end."""
 
     def noted(self, staged: StagedBatch) -> StagedBatch:
         """Return a staged micro-batch with what it says about time, before it is written."""

@@ -156,7 +156,7 @@ def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether something that does not answer, or is full, is behind an error: then it may come for hours."""
+    """Return whether something that does not answer, or is full, is behind an error, and may last hours."""
     if isinstance(error, QueryFailed):
         # The table has looked at all of its causes.
         return not error.ends_when_repeated
@@ -369,7 +369,7 @@ def kind_of(error: FlinkishError) -> str:
 
 
 class Patience:
-    """What a loop that asks until it is answered waits for: outages; whatever else may pass, a few times."""
+    """Tells a loop that asks until it is answered what to wait for: outages; all else a few times."""
 
     def __init__(self) -> None:
         self._repeated = RepeatedFailures()

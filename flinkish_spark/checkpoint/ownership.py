@@ -160,7 +160,7 @@ def _has_ended(holder: str) -> bool:
 
 
 def _is_gone(pid: int) -> bool:
-    """Whether nobody on this machine has a process id."""
+    """Return whether nobody on this machine has a process id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -285,7 +285,7 @@ def _process_key(pid: int) -> str | None:
 
 
 def has_ended(process: object) -> bool:
-    """Whether a process, by the key in an owner's record, was one of this machine and is no more."""
+    """Return whether a process, by the key in an owner's record, was one of this machine and is no more."""
     mine = _process_key(os.getpid())
     if not isinstance(process, str) or mine is None or process.count("/") != 3:
         return False
@@ -298,7 +298,7 @@ def has_ended(process: object) -> bool:
 
 
 class OwnerLife(enum.Enum):
-    """Whether the process of a job's owner lives, as far as another one can tell."""
+    """Says whether the process of a job's owner lives, as far as another one can tell."""
 
     ALIVE = "ALIVE"
     ENDED = "ENDED"

@@ -115,8 +115,6 @@ def _name_of_a_file(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PinManifest(Stored):
-    """What one pin holds."""
-
     checkpoint: CheckpointId
     batch: BatchId
     #: Log entries byte for byte by their key below Spark's checkpoint.
@@ -134,7 +132,7 @@ class PinManifest(Stored):
 
 
 class _Pins:
-    """What pins have in common, whatever they lie on."""
+    """Pins on a disk and in a bucket have this in common."""
 
     def __init__(self, log: SparkLog) -> None:
         self._log, self._store = log, log.store

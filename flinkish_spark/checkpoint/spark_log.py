@@ -327,7 +327,7 @@ class BucketLog(SparkLog):
 
 
 def _is_whole(text: str) -> bool:
-    """Whether a file of Spark's log has a value on each line behind its version, or one without a version."""
+    """Return whether each line of a file of Spark's log, behind its version if it has one, is a value."""
     lines = text.strip().split("\n")
     values = lines[1:] if lines[0].startswith("v") else lines
     try:

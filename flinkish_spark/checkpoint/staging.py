@@ -56,8 +56,6 @@ def _logged(log: SparkLog, batch: BatchId) -> LoggedOffsets | None:
 
 @dataclass(frozen=True)
 class StagingContext:
-    """What staging one start's micro-batches needs beside the plan."""
-
     job: JobUuid
     ownership: Ownership
     lineage: Lineage

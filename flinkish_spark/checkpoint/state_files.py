@@ -185,7 +185,7 @@ def operator_files(state: StateFolder, stores: Sequence[StoreVersion]) -> tuple[
 
 
 def is_versioned(name: str) -> bool:
-    """Whether a file below `state` belongs to some versions only, unlike an operator's metadata."""
+    """Return whether a file below `state` belongs to some versions only, unlike an operator's metadata."""
     return _METADATA not in name.split("/")
 
 

@@ -44,8 +44,6 @@ _Reported = tuple[SinkAck, int | None]
 
 @dataclass(slots=True)
 class _Channel:
-    """What one channel brought to a sink."""
-
     barriers: int = 0
     rows: int | None = 0
     staged_ms: int | None = None
@@ -243,7 +241,7 @@ class _CommitTimes:
 
 
 class UserMetricKeeper:
-    """What functions have measured since the job began; any thread may ask."""
+    """Keeps what functions have measured since the job began; any thread may ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -265,7 +263,7 @@ class UserMetricKeeper:
 
 
 class _Counted:
-    """What went through with one checkpoint, by uid and Flink's name of the metric."""
+    """Counts what went through with one checkpoint, by uid and Flink's name of the metric."""
 
     def __init__(self) -> None:
         self.by_uid: dict[str, dict[str, int]] = {}

@@ -1,4 +1,4 @@
-"""What a user says about state that is made of a batch DataFrame: which rows, by which key, what into."""
+"""State that is made of a batch DataFrame, as a user says it: which rows, by which key, what into."""
 
 from __future__ import annotations
 

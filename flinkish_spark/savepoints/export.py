@@ -208,7 +208,7 @@ def operator_numbers(commits_text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What of a job goes into its savepoints beside its state."""
+    """A job's facts that go into its savepoints beside its state."""
 
     name: str
     uuid: JobUuid

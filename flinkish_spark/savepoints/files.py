@@ -120,14 +120,14 @@ class SavepointDir:
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is a savepoint, whatever it is worth."""
+        """Return whether there is a savepoint, whatever it is worth."""
         try:
             return self._store.read(METADATA_KEY) is not None
         except ObjectMissing:
             return False
 
     def is_there(self, savepoint: str) -> bool:
-        """Whether this is the savepoint of that name; raises as :meth:`metadata` if it is damaged."""
+        """Return whether this is the savepoint of that name; raises as :meth:`metadata` if it is damaged."""
         try:
             return self.metadata().savepoint == savepoint
         except SavepointNotFound:
@@ -493,7 +493,7 @@ def in_and_around(one: StoreSpec, other: StoreSpec) -> tuple[bool, bool]:
 
 
 def _is_within(path: Path, folder: Path) -> bool:
-    """Whether a resolved path is a resolved folder or below it; one directory can have two names."""
+    """Return whether a resolved path is a resolved folder or below it; one directory can have two names."""
     if path.is_relative_to(folder):
         return True
     try:

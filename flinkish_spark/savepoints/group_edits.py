@@ -313,7 +313,7 @@ class Edit(Protocol):
 
     @property
     def name(self) -> str:
-        """What is edited; a later edit of the same takes the place of an earlier one."""
+        """Name what is edited; a later edit of the same takes the place of an earlier one."""
 
     @property
     def rows(self) -> pa.Schema:

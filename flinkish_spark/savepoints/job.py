@@ -1,4 +1,4 @@
-"""What the engine of a job needs of this package, in one object."""
+"""The one object by which the engine of a job uses this package."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
 
 
 def _lacks(place: StoreSpec, files: Collection[StateFile]) -> bool:
-    """Whether a file is missing at a place, or has another size."""
+    """Return whether a file is missing at a place, or has another size."""
     if not place.is_local:
         there = place.open_bucket().sizes_below("") if files else {}
         return any(there.get(file.path) != file.size_bytes for file in files)

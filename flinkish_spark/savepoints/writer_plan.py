@@ -1,4 +1,4 @@
-"""What a savepoint that is to be written will have: chains, timers, and what is done to each operator."""
+"""The plan of a savepoint that is to be written: chains, timers, and what is done to each operator."""
 
 from __future__ import annotations
 
@@ -423,8 +423,6 @@ class Filling:
 
 @dataclass(frozen=True)
 class PlannedOperator:
-    """What one operator of a new savepoint has."""
-
     #: Of which `states` are known for what is stored already.
     state: OperatorState
     #: State files of the old savepoint, as they are named there, by the present name of the chain.
