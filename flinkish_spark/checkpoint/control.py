@@ -29,9 +29,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+# ----------------------------------------------------------------------------------------------------------
+# What a chained source waits for, told to its job through a file.
+#
+# The planner of a source runs in a Python process of Spark's, the coordinator in the user's. The file lies
+# beside the control file and is replaced whenever something changes. It is not durable: what counts is in
+# Spark's offset log.
+
+
 @dataclass(frozen=True, slots=True)
 class AlignmentStatus:
-    """Where a chained source stands; its planner tells the coordinator by a file beside the control file."""
+    """Where a chained source stands."""
 
     #: Whether it can go on only with a checkpoint of this job, or could draw one now.
     wants_checkpoint: bool
@@ -65,6 +73,20 @@ def read_status(control_path: str) -> AlignmentStatus | None:
     except FileNotFoundError:
         return None
     return AlignmentStatus(**value)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The control source: a streaming DataSource whose offset *is* the control state (DESIGN 4).
+#
+# The coordinator raises the checkpoint id in a small file, the time keeper the watermark; Spark asks this
+# source for its latest offset, writes it to the offset log, and only then runs the micro-batch that carries
+# them. So a micro-batch that is run again carries the same barrier, the same watermark and calls the same
+# key groups, and an idle stream still gets a batch.
+#
+# There are two ways for Spark to ask :class:`ControlReader`. With the JAR of this package a source in the
+# JVM calls back into this process, which takes no time. Without it this is a data source in Python: Spark
+# starts a process for each of its questions, which takes some seconds of each start. Both write the same
+# offsets.
 
 
 FORMAT_NAME = "flinkish-control"
@@ -181,13 +203,7 @@ class _ControlPartition(InputPartition):
 
 
 class ControlReader(DataSourceStreamReader):
-    """Reads the control file: a streaming source whose offset *is* the control state.
-
-    Spark asks for the latest offset, writes it to the offset log, and only then runs the micro-batch that
-    carries it. So a micro-batch that is run again carries the same barrier and watermark and calls the same
-    key groups, and an idle stream still gets a batch. An id between two offsets that was skipped gets no
-    barrier.
-    """
+    """Reads the control file; an id between two offsets that was skipped gets no barrier."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -233,13 +249,19 @@ def load_control(spark: SparkSession, path: str) -> DataFrame:
     from flinkish_spark.bridge.session import CONTROL_SOURCE
     from flinkish_spark.bridge.shim import connect_controls
 
-    # The JVM calls back into this process, or else starts a Python process for each question: some seconds of
-    # each start. Both write the same offsets.
     reader = spark.readStream.option("path", path)
     if connect_controls(spark, ControlReader):
         return reader.format(CONTROL_SOURCE).option("columns", _SCHEMA).load()
     spark.dataSource.register(ControlSource)
     return reader.format(FORMAT_NAME).load()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How sources hear that some of their channels are ahead of the others: a file beside the control file.
+#
+# The time keeper replaces it behind each micro-batch, before Spark asks for the next one; the sources read
+# it each time they are asked, in Python processes of Spark's. It is not durable: it is made anew from the
+# stored state at each start of the query, and where it is not there, nobody is held back.
 
 
 def held_path(control_path: Path) -> Path:
@@ -255,7 +277,7 @@ def write_held(control_path: Path, held: HeldSources) -> None:
 
 
 def read_held(control_path: str, source: str) -> HeldChannels:
-    """Return what of a source brings no records in the next micro-batch; nothing where there is no file."""
+    """Return what of a source brings no records in the next micro-batch."""
     if not control_path:
         return NONE_HELD
     try:
