@@ -1,4 +1,4 @@
-"""What everything that works under one ownership of a job directory shares."""
+"""The parts that are shared under one ownership of a job directory."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class JobContext:
-    """One ownership of a job directory, and what everything that works under it shares.
-
-    Made once, behind the takeover (the supervisor's phase *own*), and used by every start of the query: the
-    recovery, the confirmation, the coordinator and the epoch writer take it whole.
-    """
+    """One ownership of a job directory, and what everything that works under it shares, over all starts."""
 
     #: Whose mark sources and sinks keep.
     job: JobUuid

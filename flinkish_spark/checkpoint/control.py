@@ -1,4 +1,4 @@
-"""What the driver and a job's sources tell each other beside Spark: control offset, held channels."""
+"""Files by which a job's driver and its sources talk beside Spark: offers, held channels, alignment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flinkish_spark.protocol.watermark_alignment import (
 #
 # The planner of a source runs in a Python process of Spark's, the coordinator in the user's. The file lies
 # beside the control file and is replaced whenever something changes. It is not durable: what counts is in
-# Spark's offset log. Standard library only: the control source imports it, too.
+# Spark's offset log.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +42,23 @@ class AlignmentStatus:
     drawn: int = 0
 
 
+def _replace(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f"{path.suffix}-tmp")
+    temporary.write_text(json.dumps(content), encoding="utf-8")
+    os.replace(temporary, path)
+
+
 def status_path(control_path: str) -> Path:
     return Path(control_path).with_suffix(".alignment")
 
 
 def write_status(control_path: str, status: AlignmentStatus) -> None:
-    """Replace the status; called by the planner when it changes."""
-    path = status_path(control_path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".alignment-tmp")
-    temporary.write_text(json.dumps(asdict(status)), encoding="utf-8")
-    os.replace(temporary, path)
+    _replace(status_path(control_path), asdict(status))
 
 
 def read_status(control_path: str) -> AlignmentStatus | None:
-    """Return the status; None if the job has no chained source, or it was not planned yet.
-
-    Called by the coordinator: on every tick, to ask for a checkpoint that the source waits for, and
-    for the reason of a checkpoint that expires.
-    """
+    """Return the status; None if the job has no chained source, or it was not planned yet."""
     try:
         value = json.loads(status_path(control_path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -73,12 +71,10 @@ _OF_A_START = re.compile(r"(\d+)(-\d+)?\.")
 
 
 class ControlFile:
-    """How the driver reaches the sources: a file that is replaced atomically.
+    """How the driver reaches the sources: a file that is replaced atomically, by two threads.
 
-    Not durable on purpose: what counts is the offset that Spark logs. After a crash the next
-    coordinator triggers anew with a higher id, and the time keeper says again where time stands.
-
-    Used by the coordinator's thread, and by the epoch writer's for what is about time.
+    Not durable on purpose: what counts is the offset that Spark logs. After a crash the next coordinator
+    triggers anew with a higher id, and the time keeper says again where time stands.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,13 +87,11 @@ class ControlFile:
 
     @classmethod
     def of_start(cls, folder: Path, epoch: OwnerEpoch, start: int) -> ControlFile:
-        """Return the file of one start of the query, and delete what other starts left in `folder`.
-
-        An id that was offered before may be sealed with ABORT, and what scans agreed on before means
-        nothing now. The names are new for every start: a Python process of Spark's may outlive the
-        query that it belonged to, and then reads and writes beside the new query's files.
-        """
-        # Offers first. What a crash leaves is deleted by the next start, and until then has no reader.
+        """Return the file of one start of the query, and delete what other starts left in `folder`."""
+        # An id that was offered before may be sealed with ABORT. The names are new for every start: a Python
+        # process of Spark's may outlive the query that it belonged to, and then reads and writes beside the
+        # new query's files. Offers first. What a crash leaves is deleted by the next start, and until then
+        # has no reader.
         for left in sorted(folder.glob("*"), key=lambda path: path.suffix != ".json"):
             owner = _OF_A_START.match(left.name)
             # A newer owner's files stay: this one may have been deposed and not know it yet.
@@ -124,11 +118,9 @@ class ControlFile:
             return True
 
     def offer_time(self, time: TimeOffer) -> None:
-        """Let the next micro-batch carry a watermark, and call key groups; there is one even without records.
-
-        What was offered before it need not have been drawn: the newest offer holds all that is due.
-        """
+        """Let the next micro-batch carry a watermark and call key groups; it comes without records, too."""
         with self._lock:
+            # What was offered before it need not have been drawn: the newest offer holds all that is due.
             if time != self._time:
                 self._time = self._waiting = time
                 self._write(self._on_offer, self._purpose)
@@ -151,10 +143,7 @@ class ControlFile:
         if not content:
             self.path.unlink(missing_ok=True)
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(temporary, self.path)
+        _replace(self.path, content)
 
     def source_status(self) -> AlignmentStatus | None:
         """Return where the chained source stands; None if the job has none, or it has not begun."""
@@ -185,20 +174,15 @@ def offered_by(content: dict[str, Any]) -> ControlOffset:
 
 
 def held_path(control_path: Path) -> Path:
-    """Return where the sources of the start with this control file look."""
     return control_path.with_suffix(".held")
 
 
 def write_held(control_path: Path, held: HeldSources) -> None:
-    """Replace what the sources read; called by the time keeper when it changes."""
     path = held_path(control_path)
     if not held:
         path.unlink(missing_ok=True)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".held-tmp")
-    temporary.write_text(json.dumps(held_to_json(held)), encoding="utf-8")
-    os.replace(temporary, path)
+    _replace(path, held_to_json(held))
 
 
 def read_held(control_path: str, source: str) -> HeldChannels:

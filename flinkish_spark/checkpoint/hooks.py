@@ -30,10 +30,6 @@ from flinkish_spark.protocol.job_status import (
     VertexStatus,
 )
 
-# ----------------------------------------------------------------------------------------------------------
-# Calling the master hooks of a job: at a trigger, and before a start.
-
-
 LOG = logging.getLogger(__name__)
 
 
@@ -96,7 +92,6 @@ class MasterHooks:
             self.add(hook)
 
     def add(self, hook: MasterHook) -> None:
-        """Take a hook; the same name twice is refused."""
         if not isinstance(hook, MasterHook):
             raise ConfigError(
                 f"a {type(hook).__name__} is no MasterHook",
@@ -201,10 +196,6 @@ class MasterHooks:
                     LOG.warning("closing the master hook '%s' failed: %s", name, said(error))
         finally:
             _CLAIMS.give_back(self._hooks)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Telling listeners what a job and its tasks do.
 
 
 class JobListener(Protocol):

@@ -1,7 +1,6 @@
-"""What the supervisor needs of the system that runs micro-batches.
+"""The contracts of what runs micro-batches: Spark (:mod:`flinkish_spark.job.spark_engine`), or a simulator.
 
-:mod:`flinkish_spark.job.spark_engine` is Spark; the simulator brings one that obeys the same
-rules without a JVM. Everything with a rule of the protocol in it lies on the supervisor's side.
+Everything with a rule of the protocol in it lies on the supervisor's side.
 """
 
 from __future__ import annotations
@@ -57,8 +56,6 @@ def _logged(log: SparkLog, batch: BatchId) -> LoggedOffsets | None:
 
 @dataclass(frozen=True)
 class StagingContext:
-    """What staging one start's micro-batches needs beside the plan."""
-
     job: JobUuid
     ownership: Ownership
     lineage: Lineage
@@ -70,10 +67,7 @@ class StagingContext:
     decided: CheckpointId | None = None
 
     def checkpoint_of(self, batch: BatchId) -> CheckpointId:
-        """Return the checkpoint whose barrier `batch` carries, else the next one.
-
-        It is the one that shows the micro-batch unless it is aborted; then a later one does.
-        """
+        """Return the checkpoint that shows `batch` unless it is aborted: its barrier, else the next one."""
         if self.decided is not None:
             return self.decided
         newest = self._drawn(batch)

@@ -492,7 +492,6 @@ class SparkEngine:
         calls = AsyncPlace(settings.job_dir, self._job, workers, _Reported(self._costs))
         place = settings.place(control.path)
         name_operators(self._graph, partitions)
-        bundled = self._savepoints.bundles_per_partition(beginning)
         planner = Planner(
             self._spark,
             place,
@@ -500,8 +499,8 @@ class SparkEngine:
             beginning,
             marking=marking,
             calls=calls,
-            bundles_per_partition=bundled,
-            recorded=self._savepoints.layout_so_far(beginning),
+            bundles_per_partition=self._savepoints.bundles_per_partition(beginning),
+            recorded=self._savepoints.layout_so_far(),
         )
         planned = planner.plan(self._graph)
         check_layout(self._job_dir, planned)
