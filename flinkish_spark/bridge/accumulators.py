@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 class NoTallies:
     """Carries nothing: where there is no Spark."""
 
-    def begin(self) -> None:
-        """Do nothing."""
+    def begin(self) -> None: ...
 
     def taken(self) -> Accumulated:
         return {}
@@ -34,11 +33,9 @@ NO_TALLIES = NoTallies()
 
 
 class TaskTallies(NoTallies):
-    """Made for each start of a query, so that tasks of an earlier one reach nobody.
+    """Made for each start of a query, so that tasks of an earlier one reach nobody."""
 
-    Used by the thread that stages; Spark's own thread puts in what a task sends before the job that waits
-    for that task is done.
-    """
+    # Spark's own thread puts in what a task sends before the job that waits for the task is done.
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.bridge.session import asked_of_executors, jvm, said
+from flinkish_spark.bridge.session import asked_of_executors, jvm
 from flinkish_spark.core.errors import EnvironmentFault, StoreError
 from flinkish_spark.core.extras import how_to_install
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.store import Store
 
 if TYPE_CHECKING:
@@ -29,21 +30,15 @@ _PACKAGES = {
 
 
 def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
-    """Refuse a bucket that Spark does not see as this process does.
-
-    Spark reaches it by Hadoop, with settings of its own: what the options of the store say of an S3 bucket is
-    passed on as settings of that bucket, unless the session has some.
-    """
+    """Refuse a bucket that Spark, which reaches it by Hadoop, does not see as this process does."""
     pass_on(spark, place)
     with _probe(store) as key:
         _check_driver(spark, place, key)
 
 
 def check_bucket_in_tasks(spark: SparkSession, place: StoreSpec, store: Store) -> None:
-    """Refuse a bucket that Python in tasks does not reach as this process does; raises as `check_bucket`.
-
-    Also where tasks run in the driver's JVM: their Python has the environment with which that was started.
-    """
+    """Refuse a bucket that Python in tasks does not reach as this process does."""
+    # Also where tasks run in the driver's JVM: their Python has the environment that it was started with.
     with _probe(store) as key:
         _check_executors(spark, place, key)
 
@@ -82,7 +77,7 @@ def copy_in_tasks(spark: SparkSession, place: StoreSpec, names: Sequence[tuple[s
 
 
 def pass_on(spark: SparkSession, place: StoreSpec) -> None:
-    """Tell Hadoop of an S3 bucket what the options say; what the session says of it already stays."""
+    """Tell Hadoop of an S3 bucket what the options say, unless the session says it already."""
     if not place.hadoop_url.startswith("s3a:"):
         return
     bucket = place.hadoop_url.removeprefix("s3a://").partition("/")[0]

@@ -10,7 +10,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame
 
-from flinkish_spark.bridge.session import is_gateway_gone
+from flinkish_spark.core.foreign_errors import is_gateway_gone
 from flinkish_spark.protocol.plan_layout import (
     Chain,
     OperatorInstance,
@@ -20,9 +20,6 @@ from flinkish_spark.protocol.plan_layout import (
     ScanRole,
 )
 
-# ----------------------------------------------------------------------------------------------------------
-# Names in a plan, and what they name: sources and operators in the order in which Spark counts them.
-#
 # Spark's logs have no names. A frame that gets an alias keeps it in its analysed plan, which is where names
 # of ours are put and found again.
 
@@ -35,11 +32,7 @@ _STATEFUL = "FlatMapGroupsInPandasWithState"
 
 
 def named_chain(frame: DataFrame, chain: Chain) -> DataFrame:
-    """Return `frame` as the end of a chain.
-
-    As of :func:`named_scan`: expressions that name a column by an older alias no longer find it, so
-    this comes after all of the user's.
-    """
+    """Return `frame` as the end of a chain; expressions that name a column by an older alias come before."""
     return frame.alias(f"{_PREFIX}:chain:{chain.name}")
 
 
@@ -56,10 +49,7 @@ def named_scan(
 
 
 def named_operators(frame: DataFrame, uids: Sequence[str]) -> DataFrame:
-    """Return `frame` so that the keyed operators right below are known by their uids.
-
-    Several share tasks, and each of them is a chain of its own.
-    """
+    """Return `frame` so that the keyed operators right below, of the same tasks, are known by their uids."""
     return frame.alias(f"{_PREFIX}:operator:{','.join(uids)}")
 
 
@@ -81,10 +71,7 @@ def _collect(
     inputs: list[ScannedInput],
     operators: list[tuple[OperatorInstance, ...]],
 ) -> None:
-    """Walk from the top down and from left to right, as Spark does where it numbers them.
-
-    `names` holds the nearest names above: of the chain, the operator and the scan.
-    """
+    """Walk from the top down and from left to right, as Spark does where it numbers them."""
     kind = node.getClass().getSimpleName()
     if kind == "SubqueryAlias":
         parts = node.alias().split(":")
@@ -107,10 +94,6 @@ def _known(names: dict[str, str], what: str) -> str:
     if what not in names:
         raise ValueError(f"the plan has a part without the name of its {what}")
     return names[what]
-
-
-# ----------------------------------------------------------------------------------------------------------
-# From which columns of which inputs the columns of a frame come, as far as Catalyst tells.
 
 
 #: What names of columns of ours begin with.
@@ -170,7 +153,6 @@ def _origins(
 
 
 def _needed(expression: Any) -> Iterator[Any]:
-    """Yield the attributes in an expression."""
     if _kind(expression) == "AttributeReference":
         yield expression
         return
@@ -178,9 +160,6 @@ def _needed(expression: Any) -> Iterator[Any]:
         yield from _needed(child)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a DataFrame function does, if that is done to each row by itself: read from the plan it has made.
-#
 # A function of the user's gives a DataFrame, and not what it did. Spark's analysed plan of that has one
 # node for each step. Where all of them are projections and filters, they are found here as columns and
 # conditions that name what they need, to be used on any other frame with such columns.
@@ -225,16 +204,12 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class NotRowByRow:
-    """Something that a function does with more than single rows."""
-
     #: As a user calls it.
     what: str
 
 
 @dataclass(frozen=True)
 class Computed:
-    """A column that is computed from others."""
-
     name: str
     value: Column
 
@@ -255,8 +230,6 @@ class Keeping:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What is done to each row."""
-
     #: One behind the other. Their columns are unresolved: they name those of the frame, or earlier ones.
     steps: tuple[Computing | Keeping, ...]
     #: Column with each field that comes out, in order.
@@ -378,14 +351,6 @@ def _kind(found: Any) -> str:
     return str(found.getClass().getSimpleName())
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Selecting the same columns from one micro-batch after the other.
-#
-# Every micro-batch is a DataFrame of its own, and naming a column of it takes Python several calls into the
-# JVM: for a sink of ten columns some fifty, a good part of what a small micro-batch costs. The columns
-# themselves belong to no DataFrame, so they are handed over once.
-
-
 class Selection:
     """Columns to select from every DataFrame that has them."""
 
@@ -394,7 +359,6 @@ class Selection:
         self._handed_over: Any = None
 
     def of(self, frame: DataFrame) -> DataFrame:
-        """Return the columns of `frame`."""
         own = getattr(frame, "_jdf", None)
         if own is None:
             return frame.select(*self._columns)

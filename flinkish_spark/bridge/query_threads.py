@@ -81,18 +81,15 @@ class QueryThreads:
 
 
 class JobThreads:
-    """Runs jobs of one query beside each other: in the thread that calls, and in threads of its own.
+    """Runs jobs of one query beside each other: in the thread that calls, and in daemons of its own."""
 
-    Called by the query's thread. The others have what Spark knows of the caller's: session, group of jobs,
-    micro-batch, description. :class:`QueryThreads` finds them by their names in the JVM. None of them keeps
-    the process alive, so that one which hangs is left as the query's thread would be.
-    """
+    # The others have the caller's session, group of jobs, micro-batch and description; `QueryThreads`
+    # finds them by their names in the JVM.
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
     def __call__(self, works: Sequence[Callable[[], R]]) -> list[R]:
-        """Do some works, beside each other; return what they return when all have ended."""
         context = self._spark.sparkContext
         # Without a thread in the JVM for each one in Python nobody knows whose properties are set.
         if len(works) < 2 or not isinstance(context._gateway, ClientServer):
@@ -141,10 +138,7 @@ def _do(waiting: _Waiting[R]) -> None:
 
 
 def end_jvm(spark: SparkSession) -> bool:
-    """End the driver's JVM as it stands, with all that runs in it; return whether that could be done.
-
-    On Databricks it is not: other people's notebooks run there.
-    """
+    """End the driver's JVM with all that runs in it, but not Databricks'; return whether that was done."""
     if _ON_DATABRICKS in os.environ:
         return False
     process = getattr(SparkContext._gateway, "proc", None)

@@ -28,10 +28,7 @@ def end_with_refusal(text: str) -> str:
 
 
 def say_refusals_last() -> None:
-    """Let the text of each of Spark's errors end with our refusal, if it holds one. Harmless a second time.
-
-    Spark puts the trace of its Python process in front, and its plan behind: nobody reads what is between.
-    """
+    """Let the text of each of Spark's errors end with our refusal, if it holds one; may be repeated."""
     for module, name in _ROOTS:
         root = getattr(sys.modules.get(module), name, None)
         if root is not None and not hasattr(root.__str__, "__wrapped__"):

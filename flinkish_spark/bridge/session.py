@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.core.clock import span
-from flinkish_spark.core.errors import ConfigError, EnvironmentFault, causes_of
-from flinkish_spark.core.forks import close_in_children
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.core.foreign_errors import describe_failure, said
 from flinkish_spark.jars import (
     has_pinned_delta,
     is_delta,
@@ -39,8 +39,7 @@ from flinkish_spark.jars import (
 )
 from flinkish_spark.protocol.errors import Chain
 
-# ----------------------------------------------------------------------------------------------------------
-# Questions to the driver's JVM: what is there, is it alive, what is in a plan.
+LOG = logging.getLogger(__name__)
 
 
 #: Write a query's checkpoint files on a disk, or in a bucket; see their Javadoc.
@@ -55,14 +54,10 @@ WITHOUT_JVM = (
     "use a classic session for jobs: spark-submit, or a notebook with dedicated compute; "
     'format("flinkish-kafka") works here, as source and as sink'
 )
-#: Of one failure; a chain that is longer says nothing new.
-_MOST_CAUSES = 12
 
 
 @dataclass(frozen=True, slots=True)
 class SparkProbe:
-    """What this Spark can do for us."""
-
     version: str
     has_shim: bool
     has_kafka_source: bool
@@ -108,14 +103,8 @@ def refuse_other_target(spark: SparkSession) -> None:
     )
 
 
-def ends_with_this_process(spark: SparkSession) -> None:
-    process = getattr(getattr(spark.sparkContext, "_gateway", None), "proc", None)
-    if process is not None and process.stdin is not None:
-        close_in_children(process.stdin)
-
-
 def has_class(spark: SparkSession, name: str) -> bool:
-    """Whether the driver's JVM has a class, and can load it."""
+    """Return whether the driver's JVM has a class, and can load it."""
     try:
         loader = jvm(spark).java.lang.Thread.currentThread().getContextClassLoader()
         jvm(spark).java.lang.Class.forName(name, False, loader)
@@ -137,7 +126,6 @@ def has_checkpoint_files(spark: SparkSession) -> bool:
 
 
 def probe(spark: SparkSession) -> SparkProbe:
-    """Look once, at the start, what is on the class path."""
     return SparkProbe(
         version=spark.version,
         has_shim=has_shim(spark),
@@ -167,19 +155,6 @@ def in_session(frame: DataFrame, spark: SparkSession) -> DataFrame:
     return DataFrame(datasets.ofRows(spark._jsparkSession, frame._jdf.logicalPlan()), spark)
 
 
-def is_gateway_gone(error: BaseException) -> bool:
-    """Whether `error` means that the JVM died, rather than that it refused something."""
-    return any(
-        isinstance(one, Py4JNetworkError | ConnectionError | EOFError)
-        or (type(one) is Py4JError and _says_nobody_answered(str(one)))
-        for one in causes_of(error)
-    )
-
-
-#: How long a JVM whose connections are gone may take until it has ended.
-_ENDING_S = 1
-
-
 def hold_stage_bars(spark: SparkSession) -> None:
     bars = spark.sparkContext._jsc.sc().progressBar()
     if bars.isDefined():
@@ -200,10 +175,7 @@ _TRACERS = (
 
 @contextmanager
 def without_traces(spark: SparkSession) -> Iterator[None]:
-    """Have the driver's JVM log no traces of failures for as long; loggers that somebody has set up stay.
-
-    Nothing happens where Spark logs by something else than Log4j, or the JVM has ended.
-    """
+    """Have the driver's Log4j leave out traces of failures; loggers that somebody has set up stay."""
     ours: list[str] = []
     with suppress(Py4JError, OSError, TypeError):
         log4j = jvm(spark).org.apache.logging.log4j
@@ -222,20 +194,6 @@ def without_traces(spark: SparkSession) -> Iterator[None]:
                 context.updateLoggers()
 
 
-def exit_code_of_jvm() -> int | None:
-    """Return with what the JVM has ended that this process started, a signal below zero.
-
-    None where it lives, or where this process did not start it: below `spark-submit`, for example.
-    """
-    process = getattr(SparkContext._gateway, "proc", None)
-    if process is None:
-        return None
-    try:
-        return int(process.wait(_ENDING_S))
-    except subprocess.TimeoutExpired:
-        return None
-
-
 def why_no_resources(spark: SparkSession, profile: ResourceProfile) -> str:
     """Return why tasks cannot have resources of their own here, for people; empty if they can."""
     known = profile._java_resource_profile
@@ -246,76 +204,6 @@ def why_no_resources(spark: SparkSession, profile: ResourceProfile) -> str:
     except Py4JJavaError as error:
         return Chain.of(describe_failure(error)).headline
     return ""
-
-
-def _says_nobody_answered(text: str) -> bool:
-    # What the JVM refuses comes with its trace; a JVM that is gone leaves one bare line.
-    return "Answer from Java side is empty" in text or (
-        text.startswith("An error occurred while calling") and "Trace:" not in text
-    )
-
-
-def describe_failure(error: BaseException) -> str:
-    """Return the text of an exception with everything the JVM says caused it, the innermost last."""
-    parts = [_without_plan(_text(error))]
-    seen: Any = error
-    # PySpark makes exceptions of its own of what the JVM says; those that it does not know have no origin.
-    while seen is not None and len(parts) < _MOST_CAUSES:
-        java = getattr(seen, "java_exception", None) or getattr(seen, "_origin", None)
-        if java is not None:
-            return "\n".join(parts + _java_causes(java))
-        seen = getattr(seen, "_cause", None)
-        if seen is not None:
-            parts.append(_without_plan(str(getattr(seen, "_desc", "") or "")))
-    return "\n".join(parts)
-
-
-def said(error: BaseException) -> str:
-    """Return class and message of an exception for people, its innermost cause first."""
-    inner = _raised_first(error, _MOST_CAUSES)
-    return _named(error) if inner is error else f"{_named(inner)}, and so {_named(error)}"
-
-
-def _raised_first(error: BaseException, most: int) -> BaseException:
-    """Return what an exception of Python was raised from, in the end; of a group the first of its own."""
-    group = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
-    cause = error.__cause__ or group
-    if cause is None or most == 0 or is_of_the_jvm(error):
-        return error
-    return _raised_first(cause, most - 1)
-
-
-def _named(error: BaseException) -> str:
-    if is_of_the_jvm(error):
-        return Chain.of(describe_failure(error)).headline
-    return f"{type(error).__name__}: {_text(error)}"
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # of a user's class
-        return "<an exception that has no text>"
-
-
-def is_of_the_jvm(error: BaseException) -> bool:
-    return type(error).__module__.startswith(("py4j.", "pyspark."))
-
-
-def _java_causes(java: Any) -> list[str]:
-    found: list[str] = []
-    while java is not None and len(found) < _MOST_CAUSES:
-        try:
-            found.append(_without_plan(str(java.toString())))
-            java = java.getCause()
-        except Exception:  # the JVM may be gone; what was read so far is still useful
-            break
-    return found
-
-
-def _without_plan(text: str) -> str:
-    # Behind this line Spark prints the whole plan, with every literal of ours in it.
-    return text.split("=== Streaming Query ===", 1)[0]
 
 
 def _nodes(plan: Any) -> list[Any]:
@@ -329,7 +217,6 @@ def _nodes(plan: Any) -> list[Any]:
 
 
 def streaming_sources(frame: DataFrame) -> list[str]:
-    """Return the format name of every streaming source in a DataFrame's plan."""
     names = []
     for node in _nodes(frame._jdf.queryExecution().analyzed()):
         kind = node.getClass().getSimpleName()
@@ -357,12 +244,10 @@ _KAFKA_STREAM = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 def asking_kafka_first(
     spark: SparkSession, writer: Callable[[DataFrame, int], None]
 ) -> Callable[[DataFrame, int], None]:
-    """Return what foreachBatch is given for `writer`, with which Kafka's source of Spark 4.1 can report.
-
-    Behind a restart, and in a replay, the first micro-batch of a query is one that is logged already. That
-    source then has not asked for the newest offsets, and its report of how far behind it is ends the query
-    with a NullPointerException (SPARK-55271, mended in 4.2). So it is asked within the first micro-batch.
-    """
+    """Return `writer` for foreachBatch, with which Spark 4.1's Kafka source asks for newest offsets first."""
+    # After a restart the first micro-batch is one that is logged already. That source then has not asked, and
+    # its report of how far behind it is ends the query with a NullPointerException (SPARK-55271, mended in
+    # 4.2).
     if running_minor() != "4.1":
         return writer
     has_asked = False
@@ -423,12 +308,8 @@ def stateful_parts(frame: DataFrame) -> list[str]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A SparkSession that can run this package: the shim, Kafka and Delta on the class path.
-#
-# JARs are fixed when the JVM starts, so this has to happen before ``getOrCreate()``; a session that runs
-# already cannot be completed. On a platform that starts Spark for you, put the entries of
-# :func:`spark_conf` into its configuration and the JARs where it expects libraries.
+# JARs are fixed when the JVM starts, so this has to happen before ``getOrCreate()``: a session that runs
+# already cannot be completed.
 
 
 #: What makes ``format("delta")`` and SQL on Delta tables work.
@@ -439,10 +320,8 @@ _DELTA_CONF = {
 
 
 def delta_conf(jars: Iterable[str | Path] = ()) -> dict[str, str]:
-    """Return the settings for Delta Lake, where there is a JAR of it for the running Spark.
-
-    Without one they would name classes that are not there: a catalog that cannot be loaded breaks a session.
-    """
+    """Return the settings for Delta Lake, where there is a JAR of it for the running Spark."""
+    # Without one they would name a catalog that cannot be loaded, which breaks a session.
     return _DELTA_CONF if has_pinned_delta(running_minor()) or any(map(is_delta, jars)) else {}
 
 
@@ -591,7 +470,6 @@ def configure_spark_with_packages(
 
 
 def packages_conf(extra_packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the settings with which Spark's own resolver downloads the pinned JARs, beside the shim."""
     packages = [*pinned("spark"), *extra_packages]
     return {
         **spark_conf([]),
@@ -612,11 +490,8 @@ def _log_quietly(builder: SparkSession.Builder) -> None:
 
 
 def _class_sharing(builder: SparkSession.Builder, folder: Path, jars: Iterable[str | Path]) -> dict[str, str]:
-    """Return the setting by which the JVM reads its classes from an archive, or writes it when it ends.
-
-    The name tells apart what an archive is good for. What it does not (a changed class path) the JVM finds
-    out by itself, and goes on without.
-    """
+    """Return the setting by which the JVM reads its classes from an archive, or writes it when it ends."""
+    # The name tells apart what an archive is good for; a changed class path the JVM finds out by itself.
     import pyspark
 
     java = _java()
@@ -633,10 +508,7 @@ def _class_sharing(builder: SparkSession.Builder, folder: Path, jars: Iterable[s
 
 
 def log_variables(java_options: str = "") -> dict[str, str]:
-    """Return the environment variable by which a JVM that is started logs without lines that help nobody.
-
-    Nothing where somebody has said how Spark logs: by a variable, by options of the JVM, or by a file.
-    """
+    """Return the variable by which a JVM logs little, unless somebody has said how Spark logs."""
     folders = [os.environ.get("SPARK_CONF_DIR", ""), str(spark_home() / "conf")]
     has_file = any(list(Path(folder).glob("log4j2.*")) for folder in folders if folder)
     if _LOG_VARIABLE in os.environ or "log4j" in java_options or has_file:
@@ -645,11 +517,7 @@ def log_variables(java_options: str = "") -> dict[str, str]:
 
 
 def check_java() -> None:
-    """Raise EnvironmentFault if Spark would find no Java here, or one that is too old.
-
-    For commands that start a session for somebody who may have nothing installed: Spark itself says only
-    that its gateway has exited.
-    """
+    """Raise EnvironmentFault if Spark, which says only that its gateway exited, would find no good Java."""
     conf = Path(os.environ.get("SPARK_CONF_DIR") or spark_home() / "conf")
     if os.environ.get("SPARK_REMOTE") or (conf / "spark-env.sh").exists():
         # Java is elsewhere, or that script says where.
@@ -673,20 +541,10 @@ def check_java() -> None:
 
 
 def _java() -> str | None:
-    """Return the Java that Spark runs: that of JAVA_HOME, if it is set, else the one on the path."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a first micro-batch would wait for, begun beside the checks in front of the start.
-#
-# Spark starts Python with the first task that needs it, and unpacks and loads RocksDB with the first task
-# that has state: a second or two in a new session, while the processors have little to do before. In a
-# session of one process both can be had early. Nothing depends on it.
-
-
-LOG = logging.getLogger(__name__)
 _PYTHON = "spark.pyspark.python"
 #: In which it was done, or has begun.
 _WARMED: weakref.WeakSet[SparkContext] = weakref.WeakSet()
@@ -701,7 +559,7 @@ def scratch_folder(spark: SparkSession) -> Path:
 
 
 def runs_tasks_itself(spark: SparkSession) -> bool:
-    """Whether tasks run in this session's own JVM, and so see what the driver sees."""
+    """Return whether tasks run in this session's own JVM, and so see what the driver sees."""
     if getattr(spark, "_jvm", None) is None:
         return False
     master = spark.sparkContext.master or ""
@@ -709,10 +567,8 @@ def runs_tasks_itself(spark: SparkSession) -> bool:
 
 
 def run_tasks_in_this_python(spark: SparkSession) -> None:
-    """Let tasks that run in this session's own JVM have this Python, unless somebody has named one.
-
-    Spark would take what is called python3: another one, where an environment is used and not activated.
-    """
+    """Let tasks that run in this session's own JVM have this Python, unless somebody has named one."""
+    # Spark would take what is called python3: another one, where an environment is used and not activated.
     if "PYSPARK_PYTHON" in os.environ or not runs_tasks_itself(spark):
         return
     if spark.conf.get(_PYTHON, None) is None:
@@ -730,11 +586,7 @@ def nearest_folder(path: Path) -> Path:
 
 
 def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
-    """Return the hosts of executors whose tasks do not see what the driver puts into a folder.
-
-    A file is there for the moment. One that cannot be put there says nothing: whoever needs the folder says
-    it better.
-    """
+    """Return the hosts of executors whose tasks do not see what the driver puts into a folder."""
     there = nearest_folder(folder)
     marker = there / f".flinkish-{uuid.uuid4().hex}"
     try:
@@ -757,7 +609,7 @@ def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
 
 
 def is_cold(spark: SparkSession) -> bool:
-    """Whether tasks run in this session's own JVM, and nobody has warmed it up; afterwards somebody has."""
+    """Return whether this session's own JVM runs tasks and is not warmed up; the next call says no."""
     if not runs_tasks_itself(spark) or spark.sparkContext in _WARMED:
         return False
     _WARMED.add(spark.sparkContext)

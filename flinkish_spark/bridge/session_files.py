@@ -31,8 +31,9 @@ from urllib.request import url2pathname
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkFiles
 
-from flinkish_spark.bridge.session import jvm, said
+from flinkish_spark.bridge.session import jvm
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.core.foreign_errors import said
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,10 +49,6 @@ _SENDING = threading.Lock()
 _TAKEN: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 #: The same for the same content: a zip cannot say an earlier time.
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a user names: a path of the driver's, or a URL.
 
 
 @contextmanager
@@ -129,10 +126,6 @@ def _downloaded(spark: SparkSession, what: str, url: str, scheme: str, target: P
         what_to_do="correct the URL",
         url=url,
     )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Shipping.
 
 
 def ship_tree(

@@ -39,7 +39,7 @@ REQUIRED_CONF = {
     _STATE + "checkpointFormatVersion": "2",
     _STATE + "rocksdb.changelogCheckpointing.enabled": "true",
     # Spark refuses several keyed operators; what it would protect from does not occur, since no
-    # operator of ours uses Spark's watermark. Our own check stands in `graph` and `sources`.
+    # operator of ours uses Spark's watermark. Our own check is in `job/preflight.py`.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
     "spark.sql.streaming.asyncProgressTrackingEnabled": "false",
     # The coordinator's backlog limits are set against this number.
@@ -70,7 +70,7 @@ class _Loan:
 
 
 class SessionSettings:
-    """What is borrowed in this process. There is one object: `SETTINGS`."""
+    """Keeps what is borrowed in this process, in one object: `SETTINGS`."""
 
     def __init__(self) -> None:
         self.forget()
@@ -86,10 +86,7 @@ class SessionSettings:
 
     @contextmanager
     def borrowed(self, spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-        """Set `wanted`, and give the session back as its owner has it, whatever happened.
-
-        One at a time in this process; others wait. What the owner changes meanwhile stays.
-        """
+        """Set `wanted`, one borrower at a time, and give the session back as its owner has it by then."""
         with self._turn, ExitStack() as lent:
             # Callbacks run even if another of them raises.
             with self._look:
@@ -105,10 +102,8 @@ class SessionSettings:
             return self._owners(spark, name, spark.conf.get(name, None))
 
     def change(self, spark: SparkSession, name: str, new: Callable[[str], str]) -> None:
-        """Change a setting for good, by what it is now or by default; for what a user has asked for.
-
-        `new` is given an empty text where nobody knows: a server of Spark Connect 4.3 tells no defaults.
-        """
+        """Change a setting for good, by what it is now or by default; for what a user has asked for."""
+        # A server of Spark Connect 4.3 tells no defaults: then `new` is given an empty text.
         with self._look:
             try:
                 now = spark.conf.get(name) or ""
@@ -122,7 +117,6 @@ class SessionSettings:
             return [name for name, value in borrowed.items() if spark.conf.get(name, None) != value]
 
     def all(self, spark: SparkSession) -> dict[str, str]:
-        """Return every setting of the session, as its owner has it."""
         with self._look:
             found = settings_of(spark)
             asked = {name: self._owners(spark, name, value) for name, value in found.items()}
@@ -150,10 +144,7 @@ class SessionSettings:
 
 
 def settings_of(spark: SparkSession) -> dict[str, str]:
-    """Return every setting of a session as it is now.
-
-    Not by an iterator: Py4J takes an error of the JVM there for the end, and some settings would be missing.
-    """
+    # Not by an iterator: Py4J takes an error of the JVM there for the end, and settings would be missing.
     conf = getattr(spark.conf, "_jconf", None)
     if conf is None:
         return dict(spark.conf.getAll)
@@ -165,7 +156,6 @@ def _identity(spark: SparkSession) -> Any:
     return getattr(spark, "_jsparkSession", spark)
 
 
-#: Of this process.
 SETTINGS = SessionSettings()
 os.register_at_fork(after_in_child=SETTINGS.forget)
 
@@ -179,10 +169,7 @@ IN_BUCKETS_CONF = {_RETAINED: "1000000000"}
 def query_conf(
     spark: SparkSession, shuffle_partitions: int, where: StoreSpec | None = None
 ) -> Iterator[Mapping[str, str]]:
-    """Set what the query needs, and give the session back as it was; yields what was set.
-
-    One query of this process starts at a time. See :mod:`flinkish_spark.bridge.settings`.
-    """
+    """Set what the query needs, and give the session back as it was; yields what was set."""
     wanted = _wanted(spark, shuffle_partitions, where is None or where.is_local)
     with SETTINGS.borrowed(spark, wanted):
         yield wanted

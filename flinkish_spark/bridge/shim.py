@@ -50,11 +50,7 @@ def has_json_parser(spark: SparkSession) -> bool:
 
 
 def from_json(spark: SparkSession, text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Return the fields of JSON objects, by the JAR's parser if it is there, by ours in Python if not.
-
-    Both take values exactly as they stand there, or for malformed: see `docs/sources.md`. In Python the mode
-    is PERMISSIVE.
-    """
+    """Return the fields of JSON objects, exact or malformed; without the JAR the mode is PERMISSIVE."""
     time_zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
     if not has_json_parser(spark):
         return _read_json(text, schema, options.get("columnNameOfCorruptRecord", ""), time_zone)
@@ -99,10 +95,7 @@ def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float
 
 
 class _Controls:
-    """The control source's driver's side, as Py4J gives it to the JVM; called by the threads of queries.
-
-    Nothing is kept between two calls.
-    """
+    """The control source's driver's side, which Py4J gives to the JVM; threads of queries call it."""
 
     def __init__(self, reader_of: Callable[[str], DataSourceStreamReader]) -> None:
         self._reader_of = reader_of
@@ -134,10 +127,7 @@ def connect_controls(spark: SparkSession, reader_of: Callable[[str], DataSourceS
 
 
 class TappedRows:
-    """A DataFrame that counts its records and takes the barriers out while it is written.
-
-    Use :attr:`records` in exactly one action, then ask for :meth:`acks`.
-    """
+    """A DataFrame that counts its records and takes the barriers out; for one action, then :meth:`acks`."""
 
     def __init__(self, rows: DataFrame, name: str) -> None:
         _, tap = _found(jvm(rows.sparkSession))
@@ -145,7 +135,6 @@ class TappedRows:
         self.records = DataFrame(self._tapped.records(), rows.sparkSession)
 
     def acks(self) -> Sequence[TaskAck]:
-        """Return one ack per task of the finished action."""
         acks = json.loads(self._tapped.acksJson())
         if len(acks) != self._tapped.partitions():
             raise InternalError(

@@ -1,4 +1,4 @@
-"""What tasks have said beside their rows up to each micro-batch, so that a checkpoint can say it."""
+"""Tasks say things beside their rows: kept up to each micro-batch, so that a checkpoint can say them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,19 @@ from flinkish_spark.protocol.records import StagedBatch
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What has come together since the job began."""
+    """All that has come together since the job began."""
 
-    #: What they hold, by name.
     accumulators: Accumulated = field(default_factory=dict)
     #: Files of big key groups in a bucket that the state may name.
     bases: tuple[str, ...] = ()
 
     @classmethod
     def at(cls, decision: Decision | None, log_began_in: Lineage) -> Told:
-        """Return what a checkpoint held; nothing without one."""
         if decision is None:
             return cls()
         return cls(decision.accumulators, decision.bases if decision.lineage >= log_began_in else ())
 
     def after(self, staged: StagedBatch) -> Told:
-        """Return what has come together behind one more micro-batch."""
         if not staged.accumulators and not staged.bases:
             return self
         return Told(
@@ -39,7 +36,7 @@ class Told:
 
 
 class AccumulatorKeeper:
-    """Of one start of the query. Told by the epoch writer's thread, asked by the coordinator's."""
+    """Keeps it for one start of the query; told by the epoch writer's thread, asked by the coordinator's."""
 
     def __init__(self, stored: Told, kept: Iterable[StagedBatch] = ()) -> None:
         self._lock = threading.Lock()

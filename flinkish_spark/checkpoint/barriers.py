@@ -20,9 +20,6 @@ from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.records import StagedBatch
 
-# ----------------------------------------------------------------------------------------------------------
-# From the acknowledgements of a staged micro-batch to the participants that have acknowledged.
-
 
 class BarriersDoNotAddUp(Exception):
     """A barrier is missing, doubled or strange; says which. Declines the checkpoint."""
@@ -61,13 +58,6 @@ class BarrierCounter:
         self._reached = {one: seen for one, seen in self._reached.items() if one > up_to}
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a chained source waits for, as far as the coordinator is concerned.
-#
-# Such a source stands still at a cut until a checkpoint of this job is drawn there, and a checkpoint waits
-# for the source to come to one.
-
-
 #: Least time between two checkpoints that are asked for at one cut, or behind a failure.
 _LEAST_PAUSE_MS = 1_000
 
@@ -81,11 +71,10 @@ class _Asked:
 
 
 class SourceWaits:
-    """Asks for the checkpoints that a chained source waits for; of one coordinator, in its thread.
+    """Asks for the checkpoints that a chained source, which stands still at a cut until then, waits for.
 
-    At a cut one checkpoint is asked for at once. What comes of it may be nothing: a hook fails, the
-    store refuses, the request is turned away. Then, and behind any checkpoint that was aborted, the
-    source has to wait as long as the timer would, so that what fails is left in peace.
+    If nothing comes of one, and behind any checkpoint that was aborted, the source waits as long as the timer
+    would: what fails is left in peace.
     """
 
     def __init__(self, control: ControlFile, state: Coordination, clock: Clock, interval_ms: int) -> None:
@@ -95,7 +84,7 @@ class SourceWaits:
         self._aborted_at_ms: int | None = None
 
     def must_ask(self) -> bool:
-        """Return whether to ask for a checkpoint now. If so, it counts as asked for."""
+        """Return whether to ask for a checkpoint now; if so, it counts as asked for."""
         state = self._state
         if state.barrier_on_its_way or state.queue.holds(CheckpointPurpose.FOLLOW_UP):
             return False

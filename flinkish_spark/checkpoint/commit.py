@@ -49,7 +49,6 @@ class Confirmation:
         self._manifest, self._job = job.manifest, job.job
 
     def confirm(self, decision: Decision) -> Receipt:
-        """Finish a decided checkpoint."""
         with logged_as(checkpoint=int(decision.checkpoint)):
             return self._confirm(decision)
 
@@ -214,25 +213,20 @@ class Confirmation:
         self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
     ) -> list[CommitAnswer]:
         """Repeat until done: after the decision there is no other way out but evidence of a loss."""
-        with self._waiting(f"{what} to end"):
-            return self._repeated(attempt, what)
-
-    def _repeated(
-        self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
-    ) -> list[CommitAnswer]:
         pauses_ms = backoff_ms(FIRST_PAUSE_MS, LONGEST_PAUSE_MS)
-        while True:
-            answers, is_done = attempt()
-            if is_done:
-                return answers
-            if self._must_give_up():
-                raise Interrupted(what)
-            # The first that has to wait: behind it there are those that were not tried.
-            detail = next((one.detail for one in answers if not one.outcome.is_done), "")
-            note_failure(detail)
-            LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)
-            self._clock.sleep_ms(next(pauses_ms))
-            self._ownership.check()
+        with self._waiting(f"{what} to end"):
+            while True:
+                answers, is_done = attempt()
+                if is_done:
+                    return answers
+                if self._must_give_up():
+                    raise Interrupted(what)
+                # The first that has to wait: behind it there are those that were not tried.
+                detail = next((one.detail for one in answers if not one.outcome.is_done), "")
+                note_failure(detail)
+                LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)
+                self._clock.sleep_ms(next(pauses_ms))
+                self._ownership.check()
 
 
 def _facts(

@@ -58,15 +58,13 @@ class DecisionRefused(EnvironmentFault):
 
 
 class _Swept(enum.Enum):
-    """Whether every sink could be swept."""
-
     EVERYTHING = "EVERYTHING"
     NOT_EVERYTHING = "NOT_EVERYTHING"
 
 
 @dataclass(frozen=True)
 class CoordinatorParts:
-    """What the coordinator of one start of the query works with, beside the job's context."""
+    """The parts that the coordinator of one start of the query works with, beside the job's context."""
 
     job: JobContext
     #: What the next micro-batch carries.
@@ -85,7 +83,6 @@ class CoordinatorParts:
     write_savepoint: Callable[[Decision, str], None]
     #: Called after a receipt, in the thread that wrote it.
     on_receipt: Callable[[Decision], None]
-    #: Says where event time stands.
     time: Timekeeping = NO_TIME
     #: Told of staged data that has waited for half of its lifetime.
     on_aging: Callable[[StagedAge], None] = lambda age: None
@@ -192,11 +189,9 @@ class Completion:
         # id and sealed it, and the create lost, or will find this decision and finish it.
 
     def _resolve(self, decision: Decision, error: StoreError) -> CreateResult:
-        """Find out what a create with unknown outcome did, and make it final.
-
-        The write may have arrived although its answer did not, or may arrive later. Whichever of
-        COMMIT and ABORT is there first stands, so an ABORT is offered: it answers the question.
-        """
+        """Find out what a create with unknown outcome did, and make it final."""
+        # The write may have arrived although its answer did not, or may arrive later. Whichever of COMMIT and
+        # ABORT is there first stands, so an ABORT is offered: it answers the question.
         job, checkpoint = self._job, decision.checkpoint
         LOG.warning("the store did not say whether checkpoint %s is decided: %s", checkpoint, error)
         offered = Decision(

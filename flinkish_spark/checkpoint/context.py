@@ -1,4 +1,4 @@
-"""What everything that works under one ownership of a job directory shares."""
+"""The parts that are shared under one ownership of a job directory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint.hooks import MasterHooks
 from flinkish_spark.checkpoint.ownership import Ownership
 from flinkish_spark.checkpoint.retention import CheckpointPins
@@ -18,6 +17,7 @@ from flinkish_spark.contracts.sink import Committer
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import Clock, Threads
 from flinkish_spark.core.config import CheckpointConfig
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Observer
 from flinkish_spark.core.watchdog import Waiting, unwatched
@@ -28,11 +28,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class JobContext:
-    """One ownership of a job directory, and what everything that works under it shares.
-
-    Made once, behind the takeover (the supervisor's phase *own*), and used by every start of the query: the
-    recovery, the confirmation, the coordinator and the epoch writer take it whole.
-    """
+    """One ownership of a job directory, and what everything that works under it shares, over all starts."""
 
     #: Whose mark sources and sinks keep.
     job: JobUuid

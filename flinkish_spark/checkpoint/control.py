@@ -1,4 +1,4 @@
-"""What the driver and a job's sources tell each other beside Spark: control offset, held channels."""
+"""Files by which a job's driver and its sources talk beside Spark: offers, held channels, alignment."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-
-from flinkish_spark.core.stream_readers import for_running_spark
 from flinkish_spark.protocol.control_offset import NO_TIME_YET, PINNED_KEY, ControlOffset, TimeOffer
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, OwnerEpoch
 from flinkish_spark.protocol.watermark_alignment import (
@@ -23,18 +19,13 @@ from flinkish_spark.protocol.watermark_alignment import (
     held_from_json,
     held_to_json,
 )
-from flinkish_spark.transport import columns as C
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 # ----------------------------------------------------------------------------------------------------------
 # What a chained source waits for, told to its job through a file.
 #
 # The planner of a source runs in a Python process of Spark's, the coordinator in the user's. The file lies
 # beside the control file and is replaced whenever something changes. It is not durable: what counts is in
-# Spark's offset log. Standard library only: the control source imports it, too.
+# Spark's offset log.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +42,23 @@ class AlignmentStatus:
     drawn: int = 0
 
 
+def _replace(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f"{path.suffix}-tmp")
+    temporary.write_text(json.dumps(content), encoding="utf-8")
+    os.replace(temporary, path)
+
+
 def status_path(control_path: str) -> Path:
     return Path(control_path).with_suffix(".alignment")
 
 
 def write_status(control_path: str, status: AlignmentStatus) -> None:
-    """Replace the status; called by the planner when it changes."""
-    path = status_path(control_path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".alignment-tmp")
-    temporary.write_text(json.dumps(asdict(status)), encoding="utf-8")
-    os.replace(temporary, path)
+    _replace(status_path(control_path), asdict(status))
 
 
 def read_status(control_path: str) -> AlignmentStatus | None:
-    """Return the status; None if the job has no chained source, or it was not planned yet.
-
-    Called by the coordinator: on every tick, to ask for a checkpoint that the source waits for, and
-    for the reason of a checkpoint that expires.
-    """
+    """Return the status; None if the job has no chained source, or it was not planned yet."""
     try:
         value = json.loads(status_path(control_path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -77,35 +66,15 @@ def read_status(control_path: str) -> AlignmentStatus | None:
     return AlignmentStatus(**value)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The control source: a streaming DataSource whose offset *is* the control state (DESIGN 4).
-#
-# The coordinator raises the checkpoint id in a small file, the time keeper the watermark; Spark asks this
-# source for its latest offset, writes it to the offset log, and only then runs the micro-batch that carries
-# them. So a micro-batch that is run again carries the same barrier, the same watermark and calls the same
-# key groups, and an idle stream still gets a batch.
-#
-# There are two ways for Spark to ask :class:`ControlReader`. With the JAR of this package a source in the
-# JVM calls back into this process, which takes no time. Without it this is a data source in Python: Spark
-# starts a process for each of its questions, which takes some seconds of each start. Both write the same
-# offsets.
-
-
-FORMAT_NAME = "flinkish-control"
-_SCHEMA = f"{C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT, {C.SEQUENCE} BIGINT"
-#: Kind, checkpoint, channel and sequence.
-ControlRow = tuple[int, int, int, int]
 #: Names of the files of one start: the control file and what lies beside it.
 _OF_A_START = re.compile(r"(\d+)(-\d+)?\.")
 
 
 class ControlFile:
-    """How the driver reaches the sources: a file that is replaced atomically.
+    """How the driver reaches the sources: a file that is replaced atomically, by two threads.
 
-    Not durable on purpose: what counts is the offset that Spark logs. After a crash the next
-    coordinator triggers anew with a higher id, and the time keeper says again where time stands.
-
-    Used by the coordinator's thread, and by the epoch writer's for what is about time.
+    Not durable on purpose: what counts is the offset that Spark logs. After a crash the next coordinator
+    triggers anew with a higher id, and the time keeper says again where time stands.
     """
 
     def __init__(self, path: Path) -> None:
@@ -118,13 +87,11 @@ class ControlFile:
 
     @classmethod
     def of_start(cls, folder: Path, epoch: OwnerEpoch, start: int) -> ControlFile:
-        """Return the file of one start of the query, and delete what other starts left in `folder`.
-
-        An id that was offered before may be sealed with ABORT, and what scans agreed on before means
-        nothing now. The names are new for every start: a Python process of Spark's may outlive the
-        query that it belonged to, and then reads and writes beside the new query's files.
-        """
-        # Offers first. What a crash leaves is deleted by the next start, and until then has no reader.
+        """Return the file of one start of the query, and delete what other starts left in `folder`."""
+        # An id that was offered before may be sealed with ABORT. The names are new for every start: a Python
+        # process of Spark's may outlive the query that it belonged to, and then reads and writes beside the
+        # new query's files. Offers first. What a crash leaves is deleted by the next start, and until then
+        # has no reader.
         for left in sorted(folder.glob("*"), key=lambda path: path.suffix != ".json"):
             owner = _OF_A_START.match(left.name)
             # A newer owner's files stay: this one may have been deposed and not know it yet.
@@ -151,11 +118,9 @@ class ControlFile:
             return True
 
     def offer_time(self, time: TimeOffer) -> None:
-        """Let the next micro-batch carry a watermark, and call key groups; there is one even without records.
-
-        What was offered before it need not have been drawn: the newest offer holds all that is due.
-        """
+        """Let the next micro-batch carry a watermark and call key groups; it comes without records, too."""
         with self._lock:
+            # What was offered before it need not have been drawn: the newest offer holds all that is due.
             if time != self._time:
                 self._time = self._waiting = time
                 self._write(self._on_offer, self._purpose)
@@ -178,10 +143,7 @@ class ControlFile:
         if not content:
             self.path.unlink(missing_ok=True)
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(temporary, self.path)
+        _replace(self.path, content)
 
     def source_status(self) -> AlignmentStatus | None:
         """Return where the chained source stands; None if the job has none, or it has not begun."""
@@ -203,70 +165,6 @@ def offered_by(content: dict[str, Any]) -> ControlOffset:
     return ControlOffset(checkpoint, TimeOffer.from_json(content), pinned, checkpoint if is_drained else 0)
 
 
-def wake_rows(before: TimeOffer, after: TimeOffer) -> list[ControlRow]:
-    return [(int(C.Kind.WAKE), 0, number, group) for number, group in after.wakes_since(before)]
-
-
-class _ControlPartition(InputPartition):
-    def __init__(self, rows: list[ControlRow]) -> None:
-        super().__init__(tuple(rows))
-        self.rows = rows
-
-
-class ControlReader(DataSourceStreamReader):
-    """Reads the control file; an id between two offsets that was skipped gets no barrier."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def initialOffset(self) -> dict[str, Any]:
-        return ControlOffset().to_json()
-
-    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
-        known = ControlOffset.from_json(start)
-        raised = known.raised_to(offered_by(read_control(self._path)))
-        return start if raised == known else raised.to_json()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return one partition if there is anything; only the newest id gets a barrier."""
-        before, after = ControlOffset.from_json(start), ControlOffset.from_json(end)
-        rows = wake_rows(before.time, after.time)
-        if after.checkpoint > before.checkpoint:
-            rows.append((int(C.Kind.BARRIER), after.checkpoint, 0, 0))
-        return [_ControlPartition(rows)] if rows else []
-
-    def read(self, partition: InputPartition) -> Iterator[ControlRow]:
-        assert isinstance(partition, _ControlPartition)
-        yield from partition.rows
-
-
-class ControlSource(DataSource):
-    """Registered with the session by :func:`load_control`; not for users."""
-
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT_NAME
-
-    def schema(self) -> str:
-        return _SCHEMA
-
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        return for_running_spark(ControlReader(self.options["path"]))
-
-
-def load_control(spark: SparkSession, path: str) -> DataFrame:
-    """Return the stream of control rows that the control file `path` asks for."""
-    # Not above: Spark's processes import this module, too.
-    from flinkish_spark.bridge.session import CONTROL_SOURCE
-    from flinkish_spark.bridge.shim import connect_controls
-
-    reader = spark.readStream.option("path", path)
-    if connect_controls(spark, ControlReader):
-        return reader.format(CONTROL_SOURCE).option("columns", _SCHEMA).load()
-    spark.dataSource.register(ControlSource)
-    return reader.format(FORMAT_NAME).load()
-
-
 # ----------------------------------------------------------------------------------------------------------
 # How sources hear that some of their channels are ahead of the others: a file beside the control file.
 #
@@ -276,20 +174,15 @@ def load_control(spark: SparkSession, path: str) -> DataFrame:
 
 
 def held_path(control_path: Path) -> Path:
-    """Return where the sources of the start with this control file look."""
     return control_path.with_suffix(".held")
 
 
 def write_held(control_path: Path, held: HeldSources) -> None:
-    """Replace what the sources read; called by the time keeper when it changes."""
     path = held_path(control_path)
     if not held:
         path.unlink(missing_ok=True)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".held-tmp")
-    temporary.write_text(json.dumps(held_to_json(held)), encoding="utf-8")
-    os.replace(temporary, path)
+    _replace(path, held_to_json(held))
 
 
 def read_held(control_path: str, source: str) -> HeldChannels:

@@ -47,23 +47,19 @@ from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.micro_batches import COMMITS
 from flinkish_spark.protocol.records import StagedBatch
 
-# ----------------------------------------------------------------------------------------------------------
-# Messages to one thread: calls that it makes later, in the order in which they came.
-
+LOG = logging.getLogger(__name__)
 
 Message = Callable[[], None]
 
 
 class Delivery(enum.Enum):
-    """What became of a message."""
-
     ACCEPTED = "ACCEPTED"
     #: The owner reads no more.
     CLOSED = "CLOSED"
 
 
 class Mailbox:
-    """Filled by any thread, read by its owner."""
+    """Messages to one thread, which makes the calls later, in the order in which they came."""
 
     def __init__(self) -> None:
         self.stirred = threading.Event()
@@ -72,7 +68,6 @@ class Mailbox:
         self._is_closed = False
 
     def put(self, message: Message) -> Delivery:
-        """Leave a message; an accepted one is read."""
         with self._lock:
             if self._is_closed:
                 return Delivery.CLOSED
@@ -97,13 +92,6 @@ class Mailbox:
                 self._messages.get()()
             except BaseException as error:
                 on_error(error)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Threads that a coordinator begins, and what became of them.
-
-
-LOG = logging.getLogger(__name__)
 
 
 class Workers:
@@ -137,10 +125,6 @@ class Workers:
         for name, worker in tuple(self._awaited.items()):
             with self._waiting(f"the thread of {name} to end"):
                 worker.join()
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The first steps of a checkpoint, before its barrier goes out: its record, its hooks.
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +166,6 @@ class Initialisation:
             return Initialised(reason=Reason.HOOK_FAILED, text=str(error), cause=error)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Writing savepoints of confirmed checkpoints, while the job goes on.
-
-
 class SavepointExports:
     """The savepoints that are being written; each in a thread of its own."""
 
@@ -205,27 +185,17 @@ class SavepointExports:
             self._running |= {checkpoint}
 
     def write(self, decision: Decision, target: str) -> str:
-        """Write a savepoint; return why it failed, empty if it is there.
-
-        Whatever goes wrong is the savepoint's: the checkpoint is complete and the job goes on.
-        """
+        """Write a savepoint; return why it failed, empty if it is there."""
         try:
             self._write(decision, target)
         except Exception as error:
+            # Whatever goes wrong is the savepoint's: the checkpoint is complete and the job goes on.
             LOG.error("the savepoint of checkpoint %s failed: %s", decision.checkpoint, error)
             return str(error) or type(error).__name__
         finally:
             with self._lock:
                 self._running -= {decision.checkpoint}
         return ""
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The checkpoint coordinator: take messages, let the protocol decide, carry its effects out.
-#
-# One thread of the user's process with a mailbox. The rules are in
-# :mod:`flinkish_spark.protocol.coordination`; initialising a checkpoint and completing one run in threads
-# of their own and report here. Made anew for every start of the query, from what the recovery found.
 
 
 _TICK_MS = 20
@@ -273,7 +243,10 @@ def _nobody(answer: CheckpointAnswer) -> None:
 
 
 class CheckpointCoordinator:
-    """Runs until :meth:`stop`, or until :attr:`failure` is set."""
+    """One thread with a mailbox; runs until :meth:`stop`, or until :attr:`failure` is set.
+
+    Made anew for every start of the query, from what the recovery found.
+    """
 
     def __init__(self, parts: CoordinatorParts, kept: Sequence[StagedBatch]) -> None:
         self._parts, self._job, self._mailbox = parts, parts.job, Mailbox()
@@ -308,12 +281,10 @@ class CheckpointCoordinator:
         return max([self._job.tracker.highest, *self._job.job_dir.decided_ids()]).next()
 
     def _last_ms(self) -> int:
-        """Return when the newest checkpoint was decided, by an earlier start perhaps; now if there is none.
-
-        Further back than an interval and the pause between two makes no difference.
-        """
+        """Return when the newest checkpoint was decided, perhaps by an earlier start; now if none was."""
         clock, decided_at_ms, config = self._job.clock, self._parts.decided_at_ms, self._job.config
         ago_ms = 0 if decided_at_ms is None else max(0, clock.wall_ms() - decided_at_ms)
+        # Further back makes no difference.
         return clock.monotonic_ms() - min(ago_ms, max(config.interval_ms, config.min_pause_ms))
 
     # -- called by other threads ----------------------------------------------------------------
@@ -321,19 +292,14 @@ class CheckpointCoordinator:
         self._mailbox.put(lambda: self._note(staged, sync_ms))
 
     def must_wait(self) -> bool:
-        """Whether to hold back a micro-batch: too many are undecided, and it can carry no barrier.
-
-        While a barrier is on its way and no other checkpoint can clear the backlog, nothing is held
-        back: that checkpoint could never complete.
-        """
+        """Return whether to hold back a micro-batch: too many are undecided, and it can carry no barrier."""
+        # While a barrier is on its way and no other checkpoint can clear the backlog, nothing is held back:
+        # that checkpoint could never complete.
         staged = len(self._undecided) + len(self._mailbox)
         return staged >= BACKLOG_LIMIT and not self._needs_micro_batches and self.failure is None
 
     def ask(self, asked: Asked) -> None:
-        """Ask for a checkpoint; the answer comes by `asked.on_answer`, in a thread of the job's.
-
-        Behind the barrier of a final one every micro-batch is held back.
-        """
+        """Ask for a checkpoint; the answer comes by `asked.on_answer`, in a thread of the job's."""
         message = partial(self._ask, asked.purpose, asked.urgency, asked.target, asked.on_answer)
         if self._mailbox.put(message) is Delivery.CLOSED:
             asked.on_answer(CheckpointAnswer.refused(Reason.SHUT_DOWN))
@@ -399,7 +365,6 @@ class CheckpointCoordinator:
             self._ask(CheckpointPurpose.FOLLOW_UP)
 
     def tick(self) -> None:
-        """Do everything that can be done now."""
         self._mailbox.read(self._fail)
         if self.failure is not None:
             return

@@ -31,8 +31,7 @@ class JobStopping(Exception):
 class AdmissionGate:
     """Holds micro-batches back behind the final checkpoint, and when too many are undecided.
 
-    Touched by the epoch writer's thread, the coordinator's and the supervisor's; every field is
-    written by one of them, or only ever set.
+    Every field is written by one thread, or only ever set.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -67,19 +66,16 @@ class AdmissionGate:
         self.raise_if_stopped()
 
     def raise_if_stopped(self) -> None:
-        """Raise JobStopping if the job stops, with nothing of the error that is being handled.
-
-        Of a query that it stops Spark searches the error's text for an interrupt, with a pattern that takes
-        several frames of the stack for each character: a JVM's trace in it overflows the stack, on stderr.
-        """
+        """Raise JobStopping if the job stops, with nothing of the error that is being handled."""
         if self._stopping.is_set():
+            # Of a query that it stops Spark searches the error's text for an interrupt, with a pattern that
+            # takes several frames of the stack for each character: a JVM's trace in it overflows the stack,
+            # on stderr.
             raise JobStopping from None
 
 
 @dataclass(frozen=True)
 class EpochWriterParts:
-    """What the epoch writer of one start of the query works with, beside the job's context."""
-
     staging: Staging
     #: Numbers no two attempts of one owner alike.
     attempts: Iterator[int]
@@ -109,7 +105,6 @@ class EpochWriter:
         self.failure: BaseException | None = None
 
     def __call__(self, frame: Any, batch_id: int) -> None:
-        """Stage one micro-batch."""
         try:
             with logged_as(**self._log_facts, micro_batch=batch_id):
                 self._stage(frame, BatchId(batch_id))

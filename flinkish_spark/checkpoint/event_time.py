@@ -33,28 +33,17 @@ from flinkish_spark.protocol.time_plan import (
 from flinkish_spark.protocol.watermark_alignment import HeldChannels, held_sources
 from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step
 
-# ----------------------------------------------------------------------------------------------------------
-# Where event time of a running job stands, and what the next micro-batch is told about it.
-#
-# tasks' reports -> noted() -> staged file -> on_staged() -> step() -> control file -> next micro-batch
-#
-# Made anew for every start of the query, from what the last checkpoint stored and what the micro-batches
-# behind it have staged. Used by three threads: the supervisor's before the query starts, the epoch
-# writer's, and the coordinator's.
-#
-# A job that says nothing about time has a keeper that does nothing: it reads no log and stores nothing.
-
 
 class Timekeeping(Protocol):
-    """What the epoch writer and the coordinator need of a keeper."""
+    """A keeper of time, for the epoch writer and the coordinator."""
 
     @property
     def can_end(self) -> bool:
-        """Whether all input is over and the last checkpoint can be asked for."""
+        """Return whether all input is over and the last checkpoint can be asked for."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether all input is over and every operator has seen that: the job can end."""
+        """Return whether all input is over and every operator has seen that: the job can end."""
 
     def noted(self, staged: StagedBatch) -> StagedBatch:
         """Return a staged micro-batch with what it says about time, before it is written."""
@@ -97,7 +86,13 @@ NO_TIME = NoTime()
 
 
 class TimeKeeper:
-    """A :class:`Timekeeping` over the rules of `protocol/watermarks.py`."""
+    """A :class:`Timekeeping` over the rules of `protocol/watermarks.py`; made anew for every start.
+
+    tasks' reports -> noted() -> staged file -> on_staged() -> step() -> control file -> next micro-batch
+
+    Used by the supervisor's thread before the query starts, the epoch writer's, and the coordinator's. For a
+    job that says nothing about time it reads no log and stores nothing.
+    """
 
     def __init__(
         self,
@@ -139,11 +134,9 @@ class TimeKeeper:
 
     @property
     def can_end(self) -> bool:
-        """Whether all input is over and the last checkpoint can be asked for.
-
-        Before the operators know it: the micro-batch of its barrier tells them. Behind that one, nothing may
-        be left to fire. The first micro-batch of a log has to say first whether input goes on.
-        """
+        """Return whether all input is over and the last checkpoint can be asked for."""
+        # Before the operators know it: the micro-batch of its barrier tells them. Behind that one, nothing
+        # may be left to fire. The first micro-batch of a log has to say first whether input goes on.
         return self._next != BatchId(0) and (self._state.is_told_all_next or self.has_ended)
 
     @property
@@ -152,7 +145,6 @@ class TimeKeeper:
 
     # -- the epoch writer's ---------------------------------------------------------------------
     def noted(self, staged: StagedBatch) -> StagedBatch:
-        """Return a staged micro-batch with what it says about time."""
         is_told = reports_in(staged.acks)
         is_kept = self._plan.is_timed or self._state != self._nothing
         if not (is_told or self._is_bounded or is_kept):
@@ -182,7 +174,6 @@ class TimeKeeper:
         return replace(staged, acks=acks, times=times, late_dropped=late, counts=counts)
 
     def on_staged(self, staged: StagedBatch) -> None:
-        """Step behind a micro-batch, and tell the next one."""
         with self._lock:
             self._step(staged)
             self._next, self._must_look = staged.batch.next(), False
@@ -190,7 +181,6 @@ class TimeKeeper:
 
     # -- the coordinator's ----------------------------------------------------------------------
     def wake(self) -> None:
-        """Ask for a micro-batch if time makes one due."""
         if self._look_at_ms is None:
             return
         now_ms = self._clock.wall_ms()
@@ -210,7 +200,6 @@ class TimeKeeper:
                 self._offer(self._clock.wall_ms())
 
     def behind(self, batch: BatchId) -> EventTime | None:
-        """Return where time stood behind a micro-batch that is about to be decided; forget older ones."""
         with self._lock:
             self._behind = {known: state for known, state in self._behind.items() if known >= batch}
             found = self._behind.get(batch, self._nothing)
@@ -284,21 +273,8 @@ class TimeKeeper:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Takes what latency markers have measured out of staged micro-batches, and keeps it as histograms.
-#
-#     SinkStaging -> TrackedStaging -> epoch writer, without a trace of markers
-#                         |
-#                   LatencyTracker -> JobClient.latencies
-#
-# Nothing of it is stored: histograms are of one process, and decide nothing.
-
-
 class LatencyTracker:
-    """Histograms of one `execute`, over all restarts of its query.
-
-    Written by the epoch writer's thread, read by any.
-    """
+    """Histograms of one `execute`, over all restarts; written by the epoch writer's thread, read by any."""
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ms = interval_ms
@@ -310,7 +286,6 @@ class LatencyTracker:
         return self._latencies
 
     def note(self, marked_ms: int, measured: Sequence[Measurement]) -> None:
-        """Count what the markers of one micro-batch have measured."""
         self._counted_ms = marked_ms
         self._latencies = self._latencies.noted(measured)
 
@@ -321,17 +296,13 @@ class LatencyTracker:
 
 
 class TrackedStaging:
-    """A :class:`~flinkish_spark.checkpoint.staging.Staging` that tells a tracker of markers; one per start.
-
-    What it returns is as if there were none, so staged files, event time and replays know nothing of them.
-    """
+    """A :class:`.Staging` that tells a tracker of markers; what it returns is as if there were none."""
 
     def __init__(self, inner: Staging, tracker: LatencyTracker, uids: Sequence[str], clock: Clock) -> None:
         self._inner, self._tracker, self._uids = inner, tracker, tuple(uids)
         self._began_ms = clock.wall_ms()
 
     def stage(self, frame: Any, batch: BatchId, attempt: int) -> StagedBatch:
-        """Have every sink stage `frame`, and count the markers in it."""
         staged = self._inner.stage(frame, batch, attempt)
         marked_ms = marked_in(staged.acks)
         # A micro-batch that a crash cut off was planned before it: it measures how long the job was down.

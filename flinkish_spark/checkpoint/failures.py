@@ -13,12 +13,7 @@ import traceback
 from importlib import import_module
 from typing import Any, cast
 
-from flinkish_spark.bridge.session import (
-    describe_failure,
-    exit_code_of_jvm,
-    is_gateway_gone,
-    is_of_the_jvm,
-)
+from flinkish_spark.bridge.jvm_process import exit_code_of_jvm
 from flinkish_spark.core import errors
 from flinkish_spark.core.errors import (
     BAD_RECORD_MARKER,
@@ -40,10 +35,12 @@ from flinkish_spark.core.errors import (
     SparkGoneError,
     UserError,
     UserFunctionError,
+    bad_time,
     causes_of,
     may_pass,
     raise_translated,
 )
+from flinkish_spark.core.foreign_errors import describe_failure, is_gateway_gone, is_of_the_jvm
 from flinkish_spark.protocol.errors import MOST_MESSAGE, Chain, Rule, Sort, rule_of
 from flinkish_spark.protocol.process_loss import (
     WHAT_TO_DO,
@@ -54,7 +51,6 @@ from flinkish_spark.protocol.process_loss import (
     process_loss,
 )
 from flinkish_spark.protocol.restart import RepeatedFailures
-from flinkish_spark.types.record_time import bad_time
 
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 #: What Spark's parser of JSON says of a value of a topic; a file that it refuses is told apart.
@@ -89,7 +85,6 @@ class UnreadableRecordError(BadRecordError):
 
     @classmethod
     def at(cls, topic: str, partition: int, offset: int, reason: str = "") -> UnreadableRecordError:
-        """Return the error that names the record, and why it cannot be read if that is known."""
         return cls.about(
             f"the record at topic {topic}, partition {partition}, offset {offset}",
             reason,
@@ -131,7 +126,6 @@ def with_place(error: BaseException, place: str) -> None:
 
 
 def classify(error: BaseException, place: str = "") -> FlinkishError:
-    """Return the typed error for whatever ended the query."""
     if isinstance(error, FlinkishError):
         return error
     if is_gateway_gone(error):
@@ -140,10 +134,7 @@ def classify(error: BaseException, place: str = "") -> FlinkishError:
 
 
 def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
-    """Return the typed error of what failed in a JVM that answers.
-
-    A connection that was refused is another system's then.
-    """
+    """Return the typed error of what failed in a JVM that answers: a refused connection is another's."""
     if isinstance(error, FlinkishError):
         return error
     text = describe_failure(error)
@@ -161,7 +152,7 @@ def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether something that does not answer, or is full, is behind an error: then it may come for hours."""
+    """Return whether something that does not answer, or is full, is behind an error, and may last hours."""
     if isinstance(error, QueryFailed):
         # The table has looked at all of its causes.
         return not error.ends_when_repeated
@@ -374,7 +365,7 @@ def kind_of(error: FlinkishError) -> str:
 
 
 class Patience:
-    """What a loop that asks until it is answered waits for: outages; whatever else may pass, a few times."""
+    """Tells a loop that asks until it is answered what to wait for: outages; all else a few times."""
 
     def __init__(self) -> None:
         self._repeated = RepeatedFailures()

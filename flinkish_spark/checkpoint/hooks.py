@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint.statistics import StagedAge
 from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, JobDirError
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
 from flinkish_spark.core.watchdog import Wait, Waiting, unwatched
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Participant, ParticipantKind
@@ -29,10 +29,6 @@ from flinkish_spark.protocol.job_status import (
     TaskEvent,
     VertexStatus,
 )
-
-# ----------------------------------------------------------------------------------------------------------
-# Calling the master hooks of a job: at a trigger, and before a start.
-
 
 LOG = logging.getLogger(__name__)
 
@@ -96,7 +92,6 @@ class MasterHooks:
             self.add(hook)
 
     def add(self, hook: MasterHook) -> None:
-        """Take a hook; the same name twice is refused."""
         if not isinstance(hook, MasterHook):
             raise ConfigError(
                 f"a {type(hook).__name__} is no MasterHook",
@@ -201,10 +196,6 @@ class MasterHooks:
                     LOG.warning("closing the master hook '%s' failed: %s", name, said(error))
         finally:
             _CLAIMS.give_back(self._hooks)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Telling listeners what a job and its tasks do.
 
 
 class JobListener(Protocol):

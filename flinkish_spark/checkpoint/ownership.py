@@ -1,4 +1,4 @@
-"""One owner per job directory (DESIGN 6).
+"""One owner per job directory.
 
 Taking over has five steps, and this order is the fence:
 
@@ -53,9 +53,8 @@ _TRIES, _PAUSE_S = 8, 0.05
 class JobLock:
     """An advisory lock that the operating system drops when the process dies, however it dies.
 
-    Nobody inherits it: the file is closed in a program that is started (so the JVM and its Python workers
-    do not have it) and in a child that is forked, as by `multiprocessing`. Orphans of a dead driver do not
-    keep the next one out. Two locks in one process exclude each other, too.
+    Nobody inherits it: no program that is started, such as the JVM and its Python workers, and no forked
+    child.
     """
 
     def __init__(self, path: Path) -> None:
@@ -161,7 +160,7 @@ def _has_ended(holder: str) -> bool:
 
 
 def _is_gone(pid: int) -> bool:
-    """Whether nobody on this machine has a process id."""
+    """Return whether nobody on this machine has a process id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -171,23 +170,20 @@ def _is_gone(pid: int) -> bool:
     return False
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Who lives, where there are no locks.
-#
-#     owners/<epoch>.beat     a number that the owner counts up
-#     owners/<epoch>.ended    it has ended, and was there to say so
-#
-# A newcomer compares the number with what it was, and the time in between by its own monotonic clock: no two
-# clocks are compared. An owner that was only paused is taken for dead; it costs that driver, and no record:
-# epochs and seals are the safety.
-
-
 class LivenessUnknown(OwnedElsewhereError):
     """It will be known soon whether the owner lives: ask again."""
 
 
 class BeatLease:
-    """Shows in a bucket that the owner lives; an :class:`~flinkish_spark.checkpoint.staging.OwnerLock`."""
+    """Shows in a bucket, where there are no locks, that the owner lives; an :class:`.OwnerLock`.
+
+        owners/<epoch>.beat     a number that the owner counts up
+        owners/<epoch>.ended    it has ended, and was there to say so
+
+    A newcomer compares the number with what it was, and the time in between by its own monotonic clock: no
+    two clocks are compared. An owner that was only paused is taken for dead; it costs that driver, and no
+    record: epochs and seals are the safety.
+    """
 
     def __init__(
         self,
@@ -289,13 +285,12 @@ def _process_key(pid: int) -> str | None:
 
 
 def has_ended(process: object) -> bool:
-    """Whether a process, by the key in an owner's record, was one of this machine and is no more."""
+    """Return whether a process, by the key in an owner's record, was one of this machine and is no more."""
     mine = _process_key(os.getpid())
     if not isinstance(process, str) or mine is None or process.count("/") != 3:
         return False
     machine, _, place = process.rpartition("/")[0].rpartition("/")
-    is_here = machine == mine.rpartition("/")[0].rpartition("/")[0] and place.isdecimal()
-    if not is_here:
+    if machine != _machine(mine) or not place.isdecimal():
         return False
     there = _process_key(int(place))
     # /proc may hide the processes of other users: what is not seen there may live.
@@ -303,7 +298,7 @@ def has_ended(process: object) -> bool:
 
 
 class OwnerLife(enum.Enum):
-    """Whether the process of a job's owner lives, as far as another one can tell."""
+    """Says whether the process of a job's owner lives, as far as another one can tell."""
 
     ALIVE = "ALIVE"
     ENDED = "ENDED"
@@ -366,10 +361,8 @@ def new_token() -> str:
 
 
 def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_token) -> Ownership:
-    """Raise the owner epoch, seal the ids that a zombie may be about to decide, begin a stretch.
-
-    The caller holds the :class:`JobLock`, or knows by a :class:`BeatLease` that nobody has the job.
-    """
+    """Raise the owner epoch, seal the ids that a zombie may be about to decide, begin a stretch."""
+    # The caller has the lock, or knows by a beat that nobody has the job.
     epoch = OwnerEpoch(job_dir.newest_owner().value + 1)
     body = {
         "owner_epoch": int(epoch),
@@ -392,13 +385,11 @@ def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_toke
 
 
 def seal_open_ids(ownership: Ownership, clock: Clock) -> tuple[CheckpointId, ...]:
-    """Write ABORT for every id that may be pending somewhere, and return those it won.
-
-    An id gets its record before its barrier goes out, so what may be pending are the ids with a folder and
-    neither a decision nor a receipt. Whoever gets an id after this looked was an owner before the newer
-    owner record existed, and meets that record when it checks its ownership before it decides.
-    If a zombie wins the race for an id, its decision stands and is finished by the new owner.
-    """
+    """Write ABORT for every id that may be pending somewhere, and return those it won."""
+    # An id gets its record before its barrier goes out, so what may be pending are the ids with a folder and
+    # neither a decision nor a receipt. Whoever gets an id after this looked was an owner before the newer
+    # owner record existed, and meets that record when it checks its ownership before it decides. If a zombie
+    # wins the race for an id, its decision stands and is finished by the new owner.
     job_dir = ownership.job_dir
     won = []
     for checkpoint in job_dir.decided_ids():

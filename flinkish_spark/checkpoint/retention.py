@@ -1,4 +1,24 @@
-"""Completed checkpoints: kept, pinned against Spark's cleaning, and let go in the end."""
+"""Completed checkpoints: kept, pinned against Spark's cleaning, and let go in the end.
+
+Spark keeps a static number of micro-batches; a checkpoint is retained for as long as the job wants it. A pin
+holds, for the micro-batch N of a checkpoint, the log entries offsets/N-1, offsets/N and commits/N, and every
+file that state version N+1 is loaded from:
+
+    pins/<checkpoint>.json        the manifest: log entries byte for byte, files and their sizes
+    pins/state/<operator>/...     the files, laid out as below spark/<owner epoch>/state/
+
+1. Files are immutable and their names unique over all lineages, so one pool serves all pins: a pin adds the
+   files that no earlier one has, as hard links, or copies where links are impossible.
+2. The manifest is written last and deleted first. Without it there is no pin; files that no manifest names
+   are garbage and go with the next pin or unpin.
+3. Restoring makes Spark's state folder exactly what the manifest says. Files of other versions go: other
+   checkpoints have pins of their own, and Spark's cleaning counts from the highest version that it finds,
+   dead or not.
+
+In a bucket there are no links, and a copy of each file would cost a request. There a pin leaves the files
+where they are and says so (:class:`BucketPins`): Spark's own cleaning is off, and what no pin needs is
+deleted here.
+"""
 
 from __future__ import annotations
 
@@ -53,33 +73,6 @@ from flinkish_spark.protocol.retention import (
     to_delete_on_cancel,
 )
 
-# ----------------------------------------------------------------------------------------------------------
-# Pins: what a retained checkpoint needs of Spark, kept from Spark's own cleaning.
-#
-# Spark keeps a static number of micro-batches; a checkpoint is retained for as long as the job wants it. A
-# pin holds, for the micro-batch N of a checkpoint, the log entries offsets/N-1, offsets/N and commits/N,
-# and every file that state version N+1 is loaded from:
-#
-#     pins/<checkpoint>.json        the manifest: log entries byte for byte, files and their sizes
-#     pins/state/<operator>/...     the files, laid out as below spark/<owner epoch>/state/
-#
-# Rules:
-#
-# 1. Files are immutable and their names unique over all lineages, so one pool serves all pins: a pin
-#    adds the files that no earlier one has, as hard links, or copies where links are impossible.
-# 2. The manifest is written last and deleted first. Without it there is no pin; files that no
-#    manifest names are garbage and go with the next pin or unpin.
-# 3. Restoring makes Spark's state folder exactly what the manifest says. Files of other versions go:
-#    other checkpoints have pins of their own, and Spark's cleaning counts from the highest version
-#    that it finds, dead or not.
-#
-# In a bucket there are no links, and a copy of each file would cost a request. There a pin leaves the files
-# where they are and says so (:class:`BucketPins`): Spark's own cleaning is off, and what no pin needs is
-# deleted here.
-#
-# Used by the recovery and the coordinator, one thread at a time.
-
-
 LOG = logging.getLogger(__name__)
 #: Folder of the pins below the job directory.
 PINS = "pins"
@@ -90,14 +83,10 @@ _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, er
 
 
 class CheckpointPins(Protocol):
-    """Keeps what retained checkpoints need. :class:`SparkPins` does it with Spark's files."""
+    """Keeps what retained checkpoints need, for the recovery and the coordinator; one thread at a time."""
 
     def pin(self, decision: Decision) -> None:
-        """Keep what a decided checkpoint needs; again for a pinned one does nothing.
-
-        Called by the coordinator after the receipt, while Spark runs the next micro-batches, and
-        by the recovery for the newest checkpoint.
-        """
+        """Keep what a decided checkpoint needs, while Spark may run; again for a pinned one does nothing."""
 
     def pinned(self) -> frozenset[CheckpointId]:
         """Return the checkpoints that have a complete pin."""
@@ -109,10 +98,7 @@ class CheckpointPins(Protocol):
         """Return the pinned log entries by key, such as ``"offsets/7"``; empty without a pin."""
 
     def restore(self, checkpoint: CheckpointId) -> None:
-        """Make Spark's state, and its log entries up to the checkpoint, what they were at it.
-
-        Called by the recovery, with Spark not running; may be cut off and repeated.
-        """
+        """Make Spark's state and log entries what they were at a checkpoint; may be cut off and repeated."""
 
     def unpin(self, checkpoint: CheckpointId) -> None:
         """Give a pin up; a missing one is no error."""
@@ -129,9 +115,6 @@ def _name_of_a_file(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PinManifest(Stored):
-    """What one pin holds."""
-
-    #: The checkpoint and its micro-batch.
     checkpoint: CheckpointId
     batch: BatchId
     #: Log entries byte for byte by their key below Spark's checkpoint.
@@ -149,7 +132,7 @@ class PinManifest(Stored):
 
 
 class _Pins:
-    """What pins have in common, whatever they lie on."""
+    """Pins on a disk and in a bucket have this in common."""
 
     def __init__(self, log: SparkLog) -> None:
         self._log, self._store = log, log.store
@@ -221,7 +204,6 @@ class SparkPins(_Pins):
 
     # -- pinning --------------------------------------------------------------------------------
     def pin(self, decision: Decision) -> None:
-        """Link what the checkpoint needs into the pool, then write its manifest."""
         if decision.checkpoint in self.pinned():
             return
         entries = self._entries(decision)
@@ -281,7 +263,6 @@ class SparkPins(_Pins):
 
     # -- asking ---------------------------------------------------------------------------------
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        """Return which file is missing or has another size."""
         manifest = self._manifest(checkpoint)
         if manifest is None:
             return "the state that it needs is not kept any more"
@@ -298,7 +279,6 @@ class SparkPins(_Pins):
 
     # -- restoring ------------------------------------------------------------------------------
     def restore(self, checkpoint: CheckpointId) -> None:
-        """Put missing files and entries back, then delete state that the manifest does not name."""
         manifest = self._to_restore(checkpoint, self.why_not_restorable(checkpoint))
         try:
             self._put_back(manifest)
@@ -333,7 +313,6 @@ class SparkPins(_Pins):
 
     # -- giving up ------------------------------------------------------------------------------
     def unpin(self, checkpoint: CheckpointId) -> None:
-        """Delete the manifest, then the files that no other pin names."""
         self._delete_manifest(checkpoint)
         needed: set[str] = set()
         for other in self.pinned():
@@ -408,11 +387,9 @@ class BucketPins(_Pins):
         self._newest = pin
 
     def _before(self, decision: Decision, most: int) -> Mapping[str, Sequence[StoreVersion]]:
-        """Return, by the folder of a store, the versions before that of a checkpoint; empty if unknown.
-
-        The newest pin names those of its checkpoint, and Spark's log what came since: a read for each
-        micro-batch, of which there may be so many. A store's own changelog says it, too, for a read each.
-        """
+        """Return, by the folder of a store, the versions before that of a checkpoint; empty if unknown."""
+        # The newest pin names those of its checkpoint, and Spark's log what came since, at a read for each
+        # micro-batch. A store's own changelog says it, too, at a read for each store.
         at, pins = decision.batch.value, self._manifests.values()
         pins_here = [one for one in pins if one.folder == self._state and one.batch.value < at]
         newest = max(pins_here, key=lambda one: one.batch, default=None)
@@ -435,7 +412,6 @@ class BucketPins(_Pins):
         return by_store
 
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        """Return which file is missing or has another size."""
         manifest = self._manifest(checkpoint)
         if manifest is None:
             return "the state that it needs is not kept any more"
@@ -483,10 +459,7 @@ class BucketPins(_Pins):
             self._files.delete_all(gone)
 
     def _superseded_bases(self) -> frozenset[str]:
-        """Return bases that were there at the last call, by which no checkpoint since then needs them.
-
-        A pin that was written since is one of the lineage that was live at that call, or of a later one.
-        """
+        """Return bases that were there at the last call, by which no checkpoint since then needs them."""
         listed, newest = self._bases, self._newest
         pins = self._all_manifests()
         # This order matters: what is listed here is looked at when there is a newer pin.
@@ -498,10 +471,7 @@ class BucketPins(_Pins):
         return superseded(listed, newest.counting_bases, [pin.counting_bases for pin in pins])
 
     def _needed_by_nobody(self) -> frozenset[str]:
-        """Return keys of this owner's folder, and of earlier ones.
-
-        Of what is older than the oldest pin, and named by none. Newer files may be named by the next pin.
-        """
+        """Return keys, also of earlier owners, that are older than the oldest pin and named by none."""
         # This order matters: a pin that is written behind the listing names files that were listed as newer
         # than the oldest pin, or that another pin names.
         sizes = self._files.sizes_below("spark")
@@ -523,11 +493,9 @@ class BucketPins(_Pins):
         return frozenset(key for key in found if _owner_of(key) not in kept)
 
     def _snapshots_behind(self, pinned: PinManifest, state: StateInBucket) -> frozenset[str]:
-        """Return the snapshots that are newer than those of a pin, and the shared files that they name.
-
-        Also of its very version: Spark's maintenance uploads one when the pin is written already, and what
-        is written later is loaded from it.
-        """
+        """Return the snapshots that are newer than those of a pin, and the shared files that they name."""
+        # Also of its very version: Spark's maintenance uploads one when the pin is written already, and what
+        # is written later is loaded from it.
         bases = {name.rpartition("/")[0]: _snapshot_of(name) for name in pinned.files if _snapshot_of(name)}
         newer = [name for name in state.sizes if _snapshot_of(name) > bases.get(name.rpartition("/")[0], 0)]
         found = self.each(lambda name: [name, *_below(name, tables_of(state, name))], newer)
@@ -552,10 +520,7 @@ def _version_of(name: str) -> int | None:
 
 
 def _is_older(name: str, oldest: int) -> bool:
-    """Whether a file of Spark's checkpoint may be needed by no checkpoint behind micro-batch `oldest`.
-
-    Snapshots may, and their shared files: they are looked at on their own.
-    """
+    """Return whether no checkpoint behind micro-batch `oldest` may need a file; snapshots are apart."""
     folder, _, rest = name.partition("/")
     if folder in (OFFSETS, COMMITS):
         # Spark's restart asks for the entry before the newest, too.
@@ -571,7 +536,6 @@ def _key(checkpoint: CheckpointId) -> str:
 
 
 def _files_below(folder: Path) -> list[tuple[str, Path]]:
-    """Return every file below a folder, by its name relative to it; none for a missing folder."""
     found = []
     for directory, _, names in os.walk(folder):
         found += [(str((Path(directory) / n).relative_to(folder)), Path(directory) / n) for n in names]
@@ -588,10 +552,7 @@ def _owner_of(name: str) -> str:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second durable name, in the place of an older one; copy it where links fail.
-
-    The caller syncs the folder.
-    """
+    """Give a file a second durable name, in the place of an older one; copy it where links fail."""
     part = target.with_name(f".{target.name}.part")
     part.unlink(missing_ok=True)
     try:
@@ -610,7 +571,6 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _size_of(path: Path) -> int | None:
-    """Return a file's size in bytes; None if there is none."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -633,20 +593,14 @@ def _refused(what: str, error: OSError) -> StoreError:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Taking Spark's checkpoint over in a bucket.
-#
-# Nothing can be renamed there, so the new owner's folder begins with copies: what tells Spark that it is the
-# same query, and entries and state of the newest decided checkpoint. Micro-batches that an earlier owner had
-# staged behind it are run again, as in Flink; the recovery aborts what they staged. A JVM that outlived its
-# driver goes on writing into the older folder, from which nothing is read any more but what pins name.
-#
-# May be cut off anywhere: the next owner goes on from the newest folder that was completely begun, which this
-# one is with its last write.
-
-
 def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog], CheckpointPins]) -> None:
-    """Begin the folder of a new owner; called behind the takeover, before anything is read from it."""
+    """Begin the folder of a new owner; called behind the takeover, before anything is read from it.
+
+    Nothing can be renamed there, so it begins with copies: what tells Spark that it is the same query, and
+    entries and state of the newest decided checkpoint. Micro-batches that an earlier owner had staged behind
+    it are run again; the recovery aborts what they staged. A JVM that outlived its driver goes on writing
+    into the older folder, from which nothing is read any more but what pins name.
+    """
     newest = _newest_in_log(job_dir)
     before = BucketLog.newest_begun(log.store, OwnerEpoch(log.epoch))
     if before is not None:
@@ -664,7 +618,8 @@ def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog],
             except CorruptObjectError as error:
                 # The start fails only where this state is needed: an order may go back further.
                 LOG.error("checkpoint %s cannot be gone on from: %s", newest.checkpoint, error)
-    # This order matters: all that the log begins with is in its folder by now.
+    # This order matters: all that the log begins with is in its folder by now. The next owner goes on from
+    # the newest folder that was completely begun, so this may be cut off anywhere before.
     log.note_begun()
 
 
@@ -673,11 +628,7 @@ def _newest_in_log(job_dir: JobDir) -> Decision | None:
     return newest if newest is not None and newest.lineage >= job_dir.history().log_began_in else None
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What happens to completed checkpoints: they are pinned, and go when others have taken their place.
-
-
-#: In a bucket, confirmed checkpoints between two looks for those that may go.
+#: Confirmed checkpoints between two looks for those that may go, in a bucket: a look takes five requests.
 _AT_ONCE_IN_BUCKETS = 10
 
 
@@ -701,11 +652,10 @@ class CompletedCheckpoints:
         self._to_come = 1
 
     def decided(self, decision: Decision) -> bool:
-        """Pin a checkpoint that sinks are about to commit.
-
-        That may take long, while Spark goes on and cleans up; and if what it staged since cannot be kept,
-        this is the state that the job goes back to. What goes wrong here is tried again behind the receipt.
-        """
+        """Pin a checkpoint that sinks are about to commit; return whether it is pinned."""
+        # Committing may take long, while Spark goes on and cleans up; and if what it staged since cannot be
+        # kept, this is the state that the job goes back to. What goes wrong here is tried again behind the
+        # receipt.
         try:
             self._pins.pin(decision)
         except (StoreError, CorruptObjectError) as error:
@@ -714,11 +664,8 @@ class CompletedCheckpoints:
         return True
 
     def completed(self, decision: Decision) -> None:
-        """Pin a confirmed checkpoint and delete those beyond the retained ones.
-
-        Called after the receipt. What goes wrong here is logged: the checkpoint is complete. In a bucket,
-        where it takes five requests to know what is there, they go ten at a time.
-        """
+        """Pin a confirmed checkpoint and delete those beyond the retained ones; called after the receipt."""
+        # What goes wrong here is logged: the checkpoint is complete.
         try:
             self._pins.pin(decision)
         except (StoreError, CorruptObjectError) as error:

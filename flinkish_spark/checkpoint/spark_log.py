@@ -41,10 +41,8 @@ _OF_THE_QUERY = ("metadata", _SOURCES)
 
 
 def fence_spark_folder(job_root: Path, epoch: OwnerEpoch) -> str:
-    """Rename Spark's checkpoint to carry `epoch` and return its key below the job directory.
-
-    One rename is the fence for everything Spark writes: offsets, commits and state.
-    """
+    """Rename Spark's checkpoint to carry `epoch` and return its key below the job directory."""
+    # One rename is the fence for everything Spark writes: offsets, commits and state.
     parent = job_root / "spark"
     parent.mkdir(exist_ok=True)
     mine = parent / str(epoch)
@@ -91,10 +89,7 @@ class SparkLog:
             return None
 
     def check(self) -> None:
-        """Look at what Spark reads first when it starts a query here: its id, and the newest entries.
-
-        Spark stops at a damaged one with words of its parser, and names no file.
-        """
+        """Look at what Spark reads first when it starts a query here: its id, and the newest entries."""
         known = [f"{self.folder}/metadata"]
         for log in (OFFSETS, COMMITS):
             known += [f"{self.folder}/{log}/{batch}" for batch in sorted(self.batches(log))[-2:]]
@@ -103,6 +98,7 @@ class SparkLog:
                 text = self.store.read(key).decode("utf-8", errors="replace")
             except ObjectMissing:
                 continue
+            # Spark stops at a damaged one with words of its parser, and names no file.
             if not _is_whole(text):
                 raise CorruptObjectError(
                     f"the file {self._shown(key)} of Spark's own log is cut off or was changed",
@@ -118,10 +114,7 @@ class SparkLog:
         self.store.put(f"{self.folder}/{log}/{batch}", text.encode("utf-8"))
 
     def retire(self, lineage: Lineage) -> None:
-        """Move Spark's whole checkpoint aside and begin an empty one; `lineage` is the new one.
-
-        May be cut off and repeated, but not once Spark has written into the new one.
-        """
+        """Move Spark's checkpoint aside and begin an empty one; may be repeated until Spark writes there."""
         aside = self._retired / str(lineage)
         try:
             if aside.exists():
@@ -158,12 +151,9 @@ class SparkLog:
 
     # -- replays --------------------------------------------------------------------------------
     def begin_replay(self, checkpoint: CheckpointId) -> SparkLog:
-        """Return a log beside this one, empty but for what tells Spark that it is the same query.
-
-        What an earlier replay left is deleted. The folder carries the owner epoch, as Spark's own does: a
-        replay whose driver has lost the job finds its folder gone.
-        """
+        """Return a log beside this one, empty but for what tells Spark that it is the same query."""
         self.end_replay()
+        # With the owner epoch: a replay whose driver has lost the job finds its folder gone.
         name = f"{REPLAY}/{self._own_name}-{checkpoint}"
         begun = SparkLog(self.store, name, str(self.root / name))
         here, there = Path(self.location), Path(begun.location)
@@ -184,12 +174,10 @@ class SparkLog:
         return begun
 
     def end_replay(self) -> None:
-        """Delete what replays have left, of this owner and of earlier ones.
-
-        Not of later ones: who is not the owner any more may find it out only after this.
-        """
+        """Delete what replays have left, of this owner and of earlier ones."""
         folder = self.root / REPLAY
         for name in _names_in(folder):
+            # Who is not the owner any more may find it out only after this.
             if self._is_up_to_mine(name):
                 shutil.rmtree(folder / name, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -222,10 +210,7 @@ class SparkLog:
         return dict(sorted(found.items()))
 
     def clear_state(self) -> None:
-        """Delete all state, when a rewind goes back to before the first micro-batch.
-
-        Spark refuses to begin a query over state of another one, and there is nothing to keep.
-        """
+        """Delete all state: Spark refuses that of another query before a first micro-batch."""
         shutil.rmtree(Path(self.location) / STATE, ignore_errors=True)
 
     def remove(self, entry: str) -> None:
@@ -256,10 +241,10 @@ def place_of_bases(job_dir: StoreSpec, log: SparkLog) -> StoreSpec:
 
 
 class BucketLog(SparkLog):
-    """A :class:`SparkLog` in a bucket, where nothing is renamed.
+    """A :class:`SparkLog` in a bucket, where nothing is renamed; its store is a :class:`.FileStore`.
 
-    Its store is a :class:`.FileStore`. Spark cleans nothing up there (`bridge/settings.py`): files that
-    checkpoints need stay where they are, and :class:`.BucketPins` deletes the others.
+    Spark cleans nothing up there: files that checkpoints need stay, and :class:`.BucketPins` deletes the
+    others.
     """
 
     __slots__ = ()
@@ -308,7 +293,7 @@ class BucketLog(SparkLog):
         with contextlib.suppress(ObjectMissing):
             self.files.copy(f"{older.folder}/{name}", f"{self.folder}/{name}")
         for below in self.files.sizes_below(f"{older.folder}/{name}"):
-            # Hidden ones are not in their place yet: a writer of before may be at them (HDFS).
+            # Hidden ones are not in their place yet: an earlier owner may be at them (HDFS).
             if not _name(below).startswith("."):
                 self.files.copy(f"{older.folder}/{name}/{below}", f"{self.folder}/{name}/{below}")
 
@@ -321,7 +306,6 @@ class BucketLog(SparkLog):
         """Do nothing."""
 
     def begin_replay(self, checkpoint: CheckpointId) -> BucketLog:
-        """Return a log beside this one, empty but for what tells Spark that it is the same query."""
         self.end_replay()
         begun = self.beside(f"{REPLAY}/{self._own_name}-{checkpoint}")
         begun.take_query_from(self)
@@ -343,7 +327,7 @@ class BucketLog(SparkLog):
 
 
 def _is_whole(text: str) -> bool:
-    """Whether a file of Spark's log has a value on each line behind its version, or one without a version."""
+    """Return whether each line of a file of Spark's log, behind its version if it has one, is a value."""
     lines = text.strip().split("\n")
     values = lines[1:] if lines[0].startswith("v") else lines
     try:
@@ -387,7 +371,6 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def missing_entry(log: str, batch: BatchId, checkpoint: CheckpointId) -> CorruptObjectError:
-    """Return the error about an entry that Spark needs and that nothing holds a copy of."""
     return CorruptObjectError(
         f"Spark's log entry {log}/{batch} is gone",
         why=f"checkpoint {checkpoint} cannot be gone on from without it, and there is no copy",

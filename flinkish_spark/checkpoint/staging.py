@@ -1,7 +1,6 @@
-"""What the supervisor needs of the system that runs micro-batches.
+"""The contracts of what runs micro-batches: Spark (:mod:`flinkish_spark.job.spark_engine`), or a simulator.
 
-:mod:`flinkish_spark.job.spark_engine` is Spark; the simulator brings one that obeys the same
-rules without a JVM. Everything with a rule of the protocol in it lies on the supervisor's side.
+Everything with a rule of the protocol in it lies on the supervisor's side.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.transactional_ids import BlockPool
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.micro_batch import MicroBatch
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import StagedBatch
-from flinkish_spark.worker.time import MicroBatch
 
 
 class OwnerLock(Protocol):
@@ -57,8 +56,6 @@ def _logged(log: SparkLog, batch: BatchId) -> LoggedOffsets | None:
 
 @dataclass(frozen=True)
 class StagingContext:
-    """What staging one start's micro-batches needs beside the plan."""
-
     job: JobUuid
     ownership: Ownership
     lineage: Lineage
@@ -70,10 +67,7 @@ class StagingContext:
     decided: CheckpointId | None = None
 
     def checkpoint_of(self, batch: BatchId) -> CheckpointId:
-        """Return the checkpoint whose barrier `batch` carries, else the next one.
-
-        It is the one that shows the micro-batch unless it is aborted; then a later one does.
-        """
+        """Return the checkpoint that shows `batch` unless it is aborted: its barrier, else the next one."""
         if self.decided is not None:
             return self.decided
         newest = self._drawn(batch)

@@ -62,7 +62,6 @@ class StateOnDisk:
         self._path = path
 
     def names(self, folder: str) -> Collection[str]:
-        """Return the names of files directly below a folder."""
         try:
             with os.scandir(self._path / folder) as entries:
                 return {entry.name for entry in entries if entry.is_file()}
@@ -70,7 +69,6 @@ class StateOnDisk:
             return ()
 
     def read(self, name: str, most_bytes: int | None = None) -> bytes:
-        """Return a file, or its first bytes."""
         try:
             with open(self._path / name, "rb") as file:
                 return file.read() if most_bytes is None else file.read(most_bytes)
@@ -92,7 +90,6 @@ class StateInBucket:
         return self._by_folder.get(folder, ())
 
     def read(self, name: str, most_bytes: int | None = None) -> bytes:
-        """Return a file, or its first bytes."""
         key = f"{self._key}/{name}"
         try:
             return self._store.read(key) if most_bytes is None else self._store.read_start(key, most_bytes)
@@ -173,10 +170,7 @@ def files_of(
 
 
 def bases_up_to(state: Path, batch: int) -> tuple[str, ...]:
-    """Return the bases, below `state`, that the state behind a micro-batch may name.
-
-    Those that it does not name any more are among them until a task has deleted them.
-    """
+    """Return the bases, below `state`, that the state behind a micro-batch may name; it may name fewer."""
     return tuple(
         path.relative_to(state).as_posix()
         for path in sorted((state / BASES).glob("*/*"))
@@ -191,7 +185,7 @@ def operator_files(state: StateFolder, stores: Sequence[StoreVersion]) -> tuple[
 
 
 def is_versioned(name: str) -> bool:
-    """Whether a file below `state` belongs to some versions only, unlike an operator's metadata."""
+    """Return whether a file below `state` belongs to some versions only, unlike an operator's metadata."""
     return _METADATA not in name.split("/")
 
 

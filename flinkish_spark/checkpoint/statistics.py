@@ -32,13 +32,10 @@ from flinkish_spark.protocol.statistics import (
 from flinkish_spark.protocol.time_plan import counts_of, late_of
 from flinkish_spark.protocol.user_metrics import UserMetrics, measured_after
 
-# ----------------------------------------------------------------------------------------------------------
-# Who acknowledged a checkpoint, when, and what each participant did: noted while it runs.
-#
-# Sinks report rows and barriers with the staged micro-batch. Operators and hooks report nothing but that
-# they have acknowledged: what an operator does inside a micro-batch cannot be seen from here. A job may
-# have thousands of participants and channels, so no more of them are looked at than are listed in the end.
-
+LOG = logging.getLogger(__name__)
+_NOTHING_MEASURED = CheckpointDurations()
+#: A refused request costs a file of statistics at most this often.
+_PAUSE_MS = 1_000
 
 #: What a sink reported, and the monotonic milliseconds at which it was staged; None if it brought no
 #: barrier, or an earlier process staged it.
@@ -47,15 +44,17 @@ _Reported = tuple[SinkAck, int | None]
 
 @dataclass(slots=True)
 class _Channel:
-    """What one channel brought to a sink."""
-
     barriers: int = 0
     rows: int | None = 0
     staged_ms: int | None = None
 
 
 class Acknowledgements:
-    """Of one checkpoint in flight; owned by the coordinator's thread."""
+    """Who acknowledged a checkpoint in flight, when, and what each did; owned by the coordinator's thread.
+
+    Operators and hooks report nothing but that they have acknowledged. A job may have thousands of
+    participants and channels, so no more of them are looked at than are listed in the end.
+    """
 
     def __init__(self, asked: Collection[Participant] = ()) -> None:
         self._asked = asked
@@ -210,18 +209,6 @@ def _hooks_of(decision: Decision) -> list[Participant]:
     return [Participant(ParticipantKind.HOOK, name) for name in sorted(decision.hook_states)]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Measuring checkpoints while they run, and keeping the history where other processes can read it.
-
-
-LOG = logging.getLogger(__name__)
-_NOTHING_MEASURED = CheckpointDurations()
-
-
-#: A refused request costs a file of statistics at most this often.
-_PAUSE_MS = 1_000
-
-
 @dataclass
 class _Times:
     """Monotonic milliseconds at which one checkpoint came past; None where it did not yet."""
@@ -236,10 +223,7 @@ class _Times:
 
 
 class _CommitTimes:
-    """An observer of confirmations that notes how long each sink takes to commit, and tells another.
-
-    Confirmations come one after the other, so it holds those of one checkpoint.
-    """
+    """Notes how long each sink takes to commit, of one checkpoint at a time, and tells another observer."""
 
     def __init__(self, clock: Clock, observer: Observer) -> None:
         self._clock, self._observer = clock, observer
@@ -256,12 +240,8 @@ class _CommitTimes:
         self._observer.after(step, subject)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What goes through sources, operators and sinks with checkpoints, by Flink's names of the metrics.
-
-
 class UserMetricKeeper:
-    """What functions have measured since the job began; any thread may ask."""
+    """Keeps what functions have measured since the job began; any thread may ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -283,7 +263,7 @@ class UserMetricKeeper:
 
 
 class _Counted:
-    """What went through with one checkpoint, by uid and name."""
+    """Counts what went through with one checkpoint, by uid and Flink's name of the metric."""
 
     def __init__(self) -> None:
         self.by_uid: dict[str, dict[str, int]] = {}
@@ -293,7 +273,6 @@ class _Counted:
         own[name] = own.get(name, 0) + count
 
     def add_decided(self, decision: Decision) -> None:
-        """Count what its sinks staged, and what its operators dropped."""
         for batch in decision.batches:
             for ack in batch.acks:
                 self.add(ack.sink, "numRecordsOut", ack.rows)
@@ -303,7 +282,6 @@ class _Counted:
             self.add(uid, "numLateRecordsDropped", count)
 
     def add_answers(self, uid: str, answers: Iterable[CommitAnswer]) -> None:
-        """Count what a committer has answered, each time it was asked."""
         names = {
             Outcome.COMMITTED: "successfulCommittables",
             Outcome.ALREADY_COMMITTED: "alreadyCommittedCommittables",
@@ -325,10 +303,7 @@ class _Counted:
 
 
 class CheckpointTracker:
-    """Notes what the coordinator's threads tell it; lives as long as the process owns the job.
-
-    Statistics decide nothing, so a store that refuses them is only logged.
-    """
+    """Notes what the coordinator's threads tell it; a store that refuses statistics is only logged."""
 
     def __init__(
         self,
@@ -360,10 +335,8 @@ class CheckpointTracker:
             return StatisticsHistory()
 
     def settle(self) -> None:
-        """End what an earlier start left in progress; called after each recovery.
-
-        What was decided is confirmed by now, the other ids are sealed.
-        """
+        """End what an earlier start left in progress; called after each recovery."""
+        # What was decided is confirmed by now, the other ids are sealed.
         for left in self._history.in_progress:
             decision = self._job_dir.decision(left.checkpoint)
             times = self._times.pop(left.checkpoint, None)
@@ -424,7 +397,6 @@ class CheckpointTracker:
         return self._commits
 
     def confirmed(self, decision: Decision) -> None:
-        """Note its receipt, and store the history."""
         times = self._times.pop(decision.checkpoint)
         begun, durations = self._begun(decision.checkpoint), self._durations(times)
         commit_ms = self._commits.took_ms
@@ -432,17 +404,13 @@ class CheckpointTracker:
         self._end(self._completed(begun, decision, times.acknowledgements, durations, commit_ms))
 
     def failed(self, checkpoint: CheckpointId, reason: CheckpointFailureReason, text: str) -> None:
-        """Note that it ended without completing and who had acknowledged, and store the history."""
         times = self._times.pop(checkpoint, None)
         if times is not None:
             participants = tuple(times.acknowledgements.of_failed(checkpoint))
             self._end(self._begun(checkpoint).failed(reason, text, self._durations(times), participants))
 
     def refused(self) -> None:
-        """Note a request that never got an id.
-
-        Stored at once, or if many come in a row, with what is stored next; see :meth:`store`.
-        """
+        """Note a request that never got an id; of many in a row, some are stored with what is stored next."""
         with self._lock:
             self._history = self._history.refused()
         if self._clock.monotonic_ms() - self._stored_ms >= _PAUSE_MS:
@@ -559,10 +527,6 @@ def _aligned(decision: Decision, durations: CheckpointDurations) -> CheckpointDu
     return replace(durations, start_delay_ms=cut.start_delay_ms, alignment_ms=cut.alignment_ms)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Warns of staged data that has waited for half of the time in which it can be committed.
-
-
 _Key = tuple[Lineage, BatchId]
 
 
@@ -592,8 +556,7 @@ class StagedAge:
 class StagedAges:
     """Says once per sink and epoch that staged data grows old; of one coordinator, in its thread.
 
-    An age counts from when the staging began by the wall clock of whoever staged it, so that what a
-    restart found counts too; from then on by the monotonic clock.
+    An age counts from when the staging began, by the wall clock, so that what a restart found counts too.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ class BlockPool:
         self._leased: set[int] = set()
 
     def lease(self) -> int:
-        """Return a block that nobody has."""
         with self._lock:
             if self._free:
                 block = min(self._free)
@@ -47,6 +46,5 @@ class BlockPool:
 
     @property
     def leased(self) -> frozenset[int]:
-        """Blocks that are out now."""
         with self._lock:
             return frozenset(self._leased)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint.failures import RepeatableUserError
 from flinkish_spark.connectors.buffer import (
     Applied,
@@ -24,6 +23,7 @@ from flinkish_spark.connectors.buffer import (
 from flinkish_spark.connectors.two_phase import in_utc, record_as_json, records_of
 from flinkish_spark.contracts.sink import Committer, SinkContext
 from flinkish_spark.core.errors import ConfigError, FlinkishError
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.iterators import USER_ERRORS, refuse_not_run
 from flinkish_spark.core.validation import check_function
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage

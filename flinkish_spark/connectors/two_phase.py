@@ -26,7 +26,6 @@ from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint.failures import RepeatableUserError
 from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount
 from flinkish_spark.contracts.sink import (
@@ -48,6 +47,7 @@ from flinkish_spark.core.errors import (
     SchemaError,
     UserFunctionError,
 )
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
 from flinkish_spark.core.suggestions import closest

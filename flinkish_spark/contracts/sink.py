@@ -1,4 +1,4 @@
-"""The contract of a sink that commits exactly once (DESIGN 9).
+"""The contract of a sink that commits exactly once.
 
 Life of the data of one sink, in order. `W` is the writer, whose tasks run on executors; `C` the
 committer, in the user's process:
@@ -54,8 +54,6 @@ from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, 
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql import types as T
 
@@ -73,12 +71,10 @@ class SinkContext:
     #: Fields of the records it gets.
     schema: T.StructType
     checkpoint: CheckpointConfig
-    #: The job's name, for people.
     job_name: str
     #: A place below the job directory that is this sink's alone. Nothing but the sink writes or deletes
     #: there; tasks can, where executors see the job directory (:attr:`.Sink.stages_in_job_dir`).
     place: StoreSpec
-    #: The one to ask what time it is.
     clock: Clock
     #: Of the job directory: which marks outside are its own.
     timeline: Timeline = NO_TIMELINE

@@ -118,6 +118,18 @@ class BadRecordError(UserError):
     usual_advice = "correct the producer, or choose another policy for bad records"
 
 
+def bad_time(topic: str, partition: int, offset: int, timestamp_ms: int) -> BadRecordError:
+    place = f"topic {topic}, partition {partition}, offset {offset}"
+    return BadRecordError(
+        f"the record at {place} has the timestamp {timestamp_ms}",
+        why="Kafka's timestamps are milliseconds since 1970, and this is in none of the years 1 to 9999",
+        what_to_do="correct the producer; delete the records up to it, or read from behind it in a new job",
+        topic=topic,
+        partition=partition,
+        offset=offset,
+    )
+
+
 class EnvironmentFault(FlinkishError):
     """Something outside this process is not as it must be."""
 

@@ -37,7 +37,6 @@ class JarMissing(EnvironmentFault):
 
 
 def shim_jar() -> Path:
-    """Return the JAR of this package's own JVM side."""
     found = sorted(_HERE.glob("flinkish-spark-shim-*.jar"))
     if len(found) == 1:
         return found[0]
@@ -102,7 +101,6 @@ def has_pinned_delta(spark: str) -> bool:
 
 
 def is_delta(jar: str | Path) -> bool:
-    """Whether a file or a coordinate names Delta Lake's JAR for Spark, of any version."""
     return re.search(r"(^|[:/])delta-spark_[^/]*$", str(jar)) is not None
 
 
@@ -115,11 +113,9 @@ def ivy_settings() -> Path:
 
 
 def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
-    """Return the JARs that the running Spark needs out of a directory: those of the pinned list.
-
-    For a version of Spark for which no JAR of Delta Lake is pinned, the newest one for it that lies in the
-    directory is taken, with its ``delta-storage``; without one, sessions have no Delta.
-    """
+    """Return the JARs that the running Spark needs out of a directory: those of the pinned list."""
+    # Where no Delta Lake is pinned for that version, the newest one in the directory is taken with its
+    # ``delta-storage``; without one, sessions have no Delta.
     where = Path(directory).resolve()
     wanted = [coordinate for coordinate in pinned("spark") if group in ("", coordinate.split(":")[0])]
     names = ["{1}-{2}.jar".format(*coordinate.split(":")) for coordinate in wanted]

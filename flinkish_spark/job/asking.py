@@ -40,7 +40,7 @@ assert KEPT_MS > 100 * _POLL_MS, "an answer must not be deleted before its asker
 
 
 class ReplyKind(enum.Enum):
-    """What an asker knows in the end: an `OutsideOutcome`, or that there is no answer."""
+    """An `OutsideOutcome`, or that there is no answer."""
 
     COMPLETED = "COMPLETED"
     REFUSED = "REFUSED"
@@ -56,8 +56,6 @@ class ReplyKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply(Stored):
-    """How asking ended."""
-
     kind: ReplyKind = field(metadata=stored("outcome"))
     #: The checkpoint that was taken for it; None if there was none, or nobody said.
     checkpoint: CheckpointId | None = None
@@ -68,7 +66,6 @@ class Reply(Stored):
 
     @classmethod
     def of(cls, answer: OutsideAnswer) -> Reply:
-        """Return the reply that the job gave."""
         kind, text = ReplyKind(answer.outcome.value), answer.text
         if kind is ReplyKind.LEFT_TO_NEXT_START:
             text = f"{text}: {_LEFT_TO_NEXT_START}" if text else _LEFT_TO_NEXT_START
@@ -77,7 +74,7 @@ class Reply(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long an asker waits, in milliseconds: until the request is taken, and in all."""
+    """An asker's limits in milliseconds: until the request is taken, and in all."""
 
     taken_within_ms: int
     answered_within_ms: int
@@ -104,10 +101,7 @@ def ask(
     target: str = "",
     stop_mode: StopMode = StopMode.SUSPEND,
 ) -> Reply:
-    """Ask the job and wait, also for what an interrupt (Ctrl-C) leaves to be said.
-
-    For the rest see :func:`ask_until_interrupted`.
-    """
+    """Ask the job and wait; Ctrl-C, too, ends in a reply."""
     try:
         return ask_until_interrupted(job, kind, patience, target=target, stop_mode=stop_mode)
     except AskingInterrupted as interrupted:

@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from flinkish_spark.bridge.query_threads import QueryThreads, end_jvm
-from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint import epoch_writer
 from flinkish_spark.core.clock import Clock, Threads
 from flinkish_spark.core.errors import CancellationTimedOut
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.protocol.cancellation import CancellationRules, CancellationStep
@@ -54,7 +54,6 @@ class _Attempt:
             self.has_ended.set()
 
     def interrupt(self, for_ms: int) -> None:
-        """Interrupt it once more, and say where it stands."""
         try:
             self.hangs_in = "; ".join((*_of_this_process(), *self._threads.stacks()))
             LOG.warning(
@@ -68,8 +67,6 @@ class _Attempt:
 
 
 class QueryCancellation:
-    """Ends a query under rules."""
-
     def __init__(
         self,
         spark: SparkSession,
@@ -134,10 +131,6 @@ def _told(stack: traceback.StackSummary) -> str:
     return " < ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A job whose own threads do not end: a sink's commit, a listener, a disk.
-
-
 def left_job(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
     """Return what is to be said of a job that was cancelled and is left to its threads."""
     idents = {f"the thread '{thread.name}'": thread.ident for thread in threading.enumerate()}
@@ -160,22 +153,15 @@ def left_job(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A stop by a signal: nobody is there who would cancel it.
-
-
 class _Stopped(Protocol):
-    """What a signal does to a job; a :class:`~flinkish_spark.job.client.JobClient`."""
+    """The part of a :class:`~flinkish_spark.job.client.JobClient` that a signal needs."""
 
     @property
-    def progress(self) -> JobProgress:
-        """Its counters."""
+    def progress(self) -> JobProgress: ...
 
-    def stop_with_checkpoint(self) -> None:
-        """Take a last checkpoint and end."""
+    def stop_with_checkpoint(self) -> None: ...
 
-    def cancel(self) -> None:
-        """End at once."""
+    def cancel(self) -> None: ...
 
 
 _HEARD = (
@@ -184,11 +170,7 @@ _HEARD = (
 
 
 class SignalledStop:
-    """Stops a job with a checkpoint at the first signal, and cancels it at the second.
-
-    It is cancelled, too, when nothing has come to its end for the time that a cancellation may take: no
-    micro-batch, no checkpoint. Whoever sent the signal is often no person.
-    """
+    """Stops a job with a checkpoint at the first signal, and cancels it at the second."""
 
     def __init__(
         self,
@@ -204,7 +186,6 @@ class SignalledStop:
         self._since_ms, self._seen = 0, (0, 0, 0)
 
     def on_signal(self) -> None:
-        """Take a signal."""
         if self._is_asked:
             self._cancel()
             return

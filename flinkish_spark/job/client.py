@@ -100,15 +100,13 @@ class JobPage(Protocol):
     """The page of a job, served by its process."""
 
     @property
-    def url(self) -> str:
-        """Where it is."""
+    def url(self) -> str: ...
 
     @property
     def link(self) -> str:
         """The same with the token that changes need: whoever has it may stop the job."""
 
-    def stop(self) -> None:
-        """Serve it no more."""
+    def stop(self) -> None: ...
 
 
 class JobClient:
@@ -158,7 +156,6 @@ class JobClient:
         took_ms = self._ended_ms - self._began_ms
         return JobExecutionResult(self.job_id, self.status, took_ms, self.get_accumulators())
 
-    # -- looking --------------------------------------------------------------------------------
     @property
     def ui(self) -> JobPage | None:
         """The page of the job, if this process serves one: `execute_async(ui=True)`.
@@ -259,16 +256,15 @@ class JobClient:
 
     @property
     def is_running(self) -> bool:
-        """Whether the job has not ended; also true while it restarts."""
+        """Return whether the job has not ended; also true while it restarts."""
         return not self._ended.is_set()
 
     def has_ended(self) -> bool:
-        """Whether the job has ended and given its directory back; waits while it is just doing so."""
+        """Return whether the job has ended and given its directory back; waits while it is just doing so."""
         if self.status.is_terminal and not self._is_told_by_this_thread():
             self._ended.wait(_GIVING_BACK_S)
         return self._ended.is_set()
 
-    # -- checkpoints ----------------------------------------------------------------------------
     def trigger_checkpoint(self) -> PendingAnswer:
         """Ask for a checkpoint now. Returns at once; the answer says its id, or why there is none."""
         return self._ask(CheckpointPurpose.USER, "")
@@ -358,7 +354,6 @@ class JobClient:
         """Let the timer trigger again; the interval counts from the last checkpoint."""
         self._supervisor.control.schedule(Schedule.ON)
 
-    # -- ending ---------------------------------------------------------------------------------
     def stop_with_checkpoint(self) -> None:
         """Take a last checkpoint, commit it everywhere, and stop. Returns at once; see `wait`."""
         self._supervisor.control.stop_with_checkpoint()

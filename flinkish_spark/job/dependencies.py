@@ -1,4 +1,4 @@
-"""What a program's functions need beside themselves: files, modules, packages, archives; for its workers."""
+"""Files, modules, packages and archives that a program's functions need in its workers."""
 
 from __future__ import annotations
 
@@ -47,10 +47,7 @@ _LOGIN = re.compile(r"//[^/\s]*@")
 
 
 class Dependencies:
-    """What one environment has registered. Each thing is taken as it is at the call.
-
-    A session keeps what it has shipped until it ends, so nothing can be taken back.
-    """
+    """Holds what one environment has registered, as it was at the call; a session keeps it until it ends."""
 
     def __init__(self, spark: SparkSession, place: StoreSpec) -> None:
         self._spark, self._place = spark, place
@@ -63,7 +60,6 @@ class Dependencies:
         return dict(self._files)
 
     def register_cached_file(self, file_path: str, name: str, executable: bool) -> None:
-        """See `StreamExecutionEnvironment.register_cached_file`."""
         check_cached_name(name, self._files)
         what_to_do = "give executable=True, or leave it out"
         instance_of("executable", executable, bool, what_to_do=what_to_do)
@@ -73,7 +69,6 @@ class Dependencies:
             self._files[name] = f"{folder}/{place.name}"
 
     def add_python_file(self, file_path: str) -> None:
-        """See `StreamExecutionEnvironment.add_python_file`."""
         what = f"the Python file {file_path!r:.200}"
         with self._local_copy(what, file_path) as place, tempfile.TemporaryDirectory() as scratch:
             parts = _importable(what, place, Path(scratch))
@@ -82,7 +77,6 @@ class Dependencies:
             add_to_python_path(self._spark, what, origin, ship_tree(self._spark, what, parts))
 
     def set_python_requirements(self, file_path: str, cache_dir: str | None) -> None:
-        """See `StreamExecutionEnvironment.set_python_requirements`."""
         if self._has_requirements:
             raise ConfigError(
                 "set_python_requirements() was called twice",
@@ -111,7 +105,6 @@ class Dependencies:
         self._has_requirements = True
 
     def add_python_archive(self, archive_path: str, target_dir: str | None) -> None:
-        """See `StreamExecutionEnvironment.add_python_archive`."""
         what = f"the archive {archive_path!r:.200}"
         with self._local_copy(what, archive_path) as place:
             target = place.name if target_dir is None else target_dir
@@ -119,7 +112,6 @@ class Dependencies:
             ship_archive(self._spark, what, place, target)
 
     def set_python_executable(self, python_exec: str) -> None:
-        """See `StreamExecutionEnvironment.set_python_executable`."""
         what_to_do = 'give a path, for example "./env/bin/python"'
         instance_of("python_exec", python_exec, str, what_to_do=what_to_do)
         context: Any = self._spark.sparkContext
@@ -141,7 +133,6 @@ class Dependencies:
 
 
 def check_cached_name(name: str, taken: Iterable[str]) -> None:
-    """Refuse what cannot be the name of a cached file."""
     is_text = isinstance(name, str) and 1 <= len(name) <= _LONGEST_NAME and name.isprintable()
     if not is_text or not name.strip():
         wanted = f"a text of 1 to {_LONGEST_NAME} letters, not only blanks"
@@ -170,10 +161,6 @@ def _check_folder_name(target: object) -> None:
 
 def _program(text: str) -> str:
     return os.path.abspath(shutil.which(text) or text)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Python files.
 
 
 def _importable(what: str, place: Path, scratch: Path) -> list[tuple[str, Path]]:
@@ -213,10 +200,6 @@ def _check_module(what: str, name: str) -> None:
             why=f"{name!r} is no name of a module",
             what_to_do="give it a name of letters, digits and _",
         )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Requirements: installed once, by the driver, for workers of the same kind.
 
 
 def _install(requirements: Path, cache: Path | None, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Looks at a session and its surroundings before the first job: what will be refused, and why."""
+"""Findings on a session and its surroundings before the first job: what will be refused, and why."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from flinkish_spark.bridge.session import (
     nearest_folder,
     probe,
     runs_tasks_itself,
-    said,
 )
 from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.connectors.delta.sink import DeltaSink
@@ -40,6 +39,7 @@ from flinkish_spark.contracts.sink import SinkContext
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import FlinkishError, StoreError
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.core.object_store import ObjectStore
 from flinkish_spark.core.store import AnswerLost, CreateResult, LocalStore
@@ -101,7 +101,7 @@ class Diagnosis:
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing will be refused."""
+        """Return whether nothing will be refused."""
         return all(one.health is not Health.REFUSED for one in self.findings)
 
     def __str__(self) -> str:

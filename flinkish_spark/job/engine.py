@@ -1,4 +1,4 @@
-"""What goes into one `execute`, and what the supervisor needs of the system that runs micro-batches."""
+"""The settings of one `execute`, and the system that runs its micro-batches: Spark, or the simulator."""
 
 from __future__ import annotations
 
@@ -47,19 +47,9 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What the supervisor needs of the system that runs micro-batches.
-#
-# :mod:`flinkish_spark.job.spark_engine` is Spark; the simulator brings one that obeys the same rules
-# without a JVM. Everything with a rule of the protocol in it lies on the supervisor's side.
-
-
 class RunningQuery(Protocol):
-    """A query that was started."""
-
     @property
-    def is_active(self) -> bool:
-        """Whether it runs."""
+    def is_active(self) -> bool: ...
 
     def exception(self) -> BaseException | None:
         """Return why it ended; None if it runs or was stopped."""
@@ -67,58 +57,45 @@ class RunningQuery(Protocol):
     def stop(self) -> None:
         """End it; it has ended when this returns, or its process is gone."""
 
-    def async_calls(self) -> Mapping[str, AsyncStatistics]:
-        """Return what async calls have cost in this process, by operator."""
+    def async_calls(self) -> Mapping[str, AsyncStatistics]: ...
 
-    def dropped_records(self) -> int:
-        """Return how many records the sources' policies have left out so far."""
+    def dropped_records(self) -> int: ...
 
     def pending_records(self) -> Mapping[str, int]:
         """Return how many records wait in front of sources, by uid, as far as the last look has shown it."""
 
 
 class QueryPlan(Protocol):
-    """One start's plan; a restart plans anew."""
-
     @property
     def channels(self) -> Mapping[str, ExpectedChannels]:
         """Return, by sink uid, the channels whose barriers the sink must see."""
 
     @property
-    def time(self) -> TimePlan:
-        """Return who reports about time."""
+    def time(self) -> TimePlan: ...
 
-    def staging(self, context: StagingContext) -> Staging:
-        """Return what stages this plan's micro-batches."""
+    def staging(self, context: StagingContext) -> Staging: ...
 
-    def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
-        """Start the query over the folder of `log`; `write` is called with every micro-batch."""
+    def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery: ...
 
     def start_once(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
-        """Start a query over the folder of `log` that runs its newest ``offsets/`` entry, and ends.
-
-        Called by a replay, once per micro-batch, with an entry that has no ``commits/`` one.
-        """
+        """Run the newest ``offsets/`` entry of `log`, which has no ``commits/`` one, and end."""
 
 
 class QueryEngine(Protocol):
     """Runs one job's queries. Called by the supervisor, in its thread."""
 
     @property
-    def sources(self) -> Sequence[SourceNode]:
-        """Return the sources of the job."""
+    def sources(self) -> Sequence[SourceNode]: ...
 
     @property
-    def uids(self) -> tuple[str, ...]:
-        """Return the uids of sources, operators and sinks."""
+    def uids(self) -> tuple[str, ...]: ...
 
     @property
     def operators(self) -> tuple[str, ...]:
         """Return the uids of the keyed operators."""
 
     @property
-    def vertices(self) -> tuple[JobVertex, ...]:
-        """Return the vertices of the job graph, each behind what it reads."""
+    def vertices(self) -> tuple[JobVertex, ...]: ...
 
     def check(self) -> None:
         """Refuse what cannot work, before anything starts or is written."""
@@ -141,21 +118,15 @@ class QueryEngine(Protocol):
     def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:
         """Return what is told of complete checkpoints; NO_MANIFEST for a job without."""
 
-    def plan(self, control: ControlFile) -> QueryPlan:
-        """Plan a query that gets its triggers through `control`."""
+    def plan(self, control: ControlFile) -> QueryPlan: ...
 
     def why_no_savepoint_at(self, target: str) -> str:
-        """Return why no savepoint can be written to `target`, for people; empty if one can.
-
-        Asked before the request for the savepoint gets a checkpoint id. Raises nothing, whatever
-        `target` is; may make the directory.
-        """
+        """Return why no savepoint can be written to `target`; empty if one can. Raises nothing."""
 
     def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
         """Export a confirmed checkpoint to `target`; called in a thread of its own."""
 
-    def reseeding(self, log: SparkLog) -> Reseeding:
-        """Return what the recovery asks whether the query's log has to begin anew."""
+    def reseeding(self, log: SparkLog) -> Reseeding: ...
 
     def restored_from(self) -> RestoredFrom | None:
         """Return the savepoint that a lineage without checkpoints began with; None if it began with none."""
@@ -165,10 +136,6 @@ class QueryEngine(Protocol):
 
     def place_of(self, error: FlinkishError, inputs: Inputs) -> FlinkishError:
         """Return the error with the place of the record that it is about, if that can be found."""
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What goes into one `execute`, and what may be asked while it runs.
 
 
 class Standby(Choice):
@@ -181,10 +148,7 @@ class Standby(Choice):
 
 @dataclass(frozen=True)
 class JobSettings:
-    """All settings of one `execute`."""
-
     name: str
-    #: Where the job directory is.
     job_dir: StoreSpec
     checkpoint: CheckpointConfig
     restart: RestartStrategy

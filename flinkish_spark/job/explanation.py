@@ -34,7 +34,6 @@ def tree(graph: JobGraph, history: StatisticsHistory | None = None) -> Tree:
 
 
 def text(graph: JobGraph, history: StatisticsHistory | None = None) -> str:
-    """Return the same as plain text."""
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
     console.print(tree(graph, history))
     shown = console.file

@@ -48,10 +48,7 @@ class Inputs:
         return self._ask(lambda node: node.source.check_identity(self.job_dir, node.uid))
 
     def why_lost(self, position: LoggedOffsets) -> str:
-        """Return why the input from `position` on cannot be read again; empty if it can.
-
-        Asked before a rewind touches anything.
-        """
+        """Return why the input from `position` on cannot be read again; empty if it can."""
         try:
             for node in self.sources:
                 node.source.check_input(self.job_dir, node.uid, position)
@@ -77,11 +74,9 @@ class Inputs:
         return could_ask
 
     def named(self, spark: SparkSession, error: FlinkishError) -> FlinkishError:
-        """Return the error of an unreadable record with its place, if it is found.
-
-        Spark's parser does not say which record it refused; one batch query over the failed
-        micro-batch's range does.
-        """
+        """Return the error of an unreadable record with its place, if it is found."""
+        # Spark's parser does not say which record it refused; a batch query over the micro-batch's range
+        # does.
         if not isinstance(error, UnreadableRecordError) or ("offset" in error.facts and error.why):
             return error
         failed = sorted(self.log.batches(OFFSETS) - self.log.batches(COMMITS))
@@ -115,7 +110,6 @@ class DroppedRecords:
 
     @property
     def total(self) -> int:
-        """All records dropped by this process."""
         return self._final + sum(self._open.values())
 
     def read(self, query: StreamingQuery) -> None:
@@ -136,10 +130,7 @@ class DroppedRecords:
 
 
 def pending_records(sources: Sequence[SourceNode], query: StreamingQuery) -> dict[str, int]:
-    """Return how many records lay behind what the newest micro-batch has read, by uid of the source.
-
-    Those of which Spark looks how much there is: topics that its Kafka source reads.
-    """
+    """Return how many records of Kafka wait after the newest micro-batch, by uid of the source."""
     last = query.lastProgress
     if last is None:
         return {}

@@ -26,7 +26,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 def can_show(out: TextIO) -> bool:
-    """Return whether a line that is overwritten makes sense there: on a terminal, and in no notebook."""
+    """Return whether a line can be overwritten there: on a terminal, and in no notebook or file."""
     try:
         return out.isatty() and os.environ.get("TERM", "") not in ("", "dumb") and not is_notebook()
     except ValueError:
@@ -40,7 +40,7 @@ def is_notebook() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The number of records that were read at some time, over all sources that say it."""
+    """The amount read at some time, over all sources that say it."""
 
     at_ms: int
     records: int

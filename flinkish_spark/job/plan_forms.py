@@ -30,7 +30,6 @@ class PlanForm(Choice):
 
 
 def plan_in(graph: JobGraph, form: PlanForm) -> str:
-    """Return a graph in a form."""
     match form:
         case PlanForm.JSON:
             return json.dumps(graph.execution_plan(), indent=2)
@@ -41,7 +40,6 @@ def plan_in(graph: JobGraph, form: PlanForm) -> str:
 
 
 def dot(graph: JobGraph) -> str:
-    """Return the graph in the language of Graphviz, a node per vertex."""
     lines = [
         f"digraph {_quoted(_short(graph.job))} {{",
         '  rankdir=LR; node [shape=box, style="rounded,filled", fontname=monospace, fontsize=11];',
@@ -57,7 +55,6 @@ def dot(graph: JobGraph) -> str:
 
 
 def mermaid(graph: JobGraph) -> str:
-    """Return the graph in the language of Mermaid, a node per vertex."""
     lines = ["flowchart LR"]
     for vertex in graph.vertices:
         fill, border = _colours(vertex)

@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from flinkish_spark.protocol.time_plan import TimePlan
     from flinkish_spark.savepoints.files import RestoreSettings
 
-
-# ----------------------------------------------------------------------------------------------------------
-# Refuses topics that a job reads twice, or reads and writes, and sources whose facts would share a name.
+LOG = logging.getLogger(__name__)
 
 
 def check_source_names(sources: Sequence[SourceNode]) -> None:
@@ -67,7 +65,7 @@ def check_source_names(sources: Sequence[SourceNode]) -> None:
 
 
 def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
-    """Raise GraphError for such a topic, or such patterns; dead letters count as written."""
+    """Refuse topics that a job reads twice, or reads and writes; dead letters count as written."""
     for first, second in permutations(graph.sources, 2):
         _check_topics(first, second)
     for first, second in combinations((node for node in graph.sources if node.source.topic_pattern), 2):
@@ -114,11 +112,6 @@ def _check_patterns(first: SourceNode, second: SourceNode) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Everything that can be refused before anything starts, in one place and in a fixed order.
-
-
-LOG = logging.getLogger(__name__)
 _NOBODY = JobUuid("0" * 32)
 #: The one stateful part that a plan of ours has: the keyed operator.
 _OWN_STATE = "applyInPandasWithState"
@@ -133,11 +126,8 @@ def check_before_start(
     job_dir: JobDir,
     restore: RestoreSettings | None = None,
 ) -> PlannedJob:
-    """Refuse what cannot work; return the plan that was looked at.
-
-    Called once per process, before the job's lock is taken: a refused job leaves no file behind,
-    and asking brokers and tables disturbs nobody who runs the job already.
-    """
+    """Refuse what cannot work; return the plan that was looked at."""
+    # Without the job's lock: a refused job leaves no file, and disturbs nobody who runs the job already.
     graph.check_complete()
     check_spark_version(job_dir, spark.version)
     with span("the session to say what it has"):
@@ -214,11 +204,7 @@ def record_job(
     job_dir: JobDir,
     restore: RestoreSettings | None = None,
 ) -> JobUuid:
-    """Record the job's settings at the first start, compare them at a later one; return its uuid.
-
-    Called once per process, holding the job's lock. A new job that is restored has its seed when
-    this returns.
-    """
+    """Record the job's settings at the first start, compare them later; called once, with the job's lock."""
     # Again: while this process waited for the lock, a later version of Spark may have run here.
     check_spark_version(job_dir, spark.version)
     savepoint = _restore(restore, graph, planned, settings, job_dir).prepare(settings.shuffle_partitions)

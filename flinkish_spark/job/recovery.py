@@ -26,38 +26,18 @@ from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 from flinkish_spark.protocol.records import Committable, Outcome, StagedBatch
 from flinkish_spark.protocol.watermarks import EventTime
 
-# ----------------------------------------------------------------------------------------------------------
-# What a recovery leaves to others: beginning Spark's checkpoint anew, and staging lost data again.
+LOG = logging.getLogger(__name__)
 
 
 class Reseeding(Protocol):
     """Begins Spark's checkpoint anew from exported state, for a change that it cannot follow."""
 
     def is_wanted(self, log_began_in: Lineage) -> bool:
-        """Whether the log that began in that lineage does not fit the job any more.
-
-        False once a log that fits has begun, or the recovery would not end.
-        """
+        """Return whether the log of that lineage does not fit; False once a log that fits has begun."""
 
     def export(self, decision: Decision | None, lineage: Lineage) -> None:
-        """Write the state of a decided checkpoint where the log that begins in `lineage` finds it.
-
-        Called with Spark not running, possibly again after a crash. `decision` is None if nothing
-        was decided in the present log: then the new one begins as that one did.
-        """
-
-
-class NoReseeding:
-    """A job whose log always fits."""
-
-    def is_wanted(self, log_began_in: Lineage) -> bool:
-        return False
-
-    def export(self, decision: Decision | None, lineage: Lineage) -> None:
-        """Do nothing."""
-
-
-NO_RESEEDING = NoReseeding()
+        """Write a checkpoint's state where the log that begins in `lineage` finds it; may be repeated."""
+        # Without a decision the new log begins as the present one did.
 
 
 class Replaying(Protocol):
@@ -69,32 +49,10 @@ class Replaying(Protocol):
         lost: CommittableLostError,
         abort: Callable[[str, Sequence[Committable]], None],
         patiently: Callable[[Callable[[], str]], str],
-    ) -> None:
-        """See :meth:`flinkish_spark.job.replay.Replayer.replay`."""
-
-
-class NoReplaying:
-    """Stages nothing again: what is lost ends the job."""
-
-    def replay(
-        self,
-        decision: Decision,
-        lost: CommittableLostError,
-        abort: Callable[[str, Sequence[Committable]], None],
-        patiently: Callable[[Callable[[], str]], str],
-    ) -> None:
-        raise lost
-
-
-NO_REPLAYING = NoReplaying()
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Carrying out the recovery: gather facts, ask the protocol, do the one step, start over.
+    ) -> None: ...
 
 
 T = TypeVar("T")
-LOG = logging.getLogger(__name__)
 _PAUSE_MS = 200
 #: More steps than any recovery can need; above it the facts do not change, which is a bug.
 _MOST_STEPS = 1_000
@@ -102,8 +60,6 @@ _MOST_STEPS = 1_000
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a start of the query goes on from."""
-
     start: R.StartSpark
     #: The micro-batches that are kept behind the last checkpoint, in order.
     kept: list[StagedBatch]
@@ -122,8 +78,8 @@ class Recovery:
         confirmation: Confirmation,
         positions: SourcePositions,
         *,
-        reseeding: Reseeding = NO_RESEEDING,
-        replaying: Replaying = NO_REPLAYING,
+        reseeding: Reseeding,
+        replaying: Replaying,
         on_confirmed: Callable[[Decision], None] = lambda decision: None,
     ) -> None:
         self._job_dir, self._log, self._ownership = job.job_dir, job.log, job.ownership
@@ -286,10 +242,8 @@ class Recovery:
             self._unpinnable.add(decision.checkpoint)
 
     def _put_state_back(self, decision: Decision | None) -> None:
-        """Make Spark's state that of a checkpoint, which it may have cleaned away behind many micro-batches.
-
-        Those are aborted by now, and none of them counts any more.
-        """
+        """Make Spark's state that of a checkpoint, which it may have cleaned away since."""
+        # The micro-batches after it are aborted by now.
         if decision is not None and not self._pins.why_not_restorable(decision.checkpoint):
             self._ownership.check()
             self._pins.restore(decision.checkpoint)
@@ -403,14 +357,12 @@ def _by_sink(committables: Sequence[Committable]) -> dict[str, list[Committable]
 
 
 def _is_behind(staged: StagedBatch, newest: Decision) -> bool:
-    """Whether a micro-batch of the live lineage is not covered by the newest decision."""
+    """Return whether a micro-batch of the live lineage is not covered by the newest decision."""
     return staged.lineage > newest.lineage or staged.batch > newest.batch
 
 
 @dataclass(frozen=True)
 class RestoredFrom:
-    """A savepoint: its checkpoint, what the hooks gave for it by name, its directory, where time stood."""
-
     checkpoint: CheckpointId
     hooks: Mapping[str, Any]
     path: str

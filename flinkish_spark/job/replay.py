@@ -73,10 +73,7 @@ class Replayer:
         abort: Callable[[str, Sequence[Committable]], None],
         patiently: Callable[[Callable[[], str]], str],
     ) -> None:
-        """Stage again what is lost of one sink, and make it what the checkpoint commits.
-
-        Called with the checkpoint decided and not confirmed. May be cut off and repeated.
-        """
+        """Stage again what a decided checkpoint has lost of one sink; may be cut off and repeated."""
         known = self.job.job_dir.restaged(decision.checkpoint)
         if known is not None and known.batches != decision.batches:
             # A deposed owner has finished its replay since: what it staged is confirmed, or lost in turn.
@@ -111,9 +108,7 @@ class _Replay:
     lost: CommittableLostError
     number: int
 
-    # -- what can be refused --------------------------------------------------------------------
     def plan(self) -> ReplayPlan:
-        """Plan, or refuse."""
         facts, uid = self.lost.facts, str(self.lost.facts["sink"])
         if "position" not in facts:
             raise self.refused("it is not what a micro-batch staged", "see to the sink's system")
@@ -160,7 +155,6 @@ class _Replay:
         return pins.why_not_restorable(before.checkpoint)
 
     def refused(self, why: str, what_to_do: str) -> NotReplayableError:
-        """Return the error that ends the job."""
         lost = self.lost
         return NotReplayableError(
             f"{lost.what}, and cannot be replayed",
@@ -191,9 +185,7 @@ class _Replay:
             raise self.refused(f"Spark's log has no entry {OFFSETS}/{batch} any more", _RESTORE)
         return text
 
-    # -- running --------------------------------------------------------------------------------
     def run(self, plan: ReplayPlan) -> dict[BatchId, StagedBatch]:
-        """Run the micro-batches of the plan one after the other; return what was staged."""
         parts = self.parts
         log = parts.job.log.begin_replay(self.decision.checkpoint)
         before = self._before()
@@ -238,9 +230,7 @@ class _Replay:
         if log.read(COMMITS, batch) is None or (writer.part.lost and writer.staged is None):
             raise QueryFailed(f"micro-batch {batch} was to be replayed, and Spark did not run it")
 
-    # -- the end --------------------------------------------------------------------------------
     def finish(self, plan: ReplayPlan, batches: tuple[StagedBatch, ...]) -> None:
-        """Make what was staged again what the checkpoint commits."""
         parts, checkpoint = self.parts, self.decision.checkpoint
         restaged = RestagedEpoch(
             checkpoint,
@@ -279,7 +269,6 @@ class _ReplayWriter:
         self.failure: BaseException | None = None
 
     def __call__(self, frame: Any, batch_id: int) -> None:
-        """Stage what is lost of one micro-batch, or only run it."""
         try:
             if BatchId(batch_id) != self.part.batch:
                 raise QueryFailed(f"Spark replays micro-batch {batch_id}, expected is {self.part.batch}")

@@ -25,10 +25,7 @@ _LEAST_PAUSE_MS = 2_000
 
 
 class JobReporter(QuietListener):
-    """A listener that keeps the report of this owner; what the store refuses is only logged.
-
-    Each owner has a report of its own, so that one that has lost the job overwrites nothing of the next.
-    """
+    """A listener that keeps a report of this owner alone; what the store refuses is only logged."""
 
     def __init__(
         self, job_dir: JobDir, clock: Clock, vertices: Iterable[JobVertex], settings: Mapping[str, Any]

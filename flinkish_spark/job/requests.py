@@ -1,4 +1,25 @@
-"""How another process reaches a running job: requests in its directory, and their answers."""
+"""Other processes reach a running job by requests in its directory, and get answers there.
+
+    requests/<name>.json          what is asked, and of which owner; created by the asker
+    requests/<name>.claim.json    who settles it: the owner, or the asker who takes it back
+    requests/<name>.answer.json   what became of it; created by an owner
+
+Rules:
+
+1. A request names the owner epoch that was the newest when it was asked. Only that owner's process
+   carries it out: a request that waited for a dead job must not surprise the next one.
+2. The owner claims a request before it carries it out, and an asker that gives up claims it, too.
+   A claim is created if absent, so exactly one of them has it: a request is carried out at most
+   once, and one that was taken back never.
+3. A later owner that finds a request with a claim and without an answer answers UNKNOWN: its
+   owner ended in between. The asker has to look at what is there before it asks again.
+4. The asker deletes what it has read: request, then claim, then answer. In another order a request
+   that was carried out would look like a new one. Askers get killed, so the owner deletes what has
+   been settled for :data:`KEPT_MS`.
+
+What is wrong with a request is answered or logged and never ends the job. Wall clock times are compared
+here, and nowhere else: asker and owner may be on two machines and share no other clock.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +50,7 @@ from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, OwnerEpoch, checked_name
 from flinkish_spark.protocol.limits import checked_whole
 
-# ----------------------------------------------------------------------------------------------------------
-# What may be asked of a running job from outside, what it answers, and the files of both.
-#
-# Shared by the asker (`job/asking.py`) and the owner (`job/requests.py`, which has the rules). All values
-# are immutable and check themselves; `to_json` and `from_json` are exact inverses, and a stored value that
-# does not fit raises ValueError: reading runs no code.
+LOG = logging.getLogger(__name__)
 
 
 FOLDER = "requests"
@@ -44,10 +60,7 @@ _FILE = re.compile(r"([0-9a-f]{32})(\.claim|\.answer|)\.json")
 
 
 class Part(enum.Enum):
-    """The objects of one request; the values end their names. Deleted in this order.
-
-    In another order a request that was carried out would look like a new one.
-    """
+    """The objects of one request, by how their names end, in the order in which they are deleted."""
 
     REQUEST = ".json"
     CLAIM = ".claim.json"
@@ -61,11 +74,7 @@ def parse_file(file: str) -> tuple[str, Part] | None:
 
 
 class RequestKind(enum.Enum):
-    """What may be asked of a running job."""
-
-    #: A checkpoint now.
     CHECKPOINT = "CHECKPOINT"
-    #: A savepoint at `target`.
     SAVEPOINT = "SAVEPOINT"
     #: A savepoint at `target`, and no micro-batch behind it.
     STOP_WITH_SAVEPOINT = "STOP_WITH_SAVEPOINT"
@@ -86,7 +95,7 @@ class StopMode(Choice):
 
     @property
     def purpose(self) -> CheckpointPurpose:
-        """What the checkpoint of such a stop is taken for."""
+        """Why the checkpoint of such a stop is taken."""
         is_drained = self is StopMode.DRAIN
         return CheckpointPurpose.DRAINED_SAVEPOINT if is_drained else CheckpointPurpose.FINAL_SAVEPOINT
 
@@ -101,8 +110,6 @@ _PURPOSES = {
 
 @dataclass(frozen=True, slots=True)
 class OutsideRequest:
-    """One request, as it is stored."""
-
     #: 32 hex digits by which it is answered.
     name: str
     kind: RequestKind
@@ -135,7 +142,6 @@ class OutsideRequest:
         return _PURPOSES.get(self.kind)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form; the name is the file's."""
         return {
             "kind": self.kind.value,
             "owner_epoch": int(self.owner_epoch),
@@ -146,7 +152,6 @@ class OutsideRequest:
 
     @classmethod
     def from_json(cls, name: str, value: Any) -> OutsideRequest:
-        """Read the stored form; raise ValueError if it is none."""
         stored = object_of(value, "a request")
         return cls(
             name,
@@ -159,7 +164,7 @@ class OutsideRequest:
 
 
 class OutsideOutcome(enum.Enum):
-    """What became of a request; all but the last as in `answers.AnswerKind`."""
+    """The end of a request; all but the last as in `answers.AnswerKind`."""
 
     #: It is done; of CANCEL and REWIND: it has begun.
     COMPLETED = "COMPLETED"
@@ -190,8 +195,6 @@ class OutsideAnswer(Stored):
 
 
 class Claimant(enum.Enum):
-    """Who settles a request."""
-
     #: An owner carries it out or refuses it.
     OWNER = "OWNER"
     #: The asker has taken it back.
@@ -207,8 +210,6 @@ class Claim(Stored):
 
 
 class RequestFiles:
-    """Typed access to the objects of one request, for both sides."""
-
     def __init__(self, job_dir: JobDir, name: str) -> None:
         self._store, self._name = job_dir.store, name
         self._objects = SealedObjects(job_dir.store, "the job directory")
@@ -250,31 +251,6 @@ class RequestFiles:
         return f"{FOLDER}/{self._name}{part.value}"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# How another process reaches a running job: requests in its directory, and their answers.
-#
-#     requests/<name>.json          what is asked, and of which owner; created by the asker
-#     requests/<name>.claim.json    who settles it: the owner, or the asker who takes it back
-#     requests/<name>.answer.json   what became of it; created by an owner
-#
-# Rules:
-#
-# 1. A request names the owner epoch that was the newest when it was asked. Only that owner's process
-#    carries it out: a request that waited for a dead job must not surprise the next one.
-# 2. The owner claims a request before it carries it out, and an asker that gives up claims it, too.
-#    A claim is created if absent, so exactly one of them has it: a request is carried out at most
-#    once, and one that was taken back never.
-# 3. A later owner that finds a request with a claim and without an answer answers UNKNOWN: its
-#    owner ended in between. The asker has to look at what is there before it asks again.
-# 4. The asker deletes what it has read: request, then claim, then answer. In another order a request
-#    that was carried out would look like a new one. Askers get killed, so the owner deletes what has
-#    been settled for :data:`KEPT_MS`.
-#
-# What is wrong with a request is answered or logged and never ends the job. Wall clock times are compared
-# here, and nowhere else: asker and owner may be on two machines and share no other clock.
-
-
-LOG = logging.getLogger(__name__)
 #: A request that is older than this was left by an asker that is gone; it is refused.
 OLDEST_MS = 600_000
 #: How long settled requests lie before the owner deletes them; an asker looks ten times a second.
@@ -295,19 +271,12 @@ class Inbox:
         self._strange: frozenset[str] = frozenset()
 
     def took_over(self, epoch: OwnerEpoch) -> None:
-        """Take requests of this owner epoch from now on, beside those of earlier ones of this process.
-
-        Called after each `ownership.take_over`. Before the first call :meth:`take` returns nothing.
-        """
+        """Take requests of this owner epoch too; called after each takeover."""
         self._mine = (*self._mine, epoch)
 
     def take(self) -> tuple[OutsideRequest, ...]:
-        """Return the requests to carry out now, oldest first; each is returned once.
-
-        Called by one thread, some times a second; costs one listing of a folder that is empty or
-        missing as a rule. Never raises because of what is in the folder, nor because the store
-        fails: that is logged, and tried again with the next call.
-        """
+        """Return the requests to carry out now, oldest first, each once; logs what the store refuses."""
+        # One thread calls it some times a second: it costs one listing of a folder that is empty as a rule.
         if not self._mine:
             return ()
         taken: list[OutsideRequest] = []
@@ -324,17 +293,10 @@ class Inbox:
         return tuple(sorted(taken, key=lambda request: (request.asked_at_ms, request.name)))
 
     def answer(self, name: str, answer: CheckpointAnswer) -> None:
-        """Answer a request that :meth:`take` returned; the first answer stays.
-
-        Called by any thread of the owner's. Every request must be answered before its process lets
-        the job go, or its asker waits in vain and the next owner answers UNKNOWN. An answer that
-        the store refuses is logged.
-        """
+        """Answer a request that :meth:`take` returned, before the process lets the job go."""
         self._answer(name, OutsideAnswer.of(answer))
 
-    # -- inside ---------------------------------------------------------------------------------
     def _found(self) -> dict[str, set[Part]]:
-        """Return which parts are there, by the name of the request."""
         found: dict[str, set[Part]] = {}
         strange = set()
         for key in self._job_dir.store.list(FOLDER):
@@ -449,10 +411,6 @@ def _one_line(error: FlinkishError) -> str:
     return " ".join(str(error).split())
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Carrying out what other processes ask of the job, by its directory.
-
-
 #: How often the job directory is looked at; in a bucket each look is two requests.
 LOOK_MS, LOOK_IN_BUCKET_MS = 250, 5_000
 
@@ -465,12 +423,7 @@ class RewindOrdered(EnvironmentFault):
 
 
 class Outside:
-    """Looks into the job directory for requests and orders, in a thread of its own.
-
-    The thread lives as long as an ownership: also while the job recovers, waits for a broker or
-    for its restart, it can be cancelled, and whoever asks for a checkpoint is told that none can
-    be taken now.
-    """
+    """Looks for requests and orders in a thread of an ownership, also while no query runs."""
 
     def __init__(
         self,
@@ -506,10 +459,7 @@ class Outside:
             self._clock.wait(stopping, self._look_ms)
 
     def look(self) -> None:
-        """Carry out what has come since the last look; seldom more than a listing. Never raises.
-
-        What somebody put there must not end the job, and neither must a disk that fails for a while.
-        """
+        """Carry out what has come since the last look; seldom more than a listing. Never raises."""
         try:
             for request in self._inbox.take():
                 answer = partial(self._inbox.answer, request.name)

@@ -1,4 +1,19 @@
-"""Going back: ordering a rewind, writing its intent, carrying it out, telling what came of it."""
+"""Going back: ordering a rewind, writing its intent, carrying it out, telling what came of it.
+
+    orders/rewind.json         the order that waits; at most one
+    rewinding/<lineage>.json   the rewind that was begun for it
+    rewinds/<lineage>.json     the rewind that was finished for it
+    orders/refused/<id>.json   the order, with the reason why it could not be carried out
+
+An intent is durable before anything changes, and everything that it names may be repeated, so a rewind
+that was begun is finished by whoever starts the job next. What can be refused is refused before the
+intent is written (:func:`why_refused`).
+
+A rewind to a checkpoint happens in a folder that no earlier query of this process has written to: Spark's
+maintenance goes on for a minute after a query was stopped, and it cleans by the highest version that *it*
+has seen. The supervisor therefore takes the job over once more, which renames the folder, before it lets
+the recovery carry out an order (`ownership.take_over`).
+"""
 
 from __future__ import annotations
 
@@ -31,19 +46,6 @@ from flinkish_spark.protocol.lineage import (
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 from flinkish_spark.protocol.records import Outcome
 
-# ----------------------------------------------------------------------------------------------------------
-# Going back: ordering a rewind, writing its intent, carrying it out.
-#
-# An intent is durable before anything changes, and everything that it names may be repeated, so a rewind
-# that was begun is finished by whoever starts the job next. What can be refused is refused before the
-# intent is written (:func:`why_refused`).
-#
-# A rewind to a checkpoint happens in a folder that no earlier query of this process has written to: Spark's
-# maintenance goes on for a minute after a query was stopped, and it cleans by the highest version that *it*
-# has seen. The supervisor therefore takes the job over once more, which renames the folder, before it lets
-# the recovery carry out an order (`ownership.take_over`).
-
-
 if TYPE_CHECKING:
     from flinkish_spark.checkpoint.context import JobContext
     from flinkish_spark.checkpoint.retention import CheckpointPins
@@ -62,10 +64,7 @@ class NotRestorableError(EnvironmentFault):
 def order_rewind(
     job_dir: JobDir, pins: CheckpointPins, clock: Clock, target: CheckpointId, tables: Tables, reason: str
 ) -> RewindOrder:
-    """Order the job to go back to a retained checkpoint; the next start of its query obeys.
-
-    Called by the command line and the job's client, in any process, whether the job runs or not.
-    """
+    """Order the job to go back to a retained checkpoint at its next start; any process may call it."""
     why = why_refused(job_dir, pins, target)
     if why:
         raise _refused(target, why)
@@ -90,8 +89,6 @@ def why_refused(job_dir: JobDir, pins: CheckpointPins, target: CheckpointId) -> 
 
 @dataclass(frozen=True)
 class SourcePositions:
-    """What the sources of a job have to do with a rewind."""
-
     #: Sets their consumer groups back to a position, also downwards.
     lower: Callable[[LoggedOffsets], None]
     #: Returns why the input from a position on cannot be read again; empty if it can. It raises an
@@ -112,7 +109,6 @@ class Rewinder:
     #: Called before an outside system is asked again; raises if the job is being torn down.
     wait: Callable[[str, str], None]
 
-    # -- before the intent ----------------------------------------------------------------------
     def why_refused(self, order: RewindOrder) -> str:
         """Return why an order cannot be carried out; asks sources and tables, too."""
         why = why_refused(self.job.job_dir, self.job.pins, order.target) or self._why_input_is_lost(
@@ -139,7 +135,6 @@ class Rewinder:
         self.job.job_dir.refuse_rewind_order(order, reason)
         raise _refused(order.target, reason)
 
-    # -- the intent -----------------------------------------------------------------------------
     def open(
         self,
         kind: RewindKind,
@@ -176,12 +171,9 @@ class Rewinder:
                     removed[f"{log}/{batch}"] = text
         return removed
 
-    # -- carrying out ---------------------------------------------------------------------------
     def finish(self, intent: RewindIntent) -> None:
-        """Do everything that the intent names, then move it to the history.
-
-        Spark's side comes first: if it cannot be done, nothing outside has changed.
-        """
+        """Do everything that the intent names, then move it to the history."""
+        # Spark's side comes first: if it cannot be done, nothing outside has changed.
         if intent.kind is RewindKind.RESEED:
             self._begin_anew(intent)
         else:
@@ -248,18 +240,6 @@ def _refused(target: CheckpointId, why: str) -> RewindRefused:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What became of an order to go back, as the job directory tells it.
-#
-#     orders/rewind.json         the order that waits; at most one
-#     rewinding/<lineage>.json   the rewind that was begun for it
-#     rewinds/<lineage>.json     the rewind that was finished for it
-#     orders/refused/<id>.json   the order, with the reason why it could not be carried out
-#
-# For whoever gave the order: the command line and the job's client, in any process. The one who carries an
-# order out is the recovery (`job/rewind.py`).
-
-
 _POLL_MS = 100
 
 
@@ -270,7 +250,6 @@ class RewindState(enum.Enum):
     WAITING = "WAITING"
     #: Its intent is durable: it will be finished, by this start or by a later one.
     BEGUN = "BEGUN"
-    #: The job has gone back.
     DONE = "DONE"
     #: The job found that it cannot go back there; nothing was changed.
     REFUSED = "REFUSED"
@@ -284,7 +263,7 @@ class RewindState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RewindStatus:
-    """What became of an order."""
+    """The answer to an order to go back."""
 
     state: RewindState
     #: The same in words, without a full stop.
@@ -297,7 +276,6 @@ class RewindStatus:
 
 
 def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
-    """Return what became of an order; changes nothing, and may be called as often as one likes."""
     target = order.target
     # This order matters: an order is closed by a new object first, and only then taken away. Who
     # looked for it last would find an order that was closed meanwhile in none of its places.
@@ -325,7 +303,6 @@ def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
 
 
 def _finished_for(order: RewindOrder, objects: SealedObjects) -> RewindIntent | None:
-    """Return the finished rewind of an order; None without one."""
     for number in sorted(objects.numbers("rewinds"), reverse=True):
         done = objects.optional(f"rewinds/{number}.json", "rewind", RewindIntent.from_json)
         if done is not None and done.order_id == order.order_id:

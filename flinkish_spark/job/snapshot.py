@@ -1,4 +1,4 @@
-"""What is known of one job at one moment: read once per request, and only as far as the request needs it."""
+"""The facts of one job at one moment: read once per request, and only as far as the request needs them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,9 @@ _MOST_LOOKED_AT = 50
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What went through a job between its two newest complete checkpoints.
+    """Figures of a job between its two newest complete checkpoints."""
 
-    Spark runs the vertices of a micro-batch as one query, so shares are the micro-batch's: a vertex in front
-    of the sinks has the same as any other.
-    """
+    # Spark runs all vertices of a micro-batch as one query, so a vertex before the sinks has its shares.
 
     #: From one decision to the next.
     span_ms: int
@@ -54,10 +52,7 @@ class Flow:
 
 
 class JobSnapshot:
-    """Of one job; made for one request.
-
-    Reading raises what the job directory raises: CorruptObjectError, JobDirError, StoreError.
-    """
+    """Reads a job for one request; raises what the job directory raises."""
 
     def __init__(self, job_id: str, job: StoredJob) -> None:
         self.id, self.job = job_id, job
@@ -91,17 +86,14 @@ class JobSnapshot:
 
     @property
     def is_silent(self) -> bool:
-        """Whether an owner has written nothing for long: no checkpoint, no report.
-
-        Its clock may be another one; so this is for people, and nothing is refused because of it.
-        """
+        """Return, for people, whether an owner has written nothing for long; its clock may be another one."""
         settings = {} if self.report is None else self.report.settings
         usual_ms = int(settings.get("timeout_ms", 0)) + 3 * int(settings.get("interval_ms", 0))
         return self.now_ms - self.heard_at_ms > max(_SILENT_MS, usual_ms)
 
     @property
     def is_over(self) -> bool:
-        """Whether the job certainly does not run."""
+        """Return whether the job certainly does not run."""
         report = self.report
         has_ended = report is not None and report.status.is_terminal
         is_newest = report is not None and report.owner_epoch == self.owner_epoch
@@ -113,7 +105,7 @@ class JobSnapshot:
 
     @cached_property
     def report(self) -> JobReport | None:
-        """What the newest owner says; None where it has said nothing, or what it said is damaged."""
+        """The newest owner's report; None where there is none, or it is damaged."""
         try:
             return self.job.job_dir.newest_report()
         except CorruptObjectError:
@@ -121,7 +113,7 @@ class JobSnapshot:
 
     @cached_property
     def status(self) -> JobStatus:
-        """What the job does; SUSPENDED if its process has ended before it did, for its next start goes on."""
+        """The job's status; SUSPENDED if its process has ended before it did, for its next start goes on."""
         report = self.report
         if self.owner_epoch.value == 0:
             return JobStatus.CREATED
@@ -130,7 +122,7 @@ class JobSnapshot:
         if self.seems_gone:
             return JobStatus.SUSPENDED
         if report is None:
-            # An earlier version runs it, which reports nothing.
+            # It runs, and its report is damaged or could not be stored.
             return JobStatus.RUNNING
         return report.status if report.owner_epoch == self.owner_epoch else JobStatus.CREATED
 
@@ -142,7 +134,6 @@ class JobSnapshot:
 
     @property
     def waits(self) -> tuple[ReportedWait, ...]:
-        """The waits that hold the job back, the longest first; none if it does not run."""
         report = self.report
         return () if report is None or self.is_over or self.was_cut_off else report.waits
 
@@ -163,7 +154,6 @@ class JobSnapshot:
 
     @property
     def changed_at_ms(self) -> int:
-        """Wall clock time of the last change of its status."""
         return max([self.began_at_ms, *({} if self.report is None else self.report.since_ms).values()])
 
     @cached_property
@@ -176,16 +166,14 @@ class JobSnapshot:
 
     @cached_property
     def history(self) -> StatisticsHistory:
-        """What checkpoints have cost; empty where nothing is known, or what was known is damaged."""
+        """The costs of checkpoints; empty where nothing is known, or what was known is damaged."""
         try:
             return self.job.job_dir.statistics() or StatisticsHistory()
         except CorruptObjectError:
             return StatisticsHistory()
 
-    # -- checkpoints ----------------------------------------------------------------------------
     @cached_property
     def checkpoint_ids(self) -> tuple[CheckpointId, ...]:
-        """Every checkpoint that is known, oldest first."""
         return known_ids(self.job, self.history)
 
     def newest_checkpoints(self, at_most: int, before: int | None = None) -> tuple[CheckpointView, ...]:
@@ -194,7 +182,6 @@ class JobSnapshot:
         return tuple(reversed(checkpoint_views(self.job, self.history, wanted)))
 
     def checkpoint(self, number: int) -> CheckpointView | None:
-        """Return a checkpoint; None if it is not known."""
         found = checkpoint_views(self.job, self.history, frozenset({CheckpointId(number)}))
         return found[0] if found else None
 
@@ -209,15 +196,14 @@ class JobSnapshot:
 
     @cached_property
     def pending_committables(self) -> dict[str, int]:
-        """What is decided and not confirmed, by sink."""
+        """Count, by sink, what is decided and not confirmed."""
         newest = self.newest_commits[:1]
         waiting = [one for one in newest if self.job.job_dir.receipt(one.checkpoint) is None]
         return {uid: len(found) for one in waiting for uid, found in one.by_sink().items()}
 
-    # -- what goes through ----------------------------------------------------------------------
     @cached_property
     def flow(self) -> Flow | None:
-        """What went through it of late; None before its second checkpoint."""
+        """The newest figures; None before the second checkpoint."""
         if len(self.newest_commits) < 2:
             return None
         newest, before = self.newest_commits
@@ -239,7 +225,6 @@ class JobSnapshot:
         )
 
     def _read_between(self, before: Decision, newest: Decision) -> dict[str, int]:
-        """Return how many records of topics each source has read between two checkpoints."""
         recorded = self.job.job_dir.recorded(f"layout-{self.job.job_dir.history().log_began_in}")
         if recorded is None:
             return {}
@@ -259,13 +244,9 @@ class JobSnapshot:
                     found[source_of(scan.uid)] = max(count, found.get(source_of(scan.uid), 0))
         return found
 
-    # -- event time -----------------------------------------------------------------------------
     @cached_property
     def watermarks_ms(self) -> dict[str, int | None]:
-        """Watermarks at the newest complete checkpoint, by operator; None for one that has none yet.
-
-        Empty in a job without event time. `MAX_WATERMARK_MS` is the end of all input.
-        """
+        """Watermarks at the newest complete checkpoint, by operator; None for one that has none yet."""
         times = self.newest_commits[0].times if self.newest_commits else None
         if times is None:
             return {}
@@ -285,7 +266,6 @@ class JobSnapshot:
             return None
         return max(0, self.newest_commits[0].decided_at_ms - watermark_ms)
 
-    # -- vertices -------------------------------------------------------------------------------
     def sinks_of(self, vertex: JobVertex) -> list[str]:
         return [one.uid for one in vertex.operators if one.kind is OperatorKind.SINK]
 
@@ -293,11 +273,7 @@ class JobSnapshot:
         return [one.uid for one in vertex.operators if one.kind is OperatorKind.SOURCE]
 
     def shares_of(self, vertex: JobVertex) -> tuple[float | None, float | None]:
-        """Return for which shares of the time a vertex was busy, and was held back.
-
-        A vertex that is a sink and nothing else is busy while it stages, and nothing is behind it that could
-        hold it back.
-        """
+        """Return for which shares of the time a vertex was busy, and was held back."""
         flow = self.flow
         if flow is None or self.status is not JobStatus.RUNNING:
             return None, None

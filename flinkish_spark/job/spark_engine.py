@@ -17,15 +17,13 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.accumulators import NO_TALLIES, NoTallies, TaskTallies
 from flinkish_spark.bridge.buckets import copy_in_tasks
+from flinkish_spark.bridge.jvm_process import ends_with_this_process
 from flinkish_spark.bridge.query_threads import JobThreads
 from flinkish_spark.bridge.session import (
     active_session,
     asking_kafka_first,
-    ends_with_this_process,
     is_cold,
-    is_gateway_gone,
     runs_tasks_itself,
-    said,
     warm_up,
 )
 from flinkish_spark.bridge.settings import SETTINGS, query_conf
@@ -62,7 +60,9 @@ from flinkish_spark.core.errors import (
     FlinkishError,
     StoreError,
 )
+from flinkish_spark.core.foreign_errors import is_gateway_gone, said
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.micro_batch import MICRO_BATCH_PROPERTY
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.cancellation import QueryCancellation
 from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery, manifest_context, sink_context
@@ -95,15 +95,12 @@ from flinkish_spark.savepoints.files import why_no_savepoint_at
 from flinkish_spark.savepoints.job import JobSavepoints
 from flinkish_spark.savepoints.seeds import check_layout
 from flinkish_spark.transport import columns as C
-from flinkish_spark.worker.time import MICRO_BATCH_PROPERTY
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-
-# ----------------------------------------------------------------------------------------------------------
-# Starting the one Spark query of a job, with the settings that the protocol depends on.
+LOG = logging.getLogger(__name__)
 
 
 class SettingsChanged(EnvironmentFault):
@@ -123,7 +120,6 @@ def start_query(
     shuffle_partitions: int,
     job_dir: StoreSpec,
 ) -> StreamingQuery:
-    """Start the query, under the settings that it needs."""
     with query_conf(spark, shuffle_partitions, job_dir) as wanted:
         stream = job.frame.writeStream.outputMode("append").foreachBatch(asking_kafka_first(spark, writer))
         stream = stream.option("checkpointLocation", checkpoint_location)
@@ -142,10 +138,6 @@ def start_query(
     return query
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Staging a micro-batch in every sink of the plan, over one evaluation of its rows.
-
-
 class StagingMismatchError(EnvironmentFault):
     """Two sinks saw different rows of one micro-batch; it is run again."""
 
@@ -154,13 +146,12 @@ class StagingMismatchError(EnvironmentFault):
 
 
 def in_turn(works: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Do works one behind the other."""
     return [work() for work in works]
 
 
 @dataclass(frozen=True)
 class StagedParts:
-    """What the sinks of one micro-batch are told: its checkpoint, and each one its block of ids."""
+    """A micro-batch's checkpoint, for all of its sinks, and a block of ids for each."""
 
     batch: BatchId
     checkpoint: CheckpointId
@@ -233,7 +224,6 @@ class SinkStaging:
         self._passes: dict[frozenset[str], Sequence[SinkPass]] = {}
 
     def stage(self, frame: DataFrame, batch: BatchId, attempt: int) -> StagedBatch:
-        """Stage `frame` in every sink; see :class:`~flinkish_spark.checkpoint.staging.Staging`."""
         staged = self.stage_only(frame, batch, attempt, frozenset(self._writers))
         self._check_digests(staged)
         return staged
@@ -241,7 +231,6 @@ class SinkStaging:
     def stage_only(
         self, frame: DataFrame, batch: BatchId, attempt: int, sinks: frozenset[str]
     ) -> StagedBatch:
-        """Stage `frame` in some sinks; see :class:`~flinkish_spark.checkpoint.staging.Staging`."""
         # This order matters: whatever evaluates the rows below is to tell its tasks of this micro-batch.
         here = micro_batch_in(self._context.log, batch)
         here = replace(here, lineage=self._context.lineage.value, bases=self._bases)
@@ -263,7 +252,6 @@ class SinkStaging:
         return self._stage_sinks(frame, batch, attempt, passes)
 
     def _passes_of(self, frame: DataFrame, sinks: frozenset[str]) -> Sequence[SinkPass]:
-        """Return how some sinks go over a micro-batch; the same for all of them."""
         found = self._passes.get(sinks)
         if found is None:
             own = [sink for sink in self._sinks if sink.uid in sinks]
@@ -310,7 +298,6 @@ class SinkStaging:
     def _stage_pass(
         self, frame: DataFrame, over: SinkPass, parts: StagedParts, counted: dict[object, int]
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
-        """Have the sinks of a pass stage their rows; note how many these are."""
         if over.joined is not None:
             return self._staged(over.joined.of(frame), over.sinks, parts, counted)
         return [
@@ -326,7 +313,6 @@ class SinkStaging:
         parts: StagedParts,
         counted: dict[object, int],
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
-        """Have sinks stage in one go."""
         clock, uids = self._context.clock, [sink.uid for sink in sinks]
         requests = [self._request(rows, sink, parts, counted) for sink in sinks]
         place = f"in {'sink' if len(uids) == 1 else 'one of the sinks'} {', '.join(map(repr, uids))}"
@@ -380,13 +366,8 @@ class SinkStaging:
                 )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What async calls cost, from the tasks to the driver by an accumulator of Spark's: a task that is repeated is
-# counted as often as it has made calls.
-
-
 class AsyncCosts(AccumulatorParam[Mapping[str, AsyncStatistics]]):
-    """Adds what tasks report, by operator."""
+    """Adds what tasks report, by operator; a task that is repeated counts as often as it has made calls."""
 
     def zero(self, value: Mapping[str, AsyncStatistics]) -> Mapping[str, AsyncStatistics]:
         return {}
@@ -409,11 +390,6 @@ class _Reported:
         self.costs.add({uid: cost})
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The engine that is Spark: checks, plans, starts and stops the one query of a job.
-
-
-LOG = logging.getLogger(__name__)
 #: How often Spark is asked for its progress; it keeps the last hundred micro-batches.
 _PROGRESS_MS = 1_000
 
@@ -445,12 +421,10 @@ class SparkEngine:
 
     @property
     def vertices(self) -> tuple[JobVertex, ...]:
-        """Return the vertices of the job graph; what only a plan knows of it changes none of them."""
         settings = self._settings
         return job_graph(settings.name, self._graph, settings.shuffle_partitions).vertices
 
     def check(self) -> None:
-        """Refuse what cannot work; nothing is written."""
         settings = self._settings
         if is_cold(self._spark):
             settings.threads.start("flinkish-warm-up", partial(warm_up, self._spark))
@@ -468,7 +442,6 @@ class SparkEngine:
         )
 
     def lock(self) -> OwnerLock:
-        """Return the lock of the job directory; in a bucket, what stands in its place."""
         ends_with_this_process(self._spark)
         settings, place = self._settings, self._settings.job_dir
         if place.is_local:
@@ -477,14 +450,12 @@ class SparkEngine:
         return BeatLease(self._job_dir, place.url, settings.clock, settings.threads, lease_ms)
 
     def record_job(self) -> JobUuid:
-        """Record the job's settings at the first start, compare them later."""
         settings = self._settings
         job = record_job(self._spark, self._graph, self._planned, settings, self._job_dir, settings.restore)
         self._job = str(job)
         return job
 
     def fenced_log(self, ownership: Ownership) -> SparkLog:
-        """Let an earlier owner's JVM write into a folder that is gone, or read by nobody."""
         place, epoch = self._settings.job_dir, ownership.epoch
         if place.is_local:
             fence_spark_folder(place.folder, epoch)
@@ -494,7 +465,6 @@ class SparkEngine:
         return log
 
     def pins(self, log: SparkLog) -> CheckpointPins:
-        """Return the pins below the job directory."""
         place, spark = self._settings.job_dir, self._spark
         # HDFS copies nothing by itself: the bytes go through executors, if there are any beside the driver.
         in_tasks = place.url.startswith("hdfs:") and not runs_tasks_itself(spark)
@@ -502,12 +472,10 @@ class SparkEngine:
         return pins_of(log, place, self._settings.clock, copies)
 
     def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
-        """Return the committers in the order in which sinks commit: as declared."""
         contexts = _contexts(self._planned, job, ownership, self._settings)
         return {s.uid: s.sink.create_committer(self._spark, contexts[s.uid]) for s in self._planned.sinks}
 
     def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:
-        """Return the writer of the job's manifest."""
         wanted = self._settings.manifest
         if wanted is None:
             return NO_MANIFEST
@@ -515,7 +483,6 @@ class SparkEngine:
         return wanted.create_writer(self._spark, context)
 
     def plan(self, control: ControlFile) -> QueryPlan:
-        """Plan the query."""
         settings, partitions = self._settings, self._savepoints.shuffle_partitions()
         beginning = self._savepoints.beginning()
         marking = NO_MARKING if settings.latencies is None else LatencyMarking(self._spark)
@@ -525,7 +492,6 @@ class SparkEngine:
         calls = AsyncPlace(settings.job_dir, self._job, workers, _Reported(self._costs))
         place = settings.place(control.path)
         name_operators(self._graph, partitions)
-        bundled = self._savepoints.bundles_per_partition(beginning)
         planner = Planner(
             self._spark,
             place,
@@ -533,8 +499,8 @@ class SparkEngine:
             beginning,
             marking=marking,
             calls=calls,
-            bundles_per_partition=bundled,
-            recorded=self._savepoints.layout_so_far(beginning),
+            bundles_per_partition=self._savepoints.bundles_per_partition(beginning),
+            recorded=self._savepoints.layout_so_far(),
         )
         planned = planner.plan(self._graph)
         check_layout(self._job_dir, planned)
@@ -547,7 +513,6 @@ class SparkEngine:
         return why_no_savepoint_at(target, self._settings.job_dir)
 
     def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
-        """Export a confirmed checkpoint."""
         self._savepoints.write(decision, target, log)
 
     def reseeding(self, log: SparkLog) -> Reseeding:
@@ -609,7 +574,6 @@ class SparkPlan:
         return self._planned.time
 
     def staging(self, context: StagingContext) -> Staging:
-        """Return what stages this plan's micro-batches."""
         contexts = _contexts(self._planned, context.job, context.ownership, self._settings)
         sinks = self._planned.sinks
         writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
@@ -679,7 +643,6 @@ class SparkQuery:
         return self._query.exception()
 
     def stop(self) -> None:
-        """Stop it; it has ended when this returns, or the JVM is gone."""
         try:
             self._cancellation.run()
             self._read_dropped()
@@ -690,7 +653,6 @@ class SparkQuery:
                 LOG.warning("stopping the query failed: %s", said(error))
 
     def dropped_records(self) -> int:
-        """Return what the policies of all sources left out in this process."""
         if self._dropped is None:
             return 0
         if self._clock.monotonic_ms() - self._asked_ms >= _PROGRESS_MS:

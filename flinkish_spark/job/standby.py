@@ -16,19 +16,14 @@ LOG = logging.getLogger(__name__)
 
 
 class LockWait(enum.Enum):
-    """How waiting for the lock of a job ended."""
-
     TAKEN = "TAKEN"
     #: This driver was told to end before; the job goes on where it is.
     GIVEN_UP = "GIVEN_UP"
 
 
 def wait_for_lock(lock: OwnerLock, settings: JobSettings, end_wanted: threading.Event) -> LockWait:
-    """Take the lock; a standby waits for it as long as its owner lives.
-
-    A standby that is told to end, with a last checkpoint or without, must not take the job over
-    later: it gives up, and the job of the owner is not touched.
-    """
+    """Take the lock; a standby waits for it as long as its owner lives."""
+    # A standby that is told to end must not take the job over later.
     waits = settings.standby is Standby.WAIT
     while True:
         if waits and end_wanted.is_set():

@@ -1,4 +1,9 @@
-"""A job as its directory tells it, in any process and whether it runs or not: who it is, its checkpoints."""
+"""A job as its directory tells it, in any process and whether it runs or not: who it is, its checkpoints.
+
+Statistics and decisions are written by one process and read by another, at different times, so they may
+disagree. Where there is a decision it is right: statistics only measure. A checkpoint whose files were
+deleted since is known from the statistics alone.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +35,6 @@ from flinkish_spark.protocol.time_plan import counts_of, late_of
 if TYPE_CHECKING:
     from flinkish_spark.checkpoint.retention import CheckpointPins
 
-# ----------------------------------------------------------------------------------------------------------
-# What is read may be anything: a checksum says that an object is as it was written, and not who wrote it.
-
 
 #: What taking a stored value apart raises if it has a shape that no job writes.
 WRONG_SHAPE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
@@ -46,23 +48,13 @@ def as_damage(what: str) -> Iterator[None]:
     except WRONG_SHAPE as error:
         raise CorruptObjectError(
             f"{what} is damaged",
-            why=_in_words(error),
+            why=f"{type(error).__name__}: {error}",
             what_to_do="restore the file from a backup",
         ) from error
 
 
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The job in a directory.
-
-
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """The job in a directory."""
-
     place: StoreSpec
     job_dir: JobDir
     name: str
@@ -71,7 +63,6 @@ class StoredJob:
 
     @classmethod
     def read(cls, place: StoreSpec) -> StoredJob:
-        """Return the job whose directory is at a place."""
         job_dir = open_job_dir(place)
         with as_damage(f"{JOB_KEY} in the job directory"):
             settings = job_dir.known_settings() or {}
@@ -79,7 +70,7 @@ class StoredJob:
             return cls(place, job_dir, name, JobUuid(settings["uuid"]), SystemClock())
 
     def pins(self) -> CheckpointPins:
-        """Return what is kept for checkpoints; only to be asked, never to be changed."""
+        """Return what is kept for checkpoints, to be asked and never changed."""
         # Here and not above: with it comes Arrow, which most commands can do without.
         from flinkish_spark.checkpoint.retention import pins_of
         from flinkish_spark.checkpoint.spark_log import log_of
@@ -91,18 +82,8 @@ class StoredJob:
         return {"job_dir": self.place.url, "job": self.name, "job_uuid": str(self.uuid)}
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What is known about a job's checkpoints: the statistics, and what lies in the job directory.
-#
-# The two are written by one process and read by another, at different times, so they may disagree. Where
-# there is a decision it is right: statistics only measure. A checkpoint whose files were deleted since is
-# known from the statistics alone.
-
-
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """What the job directory holds of one id."""
-
     checkpoint: CheckpointId
     trigger: TriggerRecord | None
     decision: Decision | None
@@ -116,7 +97,7 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """One checkpoint, from both."""
+    """One checkpoint, of the job directory and of the statistics."""
 
     checkpoint: CheckpointId
     #: None if nothing of it is in the job directory any more.
@@ -143,7 +124,6 @@ class CheckpointView:
 
     @property
     def status(self) -> CheckpointStatus:
-        """What has become of it."""
         if self.decision is None:
             return CheckpointStatus.IN_PROGRESS if self.statistics is None else self.statistics.status
         if self.decision.verdict is Verdict.ABORT:
@@ -153,7 +133,6 @@ class CheckpointView:
 
     @property
     def purpose(self) -> CheckpointPurpose:
-        """What it was taken for."""
         trigger = None if self.stored is None else self.stored.trigger
         known = (self.statistics, trigger, self.decision)
         # One of them is there, or nobody would know of the checkpoint.
@@ -161,7 +140,6 @@ class CheckpointView:
 
     @property
     def triggered_at_ms(self) -> int | None:
-        """Wall-clock time of its trigger; None where nobody wrote it down."""
         trigger = None if self.stored is None else self.stored.trigger
         if self.statistics is not None:
             return self.statistics.trigger_at_ms
@@ -171,7 +149,6 @@ class CheckpointView:
 
     @property
     def rows(self) -> int | None:
-        """Rows that all sinks staged for it; None where it is not known."""
         if self.statistics is not None and self.statistics.status is CheckpointStatus.COMPLETED:
             return self.statistics.rows
         if self.decision is None or self.decision.verdict is Verdict.ABORT:
@@ -223,7 +200,6 @@ class CheckpointView:
 
 
 def stored_checkpoints(job: StoredJob, ids: Iterable[CheckpointId]) -> dict[CheckpointId, StoredCheckpoint]:
-    """Return what the job directory holds of some ids."""
     objects = SealedObjects(job.job_dir.store, "the job directory")
     found = {}
     for checkpoint in ids:
@@ -293,15 +269,9 @@ def _superseded_by(stored: StoredCheckpoint | None, lineages: LineageHistory) ->
     return None if rewind is None else rewind.lineage
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Everything about one checkpoint: who took part, what it holds, what came of it.
-
-
 def details_of(job: StoredJob, view: CheckpointView) -> dict[str, Any]:
-    """Return what `checkpoints show --json` says; see `docs/command-line.md`.
-
-    Committables are counted and hooks are named: what is in them belongs to systems outside.
-    """
+    """Return what `checkpoints show --json` says; see `docs/command-line.md`."""
+    # Committables are counted and hooks are named: what is in them belongs to systems outside.
     commit = None if view.stored is None else view.stored.commit
     why_not = view.why_not_rewindable or job.pins().why_not_restorable(view.checkpoint)
     participants = () if view.statistics is None else view.statistics.participants
@@ -347,7 +317,6 @@ def _of_commit(commit: Decision) -> dict[str, Any]:
 
 
 def _upstream(offsets_text: str) -> list[dict[str, Any]]:
-    """Return the cuts of upstream jobs that the checkpoint is, by topic."""
     return [
         {
             "topic": topic,

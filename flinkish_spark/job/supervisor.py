@@ -1,4 +1,15 @@
-"""The supervisor of a job: check, own, recover, plan, run, finish."""
+"""The supervisor of a job: its phases, in their order.
+
+    check      what can be refused is refused; nothing is written anywhere
+    own        the lock, the owner epoch, the fence; what sinks and sources hold is of this directory
+    recover    what is decided is finished, what is not is gone, and hooks know where the job goes on
+    plan       one streaming DataFrame, and who stages and decides its micro-batches
+    run        the query, until it ends, fails, or the job is told to end
+    finish     query and coordinator have ended; what the last micro-batch had begun is gone
+
+A start of the query is recover to finish; what fails is started again under the same ownership. Another
+ownership begins after an order to go back. One object per `execute`.
+"""
 
 from __future__ import annotations
 
@@ -77,10 +88,6 @@ from flinkish_spark.protocol.restart import (
 )
 from flinkish_spark.protocol.statistics import StatisticsHistory
 from flinkish_spark.protocol.watermarks import EventTime
-
-# ----------------------------------------------------------------------------------------------------------
-# What a failure of a query means: wait and start again, or give up.
-
 
 LOG = logging.getLogger(__name__)
 
@@ -180,16 +187,8 @@ class RestartPolicy:
         ) from first
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What is wanted of a job: by the threads of its process, and by other processes through its directory.
-
-
 class JobControl:
-    """Passes requests to whichever coordinator runs; remembers what outlives it.
-
-    One for the life of a supervisor. Every method may be called by any thread, at any time, and none
-    blocks for longer than a look at a directory.
-    """
+    """Passes requests of any thread to the coordinator that runs; remembers what outlives it; never waits."""
 
     def __init__(self, why_no_savepoint_at: Callable[[str], str]) -> None:
         self._why_no_savepoint_at = why_no_savepoint_at
@@ -219,11 +218,7 @@ class JobControl:
         self.end_wanted.set()
 
     def ask(self, asked: Asked) -> None:
-        """Ask for a checkpoint or a savepoint; it is answered exactly once, perhaps before this returns.
-
-        What can be known before a checkpoint gets an id is refused here: no query runs, or nothing
-        can be written where the savepoint is to go.
-        """
+        """Ask for a checkpoint or a savepoint; it is answered exactly once, perhaps before this returns."""
         coordinator = self._coordinator
         if self._is_over:
             refused = CheckpointAnswer.refused(Reason.SHUT_DOWN)
@@ -266,14 +261,13 @@ class JobControl:
         return self.end_wanted.is_set() if self.is_starting else self.is_tearing_down
 
     def prepare(self, coordinator: CheckpointCoordinator) -> None:
-        """Switch the timer of `coordinator`, which does not run yet: its first look at it may trigger."""
+        """Switch the timer of a coordinator that does not run yet: its first look at it may trigger."""
         with self._lock:
             if self._schedule is Schedule.OFF:
                 coordinator.schedule(Schedule.OFF)
             self._timed = coordinator
 
     def attach(self, coordinator: CheckpointCoordinator) -> None:
-        """Pass requests to `coordinator`, which runs; an earlier one gets none any more."""
         if self._timed is not coordinator:
             self.prepare(coordinator)
         self._coordinator = coordinator
@@ -288,13 +282,7 @@ class JobControl:
         self._is_over = True
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The checkpoint behind which a query ends: asked for once, by a user or by the end of all input.
-
-
 class QueryEnd(enum.Enum):
-    """How a start of the query ended that did not fail."""
-
     #: The job was told to end, or all its input is over and has been worked through.
     OVER = "OVER"
     #: It was not: timers were left behind the last checkpoint, or input that was over went on.
@@ -302,17 +290,14 @@ class QueryEnd(enum.Enum):
 
 
 class LastCheckpoint:
-    """Asks for the last checkpoint of a start as soon as it may be taken.
-
-    Touched by the supervisor's thread and the epoch writer's.
-    """
+    """Asks for the last checkpoint of a start; used by the supervisor's thread and the epoch writer's."""
 
     def __init__(self, control: JobControl, time: Timekeeping, coordinator: CheckpointCoordinator) -> None:
         self._control, self._time, self._coordinator = control, time, coordinator
         self._lock, self._is_asked = threading.Lock(), False
 
     def look(self) -> None:
-        """Ask for it if it may be taken; called ten times a second, and behind each staged micro-batch."""
+        """Ask for it if it may be taken; called ten times a second, and after each staged micro-batch."""
         if not (self._control.stop_wanted.is_set() or self._time.can_end):
             return
         with self._lock:
@@ -332,36 +317,18 @@ class LastCheckpoint:
         return QueryEnd.NOT_OVER if is_of_input and not (is_wish or self._time.has_ended) else QueryEnd.OVER
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The supervisor: the phases of a job, in their order.
-#
-#     check      what can be refused is refused; nothing is written anywhere
-#     own        the lock, the owner epoch, the fence; what sinks and sources hold is of this directory
-#     recover    what is decided is finished, what is not is gone, and hooks know where the job goes on
-#     plan       one streaming DataFrame, and who stages and decides its micro-batches
-#     run        the query, until it ends, fails, or the job is told to end
-#     finish     query and coordinator have ended; what the last micro-batch had begun is gone
-#
-# A start of the query is recover to finish; what fails is started again under the same ownership. Another
-# ownership begins behind an order to go back. One object per `execute`.
-
-
 _WATCH_MS = 100
 #: How long listeners may take to hear of a job that is left.
 _TOLD_MS = 1_000
 
 
 class _Turn(enum.Enum):
-    """How an ownership of the job directory ended."""
-
     OVER = "OVER"
     TAKE_OVER_AGAIN = "TAKE_OVER_AGAIN"
 
 
 @dataclass(frozen=True)
 class _Owned:
-    """What one ownership has beside the context that all share."""
-
     job: JobContext
     inputs: Inputs
     completed: CompletedCheckpoints
@@ -369,8 +336,6 @@ class _Owned:
 
 @dataclass(frozen=True)
 class _Start:
-    """One start of the query, planned and not yet begun."""
-
     plan: QueryPlan
     lineage: Lineage
     gate: AdmissionGate
@@ -431,7 +396,6 @@ class Supervisor:
         return "" if known is None else str(known)
 
     def order_rewind(self, target: CheckpointId, tables: Tables) -> PendingRewind:
-        """Order the job to go back; called by any thread. See :meth:`JobClient.rewind`."""
         job_dir, clock = self._job_dir, self._settings.clock
         pins = self._engine.pins(log_of(job_dir.store, self._settings.job_dir, job_dir.newest_owner()))
         order = order_rewind(job_dir, pins, clock, target, tables, "ordered by the job's client")
@@ -439,7 +403,6 @@ class Supervisor:
 
     # -- life -----------------------------------------------------------------------------------
     def run(self, on_left: Callable[[CancellationTimedOut], None] = lambda error: None) -> None:
-        """Run the job; return when it was stopped."""
         self._on_left = on_left
         with logged_as(job=self._settings.name):
             self._live()
@@ -497,11 +460,9 @@ class Supervisor:
             self._leave(left_job(waits, for_ms))
 
     def _leave(self, error: CancellationTimedOut) -> None:
-        """Give the job up although its threads have not ended; called by the watchdog's.
-
-        They become what a driver is that was paused while another one took the job over: epochs, seals and
-        the sinks' own fences hold against them, and their next check of the ownership ends them.
-        """
+        """Give the job up although its threads have not ended; called by the watchdog's."""
+        # Epochs, seals and the sinks' own fences hold against these threads, and their next check of the
+        # ownership ends them.
         LOG.error("%s", error)
         self._left, self.progress.last_error = error, str(error)
         if self._owned is not None:
@@ -550,7 +511,6 @@ class Supervisor:
                 job.close()
 
     def _run_queries(self, owned: _Owned) -> _Turn:
-        """Run the query, and start it again whenever that may help."""
         ownership = owned.job.ownership
         while True:
             try:
@@ -574,7 +534,6 @@ class Supervisor:
             self._blocks.forget()
 
     def _run_query(self, owned: _Owned) -> QueryEnd:
-        """Start the query once, and return how it ended."""
         self.control.detach()
         recovered = self._recover(owned)
         self._check_input(owned)
@@ -585,7 +544,7 @@ class Supervisor:
 
     # -- own ------------------------------------------------------------------------------------
     def _own(self) -> _Owned:
-        """Take the job directory over, and make what all that follows shares: the one place that does."""
+        """Take the job directory over, and make what everything after it shares."""
         settings, waiting, engine = self._settings, self._waiting, self._engine
         with waiting("the job directory to take the record of the job"):
             job = engine.record_job()
@@ -650,7 +609,8 @@ class Supervisor:
         if isinstance(error, FencedError):
             raise error
         self.states.failed(error)
-        self._log_trace(error)
+        if trace := error.facts.get("trace"):
+            LOG.info("from the inside out:\n%s", trace)
         if isinstance(error, InputLostError | QueryFailed):
             # What Spark says about lost input names no ranges; the source does.
             self._raise_if_lost(inputs)
@@ -691,11 +651,6 @@ class Supervisor:
     def _place(self) -> str:
         """Return at which micro-batch the query has ended; empty if it did not come so far."""
         return "" if self._writer is None else f"at micro-batch {self._writer.expected}"
-
-    def _log_trace(self, error: FlinkishError) -> None:
-        trace = error.facts.get("trace")
-        if trace:
-            LOG.info("from the inside out:\n%s", trace)
 
     # -- recover --------------------------------------------------------------------------------
     def _recover(self, owned: _Owned) -> Recovered:
@@ -834,7 +789,6 @@ class Supervisor:
 
     # -- run ------------------------------------------------------------------------------------
     def _run(self, owned: _Owned, start: _Start) -> None:
-        """Run the query until it ends; both it and the coordinator have ended when this returns."""
         self._writer, self.control.is_starting = start.writer, False
         # This order matters: what is due by now, or was kept, gets its barrier into the first micro-batch.
         self.control.prepare(start.coordinator)
@@ -879,7 +833,6 @@ class Supervisor:
             self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
 
     def _raise_failure(self, query: RunningQuery, writer: EpochWriter) -> NoReturn:
-        """Raise what ended the query."""
         if isinstance(writer.failure, FlinkishError):
             raise writer.failure
         # Raises if the JVM is gone.

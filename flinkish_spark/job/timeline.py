@@ -31,10 +31,7 @@ _Found = tuple[str, Mark]
 
 
 def settle_timeline(job: JobContext) -> bool:
-    """Compare what is outside with the directory; return whether the job has to be taken over once more.
-
-    Called once behind each takeover, before anything is recovered. Systems that do not answer are waited for.
-    """
+    """Compare what is outside with the directory; return whether the job has to be taken over once more."""
     job_dir = job.ownership.job_dir
     marks = _all_marks(job)
     foreign = [(who, mark, why) for who, mark in marks if (why := _why_foreign(job, mark))]
@@ -99,11 +96,9 @@ def _why_foreign(job: JobContext, mark: Mark) -> str:
 
 
 def _is_shown_by_a_later_one(job_dir: JobDir, given_up: CheckpointId) -> bool:
-    """Whether a later checkpoint was committed here that has a micro-batch with the barrier of this one.
-
-    A micro-batch keeps its barrier when its checkpoint is given up, and passes to the next one. An atomic
-    sink puts the mark into its transaction at the barrier: what it leaves is the mark of the one given up.
-    """
+    """Return whether a later committed checkpoint has the micro-batch with the barrier of this one."""
+    # An atomic sink writes its mark at the barrier, and the barrier passes on when its checkpoint is given
+    # up.
     for later in job_dir.decided_ids():
         decision = job_dir.decision(later) if later > given_up else None
         if decision is not None and decision.verdict is Verdict.COMMIT:

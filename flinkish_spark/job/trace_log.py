@@ -31,11 +31,8 @@ def without_secrets(text: str) -> str:
 
 
 def with_trace_in_file(error: FlinkishError, job: str) -> FlinkishError:
-    """Return the error for a person: what it came from is in a file, which a line on stderr names.
-
-    The file is in the folder for temporary files, and only this user can read it. An error that comes from
-    nothing else stays as it is; and so does any if no file can be written.
-    """
+    """Return the error for a person, with its trace in a file that only this user can read."""
+    # An error without a cause stays as it is, and so does any where no file can be written.
     inner, causes = error.facts.get("trace"), list(causes_of(error))
     if inner is None and len(causes) == 1:
         return error

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import named_chain, named_scan
 from flinkish_spark.bridge.session import why_no_resources
-from flinkish_spark.checkpoint.control import load_control
+from flinkish_spark.connectors.control_source import load_control
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, Source, SourceNode, SourceStart
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.store_spec import StoreSpec

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import Computing, Keeping, NotRowByRow, RowPlan, Selection, row_plan
-from flinkish_spark.bridge.session import said
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import FlinkishError, GraphError, SchemaError, UserFunctionError
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.validation import check_methods
 from flinkish_spark.functions.stream import CoProcessFunction, ProcessFunction
 from flinkish_spark.joins.lookup import LookupJoin

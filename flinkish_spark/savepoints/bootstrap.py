@@ -1,4 +1,4 @@
-"""What a user says about state that is made of a batch DataFrame."""
+"""State that is made of a batch DataFrame, as a user says it: which rows, by which key, what into."""
 
 from __future__ import annotations
 
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from flinkish_spark.functions.keyed import Context, RuntimeContext
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a user writes to fill states and timers of a savepoint from rows.
 
 
 class KeyedStateBootstrapFunction(RichFunction, ABC):
@@ -64,13 +60,6 @@ class KeyedStateBootstrapFunction(RichFunction, ABC):
             The current key; the row's time, if the rows have one; the timer service. Its watermark is
             `MIN_WATERMARK_MS`, its processing time the wall clock when the savepoint was begun.
         """
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Columns of a DataFrame straight into states, by the states' descriptors.
-#
-# A value state takes one row per key. A list state takes one element per row, or a whole list per key; a
-# map state one entry per row, or a whole map per key. Which of them it is, the columns' types say.
 
 
 #: A state, and the column or columns that it is made of.
@@ -111,15 +100,12 @@ class ColumnsFunction(KeyedStateBootstrapFunction):
 
     @classmethod
     def of(cls, states: Sequence[StateColumns], schema: T.StructType, uid: str) -> ColumnsFunction:
-        """Return the function for pairs of descriptor and columns."""
         return cls(tuple(_fill(one, schema, uid) for one in states))
 
     def open(self, context: RuntimeContext) -> None:
-        """Declare the states."""
         self._states = [_declared(context, fill.descriptor) for fill in self._fills]
 
     def process_element(self, value: Any, ctx: Context) -> None:
-        """Put one row into each state."""
         for fill, state in zip(self._fills, self._states, strict=True):
             row = tuple(value[place] for place in fill.places)
             if any(column is not None for column in row):
@@ -246,13 +232,6 @@ def _refuse_second(is_there: bool, ctx: Context) -> None:
             f"several rows for the key {ctx.get_current_key()!r}: a DataFrame has no order, so none of them "
             "is the right one; aggregate them first"
         )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a user says about state that is made of a batch DataFrame: which rows, by which key, what into.
-#
-# Keys are hashed by Spark exactly as a job's `key_by` does, so every key finds its state in the key group
-# where the job will look for it.
 
 
 @dataclass(frozen=True)

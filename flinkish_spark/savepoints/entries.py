@@ -1,4 +1,4 @@
-"""Stored entries as readers see them: columns, rows and times."""
+"""Stored entries as readers and writers see them: columns, rows, and times as timestamps."""
 
 from __future__ import annotations
 
@@ -36,10 +36,6 @@ from flinkish_spark.state.key_group import (
 )
 from flinkish_spark.state.savepoint_files import state_in
 from flinkish_spark.types.arrow_types import spark_type
-
-# ----------------------------------------------------------------------------------------------------------
-# Times of stored entries as readers and writers see them: timestamps, where milliseconds are stored.
-
 
 Array = np.ndarray[Any, Any]
 
@@ -109,14 +105,6 @@ def _offsets(lists: pa.Array) -> Array:
     return counted
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Stored entries as readers see them: which columns a state has, and the tasks that bring the rows.
-#
-# A key group that was not touched since a declaration changed is stored as it was declared then. So the key
-# groups of one state may have different columns, and readers see all of them: null where a field is
-# missing, the widest type where it has become wider.
-
-
 CLOCK, TIME_MS = "clock", "time_ms"
 
 #: From what a task is given to whole state values.
@@ -132,7 +120,6 @@ class SavepointValues:
     place: StoreSpec
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes | memoryview]:
-        """Yield the values."""
         for batch in batches:
             for text in batch.column(0).to_pylist():
                 for _, value in file_values(self.place, StateFile.from_json(json.loads(text))):
@@ -140,7 +127,6 @@ class SavepointValues:
 
 
 def file_values(place: StoreSpec, file: StateFile) -> Iterator[tuple[int, memoryview]]:
-    """Yield key groups and values of one file."""
     try:
         for batch in state_in(place, file):
             groups = batch.column(0).to_pylist()
@@ -164,7 +150,6 @@ class StoreValues:
     operator: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes | memoryview]:
-        """Yield the values."""
         bases = BaseFiles(MappedBases(self.bases), 0, None)
         for batch in batches:
             for stored in batch.column(0).to_pylist():
@@ -182,7 +167,6 @@ class FindSections:
     values: Values
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of FOUND."""
         found: dict[tuple[str, bytes], None] = {}
         for value in self.values(batches):
             for name, table in stored_tables(value).items():
@@ -206,8 +190,8 @@ class Section:
 
 
 def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return columns that hold the entries of all key groups."""
-    # Those that were stored when lists and maps expired as a whole have no times of elements.
+    """Return columns that hold the entries of all key groups, under whatever declaration each was stored."""
+    # Lists and maps that a writer of savepoints gave one time have no times of elements.
     first = max(schemas, key=lambda schema: TOUCHES in schema.names)
     slots = [field for field in first if not _is_value(field)]
     values: dict[str, pa.DataType] = {}
@@ -236,7 +220,6 @@ def _slots(schema: pa.Schema) -> list[pa.Field]:
 
 
 def reader_columns(schema: pa.Schema) -> T.StructType:
-    """Return the columns of a state for readers."""
     keys = [field for field in schema if _is_key(field)]
     of_field = value_columns(schema, [reader_name(field) for field in schema if _is_value(field)])
     found = []
@@ -283,7 +266,6 @@ class ReadEntries:
     columns: T.StructType
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of `columns`."""
         layout = self.section.layout
         for value in self.values(batches):
             stored = stored_tables(value).get(self.section.name)
@@ -310,7 +292,6 @@ class FirstCopy:
     section: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a row of COPY, or none."""
         found: bytes | None = None
         for value in self.values(batches):
             if found is None and self.section in stored_tables(value):
@@ -338,7 +319,6 @@ class ReadSection:
     columns: pa.Schema | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows."""
         for value in self.values(batches):
             table = stored_tables(value).get(self.section)
             if table is not None:
@@ -362,7 +342,6 @@ class ReadTimers:
     columns: T.StructType
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of `columns`."""
         for value in self.values(batches):
             tables = stored_tables(value)
             for domain in TimeDomain:

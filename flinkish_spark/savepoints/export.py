@@ -1,13 +1,9 @@
 """From a confirmed checkpoint to a savepoint: read the keyed state from Spark's own checkpoint.
 
-Spark's state data source reads the state as it was behind one micro-batch, by the ids of the state
-files that commits/N names. It opens stores of its own, so the running query is not disturbed. The
-tasks that read write the files; the driver sees their names, sizes and digests only.
-
-State lies in folders numbered in the order of the operators in the plan; each value says whose it
-is, so a number that is not what the recorded layout says is found.
-Nothing is a savepoint until ``savepoint.json`` exists. An export that was given up leaves files
-that nobody names; the next export to the same place removes them.
+Spark's state data source reads the state behind one micro-batch, in stores of its own, so the running query
+is not disturbed. The tasks that read write the files; the driver sees their names, sizes and digests only.
+Nothing is a savepoint until ``savepoint.json`` exists. An export that was given up leaves files that nobody
+names; the next export to the same place removes them.
 """
 
 from __future__ import annotations
@@ -25,9 +21,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.session import said
 from flinkish_spark.bridge.settings import session_of_its_own
 from flinkish_spark.checkpoint.spark_log import place_of_bases
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
@@ -66,7 +62,8 @@ if TYPE_CHECKING:
 
 #: What is escaped in a URI of Java's.
 _ESCAPED = re.compile(r"[\x00-\x20%#?\"<>\\^`{|}\[\]]")
-_REPORT = "name STRING, rows INT, bytes LONG, sha256 STRING, states STRING, groups ARRAY<INT>"
+#: What a task says about the file that it has written, as JSON.
+_REPORT = "report STRING"
 
 
 @dataclass(frozen=True)
@@ -113,9 +110,10 @@ class _WriteStateFile:
                 found += groups
         if writer is not None:
             size, digest = writer.close()
-            row = [name, writer.rows, size, digest, json.dumps(states), found]
-            columns = dict(zip(_report_schema().names, ([value] for value in row), strict=True))
-            yield pa.RecordBatch.from_pydict(columns, schema=_report_schema())
+            file = {"name": name, "rows": writer.rows, "bytes": size, "sha256": digest}
+            yield pa.RecordBatch.from_pydict(
+                {"report": [json.dumps({**file, "states": states, "groups": found})]}
+            )
 
     def _by_group(self, bundle: int, value: bytes) -> Mapping[int, bytes]:
         is_alone = bundle < 0 or len(self._bundling.groups_of(bundle)) == 1
@@ -129,20 +127,6 @@ class _WriteStateFile:
         return stored.types
 
 
-def _report_schema() -> pa.Schema:
-    text, number = pa.string(), pa.int32()
-    return pa.schema(
-        [
-            ("name", text),
-            ("rows", number),
-            ("bytes", pa.int64()),
-            ("sha256", text),
-            ("states", text),
-            ("groups", pa.list_(number)),
-        ]
-    )
-
-
 def export_state(
     spark: SparkSession,
     place: StoreSpec,
@@ -152,12 +136,9 @@ def export_state(
     operators: Mapping[str, OperatorShape],
     layout: PlanLayout,
     shuffle_partitions: int,
-    bundles_per_partition: int | None,
+    bundles_per_partition: int,
 ) -> ExportedState:
-    """Write the keyed state of a decided checkpoint below ``state/`` of a place.
-
-    Safe to repeat and to give up: the names of the files are new each time.
-    """
+    """Write the keyed state of a decided checkpoint below ``state/`` of a place, in files with new names."""
     numbers = operator_numbers(decision.commits_text)
     planned = tuple(dict.fromkeys(one.number for one in layout.states))
     if numbers != planned:
@@ -181,7 +162,7 @@ def export_state(
         try:
             frame = of_instance(state.load(log.hadoop_url), instance)
             values = frame.select(F.col(f"key.{ROUTE}"), F.col("value.groupState.value"))
-            reports = [row.asDict() for row in values.mapInArrow(write, _REPORT).collect()]
+            reports = [json.loads(row["report"]) for row in values.mapInArrow(write, _REPORT).collect()]
         except Exception as error:
             raise SavepointFailed(
                 f"the state of checkpoint {decision.checkpoint} cannot be read from Spark's checkpoint",
@@ -192,7 +173,7 @@ def export_state(
                 "Spark's reader of state escapes a path twice, and does not find this one",
             ) from error
         for report in reports:
-            states.setdefault(instance.uid, {}).update(json.loads(report["states"]))
+            states.setdefault(instance.uid, {}).update(report["states"])
         try:
             found = [group for r in reports for group in r["groups"] if group >= 0]
             check_groups(instance.uid, groups, found)
@@ -227,7 +208,7 @@ def operator_numbers(commits_text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What of a job goes into its savepoints beside its state."""
+    """A job's facts that go into its savepoints beside its state."""
 
     name: str
     uuid: JobUuid
@@ -237,7 +218,7 @@ class JobFacts:
     #: Of the lineage in which the checkpoint was taken.
     layout: PlanLayout
     shuffle_partitions: int
-    bundles_per_partition: int | None
+    bundles_per_partition: int
 
 
 @dataclass(frozen=True)
@@ -258,11 +239,9 @@ def export_savepoint(
     job_place: StoreSpec,
     upstream: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> SavepointHandle:
-    """Make a confirmed checkpoint a savepoint at `target`.
+    """Make a confirmed checkpoint a savepoint at `target`; do nothing if it is one already.
 
-    Called in a thread of the driver, while the query runs or after it ended; the caller sees to it
-    that Spark keeps the state of the checkpoint meanwhile. Repeating it after it was cut off is
-    safe, also from another process, and does nothing once the savepoint exists.
+    The caller sees to it that Spark keeps the state of the checkpoint meanwhile. Any process may repeat it.
     """
     check_outside(target, job_place)
     place = savepoint_at(target)
@@ -326,7 +305,6 @@ def make_durable(place: StoreSpec, files: Collection[StateFile]) -> None:
 
 
 def sync_folders(root: Path, files: Collection[StateFile]) -> None:
-    """Make the names of state files durable; their content is already."""
     folders = {root / STATE_FOLDER / file.operator for file in files} | {root / STATE_FOLDER, root}
     for folder in folders:
         if folder.is_dir():

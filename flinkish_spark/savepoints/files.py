@@ -49,9 +49,6 @@ from flinkish_spark.protocol.savepoints import (
 )
 from flinkish_spark.state.savepoint_files import sha256_of
 
-# ----------------------------------------------------------------------------------------------------------
-# What can be wrong with a savepoint; all of it is said before anything is created.
-
 
 class SavepointNotFound(UserError):
     """There is no savepoint at that path, or it was never finished."""
@@ -87,16 +84,6 @@ class BootstrapRefused(UserError):
     """What is to be written into a savepoint does not fit together; nothing was written."""
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A savepoint's directory: finished or not, whole or damaged, whose it is.
-#
-#     savepoint.json                    created last; without it there is no savepoint
-#     state/<operator uid>/<n>.parquet  rows of key group and state value
-#     claimed.json                      a job owns the files; deleted last
-#
-# All names in it are relative, so it can be moved and copied with any tool.
-
-
 METADATA_KEY = "savepoint.json"
 CLAIM_KEY = "claimed.json"
 #: What a crash leaves of a write into the store.
@@ -104,7 +91,14 @@ _TEMPORARY = re.compile(r"\.(savepoint|claimed)\.json\.[0-9a-f]{32}\.tmp")
 
 
 class SavepointDir:
-    """One savepoint's directory."""
+    """A savepoint's directory: finished or not, whole or damaged, whose it is.
+
+        savepoint.json                    created last; without it there is no savepoint
+        state/<operator uid>/<n>.parquet  rows of key group and state value
+        claimed.json                      a job owns the files; deleted last
+
+    All names in it are relative, so it can be moved and copied with any tool.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.shown, self.place = path, str(path), StoreSpec(str(path))
@@ -113,7 +107,6 @@ class SavepointDir:
 
     # -- reading --------------------------------------------------------------------------------
     def metadata(self) -> SavepointMetadata:
-        """Return what the savepoint says about itself; creates nothing."""
         try:
             return self._objects.read(METADATA_KEY, "savepoint", SavepointMetadata.from_json)
         except ObjectMissing:
@@ -127,14 +120,14 @@ class SavepointDir:
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is a savepoint, whatever it is worth."""
+        """Return whether there is a savepoint, whatever it is worth."""
         try:
             return self._store.read(METADATA_KEY) is not None
         except ObjectMissing:
             return False
 
     def is_there(self, savepoint: str) -> bool:
-        """Whether this is the savepoint of that name; raises as :meth:`metadata` if it is damaged."""
+        """Return whether this is the savepoint of that name; raises as :meth:`metadata` if it is damaged."""
         try:
             return self.metadata().savepoint == savepoint
         except SavepointNotFound:
@@ -167,15 +160,13 @@ class SavepointDir:
         return self._path_of(file).read_bytes()
 
     def take(self, files: Collection[StateFile], folder: Path) -> None:
-        """Copy files below `folder`, where the file system can by a hard link, and check every byte.
-
-        What is there already is replaced: it comes from a restore that was cut off.
-        """
+        """Copy files below `folder`, where the file system can by a hard link, and check every byte."""
         for file in files:
             source, target = self._path_of(file), folder / file.path
             if sha256_of(source) != file.sha256:
                 raise self._damaged(file, "its checksum does not match")
             make_directories(target.parent)
+            # It comes from a restore that was cut off.
             target.unlink(missing_ok=True)
             try:
                 os.link(source, target)
@@ -269,13 +260,11 @@ class SavepointDir:
 
     # -- ownership ------------------------------------------------------------------------------
     def claimed_by(self, savepoint: str) -> Claim | None:
-        """Return who owns the savepoint of that name here."""
         claim = self._objects.optional(CLAIM_KEY, "claim", Claim.from_json)
         is_of_this = claim is not None and (claim.savepoint, claim.path) == (savepoint, self._here())
         return claim if is_of_this else None
 
     def check_unclaimed(self, job: JobUuid | None) -> None:
-        """Refuse a savepoint that another job owns."""
         claim = self.claimed_by(self.metadata().savepoint)
         if claim is not None and claim.job != job:
             raise SavepointClaimed(
@@ -300,11 +289,10 @@ class SavepointDir:
     def delete(self, job: JobUuid, savepoint: str) -> None:
         """Delete a savepoint that the job claimed; called again after it was cut off, it finishes.
 
-        Without a claim by this job on this savepoint it does nothing: the same directory may hold
-        a later savepoint by now. Deletes named files only: what somebody else put here stays, and
-        so does the directory then.
+        What somebody else put here stays, and so does the directory then.
         """
         claim = self.claimed_by(savepoint)
+        # The same directory may hold a later savepoint by now.
         if claim is None or claim.job != job:
             return
         try:
@@ -344,7 +332,6 @@ class SavepointInBucket(SavepointDir):
         self._objects = SealedObjects(self._store, f"the savepoint {place.url}")
 
     def check_files(self, files: Iterable[StateFile]) -> None:
-        """Raise SavepointDamaged unless all files are there with their sizes; one listing."""
         there = self._bucket.sizes_below(STATE_FOLDER)
         for file in files:
             found = there.get(file.path.removeprefix(f"{STATE_FOLDER}/"))
@@ -353,7 +340,6 @@ class SavepointInBucket(SavepointDir):
                 raise self._damaged(file, f"{why} instead of {file.size_bytes} bytes")
 
     def take(self, files: Collection[StateFile], folder: Path) -> None:
-        """Copy files below `folder`, and check every byte."""
         target = LocalStore(folder)
         for file in files:
             target.put(file.path, self._checked(file))
@@ -380,7 +366,6 @@ class SavepointInBucket(SavepointDir):
         self._store.delete(probe)
 
     def finish(self, metadata: SavepointMetadata) -> SavepointMetadata:
-        """Create savepoint.json and remove files that it does not name; return what is there."""
         metadata = self._create(metadata)
         named = {file.path for file in metadata.files}
         there = (f"{STATE_FOLDER}/{name}" for name in self._bucket.sizes_below(STATE_FOLDER))
@@ -433,20 +418,10 @@ def _is_state_file(path: Path) -> bool:
     return path.suffix == STATE_ENDING and path.is_file() and not path.is_symlink()
 
 
-def copy_durably(source: Path, target: Path) -> None:
-    """Copy a file and make its content durable; its name is not yet."""
-    shutil.copyfile(source, target)
-    sync_file(target)
-
-
 def sync_file(path: Path) -> None:
     """Make the content of a file durable; its name is not yet."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Where a savepoint can be written: looked at before the request for it gets a checkpoint id.
 
 
 #: Of a path and of one name in it, in bytes, with room for ``/state/<uid>/<name>.parquet`` behind it.
@@ -456,11 +431,7 @@ _ELSEWHERE = "give another directory"
 
 
 def why_no_savepoint_at(target: str, job_dir: StoreSpec) -> str:
-    """Return why no savepoint can be written to a directory, and what to do; empty if it can.
-
-    Makes the directory if it can be one: that is the only way to know. Whatever `target` is, the
-    answer is text. It holds for the moment; the export looks again.
-    """
+    """Return why no savepoint can be written to a directory, and what to do; empty if it can, for now."""
     try:
         check_target(target_place(target, job_dir), lambda place: check_outside(place, job_dir))
     except FlinkishError as error:
@@ -522,7 +493,7 @@ def in_and_around(one: StoreSpec, other: StoreSpec) -> tuple[bool, bool]:
 
 
 def _is_within(path: Path, folder: Path) -> bool:
-    """Whether a resolved path is a resolved folder or below it; one directory can have two names."""
+    """Return whether a resolved path is a resolved folder or below it; one directory can have two names."""
     if path.is_relative_to(folder):
         return True
     try:
@@ -584,10 +555,6 @@ def _refused(target: str, why: str, what_to_do: str) -> SavepointFailed:
     # It may be anything: shown in quotes, and not longer than a line or two.
     shown = repr(target if len(target) <= 200 else f"{target[:200]}...")
     return SavepointFailed(f"no savepoint can be written to {shown}", why=why, what_to_do=what_to_do)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# What a user says about restoring.
 
 
 @dataclass(frozen=True)

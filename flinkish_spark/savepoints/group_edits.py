@@ -52,16 +52,12 @@ from flinkish_spark.transport.blocks import as_schema, from_block, to_block
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP
 from flinkish_spark.types.rows import RowReader, arrow_schema
 
-# ----------------------------------------------------------------------------------------------------------
-# The tasks that write key groups of a new savepoint.
-#
 #     rows by key, blocks  --+
 #     rows of a state ------ + -> shuffled and sorted by key group -> one value per key group -> state files
 #     values of a savepoint -+
 #
 # What goes through the shuffle has one form: a key group, which *part* it is, and bytes. Part 0 is the
 # value that the key group had; every other part is rows of one DataFrame, as blocks.
-
 
 KEY_GROUP, PART, BLOCK = "key_group", "part", "block"
 #: What goes through the shuffle.
@@ -94,13 +90,11 @@ class WriterRefused(ValueError):
 class PackRows:
     """Runs in tasks in front of the shuffle: a key group and columns in, blocks out."""
 
-    #: Which part the rows are.
     part: int
     #: Of the columns behind the key group.
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of PACKED."""
         for batch in batches:
             if not batch.num_rows:
                 continue
@@ -124,7 +118,6 @@ class PackValues:
     together: frozenset[str] = frozenset()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of PACKED."""
         for batch in batches:
             for text in batch.column(0).to_pylist():
                 file = StateFile.from_json(json.loads(text))
@@ -151,14 +144,12 @@ class WriteGroups:
 
     #: Of the savepoint that is written.
     place: StoreSpec
-    #: Uid, which is part of the path.
     operator: str
     #: Opens the names of the files; an attempt of a task has a name of its own.
     name: str
     change: Change
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a row of REPORT, or none where nothing was written."""
         task = TaskContext.get()
         attempt = "0" if task is None else f"{task.partitionId()}-{task.taskAttemptId()}"
         name = f"{self.name}-{attempt}"
@@ -217,10 +208,6 @@ def _due_of(tables: Mapping[str, pa.RecordBatch], clock: TimeDomain) -> Iterator
             yield next_due_of(table, clock)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A key group's state out of rows: runs a bootstrap function where a job runs its own.
-
-
 #: The column with the time of a row, if rows have one.
 ROW_TIME = "time"
 
@@ -254,7 +241,6 @@ class FillGroup:
         self._opened: tuple[GroupRun, GroupLayout, RowReader] | None = None
 
     def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
-        """Return the value."""
         run, layout, reader = self._open()
         (blocks,) = parts.values()
         rows = pa.concat_batches([from_block(block, self._rows.schema) for block in blocks])
@@ -299,7 +285,6 @@ class _BootstrapOperator(KeyedStreamOperator):
         self._function = function
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Open the function."""
         own = states.of_function()
         own.why_no_accumulators = (
             "a bootstrap function has none: no job has run yet whose result they could be part of; count the "
@@ -323,16 +308,12 @@ class _BootstrapOperator(KeyedStreamOperator):
         self._function.close()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A key group's stored value with other entries in some states, or under another uid.
-
-
 class Edit(Protocol):
     """Other entries for some sections of every key group."""
 
     @property
     def name(self) -> str:
-        """What is edited; a later edit of the same takes the place of an earlier one."""
+        """Name what is edited; a later edit of the same takes the place of an earlier one."""
 
     @property
     def rows(self) -> pa.Schema:
@@ -481,7 +462,6 @@ class EditedItems:
     kind: ClassVar[str] = LIST_KIND
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
-        """Return the items by the name of the state."""
         given = _joined(blocks, self.rows)
         if given.column(0).null_count:
             raise WriterRefused(f"the operator list state '{self.name}' has a null; no item may be null")
@@ -534,7 +514,6 @@ class EditGroup:
     edits: Mapping[int, Edit]
 
     def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
-        """Return the value."""
         before = parts.get(VALUE, [])
         if len(before) > 1:
             raise WriterRefused(f"key group {group} of '{self.owner}' is there twice")

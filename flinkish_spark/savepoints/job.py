@@ -1,4 +1,4 @@
-"""What the engine of a job needs of this package, in one object."""
+"""The one object by which the engine of a job uses this package."""
 
 from __future__ import annotations
 
@@ -53,23 +53,21 @@ class JobSavepoints:
         return beginning_of(self._job_dir, self._root)
 
     def shuffle_partitions(self) -> int:
-        """Return with how many partitions the query of the live lineage runs.
-
-        Spark goes by its log: until that has begun anew, a job that is to have another number still runs,
-        and so replays, with the one that it had.
-        """
+        """Return with how many partitions the query of the live lineage runs."""
+        # Spark goes by its log: until that has begun anew, a job that is to have another number still runs,
+        # and so replays, with the one that it had.
         now = shuffle_partitions_of(self._job_dir, self.beginning())
         return self._shuffle_partitions if now is None else now
 
-    def bundles_per_partition(self, beginning: Beginning) -> int | None:
+    def bundles_per_partition(self, beginning: Beginning) -> int:
         """Return in how many bundles a partition of the live lineage has its key groups."""
         return bundles_per_partition_of(self._job_dir, beginning)
 
-    def layout_so_far(self, beginning: Beginning) -> PlanLayout | None:
-        return layout_so_far(self._job_dir, beginning)
+    def layout_so_far(self) -> PlanLayout | None:
+        return layout_so_far(self._job_dir)
 
     def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
-        """Export a confirmed checkpoint of the live lineage to `target`; see :func:`export_savepoint`."""
+        """Export a confirmed checkpoint of the live lineage to `target`."""
         job = self._job_dir.known_uuid()
         if job is None:
             raise InternalError("a job without job.json has a checkpoint")

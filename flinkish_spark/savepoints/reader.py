@@ -1,4 +1,7 @@
-"""Keyed state of a savepoint or a retained checkpoint as a DataFrame."""
+"""Keyed state of a savepoint or a retained checkpoint as a DataFrame: for people, tests and other jobs.
+
+The files are read in tasks, each value is checked, and reading runs no code of the job's.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.buckets import pass_on
-from flinkish_spark.bridge.session import in_session, said
+from flinkish_spark.bridge.session import in_session
 from flinkish_spark.bridge.settings import session_of_its_own
 from flinkish_spark.checkpoint.retention import PINS, PinManifest
 from flinkish_spark.checkpoint.state_files import checksum_names
-from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError, StoreError
+from flinkish_spark.core.errors import ConfigError, CorruptObjectError, StoreError
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.forks import in_this_process
 from flinkish_spark.core.job_dir import JobDir, open_job_dir
 from flinkish_spark.core.store import ObjectMissing, SealedObjects
@@ -76,7 +80,7 @@ from flinkish_spark.savepoints.files import (
     savepoint_at,
     target_place,
 )
-from flinkish_spark.savepoints.seeds import layout_fact
+from flinkish_spark.savepoints.seeds import layout_of
 from flinkish_spark.state.base_files import bases_of
 from flinkish_spark.state.codec import FrameError
 from flinkish_spark.state.evolution import StateMismatch
@@ -87,26 +91,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------------
-# State of a retained checkpoint, for readers who are no part of the job.
-#
-# What a checkpoint keeps of Spark's state is its pin (:mod:`flinkish_spark.checkpoint.retention`). Spark's
-# state data source wants files at the places where a query has them, so a *view* is made outside of the job
-# directory: a folder with the two log entries and links to the pinned files of one operator. The job
-# directory is only read; the job may run meanwhile, and may even delete the checkpoint: what is linked
-# stays.
-#
-# Where links between the two places are impossible there are symbolic ones, and a checkpoint that is
-# deleted while it is read is an error of the reader's. From and to a bucket files are copied.
-
-
-#: Files that are copied at a time.
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class RetainedState:
-    """The state of one checkpoint, as its pin has it."""
+    """The state of one checkpoint, as its pin (:mod:`flinkish_spark.checkpoint.retention`) has it.
+
+    Spark's state data source wants files at the places where a query has them, so a *view* is made outside of
+    the job directory: a folder with the two log entries and links to the pinned files of one operator. The
+    job may even delete the checkpoint meanwhile: what is linked or copied stays. Where only symbolic links
+    are possible, that is an error of the reader's.
+    """
 
     place: StoreSpec
     manifest: PinManifest
@@ -117,10 +113,7 @@ class RetainedState:
         return {one.chain: one for one in self.layout.states if one.uid == uid}
 
     def view(self, operator: StateInstance, scratch: StoreSpec) -> StoreSpec:
-        """Return a new folder that looks like the query's checkpoint, with one operator's state.
-
-        It is deleted when this process ends.
-        """
+        """Return a folder that looks like the query's checkpoint; it is deleted when this process ends."""
         made = scratch.below(f"flinkish-state-{uuid.uuid4().hex}")
         atexit.register(in_this_process(_delete_view), made)
         if made.is_local:
@@ -214,7 +207,6 @@ def retained_state(place: StoreSpec, checkpoint: int | None) -> RetainedState:
 def not_retained(
     place: StoreSpec, checkpoint: CheckpointId | None, why: str, others: list[int] | None = None
 ) -> CheckpointNotRetained:
-    """Return the error about a checkpoint whose state cannot be read."""
     what = f"the state of checkpoint {checkpoint} in {place.url} cannot be read"
     kept = ", ".join(map(str, others or ()))
     return CheckpointNotRetained(
@@ -254,14 +246,7 @@ def _layout_in(job_dir: JobDir, history: LineageHistory, lineage: Lineage) -> Pl
     """Return the names of the plan that ran in a lineage, which may not be the live one."""
     begun = [one.lineage for one in history.rewinds if one.kind is RewindKind.RESEED]
     origin = max((one for one in begun if one <= lineage), default=FIRST_LINEAGE)
-    recorded = job_dir.recorded(layout_fact(origin))
-    if recorded is None:
-        raise JobDirError(
-            "the job directory does not say in which order its operators are planned",
-            why="it was begun by an older version",
-            what_to_do="start and stop the job once as it was",
-        )
-    return PlanLayout.from_json(recorded)
+    return layout_of(job_dir, origin)
 
 
 def _link_to(source: Path, target: Path) -> None:
@@ -271,10 +256,6 @@ def _link_to(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         os.symlink(source, target)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Where the state of one operator is read: a savepoint, or a retained checkpoint of a job directory.
 
 
 #: Who reads states without keys, by what opens the names of their sections.
@@ -314,7 +295,6 @@ class StoredState:
         return sections_of((row["section"], bytes(row["schema"])) for row in found)
 
     def section(self, name: str) -> Section:
-        """Return the section of a state."""
         sections = self.sections()
         for prefix, reader in _WITHOUT_KEYS.items():
             if prefix + name in sections and STATE_SECTION + name not in sections:
@@ -402,7 +382,6 @@ def _in_savepoint(spark: SparkSession, place: StoreSpec, uid: str, chain: str | 
 
 
 def files_of(metadata: SavepointMetadata, uid: str, chain: str | None) -> list[StateFile]:
-    """Return the state files of an operator in one chain."""
     if uid not in metadata.operators:
         raise _missing("the savepoint", "operator", uid, metadata.operators)
     files = [file for file in metadata.files if file.operator == uid]
@@ -489,13 +468,6 @@ def _checked_scratch(spark: SparkSession, root: StoreSpec, scratch: str | Path |
             what_to_do="give an absolute path outside of the job directory",
         )
     return place
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Keyed state of a savepoint or a retained checkpoint as a DataFrame: for people, tests and other jobs.
-#
-# The files are read in tasks, each value is checked, and reading runs no code of the job's. Nothing is
-# changed; the job may run meanwhile, or not.
 
 
 def read_state(

@@ -65,15 +65,6 @@ if TYPE_CHECKING:
     from flinkish_spark.protocol.decisions import Decision
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Preparing a new job directory with a savepoint.
-#
-# First everything is checked and nothing is written. Then, holding the job's lock: the savepoint is claimed
-# if the user wants that, its state files are copied below ``seeds/0/``, and ``seed.json`` is written. With
-# it the job is self-contained; it exists before job.json does, so a job that was meant to be restored never
-# starts empty.
-
-
 _OR_ALLOW = ", or allow it: non_restored=NonRestoredState.ALLOW"
 _ADVICE = {
     Misfit.OPERATOR_MISSING: "give the operator its uid again" + _OR_ALLOW,
@@ -110,13 +101,9 @@ def _sources(graph: StreamGraph) -> dict[str, SourceShape]:
 def begun_chains(
     graph: StreamGraph, job_dir: JobDir, root: StoreSpec, restore: RestoreSettings | None
 ) -> frozenset[str] | None:
-    """Return the names of the chains that a job has begun with, or has to begin with.
-
-    None where they follow from the program. Chains of before know an operator once for each operator behind
-    it that sinks read; a job goes on with them, since positions and state lie so.
-    """
+    """Return the names of the chains that a job has begun with, or has to; None: as the program says."""
     beginning = beginning_of(job_dir, root)
-    layout = layout_so_far(job_dir, beginning)
+    layout = layout_so_far(job_dir)
     if layout is not None:
         return frozenset(one.chain for one in layout.operators)
     if beginning.seed is not None:
@@ -125,10 +112,7 @@ def begun_chains(
 
 
 def chains_of_savepoint(graph: StreamGraph, metadata: SavepointMetadata) -> frozenset[str] | None:
-    """Return the names of a savepoint's chains, if those that a program would have cannot begin with it.
-
-    Operators that stand in one chain now have stood at different places there.
-    """
+    """Return the names of a savepoint's chains, if those that a program would have cannot begin with it."""
     sinks: dict[Chain, list[str]] = {}
     for sink in graph.sinks:
         for chain in chains_of_sink(graph, sink):
@@ -139,7 +123,12 @@ def chains_of_savepoint(graph: StreamGraph, metadata: SavepointMetadata) -> froz
 
 @dataclass(frozen=True)
 class Restore:
-    """One job's restore, at whatever start."""
+    """One job's restore, at whatever start.
+
+    First everything is checked and nothing is written. Then, holding the job's lock, the savepoint is claimed
+    if the user wants that, its state files are copied below ``seeds/0/``, and ``seed.json`` is written. That
+    exists before job.json does, so a job that was meant to be restored never starts empty.
+    """
 
     #: None for a start without a savepoint.
     settings: RestoreSettings | None
@@ -147,7 +136,6 @@ class Restore:
     planned: PlannedJob
     job_dir: JobDir
     root: StoreSpec
-    #: Names of the master hooks.
     hooks: Collection[str] = ()
 
     def check(self) -> str:
@@ -180,11 +168,7 @@ class Restore:
         return metadata.savepoint
 
     def prepare(self, shuffle_partitions: int) -> str:
-        """Make the job directory begin with the savepoint; return its name as :meth:`check` does.
-
-        Called once per process, holding the lock, before job.json is written. Repeating it after it
-        was cut off is safe.
-        """
+        """Make the job directory begin with the savepoint; return its name as :meth:`check` does."""
         name = self.check()
         if self.settings is None:
             return name
@@ -220,7 +204,6 @@ class Restore:
                 claim=self.settings.claim,
                 path=self.settings.place.to_text(),
                 times=metadata.times,
-                bundles_per_partition=BUNDLES_PER_PARTITION,
             )
         )
         return name
@@ -291,7 +274,6 @@ def _take(place: SavepointDir, files: Collection[StateFile], folder: StoreSpec) 
 
 
 def misfit_error(folder: str, problems: Collection[Problem]) -> SavepointMisfit:
-    """Return the error that names every reason."""
     first = next(iter(problems))
     reasons = "; ".join(f"{p.subject}: {p.misfit.value} ({p.detail})" for p in problems)
     return SavepointMisfit(
@@ -310,21 +292,8 @@ def with_state_only(chains: Collection[SeededChain], files: Collection[StateFile
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Another number of shuffle partitions: Spark's checkpoint begins anew from the newest checkpoint's state.
-#
-# Spark fixes the number for the life of a checkpoint. Its own repartition of a checkpoint (SPARK-54590)
-# does not fit: it moves a key by the hash of what Spark groups by, which in our plans is a route, an
-# integer chosen for one number of partitions; and it adds a micro-batch of its own to Spark's logs, which
-# no staged file covers. So the state is exported like a savepoint's, by key group, and the next lineage
-# begins with it.
-
-
 def check_rescale(job_dir: JobDir, root: StoreSpec, sources: Sequence[SourceNode], wanted: int) -> None:
-    """Refuse another number of shuffle partitions for a job that cannot be carried over to it.
-
-    Called before anything is written, and by the recovery once more.
-    """
+    """Refuse another number of shuffle partitions for a job that cannot be carried over to it."""
     now = _old_number(job_dir, root, wanted)
     fixed = [node.uid for node in sources if not node.source.is_positionable]
     if now is None or not fixed:
@@ -347,9 +316,12 @@ def _old_number(job_dir: JobDir, root: StoreSpec, wanted: int) -> int | None:
 
 @dataclass(frozen=True)
 class Rescaling:
-    """Carries a job over to another number of shuffle partitions; used by the recovery.
+    """Carries a job over to another number of shuffle partitions; a :class:`.Reseeding`.
 
-    A :class:`~flinkish_spark.job.recovery.Reseeding`.
+    Spark fixes the number for the life of a checkpoint. Its own repartition of one (SPARK-54590) moves a key
+    by the hash of what Spark groups by, which is a route, chosen for one number of partitions; and it adds a
+    micro-batch to Spark's logs, which no staged file covers. So the state is exported as for a savepoint, and
+    the next lineage begins with it.
     """
 
     spark: SparkSession
@@ -359,7 +331,6 @@ class Rescaling:
     job_dir: JobDir
     root: StoreSpec
     log: SparkLog
-    #: The number that the job has to run with.
     shuffle_partitions: int
 
     def is_wanted(self, log_began_in: Lineage) -> bool:
@@ -439,7 +410,4 @@ class Rescaling:
         files: tuple[StateFile, ...] = (),
     ) -> Seed:
         origin, number = SeedOrigin.RESCALE, self.shuffle_partitions
-        bundled = BUNDLES_PER_PARTITION
-        return Seed(
-            lineage, origin, "", checkpoint, number, chains, files=files, bundles_per_partition=bundled
-        )
+        return Seed(lineage, origin, "", checkpoint, number, chains, files=files)

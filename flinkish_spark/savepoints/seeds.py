@@ -33,11 +33,9 @@ _CLAIMANT = "claimant"
 
 
 def beginning_of(job_dir: JobDir, root: StoreSpec) -> Beginning:
-    """Return what the live lineage began with. Called before every planning, holding the lock.
-
-    Every lineage in which Spark's log began anew has a seed. A plain rewind goes on with the same log,
-    so it goes on with the same seed; a seed that a crash kept from being begun with does not count.
-    """
+    """Return what the live lineage began with. Called before every planning, holding the lock."""
+    # A plain rewind goes on with the same log and so with the same seed; one that a crash kept from being
+    # begun with does not count.
     origin = job_dir.history().log_began_in
     seed = job_dir.seed(origin)
     was_restored = (job_dir.known_settings() or {}).get(RESTORED_FROM)
@@ -58,36 +56,28 @@ def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
     return None if settings is None else int(settings["shuffle_partitions"])
 
 
-def bundles_per_partition_of(job_dir: JobDir, beginning: Beginning) -> int | None:
-    """Return in how many bundles a partition of the live lineage has its key groups.
-
-    None for a log that began when there were none: each key group is a bundle of its own. Before the first
-    start it is the number that a new log gets.
-    """
+def bundles_per_partition_of(job_dir: JobDir, beginning: Beginning) -> int:
+    """Return in how many bundles a partition of the live lineage has its key groups, or will have."""
     if beginning.seed is not None:
         return beginning.seed.bundles_per_partition
     settings = job_dir.known_settings()
-    found = BUNDLES_PER_PARTITION if settings is None else settings.get(BUNDLES)
-    return None if found is None else int(found)
+    return BUNDLES_PER_PARTITION if settings is None else int(settings[BUNDLES])
 
 
 def lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
-    """Return the seed that the live lineage has to begin with and whose files are gone; else None.
-
-    Behind the first confirmed checkpoint of its lineage nobody needs them; but a job that was
-    cancelled with DELETE_ON_CANCELLATION has no checkpoint any more and begins anew.
-    """
+    """Return the seed that the live lineage has to begin with and whose files are gone; else None."""
     beginning = beginning_of(job_dir, root)
     seed = beginning.seed
     # This order matters: an owner that runs meanwhile decides a checkpoint before it deletes files.
     if seed is None or not _lacks(beginning.folder, seed.files):
         return None
+    # A job that was cancelled with DELETE_ON_CANCELLATION has no checkpoint any more and begins anew.
     newest = job_dir.newest_commit()
     return None if newest is not None and newest.lineage >= seed.lineage else seed
 
 
 def _lacks(place: StoreSpec, files: Collection[StateFile]) -> bool:
-    """Whether a file is missing at a place, or has another size."""
+    """Return whether a file is missing at a place, or has another size."""
     if not place.is_local:
         there = place.open_bucket().sizes_below("") if files else {}
         return any(there.get(file.path) != file.size_bytes for file in files)
@@ -116,19 +106,13 @@ def claimant(job_dir: JobDir) -> JobUuid | None:
 
 
 def become_claimant(job_dir: JobDir) -> JobUuid:
-    """Return as whom the job claims a savepoint, recording it first: the job has no uuid yet.
-
-    A crash between the claim and the job's start must not make it a stranger to what it owns.
-    """
+    """Return as whom the job claims a savepoint; recorded first, so that a crash makes it no stranger."""
     return JobUuid(job_dir.recorded_once(_CLAIMANT, {"job": uuid.uuid4().hex})["job"])
 
 
 def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
-    """Record the order of the plan's sources and operators; compare at every later start.
-
-    Spark's logs have no names. Without this record nothing could say later whose position and whose
-    state a checkpoint holds.
-    """
+    """Record the order of the plan's sources and operators; compare at every later start."""
+    # Spark's logs have no names: this record says whose position and whose state a checkpoint holds.
     now = planned.layout()
     recorded = PlanLayout.from_json(
         job_dir.recorded_once(layout_fact(job_dir.history().log_began_in), now.to_json())
@@ -144,31 +128,29 @@ def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
     return now
 
 
-def layout_so_far(job_dir: JobDir, beginning: Beginning) -> PlanLayout | None:
-    """Return the layout that the live log has; None if the log begins with the plan that is made now.
-
-    Logs of older versions may have none that is recorded: no operators share tasks there.
-    """
+def layout_so_far(job_dir: JobDir) -> PlanLayout | None:
+    """Return the layout that the live log has; None if the log begins with the plan that is made now."""
     recorded = job_dir.recorded(layout_fact(job_dir.history().log_began_in))
-    if recorded is not None:
-        return PlanLayout.from_json(recorded)
-    return None if bundles_per_partition_of(job_dir, beginning) is not None else PlanLayout((), ())
+    return None if recorded is None else PlanLayout.from_json(recorded)
 
 
 def recorded_layout(job_dir: JobDir) -> PlanLayout:
-    """Return the layout of the live lineage's plan, as recorded."""
-    recorded = job_dir.recorded(layout_fact(job_dir.history().log_began_in))
+    return layout_of(job_dir, job_dir.history().log_began_in)
+
+
+def layout_of(job_dir: JobDir, origin: Lineage) -> PlanLayout:
+    """Return the layout of the plan of the log that began in a lineage."""
+    recorded = job_dir.recorded(layout_fact(origin))
     if recorded is None:
         raise JobDirError(
             "the job directory does not say in which order its sources are read",
-            why="it was begun by an older version",
-            what_to_do="start and stop the job once as it was",
+            why=f"the record {layout_fact(origin)} is gone",
+            what_to_do="restore facts/ from a backup",
         )
     return PlanLayout.from_json(recorded)
 
 
 def layout_fact(origin: Lineage) -> str:
-    """Return under which name the layout of a plan is recorded."""
     return f"layout-{origin}"
 
 
@@ -180,12 +162,10 @@ class SeedKeeper:
         self._seed: Seed | None = beginning.seed
 
     def confirmed(self, decision: Decision) -> None:
-        """Delete the seed's files behind the first confirmed checkpoint of its lineage.
+        """Delete the seed's files, and a claimed savepoint, behind the lineage's first checkpoint.
 
-        Called after every receipt, and once after a recovery with the newest one; cheap after the
-        first time. From here on Spark's own checkpoint has the state, and the micro-batch that read
-        the seed can never run again. A savepoint that the job claimed goes too. Raises nothing: what
-        cannot be deleted now is tried again behind the first checkpoint after the next start.
+        From here on the micro-batch that read the seed can never run again. Raises nothing: what cannot be
+        deleted now is tried again behind the first checkpoint after the next start.
         """
         seed = self._seed
         if seed is None or decision.lineage < seed.lineage:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.session import describe_failure, said
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER, FlinkishError, SchemaError, UserFunctionError
+from flinkish_spark.core.foreign_errors import describe_failure, said
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.protocol.savepoints import OperatorState, StateFile, check_groups
@@ -111,7 +111,6 @@ def key_columns(keys: Sequence[str | Column]) -> list[Column]:
 
 
 def checked_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T.DataType, ...]:
-    """Return the types of keys."""
     fields = frame.select(*key_columns(keys)).schema.fields
     for one in fields:
         if isinstance(one.dataType, _UNFIT_KEYS):
@@ -202,6 +201,7 @@ def _partition(
 
 
 def _by_group(frame: DataFrame, groups: int) -> DataFrame:
+    # As a job's `key_by` does it: that looks for the key in this key group.
     group = F.pmod(F.col(HASH), F.lit(groups)).cast("int").alias(KEY_GROUP)
     return frame.select(group, "*")
 
@@ -224,7 +224,8 @@ def _run(
         (json.loads(row["report"]) for row in rows), key=lambda report: str(report["file"]["name"])
     )
     try:
-        check_groups(uid, state.max_parallelism, _key_groups(reports))
+        found = [group for one in reports for group in one["groups"] if group >= 0]
+        check_groups(uid, state.max_parallelism, found)
     except ValueError as error:
         raise SavepointFailed(
             f"the state of '{uid}' was not written as it has to be", why=str(error), what_to_do="report this"
@@ -240,10 +241,6 @@ def _files(uid: str, chain: str, reports: Sequence[Mapping[str, Any]]) -> tuple[
     )
 
 
-def _key_groups(reports: Sequence[Mapping[str, Any]]) -> list[int]:
-    return [group for one in reports for group in one["groups"] if group >= 0]
-
-
 def _due(reports: Sequence[Mapping[str, Any]]) -> tuple[DueTimers, ...]:
     return tuple((row[0], row[1], row[2]) for report in reports for row in report["due"])
 
@@ -256,7 +253,6 @@ def _with_states(state: OperatorState, reports: Sequence[Mapping[str, Any]]) -> 
 
 
 def _failure(uid: str, error: Exception) -> FlinkishError:
-    """Return the typed error for what Spark says."""
     text = describe_failure(error)
     if USER_FUNCTION_MARKER in text:
         begins = text.index("{", text.index(USER_FUNCTION_MARKER))

@@ -1,4 +1,4 @@
-"""What a savepoint that is to be written will have."""
+"""The plan of a savepoint that is to be written: chains, timers, and what is done to each operator."""
 
 from __future__ import annotations
 
@@ -50,13 +50,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What of a savepoint's metadata hangs on its operators: chains with positions, and timers that wait.
-#
-# The one place in which writers of savepoints touch chains. A savepoint is restored by uid, but the state
-# of an operator belongs to a chain, and operators in one chain of a job must have stood at the same place.
-
-
+# A savepoint is restored by uid, but the state of an operator belongs to a chain, and operators in one chain
+# of a job must have stood at the same place.
 Chains = tuple[SavedChain, ...]
 #: A key group, and when its next timers are due by event time and by processing time.
 DueTimers = tuple[int, int | None, int | None]
@@ -127,7 +122,6 @@ def _with_operators(one: SavedChain, operators: tuple[str, ...]) -> SavedChain:
 
 # -- timers -----------------------------------------------------------------------------------------
 def times_without(times: EventTime | None, uid: str, operators: Collection[str]) -> EventTime | None:
-    """Return where time stood, without the timers of an operator."""
     if times is None:
         return None
     groups = {
@@ -143,7 +137,6 @@ def times_without(times: EventTime | None, uid: str, operators: Collection[str])
 def times_with_uid(
     times: EventTime | None, old: str, new: str, operators: Collection[str], names: Mapping[str, str]
 ) -> EventTime | None:
-    """Return where time stood, with an operator under another uid."""
     if times is None:
         return None
 
@@ -204,10 +197,6 @@ def _valve_renamed(valve: Valve[str], names: Mapping[str, str]) -> Valve[str]:
 def _renamed(assigner: str, names: Mapping[str, str]) -> str:
     old = max((old for old in names if assigner.endswith(f".{old}")), key=len, default=None)
     return assigner if old is None else assigner.removesuffix(old) + names[old]
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The rows of one state, or of timers, as a user writes them back, and how they are stored.
 
 
 _WINDOW = (TIMES["from"], TIMES["to"])
@@ -422,18 +411,6 @@ def stored_columns(place: SavepointDir | None, files: Sequence[StateFile], name:
     return None
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a writer of savepoints does to each operator.
-#
-# Plans are values. They refer to files of the savepoint that they come from.
-
-
-#: About how many bytes of state files one task rewrites.
-_TASK_BYTES = 64 << 20
-#: Types whose values cannot be compared reliably; a job refuses them as keys, too.
-_UNFIT_KEYS = (T.ArrayType, T.MapType, T.StructType, T.FloatType, T.DoubleType, T.VariantType)
-
-
 @dataclass(frozen=True)
 class Filling:
     """New state of an operator, from rows by key."""
@@ -446,8 +423,6 @@ class Filling:
 
 @dataclass(frozen=True)
 class PlannedOperator:
-    """What one operator of a new savepoint has."""
-
     #: Of which `states` are known for what is stored already.
     state: OperatorState
     #: State files of the old savepoint, as they are named there, by the present name of the chain.
@@ -461,7 +436,6 @@ class PlannedOperator:
 
     @classmethod
     def of_stored(cls, uid: str, state: OperatorState, files: Sequence[StateFile]) -> PlannedOperator:
-        """Return an operator as a savepoint has it."""
         own = [file for file in files if file.operator == uid]
         chains = dict.fromkeys(file.chain for file in own)
         return cls(state, {chain: tuple(one for one in own if one.chain == chain) for chain in chains})
@@ -499,13 +473,9 @@ class WrittenOperator:
     due: Mapping[str, tuple[DueTimers, ...]] = field(default_factory=dict)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a savepoint that is to be written will have.
-
-
 @dataclass(frozen=True)
 class WriterPlan:
-    """A value; writers make others of it."""
+    """A value; writers make others of it. It refers to files of the savepoint that it comes from."""
 
     #: What is taken over as it is.
     metadata: SavepointMetadata
@@ -538,7 +508,6 @@ class WriterPlan:
 
     @classmethod
     def of_stored(cls, place: SavepointDir, max_parallelism: int) -> WriterPlan:
-        """Return the plan of a copy of a savepoint."""
         metadata = place.metadata()
         place.check_files(metadata.files)
         operators = {
@@ -548,7 +517,6 @@ class WriterPlan:
         return cls(metadata, place, operators, metadata.chains, metadata.times, max_parallelism)
 
     def check_new(self, uid: str) -> None:
-        """Refuse a uid for one more operator."""
         with refused_as_config_errors("give the operator's uid in the job"):
             checked_name(uid, "uid")
         if uid in self.operators:
@@ -558,7 +526,6 @@ class WriterPlan:
             )
 
     def planned(self, uid: str) -> PlannedOperator:
-        """Return an operator."""
         found = self.operators.get(uid)
         if found is None:
             known = ", ".join(self.operators) or "none"

@@ -21,6 +21,7 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.distributed_cache import CACHED_FILES_IN_HARNESS
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain
 from flinkish_spark.core.errors import ConfigError, GraphError
+from flinkish_spark.core.micro_batch import MICRO_BATCH_IN_HARNESS, MicroBatch
 from flinkish_spark.core.validation import check_function, instance_of, unusable, values_by_name
 from flinkish_spark.datastream.async_data_stream import AsyncDataStream
 from flinkish_spark.datastream.data_stream import DataStream
@@ -66,7 +67,6 @@ from flinkish_spark.testing.program_operator import (
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.schemas import output_schema
 from flinkish_spark.worker.async_rows import CALLS_IN_HARNESS, close_kept
-from flinkish_spark.worker.time import MICRO_BATCH_IN_HARNESS, MicroBatch
 
 Program = Callable[..., DataStream]
 _SETTINGS = ("key", "key_type", "output", "broadcast", "uid")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flinkish_spark.core.errors import BadRecordError
+from flinkish_spark.core.errors import bad_time
 
 Int64s = npt.NDArray[np.int64]
 
@@ -70,15 +70,3 @@ def check_times(topic: str, partition: int, offsets: Int64s, timestamps_ms: Int6
     if outside.any():
         at = int(outside.argmax())
         raise bad_time(topic, partition, int(offsets[at]), int(timestamps_ms[at]))
-
-
-def bad_time(topic: str, partition: int, offset: int, timestamp_ms: int) -> BadRecordError:
-    place = f"topic {topic}, partition {partition}, offset {offset}"
-    return BadRecordError(
-        f"the record at {place} has the timestamp {timestamp_ms}",
-        why="Kafka's timestamps are milliseconds since 1970, and this is in none of the years 1 to 9999",
-        what_to_do="correct the producer; delete the records up to it, or read from behind it in a new job",
-        topic=topic,
-        partition=partition,
-        offset=offset,
-    )

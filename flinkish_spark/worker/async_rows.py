@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.micro_batch import micro_batch_of_task
 from flinkish_spark.core.store import Store
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.operators.async_wait import (
@@ -40,7 +41,6 @@ from flinkish_spark.transport.columns import CHANNEL, SEQUENCE
 from flinkish_spark.types.rows import OutputError, RowWriter, arrow_schema
 from flinkish_spark.worker.daemon import freeze_modules
 from flinkish_spark.worker.functions import ExpandRows, StatelessContext, records_of
-from flinkish_spark.worker.time import micro_batch_of_task
 
 # PySpark unpickles a function anew for each task, and a task is one micro-batch. A client that was made in
 # `open` is to outlive that, with its connections, as its limits do; so it is kept by its name.

@@ -22,6 +22,7 @@ from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.elements import OutputTag, tag_name
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER, UserFunctionError
 from flinkish_spark.core.iterators import NOT_RUN, USER_ERRORS, elements_of, is_true, refuse_not_run
+from flinkish_spark.core.micro_batch import MicroBatch, micro_batch_of_task
 from flinkish_spark.core.subtask import Subtask, SubtaskFacts
 from flinkish_spark.core.suggestions import describe_raised
 from flinkish_spark.functions.keyed import RichFunction
@@ -39,7 +40,7 @@ from flinkish_spark.types.schemas import PREFIX
 from flinkish_spark.types.to_python import taken, taking
 from flinkish_spark.worker.daemon import freeze_modules
 from flinkish_spark.worker.keyed_operator import OperatorFailed
-from flinkish_spark.worker.time import MicroBatch, are_records, micro_batch_of_task
+from flinkish_spark.worker.time import are_records
 
 
 class StatelessContext(SubtaskFacts):

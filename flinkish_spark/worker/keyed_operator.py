@@ -32,6 +32,7 @@ from flinkish_spark.core.elements import (
 )
 from flinkish_spark.core.errors import STATE_MARKER, USER_FUNCTION_MARKER, FlinkishError, InternalError
 from flinkish_spark.core.iterators import USER_ERRORS
+from flinkish_spark.core.micro_batch import MicroBatch, micro_batch_of_task
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.subtask import running_in
 from flinkish_spark.core.suggestions import describe_raised
@@ -76,7 +77,6 @@ from flinkish_spark.worker.runners import (
     RowShape,
     WindowRunner,
 )
-from flinkish_spark.worker.time import MicroBatch, micro_batch_of_task
 from flinkish_spark.worker.timed_runner import TimedRunner
 
 StatefulOperator = (

@@ -1,126 +1,27 @@
-"""Where time stands in the micro-batch that a task belongs to."""
+"""Event times of records that a function drops, on their way to the report of the operator behind it.
+
+Flink's watermarks are made where they are assigned, of all records there. Here reports are made where
+records are packed for a key. So what a function between the two drops leaves a row without a place (its
+sequence is null) and without fields: one per channel and batch, with the greatest time, and only if that
+is greater than what was kept. Functions of the user's never see such rows, and nothing but the report
+takes notice of them.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import types as T
 
-from flinkish_spark.core.clock import wall_ms
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Progress
-from flinkish_spark.core.errors import CorruptObjectError, InternalError
-from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.protocol.codec import Stored
-from flinkish_spark.protocol.control_offset import ControlOffset, StoredWatermarks
-from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import as_schema
 from flinkish_spark.transport.branches import all_fed
 from flinkish_spark.transport.columns import Worker
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.schemas import nullable
-
-# ----------------------------------------------------------------------------------------------------------
-# Where time stands in the micro-batch that a task belongs to, as Spark's own offset log has it.
-#
-# Spark writes ``offsets/N`` before it runs micro-batch N, with the wall clock of that moment and with the
-# control source's offset, in which the watermarks stand. The driver reads the entry when the micro-batch is
-# to be staged, and every task gets what follows from it as a local property. So all tasks of a micro-batch
-# see one time, on whatever machine, and see it again when the micro-batch is run again.
-
-
-#: Local property of a query of ours, set for each micro-batch; Spark hands it to every task.
-MICRO_BATCH_PROPERTY = "flinkish.micro-batch"
-#: Spark's own: the micro-batch's number.
-_BATCH_PROPERTY = "streaming.sql.batchId"
-
-
-#: What a harness without Spark says in place of a task's own micro-batch.
-MICRO_BATCH_IN_HARNESS: ContextVar[MicroBatch | None] = ContextVar("MICRO_BATCH_IN_HARNESS", default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch(Stored):
-    """What a task knows of its micro-batch."""
-
-    #: Of the operators, in the micro-batch before it and in this one.
-    before: StoredWatermarks
-    watermarks: StoredWatermarks
-    processing_time_ms: int
-    #: Where operators keep the bases of big key groups, as `StoreSpec.to_text` writes it; None outside of a
-    #: job.
-    bases: str | None = None
-    number: int = 0
-    #: Number of the micro-batch of the newest checkpoint whose state is pinned; None if none is known.
-    pinned: int | None = None
-    #: What the watermark of all operators becomes behind the elements, if that is more.
-    drained_to_ms: int = MIN_WATERMARK_MS
-    #: The live one of the job; with the number it tells a micro-batch from all others.
-    lineage: int = 0
-
-    @classmethod
-    def logged(cls, number: int, here: LoggedOffsets, earlier: LoggedOffsets | None) -> MicroBatch:
-        """Return a micro-batch of a query by its entry of the offset log.
-
-        Not to be kept: behind a rewind the entry is another one.
-        """
-        if here.processing_time_ms is None:
-            raise CorruptObjectError(f"Spark's offset log entry {number} does not say when it was planned")
-        control = here.control
-        # A log that begins with stored state says what that has seen: no watermark goes back.
-        before = control.time.seen if earlier is None else earlier.control.time.watermarks
-        # Offsets say it until the next checkpoint, also where a job is started again.
-        drained_before = 0 if earlier is None else ControlOffset.drained_in(earlier.sources)
-        drains = ControlOffset.drained_in(here.sources) > drained_before
-        return cls(
-            before,
-            control.time.watermarks,
-            here.processing_time_ms,
-            number=number,
-            pinned=control.pinned_batch,
-            drained_to_ms=MAX_WATERMARK_MS if drains else MIN_WATERMARK_MS,
-        )
-
-    def progress(self, uid: str) -> Progress:
-        """Return where time stands for an operator."""
-        watermark_ms = self.watermarks.at(uid)
-        before_ms = min(self.before.at(uid), watermark_ms)
-        # A window that ends with this millisecond takes the elements of this micro-batch before it fires.
-        timers_to_ms = self.processing_time_ms - 1
-        return Progress(before_ms, watermark_ms, self.processing_time_ms, self.drained_to_ms, timers_to_ms)
-
-
-def micro_batch_of_task() -> MicroBatch:
-    """Return the current task's micro-batch.
-
-    Called in a Python worker, at the first call of an operator in each task. In a query that is not a
-    job of ours there is no watermark, and the wall clock stands for the processing time.
-    """
-    given = MICRO_BATCH_IN_HARNESS.get()
-    if given is not None:
-        return given
-    task = TaskContext.get()
-    text = None if task is None else task.getLocalProperty(MICRO_BATCH_PROPERTY)
-    if task is None or text is None:
-        return MicroBatch(Watermarks(), Watermarks(), wall_ms())
-    found = MicroBatch.from_json(json.loads(text))
-    if str(found.number) != task.getLocalProperty(_BATCH_PROPERTY):
-        raise InternalError(
-            f"a task of micro-batch {task.getLocalProperty(_BATCH_PROPERTY)} was told of {found.number}"
-        )
-    return found
-
-
-# Reports of event time are made where records are packed for a key, and not where times are assigned. So what
-# a function between the two drops leaves a row without a place (its sequence is null) and without fields: one
-# per channel and batch, with the greatest time, and only if that is greater than what was kept. Functions of
-# the user's never see such rows, and nothing but the report takes notice of them.
 
 #: Columns whose greatest value counts; the second stands for the watermarks of a generator.
 _KEPT = (C.TIME, C.MARK)

@@ -12,7 +12,6 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.session import said
 from flinkish_spark.connectors.delta.log import (
     DELETE,
     INSERT,
@@ -30,6 +29,7 @@ from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.source import JobPlace, Source
 from flinkish_spark.core.errors import ConfigError, InputLostError
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.formats import Engine
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import (

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.bridge.session import is_gateway_gone, said
 from flinkish_spark.connectors.files.buckets import BucketAssigner, values_of
 from flinkish_spark.connectors.files.disk import HIDDEN, Disk, PartName, SinkFiles, StagedId, bucket_of
 from flinkish_spark.connectors.files.ledger import Entry, Ledger, OpenPartition, Part, Plan, State
@@ -47,6 +46,7 @@ from flinkish_spark.connectors.files.rolling import (
 )
 from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, ShownOrder, another_timeline
 from flinkish_spark.core.errors import EnvironmentFault, InternalError
+from flinkish_spark.core.foreign_errors import is_gateway_gone, said
 from flinkish_spark.core.store import LocalStore, SealedObjects
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, Lineage, OwnerEpoch

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark import DeltaSink
 from flinkish_spark.bridge.settings import query_conf
-from flinkish_spark.checkpoint.control import ControlSource
+from flinkish_spark.connectors.control_source import ControlSource
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store_spec import StoreSpec

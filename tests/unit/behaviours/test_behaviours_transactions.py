@@ -34,6 +34,7 @@ from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, StagedBatch
 from flinkish_spark.protocol.recovery import StartSpark
 from tests.support.coordinator_rig import Fault, Rig, ack, by_hand, context_of
+from tests.support.recoveries import NoReplaying, NoReseeding
 from tests.support.sinks import sink_context_of
 
 JOB = JobUuid("a" * 32)
@@ -178,7 +179,9 @@ class KafkaRig(Rig):
             observer=SilentObserver(),
         )
         positions = SourcePositions(lambda position: None, lambda position: "")
-        recovery = Recovery(job, Confirmation(job), positions)
+        recovery = Recovery(
+            job, Confirmation(job), positions, reseeding=NoReseeding(), replaying=NoReplaying()
+        )
         return ownership, *recovery.run()
 
 

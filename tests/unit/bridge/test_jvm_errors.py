@@ -13,7 +13,6 @@ from unittest.mock import MagicMock
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
-from flinkish_spark.bridge.session import is_gateway_gone
 from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.delta.rows import DeltaHistory, DeltaRows
 from flinkish_spark.connectors.delta.table import Append
@@ -26,6 +25,7 @@ from flinkish_spark.connectors.delta.transactions import (
 )
 from flinkish_spark.connectors.kafka.sink import with_advice
 from flinkish_spark.core.errors import ConfigError, FlinkishError, SparkGoneError, causes_of, raise_translated
+from flinkish_spark.core.foreign_errors import is_gateway_gone
 from tests.support.jvm_errors import FULL_DISK, Throwables
 from tests.support.syntax import walk
 

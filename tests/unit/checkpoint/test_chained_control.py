@@ -11,11 +11,11 @@ from flinkish_spark.checkpoint.barriers import SourceWaits
 from flinkish_spark.checkpoint.control import (
     AlignmentStatus,
     ControlFile,
-    ControlReader,
     read_control,
     read_status,
     write_status,
 )
+from flinkish_spark.connectors.control_source import ControlReader
 from flinkish_spark.connectors.kafka.chaining.upstream import SharedPlan
 from flinkish_spark.connectors.kafka.format.reader import _offered
 from flinkish_spark.protocol.checkpoint import (

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint.failures import (
     Outage,
     QueryFailed,
@@ -34,6 +33,7 @@ from flinkish_spark.core.errors import (
     SparkGoneError,
     UserFunctionError,
 )
+from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.job.inputs import DroppedRecords
 from flinkish_spark.protocol.process_loss import JobProcess
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.checkpoint.control import ControlFile, ControlReader
+from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.event_time import TimeKeeper
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.staging import micro_batch_in
+from flinkish_spark.connectors.control_source import ControlReader
 from flinkish_spark.contracts.source import Source, SourceNode
+from flinkish_spark.core.micro_batch import MicroBatch
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.protocol.event_time import (
     MAX_WATERMARK_MS,
@@ -27,7 +29,6 @@ from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
 from flinkish_spark.protocol.time_plan import Assigner, TimePlan, reporters_of
 from flinkish_spark.protocol.watermarks import EventTime
-from flinkish_spark.worker.time import MicroBatch
 from tests.support.clocks import ManualClock
 from tests.support.coordinator_rig import MemoryStore
 from tests.support.effort import seeds

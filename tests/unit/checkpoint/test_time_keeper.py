@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.checkpoint.control import ControlFile, ControlReader, held_path, read_held
+from flinkish_spark.checkpoint.control import ControlFile, held_path, read_held
 from flinkish_spark.checkpoint.event_time import TimeKeeper
 from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.connectors.control_source import ControlReader
 from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.offset_log import LoggedOffsets

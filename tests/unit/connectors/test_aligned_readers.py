@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.checkpoint.control import ControlFile, ControlReader
+from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.event_time import TimeKeeper
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.connectors import splits as module
+from flinkish_spark.connectors.control_source import ControlReader
 from flinkish_spark.connectors.splits import SplitStreamReader
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.protocol.event_time import Alignment, AssignerRules, BoundedOutOfOrderness

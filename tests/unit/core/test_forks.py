@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.bridge.session import ends_with_this_process
+from flinkish_spark.bridge.jvm_process import ends_with_this_process
 from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.connectors.jdbc.committer import Database
 from flinkish_spark.connectors.kafka.client.client import KafkaWire

@@ -33,6 +33,7 @@ from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, 
 from tests.support.clocks import ManualClock
 from tests.support.coordinator_rig import context_of
 from tests.support.effort import stride
+from tests.support.recoveries import NoReplaying, NoReseeding
 from tests.support.state_folder import SparkFolder
 
 CLOCK = ManualClock(1_700_000_000_000)
@@ -133,7 +134,8 @@ class Job:
         positions = SourcePositions(
             lambda position: self.lowered.append(position.sources), lambda position: self.lost_input
         )
-        return Recovery(job, Confirmation(job), positions, **more)
+        alone = {"reseeding": NoReseeding(), "replaying": NoReplaying()}
+        return Recovery(job, Confirmation(job), positions, **alone | more)
 
     def order(self, target, tables=Tables.KEEP):
         return order_rewind(self.job_dir, self.pins, CLOCK, c(target), tables, "wrong prices")

@@ -12,11 +12,11 @@ import pytest
 from flinkish_spark.checkpoint.spark_log import SparkLog, place_of_bases
 from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
 from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.micro_batch import MICRO_BATCH_PROPERTY, MicroBatch
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.spark_engine import SinkStaging
 from flinkish_spark.protocol.ids import BatchId, Lineage
-from flinkish_spark.worker.time import MICRO_BATCH_PROPERTY, MicroBatch
 
 LOGGED = 'v1\n{{"batchTimestampMs": {at}}}\n{{"flinkish:checkpoint": 3, "flinkish:watermark": {watermark}}}'
 

@@ -8,6 +8,7 @@ import pytest
 
 from flinkish_spark import KeyedProcessFunction
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Progress, TimeDomain
+from flinkish_spark.core.micro_batch import MicroBatch
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.operators.process import Elements, GroupRun
 from flinkish_spark.operators.window_factory import window_operator
@@ -26,7 +27,6 @@ from flinkish_spark.windows import (
     TumblingProcessingTimeWindows,
     WindowSpec,
 )
-from flinkish_spark.worker.time import MicroBatch
 from tests.support.operator_harness import FoldHarness
 from tests.support.windows_support import TINY
 

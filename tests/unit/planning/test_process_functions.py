@@ -11,13 +11,13 @@ import pytest
 
 from flinkish_spark import MapFunction, OutputTag
 from flinkish_spark.core.errors import GraphError, SchemaError
+from flinkish_spark.core.micro_batch import MicroBatch
 from flinkish_spark.functions.stream import ProcessFunction
 from flinkish_spark.planning.transforms import filter_rows, map_rows, process_rows
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.worker.keyed_operator import OperatorFailed
-from flinkish_spark.worker.time import MicroBatch
 from tests.unit.planning.test_row_functions import Frame, rows
 
 REFUSED = OutputTag("refused", "text STRING, at LONG")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from flinkish_spark.bridge.shim import _Controls
-from flinkish_spark.checkpoint.control import ControlFile, ControlReader
+from flinkish_spark.checkpoint.control import ControlFile
+from flinkish_spark.connectors.control_source import ControlReader
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer, Wake
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS

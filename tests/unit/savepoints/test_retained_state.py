@@ -153,5 +153,5 @@ def test_a_job_directory_without_checkpoints_or_layout_is_said(tmp_path) -> None
         state_of(root, None)
     job = Job(tmp_path / "other")
     (job.root / "facts/layout-0.json").unlink()
-    with pytest.raises(JobDirError, match="older version"):
+    with pytest.raises(JobDirError, match="layout-0 is gone"):
         state_of(job.root, 2)

@@ -11,6 +11,7 @@ from pyspark import cloudpickle
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, Progress
+from flinkish_spark.core.micro_batch import MicroBatch
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.planning.factories import FoldingWindows
 from flinkish_spark.planning.keyed import folding_windows
@@ -26,7 +27,6 @@ from flinkish_spark.windows import TumblingEventTimeWindows, TumblingProcessingT
 from flinkish_spark.worker import keyed_operator
 from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec
 from flinkish_spark.worker.runners import InputShape, RowShape, WindowRunner
-from flinkish_spark.worker.time import MicroBatch
 from tests.support.operator_harness import FoldHarness, MemoryBases
 from tests.support.windows_support import INPUT
 from tests.unit.worker.test_keyed_operator import State, control

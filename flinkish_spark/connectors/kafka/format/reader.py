@@ -19,9 +19,9 @@ from flinkish_spark.checkpoint.control import (
     offered_by,
     read_control,
     read_held,
-    wake_rows,
     write_status,
 )
+from flinkish_spark.connectors.control_source import wake_rows
 from flinkish_spark.connectors.kafka.chaining import alignment as plan
 from flinkish_spark.connectors.kafka.chaining.alignment import Offer, Planned, Range, View, plan_micro_batch
 from flinkish_spark.connectors.kafka.chaining.upstream import LookAhead, Passed, Scan, SharedPlan, described

@@ -1,0 +1,96 @@
+"""The control source: a streaming DataSource whose offset *is* the control state.
+
+The coordinator raises the checkpoint id in a small file, the time keeper the watermark; Spark asks this
+source for its latest offset, writes it to the offset log, and only then runs the micro-batch that carries
+them. So a micro-batch that is run again carries the same barrier, the same watermark and calls the same
+key groups, and an idle stream still gets a batch.
+
+There are two ways for Spark to ask :class:`ControlReader`. With the JAR of this package a source in the
+JVM calls back into this process, which takes no time. Without it this is a data source in Python: Spark
+starts a process for each of its questions, which takes some seconds of each start. Both write the same
+offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from flinkish_spark.checkpoint.control import offered_by, read_control
+from flinkish_spark.core.stream_readers import for_running_spark
+from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
+from flinkish_spark.transport import columns as C
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT_NAME = "flinkish-control"
+_SCHEMA = f"{C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT, {C.SEQUENCE} BIGINT"
+#: Kind, checkpoint, channel and sequence.
+ControlRow = tuple[int, int, int, int]
+
+
+def wake_rows(before: TimeOffer, after: TimeOffer) -> list[ControlRow]:
+    return [(int(C.Kind.WAKE), 0, number, group) for number, group in after.wakes_since(before)]
+
+
+class _ControlPartition(InputPartition):
+    def __init__(self, rows: list[ControlRow]) -> None:
+        super().__init__(tuple(rows))
+        self.rows = rows
+
+
+class ControlReader(DataSourceStreamReader):
+    """Reads the control file; an id between two offsets that was skipped gets no barrier."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def initialOffset(self) -> dict[str, Any]:
+        return ControlOffset().to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        known = ControlOffset.from_json(start)
+        raised = known.raised_to(offered_by(read_control(self._path)))
+        return start if raised == known else raised.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return one partition if there is anything; only the newest id gets a barrier."""
+        before, after = ControlOffset.from_json(start), ControlOffset.from_json(end)
+        rows = wake_rows(before.time, after.time)
+        if after.checkpoint > before.checkpoint:
+            rows.append((int(C.Kind.BARRIER), after.checkpoint, 0, 0))
+        return [_ControlPartition(rows)] if rows else []
+
+    def read(self, partition: InputPartition) -> Iterator[ControlRow]:
+        assert isinstance(partition, _ControlPartition)
+        yield from partition.rows
+
+
+class ControlSource(DataSource):
+    """Registered with the session by :func:`load_control`; not for users."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT_NAME
+
+    def schema(self) -> str:
+        return _SCHEMA
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return for_running_spark(ControlReader(self.options["path"]))
+
+
+def load_control(spark: SparkSession, path: str) -> DataFrame:
+    """Return the stream of control rows that the control file `path` asks for."""
+    # Not above: Spark's processes import this module, too.
+    from flinkish_spark.bridge.session import CONTROL_SOURCE
+    from flinkish_spark.bridge.shim import connect_controls
+
+    reader = spark.readStream.option("path", path)
+    if connect_controls(spark, ControlReader):
+        return reader.format(CONTROL_SOURCE).option("columns", _SCHEMA).load()
+    spark.dataSource.register(ControlSource)
+    return reader.format(FORMAT_NAME).load()

@@ -1,0 +1,95 @@
+"""Texts of errors that are not ours: of Python, PySpark and the JVM, which are told by name, without Py4J."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flinkish_spark.core.errors import causes_of
+from flinkish_spark.protocol.errors import Chain
+
+#: Of one failure; a chain that is longer says nothing new.
+_MOST_CAUSES = 12
+
+
+def is_gateway_gone(error: BaseException) -> bool:
+    """Whether `error` means that the JVM died, rather than that it refused something."""
+    return any(_says_gateway_gone(one) for one in causes_of(error))
+
+
+def _says_gateway_gone(error: BaseException) -> bool:
+    if isinstance(error, ConnectionError | EOFError):
+        return True
+    kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "py4j.protocol"]
+    return "Py4JNetworkError" in kinds or (
+        type(error).__name__ == "Py4JError" and bool(kinds) and _says_nobody_answered(str(error))
+    )
+
+
+def _says_nobody_answered(text: str) -> bool:
+    # What the JVM refuses comes with its trace; a JVM that is gone leaves one bare line.
+    return "Answer from Java side is empty" in text or (
+        text.startswith("An error occurred while calling") and "Trace:" not in text
+    )
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return the text of an exception with everything the JVM says caused it, the innermost last."""
+    parts = [_without_plan(_text(error))]
+    seen: Any = error
+    # PySpark makes exceptions of its own of what the JVM says; those that it does not know have no origin.
+    while seen is not None and len(parts) < _MOST_CAUSES:
+        java = getattr(seen, "java_exception", None) or getattr(seen, "_origin", None)
+        if java is not None:
+            return "\n".join(parts + _java_causes(java))
+        seen = getattr(seen, "_cause", None)
+        if seen is not None:
+            parts.append(_without_plan(str(getattr(seen, "_desc", "") or "")))
+    return "\n".join(parts)
+
+
+def said(error: BaseException) -> str:
+    """Return class and message of an exception for people, its innermost cause first."""
+    inner = _raised_first(error, _MOST_CAUSES)
+    return _named(error) if inner is error else f"{_named(inner)}, and so {_named(error)}"
+
+
+def _raised_first(error: BaseException, most: int) -> BaseException:
+    """Return what an exception of Python was raised from, in the end; of a group the first of its own."""
+    group = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
+    cause = error.__cause__ or group
+    if cause is None or most == 0 or is_of_the_jvm(error):
+        return error
+    return _raised_first(cause, most - 1)
+
+
+def _named(error: BaseException) -> str:
+    if is_of_the_jvm(error):
+        return Chain.of(describe_failure(error)).headline
+    return f"{type(error).__name__}: {_text(error)}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # of a user's class
+        return "<an exception that has no text>"
+
+
+def is_of_the_jvm(error: BaseException) -> bool:
+    return type(error).__module__.startswith(("py4j.", "pyspark."))
+
+
+def _java_causes(java: Any) -> list[str]:
+    found: list[str] = []
+    while java is not None and len(found) < _MOST_CAUSES:
+        try:
+            found.append(_without_plan(str(java.toString())))
+            java = java.getCause()
+        except Exception:  # the JVM may be gone; what was read so far is still useful
+            break
+    return found
+
+
+def _without_plan(text: str) -> str:
+    # Behind this line Spark prints the whole plan, with every literal of ours in it.
+    return text.split("=== Streaming Query ===", 1)[0]
