@@ -1,4 +1,4 @@
-"""Docstrings: contracts on what users may call, one description on everything else."""
+"""Docstrings: contracts on what users may call, one description on everything else; few banners."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ FACES = ("", ".cep", ".functions", ".joins", ".latency", ".sinks", ".sources", "
 _SECTION = re.compile(
     r"^ *(Parameters|Returns|Yields|Raises|Examples|Attributes|Notes|Warns)\n *-{3,}$", re.M
 )
+_BANNER = re.compile(r"^# -{20,}$", re.M)
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -80,3 +81,8 @@ def test_what_users_see_is_described() -> None:
         if is_described and not inspect.getdoc(one):
             silent.append(f"{module}.{name}")
     assert silent == []
+
+
+def test_a_file_has_two_banners_at_most() -> None:
+    banners = {module_of(file): len(_BANNER.findall(file.read_text(encoding="utf-8"))) for file in FILES}
+    assert {module: count for module, count in banners.items() if count > 2} == {}
