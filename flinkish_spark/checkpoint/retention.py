@@ -564,7 +564,8 @@ def _link(source: Path, target: Path) -> None:
         shutil.copy2(source, part)
     # This order matters: a name stands for the whole content, also behind a power cut, and Spark
     # does not sync its files.
-    _sync(part)
+    with open(part, "rb") as file:
+        os.fsync(file.fileno())
     os.replace(part, target)
     # Where both were names of one file, the call above has done nothing.
     part.unlink(missing_ok=True)
@@ -575,14 +576,6 @@ def _size_of(path: Path) -> int | None:
         return path.stat().st_size
     except FileNotFoundError:
         return None
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _refused(what: str, error: OSError) -> StoreError:

@@ -20,6 +20,7 @@ from flinkish_spark.core.formats import Json, OnBadRecord
 from flinkish_spark.types.ddl import DdlError, parse_ddl, quoted
 from flinkish_spark.types.exact_text import unfit_for_json
 from flinkish_spark.types.hints import first_required, holds_nothing
+from flinkish_spark.types.json_columns import JsonReader
 
 #: Name of the observed metric that counts dropped records; the source's topics follow.
 DROPPED_METRIC = "flinkish_dropped_"
@@ -116,11 +117,7 @@ def _is_object(data: Column | None = None) -> Column:
 
 
 def parsed(spark: SparkSession, value: Json, data: Column | None = None) -> Column:
-    return _parsed(spark, json_schema(value).fields, data)
-
-
-def _parsed(spark: SparkSession, fields: Sequence[T.StructField], data: Column | None) -> Column:
-    schema = T.StructType([*fields, T.StructField(_CORRUPT, T.StringType())])
+    schema = T.StructType([*json_schema(value), T.StructField(_CORRUPT, T.StringType())])
     settings = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_STRICT}
     return from_json(spark, _text(data), schema, settings)
 
@@ -141,12 +138,9 @@ def why_no_record(spark: SparkSession, value: Json, data: bytes | None) -> str:
         return f"its value is no JSON: {error}"
     if not isinstance(found, dict):
         return f"its value is {_shown(found)}, which is no JSON object"
-    row = spark.createDataFrame([(data,)], "value BINARY")
-    fields = json_schema(value).fields
-    alone = [_parsed(spark, [one], None) for one in fields]
-    wrong = row.select(*(is_bad(one).alias(str(at)) for at, one in enumerate(alone))).first() or ()
-    for one, is_wrong in zip(fields, wrong, strict=False):
-        if is_wrong:
+    time_zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+    for one in json_schema(value):
+        if JsonReader(T.StructType([one]), time_zone).record(data) is None:
             kind = one.dataType.simpleString()
             return f"its field '{one.name}' is {_shown(found.get(one.name))}, which is no {kind}"
     return ""

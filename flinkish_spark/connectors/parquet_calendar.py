@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from flinkish_spark.connectors.splits import leaves
+from flinkish_spark.types.arrow_columns import leaves
 
 if TYPE_CHECKING:
     import pyarrow as pa

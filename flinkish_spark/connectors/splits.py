@@ -47,8 +47,6 @@ from flinkish_spark.types.rows import OutputError, RowWriter
 from flinkish_spark.types.to_arrow import first_missing, has_required
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
@@ -608,11 +606,6 @@ def moved(offsets: Mapping[str, Offset], ends: Mapping[str, Offset]) -> list[str
     return [name for name, end in ends.items() if offsets.get(name) != end]
 
 
-#: The days since 1970 of the years 1 to 9999; Arrow takes others, of which Python makes no date.
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
-_PER_DAY = {unit: 86_400 * 10**digits for unit, digits in (("s", 0), ("ms", 3), ("us", 6), ("ns", 9))}
-
-
 def as_declared(column: pa.Array, field: pa.Field) -> pa.Array:
     """Return a column with a field's type."""
     import pyarrow as pa
@@ -656,40 +649,6 @@ def _missing_field(given: pa.DataType, wanted: pa.DataType, path: str) -> str | 
     if pa.types.is_list(wanted) and given.num_fields == 1:
         return _missing_field(given.field(0).type, wanted.value_type, f"{path}.element")
     return None
-
-
-def beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return which dates and times are in no year from 1 to 9999, by UTC; nothing for another type."""
-    import numpy as np
-    import pyarrow as pa
-
-    kind = column.type
-    if pa.types.is_date32(kind):
-        per_day, whole = 1, column.cast(pa.int32())
-    elif pa.types.is_timestamp(kind):
-        per_day, whole = _PER_DAY[kind.unit], column.cast(pa.int64())
-    else:
-        return np.zeros(0, np.bool_)
-    days = whole.fill_null(0).to_numpy(zero_copy_only=False) // per_day
-    beyond: npt.NDArray[np.bool_] = (days < _FIRST_DAY) | (days > _LAST_DAY)
-    return beyond
-
-
-def leaves(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield a column, or of one with parts their values, at any depth."""
-    import pyarrow as pa
-
-    if pa.types.is_map(column.type):
-        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
-        for part in (column.keys, column.items):
-            yield from leaves(part.slice(first, last - first))
-    elif pa.types.is_struct(column.type):
-        for part in column.flatten():
-            yield from leaves(part)
-    elif pa.types.is_nested(column.type):
-        yield from leaves(column.flatten())
-    else:
-        yield column
 
 
 #: Spark asks every 10 ms while there is nothing to read; the source is asked this often.

@@ -9,15 +9,11 @@ from typing import Any, NamedTuple
 from pyspark.sql import types as T
 
 from flinkish_spark.protocol.choices import Choice
+from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS as MAX_WATERMARK_MS
+from flinkish_spark.protocol.event_time import MIN_WATERMARK_MS as MIN_WATERMARK_MS
 
 #: What says the fields of rows: DDL, a StructType, a dataclass, a NamedTuple class, a tuple with hints.
 OutputType = str | T.StructType | type[Any] | types.GenericAlias
-
-
-#: Before any watermark was seen: nothing is late.
-MIN_WATERMARK_MS = -(1 << 63)
-#: No element comes any more: the end of a bounded input. Fires every event-time timer.
-MAX_WATERMARK_MS = (1 << 63) - 1
 
 #: Names of what operators count: late records without a side output, and matches of patterns.
 LATE_RECORDS_DROPPED, MATCHES = "late_records_dropped", "matches"

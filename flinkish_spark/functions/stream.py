@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.functions.keyed import RichFunction
-from flinkish_spark.state.operator_state import OperatorListDescriptor
 
 
 class KeySelector(RichFunction, ABC):
@@ -195,15 +194,6 @@ class OperatorItems(Protocol):
 
     def clear(self) -> None:
         """Remove all items."""
-
-
-class OperatorStateContext(Protocol):
-    """Given to :meth:`CheckpointedProcessFunction.open`."""
-
-    uid: str
-
-    def get_operator_list_state(self, descriptor: OperatorListDescriptor) -> OperatorItems:
-        """Return a state, and declare it."""
 
 
 class CheckpointedContext(Protocol):

@@ -243,16 +243,6 @@ class PendingCheckpoint:
         return self.can_end and now_ms - self.started_at_ms >= timeout_ms
 
 
-def transition_table() -> str:
-    """Return :data:`TRANSITIONS` as a Markdown table; `docs/protocol.md` quotes it."""
-    events = list(CheckpointEvent)
-    rows = ["| state | " + " | ".join(e.value for e in events) + " |", "|" + "---|" * (len(events) + 1)]
-    for state in CheckpointState:
-        cells = [TRANSITIONS[state][e].value if e in TRANSITIONS[state] else "-" for e in events]
-        rows.append(f"| {state.value} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
-
-
 class JobPhase(enum.Enum):
     STARTING = "STARTING"
     RUNNING = "RUNNING"

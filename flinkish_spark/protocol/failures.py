@@ -159,14 +159,6 @@ FAILURE_RULES: Mapping[CheckpointFailureReason, FailureRule] = {
 }
 
 
-def failure_reason_table() -> str:
-    rows = ["| reason | how far it was | counts | meaning |", "|---|---|---|---|"]
-    for reason in CheckpointFailureReason:
-        counts = "yes" if reason.counts else "no"
-        rows.append(f"| {reason.value} | {reason.phase.value} | {counts} | {reason.text} |")
-    return "\n".join(rows)
-
-
 class FailureVerdict(enum.Enum):
     #: It counts, and the job goes on.
     TOLERATED = "TOLERATED"

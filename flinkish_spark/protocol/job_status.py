@@ -20,7 +20,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError
 from flinkish_spark.protocol.choices import Choice
@@ -347,25 +346,3 @@ def _moved(
 ) -> tuple[VertexStatus, TaskStateChange]:
     moved = replace(before, state=after, attempt=attempt, since_ms=at_ms, cause=cause)
     return moved, TaskStateChange(before.vertex, before.name, attempt, before.state, after, cause, at_ms)
-
-
-_StateT = TypeVar("_StateT", JobStatus, TaskState)
-_EventT = TypeVar("_EventT", JobEvent, TaskEvent)
-
-
-def job_status_table() -> str:
-    return _markdown("status", JOB_TRANSITIONS, list(JobEvent))
-
-
-def task_state_table() -> str:
-    return _markdown("state", TASK_TRANSITIONS, list(TaskEvent))
-
-
-def _markdown(
-    head: str, transitions: Mapping[_StateT, Mapping[_EventT, _StateT]], events: list[_EventT]
-) -> str:
-    rows = [f"| {head} | " + " | ".join(e.value for e in events) + " |", "|" + "---|" * (len(events) + 1)]
-    for state, row in transitions.items():
-        cells = [row[e].value if e in row else "-" for e in events]
-        rows.append(f"| {state.value} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)

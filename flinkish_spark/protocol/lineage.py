@@ -95,18 +95,6 @@ class LineageHistory:
         """Return the rewind that made a checkpoint dead; None for a live one."""
         return next((r for r in self.rewinds if r.supersedes(checkpoint, decided_in)), None)
 
-    def is_superseded(self, lineage: Lineage, batch: BatchId) -> bool:
-        """Whether what micro-batch `batch` of `lineage` wrote belongs to a dead checkpoint."""
-        for rewind in self.rewinds:
-            if rewind.lineage <= lineage:
-                continue
-            if batch >= rewind.first_removed:
-                return True
-            if rewind.kind is RewindKind.RESEED:
-                # Later rewinds count micro-batches from another beginning.
-                return False
-        return False
-
 
 @dataclass(frozen=True, slots=True)
 class RetainedCheckpoint:

@@ -5,7 +5,7 @@ answer is :class:`StartSpark`. Each step is idempotent and changes the facts, so
 a recovery is nothing special: the next process sees what is left and goes on.
 
 The rules are data, :data:`RULES`; the first whose facts hold says the step, and their order *is* the
-argument. :func:`recovery_table` prints them for the documentation.
+argument. `docs/protocol.md` quotes them.
 """
 
 from __future__ import annotations
@@ -254,12 +254,6 @@ class Rule:
 
 def next_step(facts: RecoveryFacts) -> Step:
     return next(step for rule in RULES if (step := rule.applies(facts)) is not None)
-
-
-def recovery_table() -> str:
-    rows = ["| order | fact | step | why here |", "|---|---|---|---|"]
-    rows += [f"| {n} | {rule.condition} | {rule.step} | {rule.why} |" for n, rule in enumerate(RULES, 1)]
-    return "\n".join(rows)
 
 
 def _finish_rewind(facts: RecoveryFacts) -> Step | None:

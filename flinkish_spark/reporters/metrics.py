@@ -253,11 +253,3 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 def _per_second(share: float | None) -> int | None:
     return None if share is None else round(share * 1_000)
-
-
-def metrics_table() -> str:
-    rows = [
-        f"| `{one.name}` | {one.kind.value} | {one.scope.value} | {one.unit} | {one.meaning} |"
-        for one in CATALOGUE
-    ]
-    return "\n".join(["| name | type | scope | unit | meaning |", "|---|---|---|---|---|", *rows])

@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.types import text_values as texts
+from flinkish_spark.types.arrow_columns import beyond_years
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.text_values import NoValue
 
@@ -306,7 +307,8 @@ def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
         if pa.types.is_timestamp(kind) and kind.tz is not None and not _are_spark_s_times(column):
             raise NoValue("it may be of another zone, or no time for Spark")
         made = column.cast(kind)
-        _check_years(made)
+        if beyond_years(made).any():
+            raise NoValue("it is in no year from 1 to 9999")
         return made
     return column
 
@@ -325,18 +327,6 @@ def _are_spark_s_times(times: pa.Array) -> bool:
         return False
     others = there.filter(pa.array(letters[begins + lengths - 1] != ord("Z")))
     return bool(pc.all(pc.match_substring_regex(others, _SMALL_OFFSET), min_count=0).as_py())
-
-
-def _check_years(column: pa.Array) -> None:
-    bounds = pc.min_max(column.cast(pa.int32() if pa.types.is_date(column.type) else pa.int64()))
-    if not bounds["min"].is_valid:
-        return
-    unit = 86_400 if pa.types.is_date(column.type) else 1
-    per_second = 1 if pa.types.is_date(column.type) else 1_000_000
-    if bounds["min"].as_py() * unit // per_second < texts.FIRST_SECOND:
-        raise NoValue("it is in no year from 1 to 9999")
-    if bounds["max"].as_py() * unit // per_second > texts.LAST_SECOND:
-        raise NoValue("it is in no year from 1 to 9999")
 
 
 # ----------------------------------------------------------------------------------------------------------

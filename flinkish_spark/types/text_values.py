@@ -13,7 +13,7 @@ import re
 import zoneinfo
 from functools import lru_cache
 
-EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
+_EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 _MICROS = 1_000_000
 _LAST_YEAR = 9999
@@ -158,7 +158,7 @@ def _day(sign: str, year: str, month: str | None, day: str | None) -> int:
     if sign == "-" or not 1 <= int(year) <= _LAST_YEAR:
         raise NoValue("it is in no year from 1 to 9999")
     try:
-        return dt.date(int(year), int(month or 1), int(day or 1)).toordinal() - EPOCH_DAY
+        return dt.date(int(year), int(month or 1), int(day or 1)).toordinal() - _EPOCH_DAY
     except ValueError as error:
         raise NoValue(str(error)) from None
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.parquet_calendar import read_batches
-from flinkish_spark.connectors.splits import beyond_years
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import checked_choice
+from flinkish_spark.types.arrow_columns import beyond_years
 from flinkish_spark.types.arrow_types import spark_type
 from flinkish_spark.types.json_columns import JsonReader
 

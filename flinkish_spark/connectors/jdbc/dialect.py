@@ -19,9 +19,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
-from flinkish_spark.connectors.splits import beyond_years, leaves
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.extras import how_to_install
+from flinkish_spark.types.arrow_columns import beyond_years, leaves
 
 if TYPE_CHECKING:
     import pyarrow as pa

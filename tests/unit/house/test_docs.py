@@ -13,14 +13,17 @@ import click
 import pytest
 
 from flinkish_spark.cli.app import app
-from flinkish_spark.protocol.checkpoint import transition_table
-from flinkish_spark.protocol.failures import failure_reason_table
-from flinkish_spark.protocol.job_status import job_status_table, task_state_table
-from flinkish_spark.protocol.recovery import recovery_table
-from flinkish_spark.reporters.metrics import metrics_table
 from tests.support.types_at_limits import types_table
 from tools import flink_names
 from tools.docs_site import error_table
+from tools.tables import (
+    failure_reason_table,
+    job_status_table,
+    metrics_table,
+    recovery_table,
+    task_state_table,
+    transition_table,
+)
 
 #: Document, marker around the table, and what prints it.
 GENERATED = [

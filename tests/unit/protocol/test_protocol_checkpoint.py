@@ -24,7 +24,6 @@ from flinkish_spark.protocol.checkpoint import (
     Participant,
     ParticipantKind,
     PendingCheckpoint,
-    transition_table,
 )
 from flinkish_spark.protocol.ids import (
     BatchId,
@@ -36,6 +35,7 @@ from flinkish_spark.protocol.ids import (
     checked_name,
 )
 from flinkish_spark.protocol.records import Barrier, SinkAck, TaskAck
+from tools.tables import transition_table
 
 A, E, S = AckResult, CheckpointEvent, CheckpointState
 TOTALS, AUDIT = (Participant(ParticipantKind.SINK, uid) for uid in ("totals", "audit"))

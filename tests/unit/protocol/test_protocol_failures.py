@@ -13,10 +13,10 @@ from flinkish_spark.protocol.failures import (
     FailureManager,
     FailurePhase,
     FailureVerdict,
-    failure_reason_table,
 )
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.limits import UNLIMITED, checked_factor, checked_limit, checked_whole, exceeds
+from tools.tables import failure_reason_table
 
 R, V, P = CheckpointFailureReason, FailureVerdict, CheckpointPurpose
 EXPIRED = R.EXPIRED

@@ -22,10 +22,9 @@ from flinkish_spark.protocol.job_status import (
     TaskState,
     TaskStateChange,
     VertexStatus,
-    job_status_table,
-    task_state_table,
 )
 from tests.support.vertices import vertices_of
+from tools.tables import job_status_table, task_state_table
 
 J, E, T, V = JobStatus, JobEvent, TaskState, TaskEvent
 

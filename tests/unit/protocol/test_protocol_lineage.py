@@ -39,7 +39,7 @@ def is_live(past, checkpoint, lineage):
 def test_a_job_that_was_never_rewound():
     past = history()
     assert (past.live, past.log_began_in) == (Lineage(0), Lineage(0))
-    assert is_live(past, 3, 0) and not past.is_superseded(Lineage(0), BatchId(7))
+    assert is_live(past, 3, 0)
 
 
 def test_a_rewind_leaves_behind_what_came_after_its_target():
@@ -70,24 +70,6 @@ def test_the_log_begins_anew_where_it_was_last_reseeded():
     past = history(rewind(1, BACK, 2), rewind(2, ANEW, 4), rewind(3, PLAIN, 5))
     assert past.log_began_in == Lineage(2)
     assert is_live(past, 4, 1)
-
-
-@pytest.mark.parametrize(
-    "lineage,batch,dead",
-    [
-        (0, 7, False),
-        (0, 8, True),
-        (1, 8, False),
-        (1, 11, False),
-        (1, 12, True),
-        (2, 3, False),
-        (2, 4, True),
-        (3, 4, False),
-    ],
-)
-def test_readers_tell_superseded_records_by_their_micro_batch(lineage, batch, dead):
-    past = history(rewind(1, BACK, 2, 8), rewind(2, ANEW, 4, 12), rewind(3, BACK, 5, 4))
-    assert past.is_superseded(Lineage(lineage), BatchId(batch)) is dead
 
 
 # -- going back ---------------------------------------------------------------------------------------

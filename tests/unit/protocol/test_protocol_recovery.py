@@ -27,10 +27,10 @@ from flinkish_spark.protocol.recovery import (
     SweepLeftovers,
     TrimLog,
     next_step,
-    recovery_table,
     without_leftovers,
 )
 from tests.support.effort import examples
+from tools.tables import recovery_table
 
 EVERY_ID = frozenset(CheckpointId(n) for n in range(1, 20))
 

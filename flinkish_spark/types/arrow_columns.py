@@ -1,0 +1,42 @@
+"""Values at any depth of Arrow columns, and those that Python and Spark do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+#: The days since 1970 of the years 1 to 9999; Arrow takes others, of which Python makes no date.
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+_PER_DAY = {unit: 86_400 * 10**digits for unit, digits in (("s", 0), ("ms", 3), ("us", 6), ("ns", 9))}
+
+
+def beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which dates and times are in no year from 1 to 9999, by UTC; nothing for another type."""
+    kind = column.type
+    if pa.types.is_date32(kind):
+        per_day, whole = 1, column.cast(pa.int32())
+    elif pa.types.is_timestamp(kind):
+        per_day, whole = _PER_DAY[kind.unit], column.cast(pa.int64())
+    else:
+        return np.zeros(0, np.bool_)
+    days = whole.fill_null(0).to_numpy(zero_copy_only=False) // per_day
+    beyond: npt.NDArray[np.bool_] = (days < _FIRST_DAY) | (days > _LAST_DAY)
+    return beyond
+
+
+def leaves(column: pa.Array) -> Iterator[pa.Array]:
+    """Yield a column, or of one with parts their values, at any depth."""
+    if pa.types.is_map(column.type):
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        for part in (column.keys, column.items):
+            yield from leaves(part.slice(first, last - first))
+    elif pa.types.is_struct(column.type):
+        for part in column.flatten():
+            yield from leaves(part)
+    elif pa.types.is_nested(column.type):
+        yield from leaves(column.flatten())
+    else:
+        yield column

@@ -1,0 +1,55 @@
+"""Tables that the documents quote, printed by what they describe."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from flinkish_spark.protocol.checkpoint import TRANSITIONS, CheckpointEvent, CheckpointState
+from flinkish_spark.protocol.failures import CheckpointFailureReason
+from flinkish_spark.protocol.job_status import JOB_TRANSITIONS, TASK_TRANSITIONS, JobEvent, TaskEvent
+from flinkish_spark.protocol.recovery import RULES
+from flinkish_spark.reporters.metrics import CATALOGUE
+
+
+def transition_table() -> str:
+    return _transitions("state", {state: TRANSITIONS[state] for state in CheckpointState}, CheckpointEvent)
+
+
+def job_status_table() -> str:
+    return _transitions("status", JOB_TRANSITIONS, JobEvent)
+
+
+def task_state_table() -> str:
+    return _transitions("state", TASK_TRANSITIONS, TaskEvent)
+
+
+def failure_reason_table() -> str:
+    reasons = CheckpointFailureReason
+    rows = [(one.value, one.phase.value, "yes" if one.counts else "no", one.text) for one in reasons]
+    return _table(("reason", "how far it was", "counts", "meaning"), rows)
+
+
+def recovery_table() -> str:
+    rows = [(number, rule.condition, rule.step, rule.why) for number, rule in enumerate(RULES, 1)]
+    return _table(("order", "fact", "step", "why here"), rows)
+
+
+def metrics_table() -> str:
+    rows = [(f"`{one.name}`", one.kind.value, one.scope.value, one.unit, one.meaning) for one in CATALOGUE]
+    return _table(("name", "type", "scope", "unit", "meaning"), rows)
+
+
+def _transitions(head: str, transitions: Mapping[Any, Mapping[Any, Any]], events: type[enum.Enum]) -> str:
+    rows = [
+        (state.value, *(row[event].value if event in row else "-" for event in events))
+        for state, row in transitions.items()
+    ]
+    return _table((head, *(str(event.value) for event in events)), rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, *rows]
+    text = [f"| {' | '.join(map(str, line))} |" for line in lines]
+    return "\n".join([text[0], "|" + "---|" * len(head), *text[1:]])
