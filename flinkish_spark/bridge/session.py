@@ -103,6 +103,10 @@ def refuse_other_target(spark: SparkSession) -> None:
     )
 
 
+def session_time_zone(spark: SparkSession) -> str:
+    return spark.conf.get("spark.sql.session.timeZone") or "UTC"
+
+
 def has_class(spark: SparkSession, name: str) -> bool:
     """Return whether the driver's JVM has a class, and can load it."""
     try:

@@ -16,13 +16,13 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import StructType, YearMonthIntervalType
+from pyspark.sql.types import StructType
 
-from flinkish_spark.bridge.session import CONTROL_SOURCE, JSON_ROWS, has_class, jvm
+from flinkish_spark.bridge.session import CONTROL_SOURCE, JSON_ROWS, has_class, jvm, session_time_zone
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.stream_readers import ReadAllAvailable
 from flinkish_spark.protocol.records import TaskAck
-from flinkish_spark.types.json_columns import JsonReader, replace_months
+from flinkish_spark.types.json_columns import JsonReader, with_intervals
 
 
 @cache
@@ -51,7 +51,7 @@ def has_json_parser(spark: SparkSession) -> bool:
 
 def from_json(spark: SparkSession, text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
     """Return the fields of JSON objects, exact or malformed; without the JAR the mode is PERMISSIVE."""
-    time_zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+    time_zone = session_time_zone(spark)
     if not has_json_parser(spark):
         return _read_json(text, schema, options.get("columnNameOfCorruptRecord", ""), time_zone)
     from pyspark.sql.classic.column import Column as ClassicColumn
@@ -82,11 +82,7 @@ def _read_json(text: Column, schema: StructType, corrupt: str, time_zone: str) -
     # Nothing that Spark may take for repeatable: it would read each record once more for a filter. As bytes:
     # of a text that is no UTF-8 Arrow could not give any.
     column: Column = reading.asNondeterministic()(text.cast("binary"))
-    if returned == replace_months(schema, None):
-        return column
-    # A number becomes an interval of one unit only.
-    as_months = replace_months(schema, YearMonthIntervalType(1, 1))
-    return column.cast(as_months).cast(replace_months(schema, None))
+    return with_intervals(column, schema)
 
 
 def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:

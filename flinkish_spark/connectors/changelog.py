@@ -11,19 +11,20 @@ What the formats mean follows their own documentation, and Flink's `debezium-jso
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import hashlib
 import json
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.functions import arrow_udf
 
+from flinkish_spark.connectors.changelog_texts import DocumentTexts, Texts
 from flinkish_spark.connectors.formats.decoding import unreadable
 from flinkish_spark.connectors.json import json_schema
 from flinkish_spark.core.changelogs import (
@@ -35,12 +36,12 @@ from flinkish_spark.core.changelogs import (
     DebeziumJson,
     DebeziumMongoJson,
     DecimalHandling,
-    EpochUnit,
     MaxwellJson,
     RowKind,
 )
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import Json
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.schemas import PREFIX
@@ -50,107 +51,10 @@ At = Callable[[str], Column]
 
 _VALUES = "map<string,string>"
 _TEXTS = T.MapType(T.StringType(), T.StringType())
-_ENTRY, _PLACE = f"{PREFIX}entry", f"{PREFIX}place"
-_WHOLE = r"^-?[0-9]+$"
-_DAY = r"^\s*[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}\s*$"
-#: A time that is finer than a microsecond.
-_TOO_FINE = r"\.[0-9]{6}[0-9]*[1-9]"
-#: A time that names no zone and no offset, and one that names a zone, whose clocks may be set.
-_OF_SESSION = r"^\s*\+?[0-9]{4,6}(-[0-9]{1,2}){0,2}([T ][0-9:.]*)?\s*$"
-_ZONE = r":[0-9.]+\s*([A-Za-z][A-Za-z0-9_/+:-]*)\s*$"
-_MOST_DIGITS = 38
+_ENTRIES, _ENTRY = f"{PREFIX}entries", f"{PREFIX}entry"
+_PLACE, _READ = f"{PREFIX}place", f"{PREFIX}read"
+_WRONG = f"{PREFIX}wrong"
 _MOST_DETAIL = 1_000
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """Reads the texts of a format as values of columns."""
-
-    #: Debezium's: whether a whole number is a DATE, of which unit it is a TIMESTAMP, and what a DECIMAL is.
-    days: bool = False
-    epoch_units: Mapping[str, EpochUnit] | None = None
-    decimals: DecimalHandling | Mapping[str, DecimalHandling] = DecimalHandling.STRING
-    #: Stand for values that the connector did not get.
-    unavailable: Sequence[str] = ()
-
-    def known(self, text: Column, name: str, kind: T.DataType) -> Column:
-        value = self.value(text, name, kind)
-        is_long = isinstance(kind, T.StringType | T.BinaryType | T.ArrayType | T.MapType | T.StructType)
-        return F.when(~text.isin(*self.unavailable), value) if self.unavailable and is_long else value
-
-    def value(self, text: Column, name: str, kind: T.DataType) -> Column:
-        match kind:
-            case T.StringType():
-                return text
-            case T.ByteType() | T.ShortType() | T.IntegerType() | T.LongType():
-                return F.when(text.rlike(_WHOLE), text.try_cast(kind))
-            case T.FloatType() | T.DoubleType():
-                number = text.try_cast(kind)
-                is_too_large = text.rlike("[0-9]") & F.abs(number).isin(float("inf"))
-                return F.when(~is_too_large, number)
-            case T.DecimalType():
-                return self._decimal(text, name, kind)
-            case T.BinaryType():
-                return F.try_to_binary(text, F.lit("base64"))
-            case T.DateType():
-                date = F.when(text.rlike(_DAY), text.try_cast(kind))
-                if self.days:
-                    days = F.date_from_unix_date(text.try_cast("int"))
-                    date = F.when(text.rlike(_WHOLE), days).otherwise(date)
-                return _within_years(date)
-            case T.TimestampType() | T.TimestampNTZType():
-                return self._time(text, kind, (self.epoch_units or {}).get(name))
-            case T.BooleanType():
-                return text.try_cast(kind)
-        # Its text is JSON. Of a value that cannot be read in full Spark gives a part, and says so.
-        whole = F.concat(F.lit('{"v":'), text, F.lit("}"))
-        fields = T.StructType([T.StructField("v", kind), T.StructField("wrong", T.StringType())])
-        found = F.from_json(whole, fields, {"columnNameOfCorruptRecord": "wrong"})
-        return _once(found, lambda one: F.when(one["wrong"].isNull(), one["v"]))
-
-    def _decimal(self, text: Column, name: str, kind: T.DecimalType) -> Column:
-        handling = self.decimals
-        if isinstance(handling, Mapping):
-            handling = handling.get(name, DecimalHandling.PRECISE)
-        if handling is not DecimalHandling.PRECISE:
-            return _exactly(text, kind)
-        # Of a column without a scale of its own, each value brings one; further from zero it would be none.
-        member, scale = F.get_json_object(text, "$.value"), F.get_json_object(text, "$.scale")
-        is_own = text.startswith("{")
-        unscaled = _unscaled(F.when(is_own, member).otherwise(text))
-        places = F.when(is_own, scale.try_cast("int")).otherwise(F.lit(kind.scale))
-
-        def pointed(both: Column) -> Column:
-            is_near = F.abs(both["places"]) <= 2 * _MOST_DIGITS
-            return F.when(is_near, _pointed(both["unscaled"], both["places"]))
-
-        return _exactly(_once(F.struct(unscaled.alias("unscaled"), places.alias("places")), pointed), kind)
-
-    def _time(self, text: Column, kind: T.DataType, unit: EpochUnit | None) -> Column:
-        is_number = text.rlike(_WHOLE)
-        is_time = text.contains("-") & ~is_number & ~text.rlike(_TOO_FINE)
-        time = _within_years(F.when(is_time, text.try_cast(kind)))
-        if isinstance(kind, T.TimestampType):
-            time = _shown_by_clocks(text, time)
-        if unit is None:
-            return time
-        number = text.try_cast("long")
-        micros = {
-            EpochUnit.MILLISECONDS: F.try_multiply(number, F.lit(1_000)),
-            EpochUnit.MICROSECONDS: number,
-            # What is finer than a microsecond is no value here.
-            EpochUnit.NANOSECONDS: F.when(
-                number % 1_000 == 0, F.floor(number / F.lit(1_000).cast("decimal"))
-            ),
-        }[unit].cast("long")
-        known = F.when(micros.between(_FIRST_MICRO, _LAST_MICRO), micros)
-        if isinstance(kind, T.TimestampType):
-            return F.when(is_number, F.timestamp_micros(known)).otherwise(time)
-        seconds = (known.cast("decimal(20,0)") / F.lit(1_000_000).cast("decimal(7,0)")).cast("decimal(18,6)")
-        zero = F.lit(0)
-        since = F.make_dt_interval(zero, zero, zero, seconds)
-        wall = F.lit("1970-01-01 00:00:00").cast("timestamp_ntz") + since
-        return F.when(is_number, wall).otherwise(time)
 
 
 def _unavailable(placeholder: str) -> Sequence[str]:
@@ -167,134 +71,6 @@ def _unavailable(placeholder: str) -> Sequence[str]:
     return placeholder, in_base64, *as_json
 
 
-#: By what stands in it: names of the one member of an object that is a value of MongoDB's extended JSON.
-_WHOLE_NUMBERS, _NUMBERS = "numberInt|numberLong", "numberInt|numberLong|numberDouble"
-#: In a time the number may be such an object, too.
-_DATE_WITHIN = r'^\{\s*"\$date"\s*:\s*(\{.*\})\s*\}$'
-
-
-class _DocumentTexts(_Texts):
-    """Reads the texts of a MongoDB document: values that JSON does not have are objects of one member."""
-
-    def value(self, text: Column, name: str, kind: T.DataType) -> Column:
-        match kind:
-            case T.StringType():
-                return super().value(_member_of(text, "oid|symbol|uuid"), name, kind)
-            case T.ByteType() | T.ShortType() | T.IntegerType() | T.LongType():
-                return super().value(_member_of(text, _WHOLE_NUMBERS), name, kind)
-            case T.FloatType() | T.DoubleType():
-                return super().value(_member_of(text, _NUMBERS), name, kind)
-            case T.DecimalType():
-                return super().value(_member_of(text, f"{_NUMBERS}|numberDecimal"), name, kind)
-            case T.TimestampType():
-                number = _member_of(F.regexp_replace(text, _DATE_WITHIN, "$1"), "numberLong|date")
-                return F.when(text.startswith("{"), self._time(number, kind, EpochUnit.MILLISECONDS))
-            case T.BinaryType():
-                inner = F.get_json_object(text, "$['$binary']")
-                in_base64 = F.when(inner.startswith("{"), F.get_json_object(inner, "$.base64"))
-                return super().value(F.coalesce(in_base64, inner), name, kind)
-        return super().value(text, name, kind)
-
-
-def _member_of(text: Column, names: str) -> Column:
-    """Return the value of an object's one member if that has one of the names, else the text."""
-    return F.regexp_replace(text, rf'^\{{\s*"\$(?:{names})"\s*:\s*"?([^"{{}}]*)"?\s*\}}$', "$1")
-
-
-#: Of the years 1 to 9999.
-_FIRST_MICRO, _LAST_MICRO = -62_135_596_800_000_000, 253_402_300_799_999_999
-
-
-def _within_years(time: Column) -> Column:
-    return F.when(F.year(time).between(dt.MINYEAR, dt.MAXYEAR), time)
-
-
-def _shown_by_clocks(text: Column, time: Column) -> Column:
-    """Return a time; null if no clock of its zone has shown what the text says: Spark reads an hour later."""
-    named = F.regexp_extract(text, _ZONE, 1)
-    zone = F.when(text.rlike(_OF_SESSION), F.current_timezone()).otherwise(
-        F.when(named != "", named).otherwise(F.lit("UTC"))
-    )
-    is_fixed = ~text.rlike(_OF_SESSION) & (named == "")
-    said = F.concat(text.try_cast("timestamp_ntz").cast("string"), F.lit("Z")).try_cast("timestamp")
-    return F.when(is_fixed | (F.from_utc_timestamp(time, zone) == said), time)
-
-
-def _once(value: Column, made: Callable[[Column], Column]) -> Column:
-    """Return what is made of a value that is used more than once."""
-    # A column has no name within an expression: each use repeats how it is computed, uses of uses multiply,
-    # and Spark plans all of that anew for each micro-batch.
-    return F.get(F.transform(F.array(value), made), F.lit(0))
-
-
-def _exactly(text: Column, kind: T.DecimalType) -> Column:
-    """Return a decimal that a text is; null if it has more digits than there are places."""
-
-    def fits(parts: Column) -> Column:
-        whole, behind, power = (F.get(parts, F.lit(at)) for at in range(3))
-        zeros = F.when(behind == "", F.length(F.regexp_extract(whole, "0*$", 0))).otherwise(F.lit(0))
-        exponent = F.when(power == "", F.lit(0)).otherwise(power.try_cast("int"))
-        places = F.length(behind) - zeros - exponent
-        return (places <= kind.scale) | ~F.concat(whole, behind).rlike("[1-9]")
-
-    def exact(text: Column) -> Column:
-        # A cast rounds, also one to the most digits that there are: so the digits are counted.
-        parts = F.split(F.regexp_replace(text, _DECIMAL, "$1|$2|$3"), r"\|")
-        return F.when(_once(parts, fits), text.try_cast(kind))
-
-    return _once(text, exact)
-
-
-#: The digits in front of the point, those behind it without the zeros at the end, the power of ten.
-_DECIMAL = r"^\s*[+-]?([0-9]*)\.?([0-9]*?)0*(?:[eE]([+-]?[0-9]{1,9}))?\s*$"
-
-#: So many times 256 is the first number with 39 digits.
-_TOO_MANY = 10**38 // 256
-
-
-def _unscaled(text: Column) -> Column:
-    """Return the big-endian two's complement number in a base64 text; null for more than 38 digits."""
-    return _once(F.try_to_binary(text, F.lit("base64")), _of_bytes)
-
-
-def _of_bytes(data: Column) -> Column:
-    def byte(place: Column) -> Column:
-        return F.conv(F.hex(F.substring(data, place, 1)), 16, 10).cast("decimal(3,0)")
-
-    def with_byte(so_far: Column, place: Column) -> Column:
-        # No step is further from zero than the number in the end, which may have all 38 digits.
-        borrowed = F.when(so_far < 0, F.lit(1)).otherwise(F.lit(0)).cast("decimal(1,0)")
-        shifted = ((so_far + borrowed) * F.lit(256).cast("decimal(3,0)")).cast("decimal(38,0)")
-        return (shifted + (byte(place) - borrowed * 256)).cast("decimal(38,0)")
-
-    def whole(but_last: Column) -> Column:
-        many = F.lit(str(_TOO_MANY)).cast("decimal(38,0)")
-        fits = (but_last < many) & ((but_last > -many) | ((but_last == -many) & (byte(size) > 0)))
-        return F.when(size.between(1, 16) & fits, with_byte(but_last, size))
-
-    size = F.length(data)
-    sign = F.when(byte(F.lit(1)) >= 128, F.lit(-1)).otherwise(F.lit(0)).cast("decimal(38,0)")
-    # Whether more bytes are looked at or not, Spark decides: an overflow would end the task.
-    few = F.sequence(F.lit(1), F.least(size - 1, F.lit(15)))
-    places = F.when(size > 1, few).otherwise(F.array().cast("array<int>"))
-    return _once(F.aggregate(places, sign, with_byte), whole)
-
-
-def _pointed(unscaled: Column, places: Column) -> Column:
-    """Return a number as text, with a point in front of its last digits, or zeros behind them."""
-    digits = F.abs(unscaled).cast("string")
-    padded = F.lpad(digits, F.greatest(places + 1, F.length(digits)), F.lit("0"))
-    sign = F.when(unscaled < 0, F.lit("-")).otherwise(F.lit(""))
-    zeros = F.repeat(F.lit("0"), -places)
-
-    def with_point(padded: Column) -> Column:
-        whole = F.substring(padded, F.lit(1), F.length(padded) - places)
-        return F.concat(sign, whole, F.lit("."), F.right(padded, places))
-
-    few = F.concat(unscaled.cast("string"), zeros)
-    return F.when(places <= 0, few).otherwise(_once(padded, with_point))
-
-
 class _Said(NamedTuple):
     """A piece of metadata that can be asked for beside the rows, by its name without "value."."""
 
@@ -309,7 +85,7 @@ class _Envelope(ABC):
     #: Those that entries are made of.
     needed: tuple[str, ...]
     said: Mapping[str, _Said]
-    texts: _Texts
+    texts: Texts
     #: What is most often wrong.
     hint: str
 
@@ -380,7 +156,7 @@ class _Debezium(_Envelope):
 
     def __init__(self, form: DebeziumJson) -> None:
         super().__init__(form)
-        self.texts = _Texts(True, form.epoch_units, form.decimals, _unavailable(form.unavailable))
+        self.texts = Texts(True, form.epoch_units, form.decimals, _unavailable(form.unavailable))
 
     def schema(self, metadata: Sequence[str]) -> str:
         alone = super().schema([one for one in metadata if one != "schema"])
@@ -436,7 +212,7 @@ class _DebeziumDocument(_Debezium):
 
     def __init__(self, form: DebeziumMongoJson) -> None:
         _Envelope.__init__(self, form)
-        self.texts = _DocumentTexts()
+        self.texts = DocumentTexts()
 
     def entries(self, at: At) -> Column:
         def documents(name: str) -> Column:
@@ -506,7 +282,7 @@ class _OfTables(_Envelope):
         super().__init__(form)
         self._wanted = {name: getattr(form, name) for name in ("database", "table") if getattr(form, name)}
         self.needed = (*self.needed, *self._wanted)
-        self.texts = _Texts()
+        self.texts = Texts()
 
     def entries(self, at: At) -> Column:
         found = self._entries_of_mine(at)
@@ -665,24 +441,24 @@ class Changelog(ABC):
     def names(self) -> tuple[str, ...]:
         return tuple(map(column_of, self._metadata))
 
-    def misfit(self, envelope: Column) -> Column:
+    def with_misfit(self, frame: DataFrame, envelope: Column, time_zone: str) -> tuple[DataFrame, Column]:
+        """Return whether an envelope says no rows, and the frame that it is asked of."""
         entries = self._envelope.entries(self._envelope.at(lambda name: envelope[name]))
-        is_none = entries.isNull() | F.exists(entries, lambda one: self._is_no_row(one["row"]))
-        return F.coalesce(is_none, F.lit(True))
-
-    def _is_no_row(self, row: Column) -> Column:
-        wrong = F.lit(False)
-        for one in self.fields:
-            value, is_there = self._value(row, one)
-            wrong = wrong | (is_there & value.isNull())
-        return wrong
+        # As a column of its own, and nothing that Spark may repeat: with functions of elements within its
+        # argument Spark does not find a Python function again.
+        frame = frame.withColumn(_ENTRIES, F.when(F.spark_partition_id() >= 0, entries))
+        entries = F.col(_ENTRIES)
+        return frame, F.coalesce(entries.isNull() | self._has_misfit(entries, time_zone), F.lit(True))
 
     @abstractmethod
-    def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
-        """Return the value of a column in a row of an entry, and whether one is there that may be none."""
+    def _has_misfit(self, entries: Column, time_zone: str) -> Column: ...
+
+    @abstractmethod
+    def _typed(self, row: Column, time_zone: str) -> Column:
+        """Return a struct of an entry's values by column, and with :data:`_WRONG`: whether one is none."""
 
     def rows(
-        self, frame: DataFrame, envelope: Column, kept: Sequence[str], passes: Column | None
+        self, frame: DataFrame, envelope: Column, kept: Sequence[str], passes: Column | None, time_zone: str
     ) -> DataFrame:
         """Return the rows that envelopes say, with kinds; the task ends at a record that says none."""
         at = self._envelope.at(lambda name: envelope[name])
@@ -697,11 +473,12 @@ class Changelog(ABC):
         ]
         place = F.struct("topic", "partition", "offset").alias(_PLACE)
         one_each = frame.select(F.explode(entries).alias(_ENTRY), *beside, *kept, place)
-        misread = unreadable(why, lambda name: F.col(_PLACE)[name])
-        row, own = F.col(_ENTRY)["row"], []
-        for one in self.fields:
-            value, is_there = self._value(row, one)
-            own.append(F.coalesce(value, F.when(is_there, misread.cast(one.dataType))).alias(one.name))
+        one_each = one_each.withColumn(_READ, self._typed(F.col(_ENTRY)["row"], time_zone))
+        read, misread = F.col(_READ), unreadable(why, lambda name: F.col(_PLACE)[name])
+        own = [
+            F.when(read[_WRONG], misread.cast(one.dataType)).otherwise(read[one.name]).alias(one.name)
+            for one in self.fields
+        ]
         return one_each.select(*own, F.col(_ENTRY)["kind"].alias(ROW_KIND), *self.names, *kept)
 
 
@@ -718,12 +495,11 @@ class JsonChangelog(Changelog):
         within = (T.StructType, T.ArrayType, T.MapType)
         for column in self.fields:
             kind = column.dataType
-            never = (*_NEVER, *_NEVER_WITHIN) if isinstance(kind, within) else _NEVER
-            is_unfit = any(isinstance(part, never) for part in parts_of(kind))
+            is_unfit = any(isinstance(part, _NEVER) for part in parts_of(kind))
             if is_unfit or (isinstance(self._form, CanalJson) and isinstance(kind, (T.BinaryType, *within))):
                 raise SchemaError(
                     f"the column '{column.name}' of {name} is {kind.simpleString()}",
-                    why="its records have no such values, or Spark would round them",
+                    why="its records have no such values",
                     what_to_do="declare STRING, also within it, and convert it in a transform",
                 )
         if isinstance(self._form, DebeziumJson):
@@ -756,9 +532,40 @@ class JsonChangelog(Changelog):
                     "DecimalHandling.DOUBLE if they are numbers; or declare LONG",
                 )
 
-    def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
-        text = F.try_element_at(row, F.lit(one.name))
-        return self._envelope.texts.known(text, one.name, one.dataType), text.isNotNull()
+    def _has_misfit(self, entries: Column, time_zone: str) -> Column:
+        texts, fields = self._envelope.texts, self.fields
+
+        def look(values: pa.Array) -> pa.Array:
+            parse = texts.parser(fields, time_zone)
+            found = (any(_row(parse, one["row"])[1] for one in each or ()) for each in values.to_pylist())
+            return pa.array(found, pa.bool_())
+
+        return _reading(look, T.BooleanType())(entries)
+
+    def _typed(self, row: Column, time_zone: str) -> Column:
+        texts, fields = self._envelope.texts, self.fields
+        returned = T.StructType([*fields, T.StructField(_WRONG, T.BooleanType())])
+
+        def read(values: pa.Array) -> pa.Array:
+            parse = texts.parser(fields, time_zone)
+            rows = (_row(parse, one) for one in values.to_pylist())
+            return pa.array(({**row, _WRONG: is_wrong} for row, is_wrong in rows), arrow_type(returned))
+
+        return _reading(read, returned)(row)
+
+
+def _row(parse: Callable[[Mapping[str, str]], dict[str, Any]], texts: Any) -> tuple[dict[str, Any], bool]:
+    try:
+        return ({} if texts is None else parse(dict(texts))), False
+    except ValueError:
+        return {}, True
+
+
+def _reading(read: Callable[[pa.Array], pa.Array], returned: T.DataType) -> Callable[[Column], Column]:
+    # By its hints: a type in so many words makes PySpark warn.
+    reading: Any = arrow_udf(read, returned)  # type: ignore[call-overload]
+    made: Callable[[Column], Column] = reading.asNondeterministic()
+    return made
 
 
 class AvroChangelog(Changelog):
@@ -769,21 +576,27 @@ class AvroChangelog(Changelog):
         super().__init__(form, made, made.row, metadata)
         self._unavailable = form.unavailable
 
-    def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
-        value, text = row[one.name], self._unavailable
-        match one.dataType:
+    def _has_misfit(self, entries: Column, time_zone: str) -> Column:
+        return F.exists(entries, lambda one: self._typed(one["row"], time_zone)[_WRONG])
+
+    def _typed(self, row: Column, time_zone: str) -> Column:
+        values, wrong = [], F.lit(False)
+        for one in self.fields:
+            is_unavailable = self._is_unavailable(row[one.name], one.dataType)
+            values.append(F.when(~is_unavailable, row[one.name]).alias(one.name))
+            wrong = wrong | is_unavailable
+        return F.struct(*values, wrong.alias(_WRONG))
+
+    def _is_unavailable(self, value: Column, kind: T.DataType) -> Column:
+        text = self._unavailable
+        match kind:
             case T.StringType() if text:
-                is_unavailable = value.eqNullSafe(F.lit(text))
+                return value.eqNullSafe(F.lit(text))
             case T.BinaryType() if text:
-                is_unavailable = value.eqNullSafe(F.lit(text.encode()))
+                return value.eqNullSafe(F.lit(text.encode()))
             case T.ArrayType(elementType=T.StringType()) if text:
-                is_unavailable = value.eqNullSafe(F.array(F.lit(text)))
-            case _:
-                return value, F.lit(False)
-        return F.when(~is_unavailable, value), is_unavailable
+                return value.eqNullSafe(F.array(F.lit(text)))
+        return F.lit(False)
 
 
 _NEVER = (T.DayTimeIntervalType, T.YearMonthIntervalType)
-#: Spark reads what is within JSON by its own parser, which rounds decimals, wraps 128 to -128, takes any
-#: number for seconds, and cuts times of day off dates.
-_NEVER_WITHIN = (T.DecimalType, T.ByteType, T.DateType, T.TimestampType, T.TimestampNTZType)

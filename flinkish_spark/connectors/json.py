@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.session import session_time_zone
 from flinkish_spark.bridge.shim import from_json, has_json_parser
 from flinkish_spark.core.errors import UNREADABLE_MARKER, SchemaError
 from flinkish_spark.core.formats import Json, OnBadRecord
@@ -138,7 +139,7 @@ def why_no_record(spark: SparkSession, value: Json, data: bytes | None) -> str:
         return f"its value is no JSON: {error}"
     if not isinstance(found, dict):
         return f"its value is {_shown(found)}, which is no JSON object"
-    time_zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+    time_zone = session_time_zone(spark)
     for one in json_schema(value):
         if JsonReader(T.StructType([one]), time_zone).record(data) is None:
             kind = one.dataType.simpleString()

@@ -10,15 +10,12 @@ import enum
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.steps import Observer, SilentObserver, Step
+from flinkish_spark.core.steps import Step
 from flinkish_spark.core.validation import check_function
-
-#: Where test apps look for a :class:`KillPoint` in its text form.
-KILL_AT_VARIABLE = "FLINKISH_KILL_AT"
 
 
 class Moment(enum.Enum):
@@ -120,9 +117,3 @@ class KillAt:
             is_it = self._seen == point.occurrence
         if is_it:
             self._kill()
-
-
-def observer_from(variables: Mapping[str, str], kill: Callable[[], None] = kill_process) -> Observer:
-    """Return the observer that ``FLINKISH_KILL_AT`` asks for, or one that does nothing."""
-    text = variables.get(KILL_AT_VARIABLE, "")
-    return KillAt(KillPoint.parse(text), kill) if text else SilentObserver()

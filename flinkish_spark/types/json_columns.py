@@ -6,8 +6,6 @@ a slice in which something is found is read again, record by record, by rules th
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,27 +15,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as pa_json
+from pyspark.sql import Column
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.types import text_values as texts
 from flinkish_spark.types.arrow_columns import beyond_years
 from flinkish_spark.types.arrow_types import arrow_type
+from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.text_values import NoValue
 
 #: Levels of objects and lists, as Jackson counts them.
 _DEEPEST = 1_000
 #: A record that is bad makes Arrow refuse its slice: its parts are tried before their records are.
 _PARTS, _SMALLEST_PART = 16, 64
-_NOT_A_NUMBER = ("NaN", "Infinity", "-Infinity")
-_NAMED_NUMBERS = {name: float(name) for name in _NOT_A_NUMBER} | {
-    "+Infinity": float("inf"),
-    "+INF": float("inf"),
-    "-INF": float("-inf"),
-}
-#: From here on the nearest FLOAT is an infinity.
-_FLOAT_OVERFLOWS = float(2**128 - 2**103)
-_BITS: dict[type[T.DataType], int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 #: As Jackson writes them.
 _ESCAPES = {letter: f"\\u{letter:04X}" for letter in range(0x20)} | {
     ord('"'): '\\"',
@@ -53,6 +44,7 @@ _OF_NUMBERS = np.isin(np.arange(256), [*b"0123456789.+-"])
 _BEFORE_NUMBERS = frozenset(b':,[" \t')
 #: Arrow takes up to a day.
 _SMALL_OFFSET = "[+-](0[0-9]|1[0-7])(:?[0-5][0-9])?$"
+_NOT_FOR_ARROW = (T.MapType, T.BinaryType, T.DayTimeIntervalType, T.YearMonthIntervalType, T.NullType)
 #: Digits of a decimal in Arrow; with fewer in front of the point than this a number goes by its slow way.
 _ARROWS_DIGITS, _FEWEST_DIGITS = 38, 12
 _Convert = Callable[[Any], Any]
@@ -87,7 +79,7 @@ class JsonReader:
         self.type = arrow_type(self.spark_type)
         self._fields = [(field.name, _converter(field.dataType, time_zone)) for field in kind]
         self._convert = partial(_object_of, self._fields)
-        self._columns = _Columns(kind) if _Columns.can_read(kind) else None
+        self._columns = _Columns(kind) if all(map(_is_for_arrow, parts_of(kind))) else None
 
     def read(self, values: pa.Array) -> pa.Array:
         """Return a struct for each value; null for a null and for what is not exactly one object."""
@@ -131,6 +123,14 @@ class JsonReader:
                 yield from self._read(values.slice(at, size))
 
 
+def with_intervals(column: Column, kind: T.StructType) -> Column:
+    """Return a struct whose numbers of months are the intervals that `kind` has."""
+    if replace_months(kind, T.IntegerType()) == replace_months(kind, None):
+        return column
+    # A number becomes an interval of one unit only.
+    return column.cast(replace_months(kind, T.YearMonthIntervalType(1, 1))).cast(replace_months(kind, None))
+
+
 def replace_months(kind: Any, by: T.DataType | None) -> Any:
     """Return a type, nullable at any depth, with `by` in the place of intervals of months."""
     match kind:
@@ -149,6 +149,14 @@ def replace_months(kind: Any, by: T.DataType | None) -> Any:
 # A slice at once.
 
 
+def _is_for_arrow(kind: T.DataType) -> bool:
+    if isinstance(kind, T.DecimalType):
+        return _ARROWS_DIGITS - kind.scale >= _FEWEST_DIGITS
+    # Arrow makes no column of a field without a name.
+    has_names = not isinstance(kind, T.StructType) or all(kind.names)
+    return has_names and not isinstance(kind, _NOT_FOR_ARROW)
+
+
 class _Columns:
     """Reads a slice by Arrow, unless something in it needs a look at each record."""
 
@@ -156,21 +164,8 @@ class _Columns:
         self._schema = pa.schema([pa.field(field.name, _read_as(field.dataType)) for field in kind])
         self._type = arrow_type(kind)
         #: How many digits may stand beside each other where there is a DECIMAL.
-        self._most_digits = min((_ARROWS_DIGITS - one.scale for one in _decimals(kind)), default=None)
-
-    @staticmethod
-    def can_read(kind: T.DataType) -> bool:
-        match kind:
-            case T.StructType():
-                # Arrow makes no column of a field without a name.
-                return all(field.name and _Columns.can_read(field.dataType) for field in kind)
-            case T.ArrayType():
-                return _Columns.can_read(kind.elementType)
-            case T.DecimalType():
-                return _ARROWS_DIGITS - kind.scale >= _FEWEST_DIGITS
-        return not isinstance(
-            kind, T.MapType | T.BinaryType | T.DayTimeIntervalType | T.YearMonthIntervalType | T.NullType
-        )
+        decimals = [one for one in parts_of(kind) if isinstance(one, T.DecimalType)]
+        self._most_digits = min((_ARROWS_DIGITS - one.scale for one in decimals), default=None)
 
     def read(self, values: pa.Array) -> pa.Array | None:
         """Return the records; None if they are to be looked at one by one."""
@@ -197,17 +192,6 @@ class _Columns:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, NoValue):
             return None
         return pa.StructArray.from_arrays(columns, fields=[*self._type])
-
-
-def _decimals(kind: T.DataType) -> Iterator[T.DecimalType]:
-    match kind:
-        case T.StructType():
-            for field in kind:
-                yield from _decimals(field.dataType)
-        case T.ArrayType():
-            yield from _decimals(kind.elementType)
-        case T.DecimalType():
-            yield kind
 
 
 def _lines(values: pa.Array) -> pa.Buffer | None:
@@ -300,7 +284,7 @@ def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.ListArray.from_arrays(offsets, inner_column, type=kind, mask=column.is_null())
     if pa.types.is_floating(kind):
         number = column.fill_null(0).to_numpy(zero_copy_only=False)
-        if not (np.abs(number) < (_FLOAT_OVERFLOWS if pa.types.is_float32(kind) else np.inf)).all():
+        if not (np.abs(number) < (texts.FLOAT_OVERFLOWS if pa.types.is_float32(kind) else np.inf)).all():
             raise NoValue("it may be too large")
         return column.cast(kind, safe=False)
     if pa.types.is_temporal(kind):
@@ -395,30 +379,17 @@ def _converter(kind: T.DataType, time_zone: str) -> _Convert:
         case T.MapType():
             return partial(_entries, _converter(kind.valueType, time_zone))
         case T.DecimalType():
-            return partial(_decimal, precision=kind.precision, scale=kind.scale)
+            return partial(_decimal, texts.parser_of(kind, time_zone))
         case T.TimestampType():
             return partial(_timestamp, time_zone=time_zone)
-        case T.TimestampNTZType():
-            return partial(_of_text, texts.parse_local_time)
-        case T.DateType():
-            return partial(_of_text, texts.parse_date)
-        case T.DayTimeIntervalType():
-            parse = partial(texts.parse_day_time, first=kind.startField, last=kind.endField)
-            return partial(_of_text, parse)
-        case T.YearMonthIntervalType():
-            parse = partial(texts.parse_year_month, first=kind.startField, last=kind.endField)
-            return partial(_of_text, parse)
-        case T.FloatType():
-            return partial(_floating, overflows=_FLOAT_OVERFLOWS)
-        case T.DoubleType():
-            return partial(_floating, overflows=float("inf"))
+        case T.FloatType() | T.DoubleType():
+            return partial(_floating, texts.parser_of(kind, time_zone))
         case T.BooleanType():
             return _boolean
-        case T.BinaryType():
-            return partial(_of_text, _base64)
         case T.StringType():
             return _text
-    return partial(_whole, bits=_BITS[type(kind)])
+    parse = texts.parser_of(kind, time_zone)
+    return partial(_of_number if isinstance(kind, T.IntegralType) else _of_text, parse)
 
 
 def _object_of(fields: Sequence[tuple[str, _Convert]], value: Any) -> Any:
@@ -449,32 +420,24 @@ def _of_text(parse: Callable[[str], Any], value: Any) -> Any:
     return parse(value)
 
 
-def _whole(value: Any, bits: int) -> int:
+def _of_number(parse: Callable[[str], Any], value: Any) -> Any:
     if not isinstance(value, _Whole):
         raise NoValue("it is no whole number")
-    number = int(value)
-    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
-        raise NoValue("it is too large")
-    return number
+    return parse(value)
 
 
-def _floating(value: Any, overflows: float) -> float:
-    if _is_text(value):
-        if value not in _NAMED_NUMBERS:
-            raise NoValue("it is no number")
-        return _NAMED_NUMBERS[value]
-    if not isinstance(value, _Whole | _Fraction):
+def _floating(parse: Callable[[str], Any], value: Any) -> Any:
+    if not isinstance(value, _Whole | _Fraction) and (
+        not _is_text(value) or value not in texts.NAMED_NUMBERS
+    ):
         raise NoValue("it is no number")
-    number = float(value)
-    if abs(number) >= overflows and value not in _NOT_A_NUMBER:
-        raise NoValue("it is too large")
-    return number
+    return parse(value)
 
 
-def _decimal(value: Any, precision: int, scale: int) -> Any:
+def _decimal(parse: Callable[[str], Any], value: Any) -> Any:
     if not isinstance(value, str):
         raise NoValue("it is no number")
-    return texts.parse_decimal(value, precision, scale)
+    return parse(value)
 
 
 def _timestamp(value: Any, time_zone: str) -> int:
@@ -490,10 +453,3 @@ def _boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise NoValue("it is no boolean")
     return value
-
-
-def _base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise NoValue(f"a BINARY is no base64: {error}") from None

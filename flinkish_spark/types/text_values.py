@@ -7,17 +7,24 @@ today; here such a text is refused.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import datetime as dt
 import decimal
 import re
 import zoneinfo
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+from pyspark.sql import types as T
 
 _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 _MICROS = 1_000_000
 _LAST_YEAR = 9999
 
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?")
 #: Blanks and control characters, which Spark takes away at both ends of a date or time.
 _EDGE = "".join(map(chr, (*range(0x21), 0x7F)))
@@ -51,8 +58,80 @@ _MOST_MICROS, _MOST_MONTHS = 2**63 - 1, 2**31 - 1
 _EXACTLY = decimal.Context(prec=100, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
 
 
+_BITS: dict[type[T.DataType], int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
+#: From here on the nearest FLOAT, or DOUBLE, is an infinity.
+FLOAT_OVERFLOWS, DOUBLE_OVERFLOWS = float(2**128 - 2**103), float("inf")
+NAMED_NUMBERS = {name: float(name) for name in ("NaN", "Infinity", "-Infinity", "+Infinity")} | {
+    "+INF": float("inf"),
+    "-INF": float("-inf"),
+}
+
+
 class NoValue(ValueError):
     """A text does not say exactly what a type can hold."""
+
+
+def parser_of(kind: T.DataType, time_zone: str) -> Callable[[str], Any]:
+    """Return what makes a value of a type without parts, as Arrow takes it, of its text."""
+    match kind:
+        case T.StringType():
+            return str
+        case T.DecimalType():
+            return partial(parse_decimal, precision=kind.precision, scale=kind.scale)
+        case T.FloatType():
+            return partial(parse_floating, overflows=FLOAT_OVERFLOWS)
+        case T.DoubleType():
+            return partial(parse_floating, overflows=DOUBLE_OVERFLOWS)
+        case T.BooleanType():
+            return parse_boolean
+        case T.BinaryType():
+            return parse_base64
+        case T.DateType():
+            return parse_date
+        case T.TimestampType():
+            return partial(parse_timestamp, time_zone=time_zone)
+        case T.TimestampNTZType():
+            return parse_local_time
+        case T.DayTimeIntervalType():
+            return partial(parse_day_time, first=kind.startField, last=kind.endField)
+        case T.YearMonthIntervalType():
+            return partial(parse_year_month, first=kind.startField, last=kind.endField)
+    return partial(parse_whole, bits=_BITS[type(kind)])
+
+
+def parse_boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise NoValue("it is no boolean")
+    return text == "true"
+
+
+def parse_whole(text: str, bits: int) -> int:
+    """Return a number of so many bits, its sign among them."""
+    if not _WHOLE.fullmatch(text):
+        raise NoValue("it is no whole number")
+    number = int(text)
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise NoValue("it is too large")
+    return number
+
+
+def parse_floating(text: str, overflows: float) -> float:
+    """Return the nearest number, or an infinity only where one is named."""
+    if text in NAMED_NUMBERS:
+        return NAMED_NUMBERS[text]
+    if not _NUMBER.fullmatch(text):
+        raise NoValue("it is no number")
+    number = float(text)
+    if abs(number) >= overflows:
+        raise NoValue("it is too large")
+    return number
+
+
+def parse_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise NoValue(f"a BINARY is no base64: {error}") from None
 
 
 def parse_decimal(text: str, precision: int, scale: int) -> decimal.Decimal:

@@ -13,9 +13,9 @@ from typing import Any
 
 from flinkish_spark import CheckpointConfig, FileSink, FixedDelay, MapFunction, StreamExecutionEnvironment
 from flinkish_spark.sources import Counting, DataGeneratorSource, RateLimit
-from flinkish_spark.testing.crash_points import observer_from
 from tests.crash.light_session import light_session
 from tests.support.accumulating import ORDER, SINKS, accumulating
+from tests.support.killing import observer_from
 
 RECORDS = 400
 

@@ -25,7 +25,7 @@ from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing.crash_points import observer_from
+from tests.support.killing import observer_from
 
 FIND_DEAD_VARIABLE = "FLINKISH_FIND_DEAD"
 BROKEN_VARIABLE = "FLINKISH_BROKEN"

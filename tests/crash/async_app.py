@@ -32,9 +32,9 @@ from flinkish_spark import (
     ValueStateDescriptor,
     current_call,
 )
-from flinkish_spark.testing.crash_points import observer_from
 from tests.crash.app import FIND_DEAD_VARIABLE, find_dead_once
 from tests.crash.light_session import light_session
+from tests.support.killing import observer_from
 
 QUESTION, ANSWER = "n LONG", "n LONG, answer STRING"
 LETTERS = OutputTag("letters", ANSWER)

@@ -12,10 +12,10 @@ from pathlib import Path
 from flinkish_spark import CheckpointConfig, FixedDelay, StreamExecutionEnvironment
 from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
 from flinkish_spark.protocol.input_gate import AlignmentMode
-from flinkish_spark.testing.crash_points import observer_from
 from tests.crash.app import FIND_DEAD_VARIABLE, find_dead_once
 from tests.crash.light_session import light_session
 from tests.support.chained_jobs import Chain
+from tests.support.killing import observer_from
 
 #: How the chained job aligns, by the name of an AlignmentMode; may change from start to start.
 MODE_VARIABLE = "FLINKISH_ALIGNMENT"

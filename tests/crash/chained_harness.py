@@ -27,10 +27,10 @@ from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.upstream_cut import UpstreamCut, upstream_cut
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.testing import LocalBroker
-from flinkish_spark.testing.crash_points import KILL_AT_VARIABLE
 from tests.crash.app import FIND_DEAD_VARIABLE
 from tests.crash.chained_app import MODE_VARIABLE, chain_in
 from tests.support.chained_jobs import Checked, Topic, check_cuts, held_back
+from tests.support.killing import KILL_AT_VARIABLE
 from tests.support.open_transactions import still_open
 
 APP = ROOT / "tests" / "crash" / "chained_app.py"

@@ -32,10 +32,10 @@ from flinkish_spark import (
 )
 from flinkish_spark.cep import CEP, Pattern, PatternProcessFunction
 from flinkish_spark.core.elements import TimeDomain
-from flinkish_spark.testing.crash_points import observer_from
 from flinkish_spark.windows import EventTimeSessionWindows, ProcessWindowFunction, TumblingEventTimeWindows
 from tests.crash.app import FIND_DEAD_VARIABLE, find_dead_once
 from tests.crash.light_session import light_session
+from tests.support.killing import observer_from
 
 READING = "user STRING, n LONG, at LONG"
 SESSION = "user STRING, begin_ms LONG, end_ms LONG, numbers ARRAY<LONG>"

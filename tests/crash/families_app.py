@@ -16,12 +16,12 @@ from typing import Any
 from demo.app import RunningTotal
 from flinkish_spark import CheckpointConfig, FixedDelay, Json, KafkaSource, StreamExecutionEnvironment
 from flinkish_spark.planning import keyed as keyed_plan
-from flinkish_spark.testing.crash_points import observer_from
 from tests.crash.app import SMALL_BASES, break_as_told
 from tests.crash.cluster_app import FlakyTotal
 from tests.crash.families import Whereabouts
 from tests.crash.light_session import light_session
 from tests.crash.sweep.sinks import SINKS
+from tests.support.killing import observer_from
 
 ORDER = "user STRING, product STRING, amount LONG, at TIMESTAMP"
 TOTAL = "user STRING, total LONG, orders LONG"

@@ -12,9 +12,10 @@ from pathlib import Path
 from demo.process import JobFailed, Victim
 from demo.rig import ROOT, Rig
 from demo.verify import Verdict
-from flinkish_spark.testing.crash_points import KILL_AT_VARIABLE, KillPoint
+from flinkish_spark.testing.crash_points import KillPoint
 from tests.crash.app import BROKEN_VARIABLE, FIND_DEAD_VARIABLE
 from tests.support.buckets import BucketServer
+from tests.support.killing import KILL_AT_VARIABLE
 
 APP = ROOT / "tests" / "crash" / "app.py"
 #: Slow enough that the job, which is down most of the time, does not fall behind.

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo.process import JobProcess, Victim
-from flinkish_spark.testing.crash_points import KILL_AT_VARIABLE, KillPoint
+from flinkish_spark.testing.crash_points import KillPoint
 from tests.crash.app import FIND_DEAD_VARIABLE
 from tests.crash.harness import At, Shot
+from tests.support.killing import KILL_AT_VARIABLE
 
 #: How many kills of chance; without it a test has a short list of its own.
 KILLS_VARIABLE, SEED_VARIABLE = "FLINKISH_KILLS", "FLINKISH_SEED"

@@ -28,10 +28,10 @@ from flinkish_spark import (
     WatermarkStrategy,
 )
 from flinkish_spark.cep import PATTERN_RULES, Pattern, PatternProcessFunction, PatternsFromStream
-from flinkish_spark.testing.crash_points import observer_from
 from tests.crash.app import FIND_DEAD_VARIABLE, find_dead_once
 from tests.crash.event_time_app import LAST, OUT_OF_ORDER_MS, READING
 from tests.crash.light_session import light_session
+from tests.support.killing import observer_from
 
 RULE, FOUND = "id STRING, version LONG, rule STRING", "user STRING, version LONG, first LONG, second LONG"
 ID = "next"

@@ -35,8 +35,8 @@ from flinkish_spark.sources import (
     SocketTextSource,
     SplitSource,
 )
-from flinkish_spark.testing.crash_points import observer_from
 from tests.crash.light_session import light_session
+from tests.support.killing import observer_from
 
 #: By uid of the source.
 SOURCES = ("files", "socket", "made", "books")

@@ -12,10 +12,10 @@ from pathlib import Path
 import pyarrow.dataset
 import pytest
 
-from flinkish_spark.testing.crash_points import KILL_AT_VARIABLE
 from tests.crash.accumulating_app import RECORDS, order
 from tests.support import effort
 from tests.support.accumulating import expected
+from tests.support.killing import KILL_AT_VARIABLE
 
 #: Staged and not decided; decided and not committed; committed without a receipt; in front of a decision.
 #: The last two at night only.

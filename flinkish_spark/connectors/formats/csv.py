@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pyspark.sql import Column
@@ -17,11 +16,8 @@ from flinkish_spark.connectors.formats.reader import Reader, Unreadable
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import exact_text
-
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_NAMES_OF_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})
-_BOOLEANS = frozenset({"true", "false"})
-_WHOLE = re.compile(r"[+-]?[0-9]+")
+from flinkish_spark.types.json_columns import replace_months
+from flinkish_spark.types.text_values import NoValue, parser_of
 
 
 def check_flat(fields: T.StructType, whose: str) -> None:
@@ -50,19 +46,21 @@ def line_of(fields: T.StructType, delimiter: str) -> Column:
 
 @dataclass(frozen=True)
 class CsvReader(Reader):
-    """Gives each line as a JSON object of the fields, whose values Spark then reads exactly."""
-
     fields: str
     delimiter: str
+    time_zone: str = "UTC"
 
-    kind = T.StringType()
+    @property
+    def kind(self) -> T.StructType:  # type: ignore[override]
+        kind: T.StructType = replace_months(T.StructType.fromJson(json.loads(self.fields)), T.IntegerType())
+        return kind
 
-    def opened(self) -> Callable[[bytes], str]:
+    def opened(self) -> Callable[[bytes], tuple[Any, ...]]:
         fields = T.StructType.fromJson(json.loads(self.fields))
-        split, values = _splitter(self.delimiter), [(one.name, _value(one)) for one in fields]
-        names = [json.dumps(name) for name, _ in values]
+        split = _splitter(self.delimiter)
+        values = [(one, parser_of(one.dataType, self.time_zone)) for one in fields]
 
-        def read(data: bytes) -> str:
+        def read(data: bytes) -> tuple[Any, ...]:
             try:
                 line = data.decode()
             except UnicodeDecodeError as error:
@@ -70,10 +68,19 @@ class CsvReader(Reader):
             found = split(line)
             if len(found) != len(values):
                 raise Unreadable(f"the line has {len(found)} values, and there are {len(values)} fields")
-            made = [one(text) for text, (_, one) in zip(found, values, strict=True)]
-            return "{" + ",".join(f"{n}:{v}" for n, v in zip(names, made, strict=True)) + "}"
+            return tuple(_value(text, *one) for text, one in zip(found, values, strict=True))
 
         return read
+
+
+def _value(text: str | None, one: T.StructField, parse: Callable[[str], Any]) -> Any:
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except NoValue:
+        kind = one.dataType.simpleString()
+        raise Unreadable(f"the field '{one.name}' is no {kind}: {text[:100]!r}") from None
 
 
 def _splitter(delimiter: str) -> Callable[[str], list[str | None]]:
@@ -112,59 +119,3 @@ def _splitter(delimiter: str) -> Callable[[str], list[str | None]]:
             at += len(delimiter)
 
     return split
-
-
-def _value(one: T.StructField) -> Callable[[str | None], str]:
-    kind = one.dataType
-    if isinstance(kind, T.IntegralType):
-        check: Callable[[str], str | None] = partial(_matching, _WHOLE)
-    elif isinstance(kind, T.DecimalType):
-        check = partial(_matching, _NUMBER)
-    elif isinstance(kind, T.DoubleType | T.FloatType):
-        check = _float
-    elif isinstance(kind, T.BooleanType):
-        check = _boolean
-    else:
-        check = _text
-
-    def value(text: str | None) -> str:
-        if text is None:
-            return "null"
-        found = check(text)
-        if found is None:
-            raise Unreadable(f"the field '{one.name}' is no {kind.simpleString()}: {text[:100]!r}")
-        return found
-
-    return value
-
-
-def _matching(pattern: re.Pattern[str], text: str) -> str | None:
-    if pattern.fullmatch(text) is None:
-        return None
-    # JSON has no plus, no zeros in front, and digits on both sides of the point.
-    sign, digits = ("-" if text[0] == "-" else ""), text.lstrip("+-")
-    whole, point, rest = digits.partition(".")
-    if not point:
-        whole, letter, exponent = _apart(digits)
-        return f"{sign}{whole.lstrip('0') or '0'}{letter}{exponent}"
-    behind, letter, exponent = _apart(rest)
-    return f"{sign}{whole.lstrip('0') or '0'}.{behind or '0'}{letter}{exponent}"
-
-
-def _apart(digits: str) -> tuple[str, str, str]:
-    for letter in "eE":
-        if letter in digits:
-            return digits.partition(letter)
-    return digits, "", ""
-
-
-def _float(text: str) -> str | None:
-    return json.dumps(text) if text in _NAMES_OF_NUMBERS else _matching(_NUMBER, text)
-
-
-def _boolean(text: str) -> str | None:
-    return text if text in _BOOLEANS else None
-
-
-def _text(text: str) -> Any:
-    return json.dumps(text, ensure_ascii=False)

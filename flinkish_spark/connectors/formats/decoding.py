@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.session import session_time_zone
 from flinkish_spark.bridge.shim import from_json
 from flinkish_spark.connectors import json as plain_json
 from flinkish_spark.connectors.formats import avro, json_schema, protobuf
@@ -47,6 +48,7 @@ from flinkish_spark.core.formats import (
 )
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.types.json_columns import with_intervals
 from flinkish_spark.types.schemas import PREFIX
 
 #: The column that says why a record is bad.
@@ -222,15 +224,19 @@ def with_part(raw: DataFrame, part: Part) -> tuple[DataFrame, Column]:
             raw = raw.withColumn(part.read, _once(plain_json.parsed(raw.sparkSession, part.form, data)))
             is_bad = data.isNotNull() & plain_json.is_bad(F.col(part.read), data)
             return raw, F.when(is_bad, plain_json.why_bad(part.name, part.what, data))
-    assert part.reader is not None
+    reader = part.reader
+    assert reader is not None
+    if isinstance(reader, CsvReader):
+        reader = replace(reader, time_zone=session_time_zone(raw.sparkSession))
     made = f"{PREFIX}made_{part.name}"
-    raw = raw.withColumn(made, read_column(part.reader, data))
+    raw = raw.withColumn(made, read_column(reader, data))
     reason = reason_of(F.col(made))
-    if isinstance(part.reader.kind, T.StringType):
+    if isinstance(reader.kind, T.StringType):
         raw, refused = _with_fields(raw, made_of(F.col(made)), part.fields, part.read)
         reason = F.coalesce(reason, refused)
     else:
-        raw = raw.withColumn(part.read, made_of(F.col(made)))
+        read = made_of(F.col(made))
+        raw = raw.withColumn(part.read, with_intervals(read, part.fields))
     return raw, reason if part.name == "value" else F.concat(F.lit(f"its {part.name}: "), reason)
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.session import session_time_zone
 from flinkish_spark.connectors import json as plain_json
 from flinkish_spark.connectors.changelog import AvroChangelog, Changelog, JsonChangelog, column_of
 from flinkish_spark.connectors.formats.decoding import (
@@ -366,12 +367,13 @@ class Deserializer:
             return plain_json.decoded(raw, self.value.form, counted_as, kept, is_barrier)
         found, reason = self._read(raw)
         if self.changelog is not None and policy is not OnBadRecord.FAIL:
-            reason = F.coalesce(reason, self._misfit(self.changelog))
+            found, reason = self._with_misfit(self.changelog, found, reason)
         found = without_bad(found.withColumn(REASON, reason), policy, counted_as, passes)
         if self.changelog is not None:
             # Under FAIL a change that says nothing of rows ends the task here: no other look is taken.
             beside = [*([] if self.key is None else [self.key.read]), *kept]
-            found = self.changelog.rows(found, F.col(self.value.read), beside, is_barrier)
+            time_zone = session_time_zone(raw.sparkSession)
+            found = self.changelog.rows(found, F.col(self.value.read), beside, is_barrier, time_zone)
         return self._named(found, kept)
 
     def bad(self, raw: DataFrame) -> DataFrame:
@@ -381,7 +383,7 @@ class Deserializer:
             raw = raw.where(F.col("value").isNotNull())
         found, reason = self._read(raw)
         if self.changelog is not None:
-            reason = F.coalesce(reason, self._misfit(self.changelog))
+            found, reason = self._with_misfit(self.changelog, found, reason)
         return found.withColumn(REASON, reason).where(F.col(REASON).isNotNull())
 
     def _read(self, raw: DataFrame) -> tuple[DataFrame, Column]:
@@ -398,8 +400,12 @@ class Deserializer:
             reasons.append(F.when(F.col("value").isNull(), F.lit("the record has no value")))
         return raw, F.coalesce(*reasons)
 
-    def _misfit(self, changelog: Changelog) -> Column:
-        return F.when(changelog.misfit(F.col(self.value.read)), F.lit(changelog.why))
+    def _with_misfit(
+        self, changelog: Changelog, found: DataFrame, reason: Column
+    ) -> tuple[DataFrame, Column]:
+        envelope, time_zone = F.col(self.value.read), session_time_zone(found.sparkSession)
+        found, is_misfit = changelog.with_misfit(found, envelope, time_zone)
+        return found, F.coalesce(reason, F.when(is_misfit, F.lit(changelog.why)))
 
     def _named(self, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
         """Return the columns of a stream: those of the key alone, of the value, the kind, those kept."""

@@ -6,7 +6,8 @@ import pytest
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.steps import SilentObserver, Step
-from flinkish_spark.testing.crash_points import KillAt, KillPoint, Moment, kill_process_group, observer_from
+from flinkish_spark.testing.crash_points import KillAt, KillPoint, Moment, kill_process_group
+from tests.support.killing import observer_from
 
 
 @pytest.mark.parametrize("text", ["decision:before:2", "sink-commit:after:1:totals-delta"])

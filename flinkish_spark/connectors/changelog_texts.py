@@ -1,0 +1,194 @@
+"""Texts of Debezium's, Canal's and Maxwell's records as values of columns: exactly those, or none."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.core.changelogs import DecimalHandling, EpochUnit
+from flinkish_spark.types import text_values as values
+from flinkish_spark.types.json_columns import JsonReader
+from flinkish_spark.types.text_values import NoValue
+
+_Parse = Callable[[str], Any]
+_WITHIN_JSON = (T.ArrayType, T.MapType, T.StructType)
+_LONG = (T.StringType, T.BinaryType, *_WITHIN_JSON)
+_WHOLE = re.compile(r"-?[0-9]+")
+_DAY = re.compile(r"\s*[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}\s*")
+_TRUE, _FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")
+_NANOS_PER_MICRO, _MICROS_PER_MILLI = 1_000, 1_000
+#: Names of the one member of an object that is a value of MongoDB's extended JSON.
+_WHOLE_NUMBERS, _NUMBERS = "numberInt|numberLong", "numberInt|numberLong|numberDouble"
+#: In a time the number may be such an object, too.
+_DATE_WITHIN = re.compile(r'\{\s*"\$date"\s*:\s*(\{.*\})\s*\}', re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Reads the texts of a format."""
+
+    #: Debezium's: whether a whole number is a DATE, of which unit it is a TIMESTAMP, and what a DECIMAL is.
+    days: bool = False
+    epoch_units: Mapping[str, EpochUnit] | None = None
+    decimals: DecimalHandling | Mapping[str, DecimalHandling] = DecimalHandling.STRING
+    #: Stand for values that the connector did not get.
+    unavailable: Sequence[str] = ()
+
+    def parser(self, fields: T.StructType, time_zone: str) -> Callable[[Mapping[str, str]], dict[str, Any]]:
+        """Return what makes a row of its texts by column, and raises NoValue for a text that is no value."""
+        columns = [
+            (one.name, self._parse(one.name, one.dataType, time_zone), isinstance(one.dataType, _LONG))
+            for one in fields
+        ]
+
+        def parse(texts: Mapping[str, str]) -> dict[str, Any]:
+            row: dict[str, Any] = {}
+            for name, parse_one, is_long in columns:
+                text = texts.get(name)
+                if is_long and text in self.unavailable:
+                    raise NoValue("the connector did not get it")
+                row[name] = None if text is None else parse_one(text)
+            return row
+
+        return parse
+
+    def _parse(self, name: str, kind: T.DataType, time_zone: str) -> _Parse:
+        parse = values.parser_of(kind, time_zone) if not isinstance(kind, _WITHIN_JSON) else str
+        match kind:
+            case T.FloatType() | T.DoubleType():
+                return lambda text: parse(text.strip())
+            case T.DecimalType():
+                return self._decimal(name, kind, parse)
+            case T.BinaryType():
+                return lambda text: parse("".join(text.split()))
+            case T.BooleanType():
+                return _boolean
+            case T.DateType():
+                return _days if self.days else _date
+            case T.TimestampType() | T.TimestampNTZType():
+                return partial(_time, parse, (self.epoch_units or {}).get(name))
+            case T.ArrayType() | T.MapType() | T.StructType():
+                return partial(_within_json, JsonReader(T.StructType([T.StructField("v", kind)]), time_zone))
+        return parse
+
+    def _decimal(self, name: str, kind: T.DecimalType, parse: _Parse) -> _Parse:
+        handling = self.decimals
+        if isinstance(handling, Mapping):
+            handling = handling.get(name, DecimalHandling.PRECISE)
+        if handling is DecimalHandling.PRECISE:
+            return lambda text: parse(_pointed(text, kind.scale))
+        return lambda text: parse(text.strip())
+
+
+class DocumentTexts(Texts):
+    """Reads the texts of a MongoDB document: values that JSON does not have are objects of one member."""
+
+    def _parse(self, name: str, kind: T.DataType, time_zone: str) -> _Parse:
+        parse = super()._parse(name, kind, time_zone)
+        match kind:
+            case T.StringType():
+                return lambda text: parse(_member_of(text, "oid|symbol|uuid"))
+            case T.ByteType() | T.ShortType() | T.IntegerType() | T.LongType():
+                return lambda text: parse(_member_of(text, _WHOLE_NUMBERS))
+            case T.FloatType() | T.DoubleType():
+                return lambda text: parse(_member_of(text, _NUMBERS))
+            case T.DecimalType():
+                return lambda text: parse(_member_of(text, f"{_NUMBERS}|numberDecimal"))
+            case T.TimestampType():
+                of_number = partial(_time, values.parser_of(kind, time_zone), EpochUnit.MILLISECONDS)
+                return partial(_document_time, of_number)
+            case T.BinaryType():
+                return lambda text: parse(_binary_of(text))
+        return parse
+
+
+def _boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _TRUE + _FALSE:
+        raise NoValue("it is no boolean")
+    return word in _TRUE
+
+
+def _date(text: str) -> int:
+    if not _DAY.fullmatch(text):
+        raise NoValue("it is no date")
+    return values.parse_date(text)
+
+
+def _days(text: str) -> int:
+    if not _WHOLE.fullmatch(text):
+        return _date(text)
+    days = int(text)
+    if not values.FIRST_SECOND <= days * 86_400 <= values.LAST_SECOND:
+        raise NoValue("it is in no year from 1 to 9999")
+    return days
+
+
+def _time(parse: _Parse, unit: EpochUnit | None, text: str) -> int:
+    if not _WHOLE.fullmatch(text):
+        if "-" not in text:
+            raise NoValue("it is no time with a date")
+        return int(parse(text))
+    match unit:
+        case None:
+            raise NoValue("nobody says of which unit it is")
+        case EpochUnit.MILLISECONDS:
+            micros, rest = int(text) * _MICROS_PER_MILLI, 0
+        case EpochUnit.MICROSECONDS:
+            micros, rest = int(text), 0
+        case EpochUnit.NANOSECONDS:
+            micros, rest = divmod(int(text), _NANOS_PER_MICRO)
+    if rest:
+        raise NoValue("it is finer than a microsecond")
+    if not values.FIRST_SECOND <= micros // 1_000_000 <= values.LAST_SECOND:
+        raise NoValue("it is in no year from 1 to 9999")
+    return micros
+
+
+def _pointed(text: str, scale: int) -> str:
+    """Return a decimal of Debezium's as text: bytes of a whole number, maybe with a scale of its own."""
+    if text.startswith("{"):
+        # Of a column without a scale each value brings one.
+        try:
+            own = json.loads(text)
+            text, scale = own["value"], int(own["scale"])
+        except (ValueError, KeyError, TypeError):
+            raise NoValue("it is no decimal") from None
+    data = values.parse_base64(text)
+    if not data:
+        raise NoValue("it is no number")
+    return f"{int.from_bytes(data, 'big', signed=True)}e{-scale}"
+
+
+def _within_json(reader: JsonReader, text: str) -> Any:
+    found = reader.record(f'{{"v":{text}}}'.encode())
+    if found is None:
+        raise NoValue("its text is no JSON of it")
+    return found["v"]
+
+
+def _member_of(text: str, names: str) -> str:
+    """Return the value of an object's one member if that has one of the names, else the text."""
+    found = re.fullmatch(rf'\{{\s*"\$(?:{names})"\s*:\s*"?([^"{{}}]*)"?\s*\}}', text)
+    return found[1] if found else text
+
+
+def _document_time(parse: _Parse, text: str) -> int:
+    if not text.startswith("{"):
+        raise NoValue("it is no time")
+    within = _DATE_WITHIN.fullmatch(text)
+    return int(parse(_member_of(within[1] if within else text, "numberLong|date")))
+
+
+def _binary_of(text: str) -> str:
+    try:
+        inner = json.loads(text)["$binary"]
+    except (ValueError, KeyError, TypeError):
+        raise NoValue("it is no BINARY") from None
+    return str(inner["base64"] if isinstance(inner, dict) else inner)
