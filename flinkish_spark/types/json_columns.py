@@ -29,6 +29,8 @@ from flinkish_spark.types.text_values import NoValue
 _DEEPEST = 1_000
 #: A record that is bad makes Arrow refuse its slice: its parts are tried before their records are.
 _PARTS, _SMALLEST_PART = 16, 64
+#: How many records say which fields there are besides those that are declared.
+_SAMPLE = 32
 #: As Jackson writes them.
 _ESCAPES = {letter: f"\\u{letter:04X}" for letter in range(0x20)} | {
     ord('"'): '\\"',
@@ -175,14 +177,12 @@ class _Columns:
         if self._most_digits and _may_overflow(np.frombuffer(lines, np.uint8), self._most_digits):
             return None
         try:
-            table = pa_json.read_json(
-                pa.BufferReader(lines),
-                read_options=pa_json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-                # Fields that are not declared are read, too: two of one name make a record bad.
-                parse_options=pa_json.ParseOptions(
-                    explicit_schema=self._schema, unexpected_field_behavior="infer"
-                ),
-            )
+            # Fields that are not declared are read, too: two of one name make a record bad. But only those
+            # of the first records: with a column for each name of a map a slice would take all memory.
+            sample = _lines(values.slice(0, _SAMPLE))
+            assert sample is not None
+            seen = _table(sample, self._schema, "infer").schema
+            table = _table(lines, _with_others(self._schema, seen), "error")
             if table.num_rows != len(values):
                 return None
             columns = [
@@ -192,6 +192,37 @@ class _Columns:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, NoValue):
             return None
         return pa.StructArray.from_arrays(columns, fields=[*self._type])
+
+
+def _table(lines: pa.Buffer, schema: pa.Schema, unexpected: str) -> pa.Table:
+    return pa_json.read_json(
+        pa.BufferReader(lines),
+        read_options=pa_json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+        parse_options=pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
+    )
+
+
+def _with_others(declared: Any, seen: Any) -> Any:
+    """Return declared fields, and behind them those that were seen besides, at any depth."""
+    if isinstance(declared, pa.ListType):
+        return pa.list_(_with_others(declared.value_type, seen.value_type))
+    if not isinstance(declared, pa.Schema | pa.StructType):
+        return declared
+    fields = [pa.field(one.name, _with_others(one.type, seen.field(one.name).type)) for one in declared]
+    own = {one.name for one in declared}
+    fields += [pa.field(one.name, _wide(one.type)) for one in seen if one.name not in own]
+    return pa.schema(fields) if isinstance(declared, pa.Schema) else pa.struct(fields)
+
+
+def _wide(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a field whose values are of no matter."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _wide(one.type)) for one in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_wide(kind.value_type))
+    if pa.types.is_integer(kind):
+        return pa.float64()
+    return pa.string() if pa.types.is_temporal(kind) or pa.types.is_null(kind) else kind
 
 
 def _lines(values: pa.Array) -> pa.Buffer | None:

@@ -139,6 +139,17 @@ def test_a_bad_record_spoils_no_other() -> None:
     assert [one["l"] for one in found if one] == [one for one in range(5_000) if one not in (1_234, 1_235)]
 
 
+def test_names_that_nobody_declared_take_no_memory() -> None:
+    """A column for each would be one for each key of a map."""
+    reader = JsonReader(parse_ddl("l LONG"))
+    assert reader._columns is not None
+    same = pa.array([f'{{"l":{at},"more":{{"a":[{at}.5],"b":null}}}}'.encode() for at in range(500)])
+    assert reader._columns.read(same) is not None
+    others = pa.array([f'{{"l":{at},"more":{{"k{at}":1}}}}'.encode() for at in range(500)])
+    assert reader._columns.read(others) is None
+    assert reader.read(others).to_pylist() == [{"l": at} for at in range(500)]
+
+
 def test_no_text_is_bad_and_null_is_null() -> None:
     assert (
         read(READER, b'{"s":"\xff"}', None, b'{"unknown":' + b"[" * 5_000 + b"]" * 5_000 + b"}") == [None] * 3
