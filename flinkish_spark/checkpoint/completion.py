@@ -120,7 +120,6 @@ class Completion:
         self._clean_up(decision)
         return receipt
 
-    # -- before the decision --------------------------------------------------------------------
     def _check_alive(self, decision: Decision) -> None:
         """Check every committable right before the decision: a rewind is cheaper than a replay."""
         staged = decision.by_sink()
@@ -155,7 +154,6 @@ class Completion:
                 note_failure(str(fault))
                 self._job.clock.sleep_ms(next(pauses_ms))
 
-    # -- the decision ---------------------------------------------------------------------------
     def _decide(self, decision: Decision) -> None:
         job = self._job
         job.ownership.check()
@@ -216,7 +214,6 @@ class Completion:
             what_to_do="see to the job directory's disk; what was staged passes to the next checkpoint",
         ) from error
 
-    # -- after the receipt ----------------------------------------------------------------------
     def _clean_up(self, decision: Decision) -> None:
         parts = self._parts
         try:

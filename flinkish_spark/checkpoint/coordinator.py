@@ -287,7 +287,7 @@ class CheckpointCoordinator:
         # Further back makes no difference.
         return clock.monotonic_ms() - min(ago_ms, max(config.interval_ms, config.min_pause_ms))
 
-    # -- called by other threads ----------------------------------------------------------------
+    # Called by other threads:
     def on_staged(self, staged: StagedBatch, sync_ms: int) -> None:
         self._mailbox.put(lambda: self._note(staged, sync_ms))
 
@@ -341,7 +341,6 @@ class CheckpointCoordinator:
     def failures(self) -> FailureManager:
         return self._failures
 
-    # -- the loop -------------------------------------------------------------------------------
     def run(self) -> None:
         """Tick until stopped; an error ends the loop and is left in :attr:`failure`."""
         try:
@@ -412,7 +411,6 @@ class CheckpointCoordinator:
     def _fail(self, error: BaseException) -> None:
         self.failure = self.failure or error
 
-    # -- messages -------------------------------------------------------------------------------
     def _ask(
         self,
         purpose: CheckpointPurpose,
@@ -444,7 +442,6 @@ class CheckpointCoordinator:
             self._job.tracker.acknowledged(checkpoint, participants)
             self._carry_out(self._state.on_barriers(checkpoint, staged.batch, participants, now_ms))
 
-    # -- effects --------------------------------------------------------------------------------
     def _carry_out(self, effects: Sequence[P.Effect]) -> None:
         for effect in effects:
             match effect:  # not of P.Completed: _finished tells whoever asked
@@ -543,7 +540,6 @@ class CheckpointCoordinator:
     def _answer(self, request: CheckpointRequest, answer: CheckpointAnswer) -> None:
         self._answers.pop(request.number, _nobody)(answer)
 
-    # -- completing -----------------------------------------------------------------------------
     def _complete(self, decision: Decision) -> None:
         """In a thread of its own: decide, finish, report."""
         checkpoint, parts = decision.checkpoint, self._parts

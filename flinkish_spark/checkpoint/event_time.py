@@ -127,7 +127,6 @@ class TimeKeeper:
         #: The wall clock from which on a look is worth it; None for never.
         self._look_at_ms: int | None = None
 
-    # -- the supervisor's -----------------------------------------------------------------------
     def begin(self) -> None:
         with self._lock:
             self._offer(self._clock.wall_ms())
@@ -143,7 +142,6 @@ class TimeKeeper:
     def has_ended(self) -> bool:
         return self._state.has_carried_all and self._state.agenda.next_event_time_ms is None
 
-    # -- the epoch writer's ---------------------------------------------------------------------
     def noted(self, staged: StagedBatch) -> StagedBatch:
         is_told = reports_in(staged.acks)
         is_kept = self._plan.is_timed or self._state != self._nothing
@@ -179,7 +177,6 @@ class TimeKeeper:
             self._next, self._must_look = staged.batch.next(), False
             self._offer(self._clock.wall_ms())
 
-    # -- the coordinator's ----------------------------------------------------------------------
     def wake(self) -> None:
         if self._look_at_ms is None:
             return
@@ -205,7 +202,6 @@ class TimeKeeper:
             found = self._behind.get(batch, self._nothing)
             return None if found == self._nothing else found
 
-    # -- inside ---------------------------------------------------------------------------------
     def _step(self, staged: StagedBatch) -> None:
         if staged.times is not None:
             self._state = step(self._rules, self._state, staged.times)

@@ -202,7 +202,6 @@ class SparkPins(_Pins):
         super().__init__(log)
         self._state, self._pool = Path(log.location) / STATE, root / PINS / STATE
 
-    # -- pinning --------------------------------------------------------------------------------
     def pin(self, decision: Decision) -> None:
         if decision.checkpoint in self.pinned():
             return
@@ -261,7 +260,6 @@ class SparkPins(_Pins):
                 sizes |= {} if manifest is None else manifest.files
         return sizes
 
-    # -- asking ---------------------------------------------------------------------------------
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
         manifest = self._manifest(checkpoint)
         if manifest is None:
@@ -277,7 +275,6 @@ class SparkPins(_Pins):
                 return f"the kept state file {name} has {found} bytes instead of {size}"
         return ""
 
-    # -- restoring ------------------------------------------------------------------------------
     def restore(self, checkpoint: CheckpointId) -> None:
         manifest = self._to_restore(checkpoint, self.why_not_restorable(checkpoint))
         try:
@@ -311,7 +308,6 @@ class SparkPins(_Pins):
             if is_versioned(name) and _owner_of(name) not in kept:
                 path.unlink(missing_ok=True)
 
-    # -- giving up ------------------------------------------------------------------------------
     def unpin(self, checkpoint: CheckpointId) -> None:
         self._delete_manifest(checkpoint)
         needed: set[str] = set()
@@ -443,7 +439,6 @@ class BucketPins(_Pins):
     def unpin(self, checkpoint: CheckpointId) -> None:
         self._delete_manifest(checkpoint)
 
-    # -- deleting -------------------------------------------------------------------------------
     def clean(self, require_owner: Callable[[], None]) -> None:
         """Delete what was found to be needed by nobody ten minutes ago, and still is not."""
         now_ms = self._clock.monotonic_ms()
@@ -687,7 +682,6 @@ class CompletedCheckpoints:
             self._job_dir.create_decision(seal)
         self._delete(to_delete_on_cancel(self._facts(), self._config.retention))
 
-    # -- inside ---------------------------------------------------------------------------------
     def _facts(self) -> RetentionFacts:
         # This order matters: a pin is made after its checkpoint's folder and goes after it. One that
         # was there and has no folder later is what a crash left; the other way round it may be new.

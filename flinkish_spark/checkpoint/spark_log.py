@@ -149,7 +149,6 @@ class SparkLog:
     def _retired(self) -> Path:
         return self.root / "spark-retired"
 
-    # -- replays --------------------------------------------------------------------------------
     def begin_replay(self, checkpoint: CheckpointId) -> SparkLog:
         """Return a log beside this one, empty but for what tells Spark that it is the same query."""
         self.end_replay()
@@ -265,7 +264,6 @@ class BucketLog(SparkLog):
     def beside(self, folder: str) -> BucketLog:
         return BucketLog(self.store, folder, self._shown(folder))
 
-    # -- the fence ------------------------------------------------------------------------------
     @staticmethod
     def newest_begun(store: Store, below: OwnerEpoch) -> OwnerEpoch | None:
         """Return the newest owner before that one whose folder was completely begun; None without one."""
@@ -297,7 +295,6 @@ class BucketLog(SparkLog):
             if not _name(below).startswith("."):
                 self.files.copy(f"{older.folder}/{name}/{below}", f"{self.folder}/{name}/{below}")
 
-    # -- what is done by renaming on a disk ---------------------------------------------------------
     def retire(self, lineage: Lineage) -> None:
         """Delete Spark's whole checkpoint: the next lineage's seed is there, and nothing else needs it."""
         self._delete_below(self.folder)

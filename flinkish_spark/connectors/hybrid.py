@@ -107,7 +107,7 @@ class HybridSource(SplitSource):
         """Whether the last part is."""
         return self._parts[-1].is_bounded
 
-    # -- between micro-batches ------------------------------------------------------------------
+    # Between micro-batches:
     def splits(self) -> Sequence[str]:
         """Return the splits of the first part."""
         return self.splits_from(SplitPosition(self._fs_uid, {}))
@@ -165,13 +165,13 @@ class HybridSource(SplitSource):
         for part in self._parts:
             part.close()
 
-    # -- in a task ------------------------------------------------------------------------------
+    # In a task:
     def read(self, split: str, start: Offset, end: Offset) -> Rows:
         """Read a piece of a part."""
         part, name = self._of(split)
         return part._with("_fs_piece_facts", self._fs_piece_facts).read(name, start, end)
 
-    # -- on the driver --------------------------------------------------------------------------
+    # On the driver:
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Let the parts look, too."""
         super().preflight(spark, job_dir, uid)

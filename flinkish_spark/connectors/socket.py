@@ -443,7 +443,7 @@ class SocketTextSource(SplitSource):
         self.peer = Peer(host, port, delimiter.encode(), max_retries, retry_delay_ms, max_line_bytes)
         self._connection: Connection | None = None
 
-    # -- between micro-batches ------------------------------------------------------------------
+    # Between micro-batches:
     def splits(self) -> Sequence[str]:
         """Return the one split."""
         return [_SPLIT]
@@ -487,13 +487,13 @@ class SocketTextSource(SplitSource):
             self._connection.close()
             self._connection = None
 
-    # -- in a task ------------------------------------------------------------------------------
+    # In a task:
     def read(self, split: str, start: int, end: int) -> Iterator[tuple[str]]:
         """Yield lines out of the log; bytes that are no UTF-8 are replaced."""
         for line in SocketLogReader(self.job_folder).read(start, end):
             yield (line.decode("utf-8", errors="replace"),)
 
-    # -- on the driver --------------------------------------------------------------------------
+    # On the driver:
     def released(self, offsets: Mapping[str, Offset]) -> None:
         """Delete segments of the log that no checkpoint needs."""
         forget_before(self.job_folder, offsets[_SPLIT])

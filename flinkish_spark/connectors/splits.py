@@ -192,7 +192,7 @@ class SplitSource(Source):
     #: In a task, the facts of the piece that it reads.
     _fs_piece_facts: Any = None
 
-    # -- in a process of Spark's on the driver, between micro-batches -------------------------------
+    # In a process of Spark's on the driver, between micro-batches:
     @abstractmethod
     def splits(self) -> Sequence[str]:
         """Return the names of all splits that there are now.
@@ -247,7 +247,7 @@ class SplitSource(Source):
     def close(self) -> None:
         """Let go of what the methods above have opened. Called when the query ends, in their process."""
 
-    # -- in a task ----------------------------------------------------------------------------------
+    # In a task:
     @abstractmethod
     def read(self, split: str, start: Offset, end: Offset) -> Rows:
         """Yield the records from `start` up to `end`: tuples, or Arrow RecordBatches.
@@ -256,7 +256,7 @@ class SplitSource(Source):
         days later. It must yield the same records in the same order every time.
         """
 
-    # -- in the user's process ----------------------------------------------------------------------
+    # In the user's process:
     def committed(self, offsets: Mapping[str, Offset]) -> None:
         """Take note that everything before `offsets` is committed in every sink.
 
@@ -284,7 +284,6 @@ class SplitSource(Source):
         """
         return {}
 
-    # -- settings -----------------------------------------------------------------------------------
     def limited(self, rate: RateLimit) -> Self:
         """Return this source with a limit. May differ from start to start.
 
@@ -323,7 +322,6 @@ class SplitSource(Source):
         object.__setattr__(moved, name, value)
         return moved
 
-    # -- the contract of sources ---------------------------------------------------------------------
     @property
     def record_type(self) -> T.StructType:
         """The schema as Spark's type."""
@@ -484,7 +482,7 @@ class SplitSource(Source):
         """Return how many records there are in all; None where that is not known without asking a system."""
         return None
 
-    # -- for sources made of others ------------------------------------------------------------------
+    # For sources made of others:
     def splits_from(self, position: SplitPosition) -> Sequence[str]:
         """Return the splits that may be read from `position` on, among them all that are in it."""
         return self.splits()
@@ -677,7 +675,6 @@ class SplitStreamReader(DataSourceStreamReader):
     def _uid(self) -> str:
         return self._source._fs_uid
 
-    # -- offsets --------------------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:
         if self._source._fs_start is None:
             return SplitPosition(self._uid, {}).to_json()
@@ -755,7 +752,6 @@ class SplitStreamReader(DataSourceStreamReader):
     def stop(self) -> None:
         self._source.close()
 
-    # -- reading --------------------------------------------------------------------------------
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begins, ends = SplitPosition.from_json(start).offsets, SplitPosition.from_json(end)
         begins = {name: begins[name] if name in begins else self._first(name) for name in ends.offsets}

@@ -128,7 +128,7 @@ class TwoPhaseCommitSink(Sink):
     #: exception is taken for an error of the sink's code and ends the job when it comes a second time.
     retry_on: tuple[type[Exception], ...] = (OSError,)
 
-    # -- in a task ----------------------------------------------------------------------------------
+    # In a task:
     @abstractmethod
     def begin(self, transaction: SinkTransaction) -> Any:
         """Open something of this attempt's own under ``transaction.name``; return a handle.
@@ -194,7 +194,7 @@ class TwoPhaseCommitSink(Sink):
         :meth:`list_open` has to find what is left. The default leaves it to that.
         """
 
-    # -- on the driver ------------------------------------------------------------------------------
+    # On the driver:
     @abstractmethod
     def commit(self, committable: Any, checkpoint: CheckpointId) -> Answer:
         """Make visible what a decided checkpoint names, all at once.
@@ -279,7 +279,6 @@ class TwoPhaseCommitSink(Sink):
     def close(self) -> None:
         """Release the connections of the committing side. Nothing is flushed or committed here."""
 
-    # -- what Sink asks for -------------------------------------------------------------------------
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse a sink that writes no records or cannot be sent to the tasks.
 

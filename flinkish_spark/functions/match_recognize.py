@@ -430,7 +430,6 @@ class _Search:
             if isinstance(one, E.Aggregated) and one.variables is None:
                 _refuse(text, "its aggregate is of no name's events", "write SUM(name.field)")
 
-    # -- clauses ----------------------------------------------------------------------------------------
     def _unions(self, text: str) -> None:
         for one in _listed(text):
             name, equals, rest = (one[0], one[1:2], one[2:]) if one else (None, [], [])
@@ -508,7 +507,6 @@ class _Search:
                 return window_ms
         _refuse(said, "it is no span of time", "write WITHIN INTERVAL '15' MINUTE")
 
-    # -- expressions ------------------------------------------------------------------------------------
     def _expression(self, tree: Any, text: str) -> Typed:
         name = type(tree).__name__
         more = {part for part, said in tree.args.items() if said} - _PARTS - _MORE_PARTS.get(name, set())

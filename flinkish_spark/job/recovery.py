@@ -113,7 +113,6 @@ class Recovery:
             self._do(step, facts, staged, decisions)
         raise InternalError("the recovery does not come to an end", what_to_do="report this with its log")
 
-    # -- facts ----------------------------------------------------------------------------------
     def _facts(
         self, staged: Mapping[str, StagedBatch], decisions: Mapping[CheckpointId, Decision]
     ) -> R.RecoveryFacts:
@@ -188,7 +187,6 @@ class Recovery:
         ordered = (s for s in mine if self._committers[s].shown_order is ShownOrder.OF_STAGING)
         return next(ordered, "")
 
-    # -- steps ----------------------------------------------------------------------------------
     def _do(
         self,
         step: R.Step,
@@ -330,7 +328,6 @@ class Recovery:
         # Of one that was cut off behind its end, or by an order that left its checkpoint behind.
         self._log.end_replay()
 
-    # -- waiting --------------------------------------------------------------------------------
     def _patiently(self, ask: Callable[[], T]) -> T:
         patience = Patience()
         while True:

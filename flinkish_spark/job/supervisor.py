@@ -207,7 +207,6 @@ class JobControl:
         #: Set with either of them: where no query runs, nothing has to be waited for any more.
         self.end_wanted = threading.Event()
 
-    # -- wishes ---------------------------------------------------------------------------------
     def stop_with_checkpoint(self) -> None:
         # This order matters: whoever sees the second must be able to tell which of the two it is.
         self.stop_wanted.set()
@@ -241,7 +240,6 @@ class JobControl:
             if self._timed is not None:
                 self._timed.schedule(schedule)
 
-    # -- the supervisor's part ------------------------------------------------------------------
     @property
     def exporting(self) -> frozenset[CheckpointId]:
         """Checkpoints whose savepoints are being written: nothing they need may be deleted."""
@@ -401,7 +399,6 @@ class Supervisor:
         order = order_rewind(job_dir, pins, clock, target, tables, "ordered by the job's client")
         return PendingRewind(job_dir, order, clock)
 
-    # -- life -----------------------------------------------------------------------------------
     def run(self, on_left: Callable[[CancellationTimedOut], None] = lambda error: None) -> None:
         self._on_left = on_left
         with logged_as(job=self._settings.name):
@@ -542,7 +539,6 @@ class Supervisor:
             self._run(owned, start)
             return self._finish(owned, start)
 
-    # -- own ------------------------------------------------------------------------------------
     def _own(self) -> _Owned:
         """Take the job directory over, and make what everything after it shares."""
         settings, waiting, engine = self._settings, self._waiting, self._engine
@@ -652,7 +648,6 @@ class Supervisor:
         """Return at which micro-batch the query has ended; empty if it did not come so far."""
         return "" if self._writer is None else f"at micro-batch {self._writer.expected}"
 
-    # -- recover --------------------------------------------------------------------------------
     def _recover(self, owned: _Owned) -> Recovered:
         job, confirmation = owned.job, Confirmation(owned.job)
         replayer = Replayer(
@@ -702,7 +697,6 @@ class Supervisor:
             if not until_answered(owned.inputs.check, owned.job.must_give_up, owned.job.clock):
                 raise Interrupted("waiting for the input")
 
-    # -- plan -----------------------------------------------------------------------------------
     def _plan(self, owned: _Owned, recovered: Recovered) -> _Start:
         job, control = owned.job, self._control_file(owned.job)
         with self._waiting("Spark to plan the query"):
@@ -787,7 +781,6 @@ class Supervisor:
     def _control_file(self, job: JobContext) -> ControlFile:
         return ControlFile.of_start(self._settings.scratch, job.ownership.epoch, next(self._starts))
 
-    # -- run ------------------------------------------------------------------------------------
     def _run(self, owned: _Owned, start: _Start) -> None:
         self._writer, self.control.is_starting = start.writer, False
         # This order matters: what is due by now, or was kept, gets its barrier into the first micro-batch.
@@ -868,7 +861,6 @@ class Supervisor:
         self._engine.confirmed(decision)
         self.states.completed(decision.checkpoint)
 
-    # -- finish ---------------------------------------------------------------------------------
     def _finish(self, owned: _Owned, start: _Start) -> QueryEnd:
         if self.control.stop_wanted.is_set() or start.last.is_confirmed:
             # What a newer owner has open is none of this one's leftovers.

@@ -105,7 +105,6 @@ class SavepointDir:
         self._store: Store = LocalStore(path)
         self._objects = SealedObjects(self._store, f"the savepoint {path}")
 
-    # -- reading --------------------------------------------------------------------------------
     def metadata(self) -> SavepointMetadata:
         try:
             return self._objects.read(METADATA_KEY, "savepoint", SavepointMetadata.from_json)
@@ -193,7 +192,6 @@ class SavepointDir:
             file=file.path,
         )
 
-    # -- writing --------------------------------------------------------------------------------
     def finished_by(
         self, job: JobUuid, checkpoint: CheckpointId, timeline: str = ""
     ) -> SavepointMetadata | None:
@@ -258,7 +256,6 @@ class SavepointDir:
         assert found is not None
         return found
 
-    # -- ownership ------------------------------------------------------------------------------
     def claimed_by(self, savepoint: str) -> Claim | None:
         claim = self._objects.optional(CLAIM_KEY, "claim", Claim.from_json)
         is_of_this = claim is not None and (claim.savepoint, claim.path) == (savepoint, self._here())

@@ -73,7 +73,6 @@ class SavepointWriter:
     def __init__(self, spark: SparkSession, plan: WriterPlan) -> None:
         self._spark, self._plan = spark, plan
 
-    # -- beginning ------------------------------------------------------------------------------
     @classmethod
     def new(
         cls, spark: SparkSession, *, max_parallelism: int = 128, job: str = "bootstrap"
@@ -138,7 +137,6 @@ class SavepointWriter:
         """Return the uids of the operators that it will have."""
         return tuple(self._plan.operators)
 
-    # -- changing -------------------------------------------------------------------------------
     def with_operator(
         self,
         uid: str,
@@ -326,7 +324,6 @@ class SavepointWriter:
             times=times_with_uid(plan.times, old, new, plan.operators, names),
         )
 
-    # -- writing --------------------------------------------------------------------------------
     def write(self, path: str | Path, *, store_options: Mapping[str, str] | None = None) -> SavepointMetadata:
         """Write the savepoint, by Spark jobs; return what it says about itself.
 
@@ -380,7 +377,6 @@ class SavepointWriter:
             )
         return found
 
-    # -- parts ----------------------------------------------------------------------------------
     def _check_place(self, target: StoreSpec) -> None:
         if self._plan.origin is not None:
             check_apart(target, self._plan.origin.place)

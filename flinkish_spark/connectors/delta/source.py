@@ -329,7 +329,7 @@ class DeltaRecordsSource(FileSource):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_next": 0, "_is_looking": False}
 
-    # -- between micro-batches ------------------------------------------------------------------
+    # Between micro-batches:
     def latest(self, split: str, start: int, limit: int | None) -> int:
         """Return up to which file a part can be read; not into a version that fits whole into the next."""
         end, found = super().latest(split, start, limit), self._files()
@@ -452,7 +452,7 @@ class DeltaRecordsSource(FileSource):
                 what_to_do="raise delta.logRetentionDuration; begin at a newer version in a new job_dir",
             )
 
-    # -- in a task ------------------------------------------------------------------------------
+    # In a task:
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -465,7 +465,7 @@ class DeltaRecordsSource(FileSource):
             is_gone = pc.is_in(batch.column(_TYPE), pa.array(_GONE))
             yield batch.filter(is_gone if asked == "true" else pc.invert(is_gone))
 
-    # -- on the driver --------------------------------------------------------------------------
+    # On the driver:
     def fingerprint(self) -> Mapping[str, Any]:
         """Return what the list depends on, among it the table's id."""
         return {

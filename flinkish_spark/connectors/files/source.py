@@ -319,7 +319,7 @@ class FileSource(SplitSource):
         """Whether files that come later are left alone."""
         return self._discovery is Discovery.ONCE
 
-    # -- between micro-batches ------------------------------------------------------------------
+    # Between micro-batches:
     def splits(self) -> Sequence[str]:
         """Return the numbers of the parts."""
         return [str(number) for number in range(self._parts)]
@@ -403,7 +403,7 @@ class FileSource(SplitSource):
     def _count(self, files: int, split: str) -> int:
         return max(0, -(-(files - int(split)) // self._parts))
 
-    # -- in a task ------------------------------------------------------------------------------
+    # In a task:
     def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield the records of some files."""
         import pyarrow as pa
@@ -437,7 +437,7 @@ class FileSource(SplitSource):
             what_to_do="restore the file, with its time; or start a new job with a new job_dir",
         )
 
-    # -- on the driver --------------------------------------------------------------------------
+    # On the driver:
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse a folder that is not there."""
         super().preflight(spark, job_dir, uid)

@@ -19,7 +19,7 @@ FACES = ("", ".cep", ".functions", ".joins", ".latency", ".sinks", ".sources", "
 _SECTION = re.compile(
     r"^ *(Parameters|Returns|Yields|Raises|Examples|Attributes|Notes|Warns)\n *-{3,}$", re.M
 )
-_BANNER = re.compile(r"^# -{20,}$", re.M)
+_BANNER = re.compile(r"^ *#(?: -- .*)? -{5,}$", re.M)
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
