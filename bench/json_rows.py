@@ -1,0 +1,76 @@
+"""What JSON costs a record: read by the JAR's parser in the JVM, and by ours in Python over Arrow columns.
+
+`python -m bench.json_rows` reads the same records by turns, in one warm session, and prints seconds and
+CPU of the whole process tree. The way to Python and back is in the second figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import psutil
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from flinkish_spark.bridge import shim
+from flinkish_spark.bridge.session import configure_spark_with_jars
+from flinkish_spark.types.ddl import parse_ddl
+
+JARS = Path(__file__).resolve().parents[1] / "build" / "jars"
+SCHEMA = "user STRING, amount LONG, at TIMESTAMP, corrupt STRING"
+ROUNDS = 4
+
+
+def tree_cpu_s() -> float:
+    tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    times = [one.cpu_times() for one in tree if one.is_running()]
+    return sum(one.user + one.system + one.children_user + one.children_system for one in times)
+
+
+def written(spark: SparkSession, count: int, folder: str) -> DataFrame:
+    number = F.col("id")
+    user, amount = (number % 10_000).cast("string"), (number % 997).cast("string")
+    second = F.lpad((number % 60).cast("string"), 2, "0")
+    parts = ['{"user":"u', user, '","product":"some product","amount":', amount]
+    parts += [',"at":"2026-01-31T12:00:', second, 'Z"}']
+    text = F.concat(*(F.lit(one) if isinstance(one, str) else one for one in parts))
+    spark.range(0, count, 1, 4).select(text.cast("binary").alias("value")).write.parquet(folder)
+    return spark.read.parquet(folder)
+
+
+def read_all(records: DataFrame, *, has_jar: bool) -> None:
+    spark = records.sparkSession
+    settings = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
+    with mock.patch.object(shim, "has_json_parser", lambda _: has_jar):
+        parsed = shim.from_json(spark, F.col("value").cast("string"), parse_ddl(SCHEMA), settings)
+    good = records.withColumn("read", parsed).where(F.col("read.corrupt").isNull())
+    good.select("read.user", "read.amount", "read.at").write.format("noop").mode("overwrite").save()
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--records", type=int, default=3_000_000)
+    count = options.parse_args().records
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = configure_spark_with_jars(builder.config("spark.driver.memory", "2g"), JARS).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    with tempfile.TemporaryDirectory() as folder:
+        records = written(spark, count, f"{folder}/records")
+        for _ in range(ROUNDS):
+            for name, has_jar in (("JAR", True), ("Python", False)):
+                began_s, cpu_s = time.monotonic(), tree_cpu_s()
+                read_all(records, has_jar=has_jar)
+                took_s, used_s = time.monotonic() - began_s, tree_cpu_s() - cpu_s
+                print(f"{name}: {took_s:.1f} s, {used_s / count * 1e6:.2f} us of CPU a record", flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
