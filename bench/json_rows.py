@@ -1,4 +1,4 @@
-"""What JSON costs a record: read by the JAR's parser in the JVM, and by ours in Python over Arrow columns.
+"""Measures JSON per record: read by the JAR's parser in the JVM, and by ours in Python over Arrow columns.
 
 `python -m bench.json_rows` reads the same records by turns, in one warm session, and prints seconds and
 CPU of the whole process tree. The way to Python and back is in the second figure.
