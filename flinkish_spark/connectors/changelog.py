@@ -557,7 +557,7 @@ class JsonChangelog(Changelog):
 def _row(parse: Callable[[Mapping[str, str]], dict[str, Any]], texts: Any) -> tuple[dict[str, Any], bool]:
     try:
         return ({} if texts is None else parse(dict(texts))), False
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}, True
 
 

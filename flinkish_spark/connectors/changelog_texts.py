@@ -125,8 +125,7 @@ def _days(text: str) -> int:
     if not _WHOLE.fullmatch(text):
         return _date(text)
     days = int(text)
-    if not values.FIRST_SECOND <= days * 86_400 <= values.LAST_SECOND:
-        raise NoValue("it is in no year from 1 to 9999")
+    values.check_years(days * 86_400)
     return days
 
 
@@ -146,8 +145,7 @@ def _time(parse: _Parse, unit: EpochUnit | None, text: str) -> int:
             micros, rest = divmod(int(text), _NANOS_PER_MICRO)
     if rest:
         raise NoValue("it is finer than a microsecond")
-    if not values.FIRST_SECOND <= micros // 1_000_000 <= values.LAST_SECOND:
-        raise NoValue("it is in no year from 1 to 9999")
+    values.check_years(micros // 1_000_000)
     return micros
 
 
@@ -155,11 +153,11 @@ def _pointed(text: str, scale: int) -> str:
     """Return a decimal of Debezium's as text: bytes of a whole number, maybe with a scale of its own."""
     if text.startswith("{"):
         # Of a column without a scale each value brings one.
-        try:
-            own = json.loads(text)
-            text, scale = own["value"], int(own["scale"])
-        except (ValueError, KeyError, TypeError):
-            raise NoValue("it is no decimal") from None
+        match json.loads(text):
+            case {"scale": int(own), "value": str(unscaled)} if type(own) is int:
+                text, scale = unscaled, own
+            case _:
+                raise NoValue("it is no decimal")
     data = values.parse_base64(text)
     if not data:
         raise NoValue("it is no number")
@@ -187,8 +185,7 @@ def _document_time(parse: _Parse, text: str) -> int:
 
 
 def _binary_of(text: str) -> str:
-    try:
-        inner = json.loads(text)["$binary"]
-    except (ValueError, KeyError, TypeError):
-        raise NoValue("it is no BINARY") from None
-    return str(inner["base64"] if isinstance(inner, dict) else inner)
+    match json.loads(text):
+        case {"$binary": {"base64": str(in_base64)}} | {"$binary": str(in_base64)}:
+            return in_base64
+    raise NoValue("it is no BINARY")

@@ -412,7 +412,7 @@ def _converter(kind: T.DataType, time_zone: str) -> _Convert:
         case T.DecimalType():
             return partial(_decimal, texts.parser_of(kind, time_zone))
         case T.TimestampType():
-            return partial(_timestamp, time_zone=time_zone)
+            return partial(_timestamp, texts.parser_of(kind, time_zone))
         case T.FloatType() | T.DoubleType():
             return partial(_floating, texts.parser_of(kind, time_zone))
         case T.BooleanType():
@@ -471,13 +471,12 @@ def _decimal(parse: Callable[[str], Any], value: Any) -> Any:
     return parse(value)
 
 
-def _timestamp(value: Any, time_zone: str) -> int:
-    if isinstance(value, _Whole):
-        seconds = int(value)
-        if not texts.FIRST_SECOND <= seconds <= texts.LAST_SECOND:
-            raise NoValue("its seconds are in no year from 1 to 9999")
-        return seconds * 1_000_000
-    return int(_of_text(partial(texts.parse_timestamp, time_zone=time_zone), value))
+def _timestamp(parse: Callable[[str], Any], value: Any) -> Any:
+    if not isinstance(value, _Whole):
+        return _of_text(parse, value)
+    seconds = int(value)
+    texts.check_years(seconds)
+    return seconds * 1_000_000
 
 
 def _boolean(value: Any) -> bool:

@@ -8,7 +8,6 @@ today; here such a text is refused.
 from __future__ import annotations
 
 import base64
-import binascii
 import datetime as dt
 import decimal
 import re
@@ -20,7 +19,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
-FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 _MICROS = 1_000_000
 _LAST_YEAR = 9999
 
@@ -130,7 +129,7 @@ def parse_floating(text: str, overflows: float) -> float:
 def parse_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # also of letters that are not ASCII
         raise NoValue(f"a BINARY is no base64: {error}") from None
 
 
@@ -139,12 +138,13 @@ def parse_decimal(text: str, precision: int, scale: int) -> decimal.Decimal:
     if not _NUMBER.fullmatch(text):
         raise NoValue("it is no number")
     sign, digits, exponent = decimal.Decimal(text).as_tuple()
-    bare = "".join(map(str, digits)).lstrip("0").rstrip("0")
+    all_digits = "".join(map(str, digits))
+    bare = all_digits.strip("0")
     if not bare:
         return decimal.Decimal(0).scaleb(-scale)
     assert isinstance(exponent, int)
     # Counted, and never scaled: of 1e999999999 that would take all memory.
-    exponent += len(digits) - len("".join(map(str, digits)).rstrip("0"))
+    exponent += len(all_digits) - len(all_digits.rstrip("0"))
     if len(bare) + exponent > precision - scale:
         raise NoValue("it has too many digits")
     if exponent < -scale:
@@ -167,8 +167,7 @@ def parse_timestamp(text: str, time_zone: str) -> int:
     seconds, micros = divmod(local, _MICROS)
     offset = _offset_of(zone.strip() if zone else time_zone)
     seconds -= _offset_at(seconds, zone or time_zone) if offset is None else offset
-    if not FIRST_SECOND <= seconds <= LAST_SECOND:
-        raise NoValue("it is in no year from 1 to 9999")
+    check_years(seconds)
     return seconds * _MICROS + micros
 
 
@@ -178,6 +177,12 @@ def parse_local_time(text: str) -> int:
     if zone:
         raise NoValue("it has a zone")
     return local
+
+
+def check_years(seconds: int) -> None:
+    """Raise NoValue unless a second since 1970 is in one of the years 1 to 9999, by UTC."""
+    if not _FIRST_SECOND <= seconds <= _LAST_SECOND:
+        raise NoValue("it is in no year from 1 to 9999")
 
 
 def check_time_zone(name: str) -> None:

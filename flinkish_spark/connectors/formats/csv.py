@@ -17,7 +17,7 @@ from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import exact_text
 from flinkish_spark.types.json_columns import replace_months
-from flinkish_spark.types.text_values import NoValue, parser_of
+from flinkish_spark.types.text_values import parser_of
 
 
 def check_flat(fields: T.StructType, whose: str) -> None:
@@ -78,7 +78,7 @@ def _value(text: str | None, one: T.StructField, parse: Callable[[str], Any]) ->
         return None
     try:
         return parse(text)
-    except NoValue:
+    except ValueError:  # Python's own, too: a number of 5,000 digits
         kind = one.dataType.simpleString()
         raise Unreadable(f"the field '{one.name}' is no {kind}: {text[:100]!r}") from None
 

@@ -60,12 +60,19 @@ def test_times_of_a_line_are_of_the_session_s_zone() -> None:
         (b"x,1,1,1e400", "the field 'f' is no double: '1e400'"),
         (b"x,1,1.005,1", "the field 'd' is no decimal(10,2): '1.005'"),
         (b"x,2147483648,1,1", "the field 'b' is no int: '2147483648'"),
+        (b"x," + b"1" * 5_000 + b",1,1", f"the field 'b' is no int: '{'1' * 100}'"),
     ],
 )
 def test_a_line_that_is_none_has_a_reason(line: bytes, why: str) -> None:
     with pytest.raises(Unreadable) as refused:
         CsvReader(FIELDS, ",").opened()(line)
     assert str(refused.value) == why
+
+
+def test_a_binary_that_is_no_base64_has_a_reason() -> None:
+    for text in ("ä", "?", "QQ"):
+        with pytest.raises(Unreadable, match=r"^the field 'b' is no binary"):
+            CsvReader(parse_ddl("b BINARY").json(), ",").opened()(text.encode())
 
 
 @given(st.lists(st.text(alphabet='a;"\r\n ä', max_size=6), min_size=3, max_size=3))
