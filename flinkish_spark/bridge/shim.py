@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StructType
 
 from flinkish_spark.bridge.session import CONTROL_SOURCE, JSON_ROWS, has_class, jvm, session_time_zone
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.stream_readers import ReadAllAvailable
 from flinkish_spark.protocol.records import TaskAck
+from flinkish_spark.types.arrow_columns import to_column_function
 from flinkish_spark.types.json_columns import JsonReader, with_intervals
 
 
@@ -77,12 +77,8 @@ def _read_json(text: Column, schema: StructType, corrupt: str, time_zone: str) -
 
     if has_corrupt:
         returned = StructType([*returned, schema[corrupt]])
-    # By its hints: a type in so many words makes PySpark warn.
-    reading: Any = arrow_udf(read, returned)  # type: ignore[call-overload]
-    # Nothing that Spark may take for repeatable: it would read each record once more for a filter. As bytes:
-    # of a text that is no UTF-8 Arrow could not give any.
-    column: Column = reading.asNondeterministic()(text.cast("binary"))
-    return with_intervals(column, schema)
+    # As bytes: of a text that is no UTF-8 Arrow could not give any.
+    return with_intervals(to_column_function(read, returned)(text.cast("binary")), schema)
 
 
 def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:

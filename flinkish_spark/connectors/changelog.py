@@ -22,7 +22,6 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.functions import arrow_udf
 
 from flinkish_spark.connectors.changelog_texts import DocumentTexts, Texts
 from flinkish_spark.connectors.formats.decoding import unreadable
@@ -41,6 +40,7 @@ from flinkish_spark.core.changelogs import (
 )
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import Json
+from flinkish_spark.types.arrow_columns import to_column_function
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.hints import parts_of
@@ -540,7 +540,7 @@ class JsonChangelog(Changelog):
             found = (any(_row(parse, one["row"])[1] for one in each or ()) for each in values.to_pylist())
             return pa.array(found, pa.bool_())
 
-        return _reading(look, T.BooleanType())(entries)
+        return to_column_function(look, T.BooleanType())(entries)
 
     def _typed(self, row: Column, time_zone: str) -> Column:
         texts, fields = self._envelope.texts, self.fields
@@ -551,7 +551,7 @@ class JsonChangelog(Changelog):
             rows = (_row(parse, one) for one in values.to_pylist())
             return pa.array(({**row, _WRONG: is_wrong} for row, is_wrong in rows), arrow_type(returned))
 
-        return _reading(read, returned)(row)
+        return to_column_function(read, returned)(row)
 
 
 def _row(parse: Callable[[Mapping[str, str]], dict[str, Any]], texts: Any) -> tuple[dict[str, Any], bool]:
@@ -559,13 +559,6 @@ def _row(parse: Callable[[Mapping[str, str]], dict[str, Any]], texts: Any) -> tu
         return ({} if texts is None else parse(dict(texts))), False
     except (ValueError, RecursionError):
         return {}, True
-
-
-def _reading(read: Callable[[pa.Array], pa.Array], returned: T.DataType) -> Callable[[Column], Column]:
-    # By its hints: a type in so many words makes PySpark warn.
-    reading: Any = arrow_udf(read, returned)  # type: ignore[call-overload]
-    made: Callable[[Column], Column] = reading.asNondeterministic()
-    return made
 
 
 class AvroChangelog(Changelog):

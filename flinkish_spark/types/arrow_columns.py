@@ -1,12 +1,16 @@
-"""Values at any depth of Arrow columns, and those that Python and Spark do not have."""
+"""Arrow columns: functions of them for Spark, values at any depth, and years that Spark lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import types as T
+from pyspark.sql.pandas.functions import arrow_udf
 
 #: The days since 1970 of the years 1 to 9999; Arrow takes others, of which Python makes no date.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
@@ -40,3 +44,14 @@ def leaves(column: pa.Array) -> Iterator[pa.Array]:
         yield from leaves(column.flatten())
     else:
         yield column
+
+
+def to_column_function(
+    function: Callable[[pa.Array], pa.Array], kind: T.DataType
+) -> Callable[[Column], Column]:
+    """Return a function from a column to what Python makes of it, once for each row."""
+    # By its hints: a type in so many words makes PySpark warn. What Spark takes for repeatable it would put
+    # in front of a filter as well.
+    made: Any = arrow_udf(function, kind)  # type: ignore[call-overload]
+    column: Callable[[Column], Column] = made.asNondeterministic()
+    return column

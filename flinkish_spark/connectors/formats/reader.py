@@ -26,6 +26,7 @@ from flinkish_spark.connectors.formats.registry import (
 )
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
+from flinkish_spark.types.arrow_columns import to_column_function
 from flinkish_spark.types.arrow_types import arrow_type
 
 #: Names within what comes of a record: its row or its text, and why it has none.
@@ -65,11 +66,7 @@ class Writer(ABC):
 def read_column(reader: Reader, data: Column) -> Column:
     """Return a struct with what was read, and why it was not; both are null where `data` is."""
     kind = T.StructType([T.StructField(READ, reader.kind), T.StructField(REASON, T.StringType())])
-    # A method, for its hints: a type in so many words makes PySpark warn.
-    udf = arrow_udf(_Read(reader, kind).__call__, kind)  # type: ignore[call-overload]
-    # Otherwise a filter by the reason would be put in front, and everything would be read twice.
-    column: Column = udf.asNondeterministic()(data)
-    return column
+    return to_column_function(_Read(reader, kind).__call__, kind)(data)
 
 
 def written_column(writer: Writer, row: Column) -> Column:
