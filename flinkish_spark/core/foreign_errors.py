@@ -12,7 +12,7 @@ _MOST_CAUSES = 12
 
 
 def is_gateway_gone(error: BaseException) -> bool:
-    """Whether `error` means that the JVM died, rather than that it refused something."""
+    """Say whether `error` means that the JVM died, rather than that it refused something."""
     return any(_says_gateway_gone(one) for one in causes_of(error))
 
 

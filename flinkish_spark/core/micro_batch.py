@@ -32,7 +32,7 @@ MICRO_BATCH_IN_HARNESS: ContextVar[MicroBatch | None] = ContextVar("MICRO_BATCH_
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch(Stored):
-    """What a task knows of its micro-batch."""
+    """The number, time and watermarks of a micro-batch, as each of its tasks is told them."""
 
     #: Of the operators, in the micro-batch before it and in this one.
     before: StoredWatermarks
