@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.planning.async_calls import is_async
-from flinkish_spark.planning.declare import check_same_fields, key_worker, key_workers
+from flinkish_spark.planning.declare import KeyColumn, KeyPart, check_same_fields, key_worker, key_workers
 from flinkish_spark.planning.partitioning import ByPartitioner, Narrow, Spread, is_partitioning
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import (
@@ -48,8 +48,9 @@ from flinkish_spark.planning.transforms import (
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.job_graph import Chained
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.branches import INPUT, ORIGIN, DealRows, DealtRows, SideBySide
+from flinkish_spark.transport.branches import ORIGIN, DealRows, DealtRows, SideBySide
 from flinkish_spark.transport.columns import InTurn, Origins, Worker, with_position
+from flinkish_spark.transport.routes import OwnRows
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
 from flinkish_spark.worker.functions import AppendColumns, TimeStage
@@ -62,10 +63,10 @@ _ORIGIN = T.StructField(ORIGIN, T.LongType())
 class SharedRows:
     """The rows of one input in a frame that holds those of others, too."""
 
-    #: The same object for all of them. Its columns have names of ours.
+    #: The same object for all of them.
     frame: DataFrame
-    #: Whether a row is for this input; a control row is for none.
-    is_own: Column
+    #: Which records are for this input.
+    own: OwnRows
     #: Each with the name by which expressions of the user's, and what travels, know it.
     columns: tuple[tuple[str, str], ...]
     #: Column with the place of a record in its source; null in one that was dropped, and is there for its
@@ -74,7 +75,7 @@ class SharedRows:
 
     @property
     def named(self) -> list[Column]:
-        return [F.col(own).alias(known) for own, known in self.columns]
+        return [F.col(quoted(own)).alias(known) for own, known in self.columns]
 
 
 def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunction, ...]:
@@ -230,7 +231,7 @@ def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker 
 
 def shared_inputs(
     node: KeyedNode, feed: Feed, streams: Sequence[TaggedStream], passing: Sequence[TaggedStream] = ()
-) -> list[tuple[SharedRows, T.StructType, tuple[str | Column, ...]]]:
+) -> list[tuple[SharedRows, T.StructType, tuple[KeyPart, ...]]]:
     frame_of_all = (*streams, *passing)[0]
     frame = frame_of_all.frame
     control = T.StructType([f for f in frame.schema if f.name in (*C.CONTROL, C.TIME)])
@@ -255,7 +256,8 @@ def shared_inputs(
         columns = _columns_of(stream)
         dealt.append(DealtRows(stream.side, columns, given, InTurn(()), stream.schema, names))
         keys.append(())
-    rows = _dealt(replace(frame_of_all, frame=frame), dealt, control)
+    has_expressions = any(isinstance(key, Column) for own in keys for key in own)
+    rows = _dealt(replace(frame_of_all, frame=frame), dealt, control, has_expressions)
     return [(own, fields_of(one.made), key) for own, one, key in zip(rows, dealt, keys, strict=True)]
 
 
@@ -305,9 +307,22 @@ def _is_of(stream: TaggedStream) -> Column:
     return is_record & (F.col(C.SIDE) == stream.side) if stream.outputs else is_record
 
 
-def _dealt(stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType) -> list[SharedRows]:
+def _dealt(
+    stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType, has_expressions: bool
+) -> list[SharedRows]:
     if any(one.worker.workers for one in inputs):
         return _dealt_by_workers(stream.frame, tuple(map(_without_dropped, inputs)), control)
+    if not has_expressions:
+        return [
+            SharedRows(
+                stream.frame,
+                _own(stream, one),
+                tuple(zip(one.columns, one.made.names, strict=True)),
+                one.place,
+            )
+            for one in inputs
+        ]
+    # An expression of the user's names the fields of its own way, so that columns need other names.
     own = [
         F.col(quoted(column)).alias(name)
         for one in inputs
@@ -316,12 +331,14 @@ def _dealt(stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructT
     sides = [C.SIDE] if stream.outputs else []
     places = dict.fromkeys(one.place for one in inputs if one.place != C.SEQUENCE)
     frame = stream.frame.select(*control.names, *sides, *places, *own)
-    found = []
-    for one in inputs:
-        is_own = _is_of(replace(stream, side=one.side))
-        columns = tuple(zip(one.names, one.made.names, strict=True))
-        found.append(SharedRows(frame, is_own & F.col(one.place).isNotNull(), columns))
-    return found
+    return [
+        SharedRows(frame, _own(stream, one), tuple(zip(one.names, one.made.names, strict=True)))
+        for one in inputs
+    ]
+
+
+def _own(stream: TaggedStream, one: DealtRows) -> OwnRows:
+    return OwnRows(side=one.side if stream.outputs else None, place=one.place)
 
 
 def _dealt_by_workers(
@@ -330,7 +347,7 @@ def _dealt_by_workers(
     deal = DealRows(inputs, control)
     made = C.map_in_arrow(frame, deal, deal.columns)
     return [
-        SharedRows(made, F.col(INPUT) == number, tuple(zip(one.names, one.made.names, strict=True)))
+        SharedRows(made, OwnRows(number), tuple(zip(one.names, one.made.names, strict=True)))
         for number, one in enumerate(inputs)
     ]
 
@@ -344,14 +361,14 @@ def _without_dropped(one: DealtRows) -> DealtRows:
 
 def _keys(
     node: KeyedNode, inlet: Inlet, made: T.StructType
-) -> tuple[tuple[str | Column, ...], AppendColumns | None]:
+) -> tuple[tuple[KeyPart, ...], AppendColumns | None]:
     """Return what an input is keyed by, and what makes that of its records in Python."""
     keys: Sequence[Key] = node.entries[inlet.entry].keys
     functions = [key for key in keys if isinstance(key, KeyFunction)]
     if not functions:
         return tuple(key for key in keys if not isinstance(key, KeyFunction)), None
     worker = key_worker(functions[0], made, node.uid, Origins())
-    return tuple(F.col(name) for name in worker.names), worker
+    return tuple(map(KeyColumn, worker.names)), worker
 
 
 def _functions(uid: str, leg: Leg) -> tuple[RecordFunction, ...]:
@@ -567,7 +584,7 @@ class Branch:
 class BranchRows:
     rows: SharedRows
     schema: T.StructType
-    keys: list[tuple[str | Column, ...]]
+    keys: list[tuple[KeyPart, ...]]
 
 
 def branch_rows(stream: RecordStream, branches: Sequence[Branch]) -> list[BranchRows]:
@@ -577,7 +594,7 @@ def branch_rows(stream: RecordStream, branches: Sequence[Branch]) -> list[Branch
     beside = nullable(one for one in stream.records.schema if one.name in _BESIDE)
     stem = zip(stream.schema.names, _stem_names(stream), strict=True)
     frame = stream.records.select(*beside.names, *[F.col(quoted(field)).alias(name) for field, name in stem])
-    dealt, keys = list[DealtRows](), list[list[tuple[str | Column, ...]]]()
+    dealt, keys = list[DealtRows](), list[list[tuple[KeyPart, ...]]]()
     for number, branch in enumerate(branches):
         fields, names, place = stream.schema, _stem_names(stream), C.SEQUENCE
         if branch.read is not None:
@@ -606,15 +623,15 @@ def _rows_of_branches(
         return _dealt_by_workers(frame.select(*dict.fromkeys([*beside.names, *wanted])), inputs, beside)
     found = []
     for one in dealt:
-        is_own = F.lit(True) if stream.is_timed else F.col(one.place).isNotNull()
+        own = OwnRows(place=None if stream.is_timed else one.place)
         columns = tuple(zip(one.columns, one.made.names, strict=True))
-        found.append(SharedRows(frame, is_own, columns, one.place))
+        found.append(SharedRows(frame, own, columns, one.place))
     return found
 
 
 def _branch_worker(
     stream: RecordStream, branch: Branch, given: T.StructType
-) -> tuple[InTurn, T.StructType, list[tuple[str | Column, ...]]]:
+) -> tuple[InTurn, T.StructType, list[tuple[KeyPart, ...]]]:
     workers: list[Worker] = []
     for function in branch.functions:
         (worker,), given = in_turn([function], given)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputTag, OutputType
@@ -499,22 +498,31 @@ def _type_of(hint: Any) -> T.DataType:
         return type_of(hint)
 
 
+@dataclass(frozen=True)
+class KeyColumn:
+    """A part of a key that stands beside the fields of a record; to an aggregate it is none of them."""
+
+    name: str
+
+
+#: A part of a key in a plan: a field of the records, a column beside them, or an expression of Spark's.
+KeyPart = str | KeyColumn | Column
+
+
 def with_computed_keys(
     frame: DataFrame, keys: Sequence[Key], uid: str, origins: Origins
-) -> tuple[DataFrame, tuple[str | Column, ...]]:
+) -> tuple[DataFrame, tuple[KeyPart, ...]]:
     """Return a frame with the columns that a function makes keys in, and what it is keyed by then."""
-    # The key groups are those of columns with the same values, since Spark computes the hash of both.
     functions = [key for key in keys if isinstance(key, KeyFunction)]
     if not functions:
         return frame, tuple(key for key in keys if not isinstance(key, KeyFunction))
     worker = key_worker(functions[0], frame.schema, uid, origins)
-    # Columns and not names: to an aggregate these keys are no fields of the records.
-    return map_in_arrow(frame, worker, worker.columns), tuple(F.col(name) for name in worker.names)
+    return map_in_arrow(frame, worker, worker.columns), tuple(map(KeyColumn, worker.names))
 
 
 def with_keys_of_all(
     frame: DataFrame, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
-) -> tuple[DataFrame, list[tuple[str | Column, ...]]]:
+) -> tuple[DataFrame, list[tuple[KeyPart, ...]]]:
     """As :func:`with_computed_keys`, for operators that share the rows: one pass calls all functions."""
     workers, schema, found = key_workers(frame.schema, operators, origins)
     return (map_in_arrow(frame, InTurn(workers), schema) if workers else frame), found
@@ -522,9 +530,9 @@ def with_keys_of_all(
 
 def key_workers(
     given: T.StructType, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
-) -> tuple[tuple[AppendColumns, ...], T.StructType, list[tuple[str | Column, ...]]]:
+) -> tuple[tuple[AppendColumns, ...], T.StructType, list[tuple[KeyPart, ...]]]:
     """Return what adds the keys of several operators to rows, the columns then, and what each is keyed by."""
-    workers, found = list[AppendColumns](), list[tuple[str | Column, ...]]()
+    workers, found = list[AppendColumns](), list[tuple[KeyPart, ...]]()
     for place, (uid, keys) in enumerate(operators):
         function = next((key for key in keys if isinstance(key, KeyFunction)), None)
         if function is None:
@@ -534,7 +542,7 @@ def key_workers(
         worker = replace(key_worker(function, given, uid, origins), names=names)
         workers.append(worker)
         given = worker.columns
-        found.append(tuple(F.col(name) for name in names))
+        found.append(tuple(map(KeyColumn, names)))
     return tuple(workers), given, found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -30,6 +30,8 @@ from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.planning.between import SharedRows
 from flinkish_spark.planning.declare import (
+    KeyColumn,
+    KeyPart,
     check_late_output,
     check_late_row,
     check_same_fields,
@@ -57,15 +59,15 @@ from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import (
     EMITTED,
-    PACKED,
     BlockPacker,
     BlockUnpacker,
     Calls,
     Combine,
     TimeReport,
 )
-from flinkish_spark.transport.branches import DealBlocks, DealtBlocks, Takes
+from flinkish_spark.transport.branches import INPUT, DealBlocks, DealtBlocks, Takes
 from flinkish_spark.transport.columns import Origins
+from flinkish_spark.transport.routes import ControlRoutes, OwnRows, RecordRoutes, RouteRows
 from flinkish_spark.transport.routing import Distribution, Routing
 from flinkish_spark.types.ddl import ddl_of, quoted
 from flinkish_spark.types.rows import ElementType, arrow_schema
@@ -92,7 +94,7 @@ class KeyedInput:
     #: Upstream channels, each of which shows every barrier once.
     channels: ExpectedChannels
     origins: Origins
-    keys: tuple[str | Column, ...]
+    keys: tuple[KeyPart, ...]
     #: Which of the operator's entries it is for.
     entry: int = 0
     #: How its records are spread over the partitions; without a key all have the same hash.
@@ -114,11 +116,14 @@ class KeyedInput:
 class Transport:
     """Which columns go to the worker, under which names."""
 
-    columns: tuple[Column, ...]
+    #: Those of the input's frame, in the order of the schema; the hash in front is in none.
+    columns: tuple[str, ...]
     schema: T.StructType
     field_names: tuple[str, ...]
     key_names: tuple[str, ...]
     key_types: tuple[T.DataType, ...]
+    #: Columns that Spark computes for keys which are expressions, by their names.
+    expressions: tuple[tuple[str, Column], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,9 +154,8 @@ def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
     for key in given.keys:
         if isinstance(key, str) and key.lower() not in known:
             raise no_such_key(node.uid, key, given.schema)
-    keys = [F.col(quoted(k)) if isinstance(k, str) else k for k in given.keys]
     try:
-        transport = _transport(node, given, keys)
+        transport = _transport(node, given, given.keys)
     except AnalysisException as error:
         raise GraphError(
             f"operator '{node.uid}' is keyed by an expression that Spark refuses",
@@ -246,37 +250,33 @@ def _combined(
     return Sent(transport, travels, folded)
 
 
-def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> Transport:
-    key_fields = _key_fields(node, given.frames[0], keys)
-    keys = [
-        own if isinstance(key, str) else _of_records(own, given)
-        for key, own in zip(given.keys, keys, strict=True)
-    ]
+def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> Transport:
     names = {f.name: f"c{i}" for i, f in enumerate(given.schema)}
     # The event time travels along if the stream has one.
-    times = [C.TIME] if C.TIME in given.frames[0].columns else []
-    control = [C.CHANNEL, C.SEQUENCE, *times]
-    key_hash = F.xxhash64(*keys) if keys else F.lit(0).cast("long")
-    columns = [key_hash.alias(C.KEY_HASH), *map(F.col, control)]
+    control = [C.CHANNEL, C.SEQUENCE, *([C.TIME] if given.has_times else [])]
+    columns = [*control, *given.schema.names]
     fields = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, *control)]
-    for field in given.schema:
-        columns.append(F.col(quoted(field.name)).alias(names[field.name]))
-        fields.append(T.StructField(names[field.name], field.dataType))
-    key_names = []
-    for index, (key, column, field) in enumerate(zip(given.keys, keys, key_fields, strict=True)):
+    fields += [T.StructField(names[field.name], field.dataType) for field in given.schema]
+    key_names, key_types, expressions = list[str](), list[T.DataType](), list[tuple[str, Column]]()
+    for index, (key, field) in enumerate(zip(keys, _key_fields(node, given, keys), strict=True)):
+        key_types.append(field.dataType)
         # A key that is a field travels once.
-        if isinstance(key, str) and key in names:
-            key_names.append(names[key])
+        if isinstance(key, str):
+            key_names.append(names[field.name])
             continue
+        column = key.name if isinstance(key, KeyColumn) else f"{PREFIX}expression{index}"
+        if isinstance(key, Column):
+            expressions.append((column, _of_records(key, given)))
         key_names.append(f"k{index}")
-        columns.append(column.alias(f"k{index}"))
+        columns.append(column)
         fields.append(T.StructField(f"k{index}", field.dataType))
     return Transport(
         columns=tuple(columns),
         schema=T.StructType(fields),
         field_names=tuple(names.values()),
         key_names=tuple(key_names),
-        key_types=tuple(f.dataType for f in key_fields),
+        key_types=tuple(key_types),
+        expressions=tuple(expressions),
     )
 
 
@@ -288,11 +288,20 @@ def _of_records(key: Column, given: KeyedInput) -> Column:
     return F.when(F.col(C.KIND) == int(C.Kind.RECORD), key)
 
 
-def _key_fields(node: KeyedNode, tagged: DataFrame, keys: Sequence[Column]) -> list[T.StructField]:
-    fields = tagged.select(*keys).schema.fields if keys else []
-    for field in fields:
+def _key_fields(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> list[T.StructField]:
+    known, found = given.frames[0].schema, list[T.StructField]()
+    for key in keys:
+        if isinstance(key, Column):
+            (field,) = given.frames[0].select(key).schema.fields
+        elif isinstance(key, KeyColumn):
+            field = known[key.name]
+        else:
+            # Spark's names ignore case.
+            alike = [one for one in given.schema if one.name.lower() == key.lower()]
+            field = next((one for one in alike if one.name == key), alike[0])
         refuse_unfit_key(field.dataType, f"operator '{node.uid}' is keyed by", field.name)
-    return fields
+        found.append(field)
+    return found
 
 
 #: What helps where an operator puts its own fields beside those of its input, as windows their bounds.
@@ -300,8 +309,6 @@ _RENAME = (
     "rename the field of the input in front of key_by(): map(lambda one: (one.user, one.amount, "
     'one.window_end), output="user STRING, amount LONG, hour TIMESTAMP")'
 )
-#: An input of the operator: its number, itself, and what travels of it.
-_Way = tuple[int, KeyedInput, Sent]
 
 
 @dataclass(frozen=True)
@@ -316,26 +323,7 @@ class KeyedRoutes:
 
     def of_inputs(self, inputs: Sequence[KeyedInput], sent: Sequence[Sent]) -> DataFrame:
         """Send a packed record to its key group's route, and a barrier to every partition of the operator."""
-        frames: list[DataFrame] = []
-        apart: list[int] = []
-        together: dict[int, list[_Way]] = {}
-        for number, (given, one) in enumerate(zip(inputs, sent, strict=True)):
-            if given.shared is not None:
-                together.setdefault(id(given.shared.frame), []).append((number, given, one))
-                continue
-            frames.append(self._packed(number, given, one))
-            if len(given.frames) == 2:
-                apart.append(number)
-        frames += map(self._packed_together, together.values())
-        if apart:
-            # Whatever their records come from, they share the barriers of the control source, or there is
-            # one of them.
-            barriers = _spread(inputs[apart[0]].frames[1], [(self.of_control(), apart)])
-            frames.append(named_scan(barriers, ScanRole.BARRIERS))
-        rows = frames[0]
-        for frame in frames[1:]:
-            rows = rows.unionByName(frame)
-        return rows
+        return rows_of_operators([self], [inputs], [sent])
 
     def of_seed(self, seed: DataFrame, uid: str) -> DataFrame:
         """Send each key group its state, which the first micro-batch brings."""
@@ -356,40 +344,6 @@ class KeyedRoutes:
         )
         return named_scan(states, ScanRole.SEED, uid)
 
-    def _packed(self, number: int, given: KeyedInput, sent: Sent) -> DataFrame:
-        chosen, own_route = sent.chosen, self.of_records(given.distribution)
-        names = chosen.schema.names
-        packer = self.packer(number, given, sent)
-        if len(given.frames) == 2:
-            records = given.frames[0]
-            # Only a generator in front makes marks, and behind it barriers are in a frame of their own.
-            marks = [C.MARK] if C.MARK in records.columns else []
-            taken = _named(records.select(*chosen.columns, *marks), given.source)
-            routed = taken.select(own_route.alias(C.ROUTE), *names, *marks)
-            return C.map_in_arrow(routed, packer, PACKED)
-        (both,) = given.frames
-        taken = _named(both.select(C.KIND, C.CHECKPOINT, *chosen.columns), given.source)
-        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-        routes = F.when(is_record, F.array(own_route)).otherwise(self.of_control())
-        spread = taken.select(F.explode(routes).alias(C.ROUTE), C.KIND, C.CHECKPOINT, *names)
-        return C.map_in_arrow(spread, packer, PACKED)
-
-    def _packed_together(self, ways: Sequence[_Way]) -> DataFrame:
-        """Return the blocks of inputs whose rows stand in one frame, and the control rows between them."""
-        # A record may be for several, with another route to each; so its routes are among the columns.
-        shares = [_Share(0, number, self, given, sent) for number, given, sent in ways]
-        frame = shares[0].rows.frame
-        shared = [name for name in (*C.CONTROL, C.TIME) if name in frame.columns]
-        for one in shares:
-            frame = one.beside(one.with_columns(frame))
-        dealt = [one.dealt((), Takes.BARRIERS if at else Takes.ALL) for at, one in enumerate(shares)]
-        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-        routes = F.when(is_record, F.array(F.lit(0))).otherwise(self.of_control())
-        wanted = [name for one in dealt for name in (one.route, *one.columns) if name not in shared]
-        spread = frame.select(F.explode(routes).alias(C.ROUTE), *shared, *wanted)
-        deal = DealBlocks(tuple(dealt))
-        return C.map_in_arrow(spread, deal, deal.columns)
-
     def packer(self, number: int, given: KeyedInput, sent: Sent) -> BlockPacker:
         first_barrier = self.routing.of_barrier[0]
         return BlockPacker(
@@ -407,22 +361,9 @@ class KeyedRoutes:
         counts_as = f"{self.counts_as}/input {number}" if self.counts_as else ""
         return BlamedCombine(self.uid, self.routing.bundling.key_groups, sent.folded.combiner, counts_as)
 
-    def of_records(self, distribution: Distribution, key_hash: str = C.KEY_HASH) -> Column:
-        """Return the route of a record, given the column with its key's hash."""
-        match distribution:
-            case Distribution.BY_KEY:
-                group = F.pmod(F.col(key_hash), F.lit(self.routing.bundling.key_groups)).cast("int")
-                return F.element_at(_int_array(self.routing.of_group), group + 1)
-            case Distribution.BY_CHANNEL:
-                partition = F.pmod(F.col(C.CHANNEL), F.lit(self.routing.partitions)).cast("int")
-                return F.element_at(_int_array(self.routing.of_broadcast), partition + 1)
-            case Distribution.PASSING:
-                # Where barriers go the operator only hands on what it gets.
-                partition = F.pmod(F.col(C.CHANNEL), F.lit(self.routing.partitions)).cast("int")
-                return F.element_at(_int_array(self.routing.of_barrier), partition + 1)
-            case Distribution.BROADCAST:
-                # One of them: the packer copies whole blocks for the others.
-                return F.lit(self.routing.of_broadcast[0])
+    @property
+    def control_routes(self) -> ControlRoutes:
+        return ControlRoutes(self.routing, self.operator, self.has_broadcast)
 
     def _calls(self, distribution: Distribution) -> Calls | None:
         """Return whom records call besides where there is a broadcast side."""
@@ -447,11 +388,11 @@ class KeyedRoutes:
         return routes.when(is_own_call, all_called).otherwise(_int_array(self.routing.of_barrier[:1]))
 
 
-def rows_of_shared(
+def rows_of_operators(
     routes: Sequence[KeyedRoutes],
     inputs: Sequence[Sequence[KeyedInput]],
     sent: Sequence[Sequence[Sent]],
-    chains: Sequence[str],
+    chains: Sequence[str] = (),
 ) -> DataFrame:
     """Send rows into operators that share tasks; what several inputs of them read is scanned once."""
     together: dict[int, list[_Share]] = {}
@@ -460,16 +401,12 @@ def rows_of_shared(
             share = _Share(place, number, ways[0], given, one)
             frame = given.frames[0] if given.shared is None else given.shared.frame
             together.setdefault(id(frame), []).append(share)
-    frames = [
-        _packed_for_all(shares, chains)
-        if shares[0].given.shared is None
-        else _packed_branches(shares, chains)
-        for shares in together.values()
-    ]
+    frames = [_packed(shares, chains) for shares in together.values()]
     apart = [[at for at, given in enumerate(own) if len(given.frames) == 2] for own in inputs]
     targets = [(one.of_control(), own) for one, own in zip(routes, apart, strict=True) if own]
     if targets:
-        # As for one operator: they share the barriers of the control source, or there is one of them.
+        # Whatever their records come from, they share the barriers of the control source, or there is one
+        # of them.
         barriers = next(given.frames[1] for own in inputs for given in own if len(given.frames) == 2)
         frames.append(named_scan(_spread(barriers, targets), ScanRole.BARRIERS))
     rows = frames[0]
@@ -480,7 +417,7 @@ def rows_of_shared(
 
 @dataclass(frozen=True)
 class _Share:
-    """One input of operators that share a frame; its columns have its place and number in their names."""
+    """One input of operators that share a frame; what is computed for it has its place in the name."""
 
     place: int
     number: int
@@ -489,104 +426,103 @@ class _Share:
     sent: Sent
 
     @property
-    def rows(self) -> SharedRows:
-        """Which rows of the frame are its own, where they are not all."""
-        assert self.given.shared is not None
-        return self.given.shared
-
-    @property
-    def route(self) -> str:
-        return f"{self._prefix}{C.ROUTE}"
+    def frame(self) -> DataFrame:
+        return self.given.frames[0] if self.given.shared is None else self.given.shared.frame
 
     @property
     def _prefix(self) -> str:
         return f"{PREFIX}at{self.place}_{self.number}_"
 
     @property
-    def names(self) -> Mapping[str, str]:
-        """Map each column that travels to its name beside those of the others."""
-        # Where others have other rows fields are its own, too, and places where another branch may drop what
-        # it keeps.
+    def _expressions(self) -> dict[str, str]:
+        return {name: f"{self._prefix}{name}" for name, _ in self.sent.chosen.expressions}
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Map each column that travels, but the hash, to its name in the frame."""
+        shared = self.given.shared
+        own = {} if shared is None else {known: name for name, known in shared.columns}
+        own |= {} if shared is None else {C.SEQUENCE: shared.place}
+        own |= self._expressions
         chosen = self.sent.chosen
-        if self.given.shared is None:
-            own = {C.KEY_HASH, *chosen.key_names} - set(chosen.field_names)
-        else:
-            own = set(chosen.schema.names) - {*C.CONTROL, C.TIME}
-        names = {name: f"{self._prefix}{name}" if name in own else name for name in chosen.schema.names}
-        return names if self.given.shared is None else {**names, C.SEQUENCE: self.rows.place}
+        return {
+            name: own.get(column, column)
+            for name, column in zip(chosen.schema.names[1:], chosen.columns, strict=True)
+        }
+
+    def with_expressions(self, frame: DataFrame) -> DataFrame:
+        """Return the frame with the keys that Spark computes, null in rows of others."""
+        chosen, shared = self.sent.chosen, self.given.shared
+        if not chosen.expressions:
+            return frame
+        names = [F.col(quoted(name)) for name in frame.columns]
+        if shared is None:
+            return frame.select(
+                *names, *(key.alias(self._expressions[name]) for name, key in chosen.expressions)
+            )
+        is_own = _is_own(shared)
+        added = (F.when(is_own, key).alias(self._expressions[name]) for name, key in chosen.expressions)
+        return frame.select(*names, *shared.named).select(*names, *added)
 
     @property
-    def columns(self) -> dict[str, Column]:
-        return dict(zip(self.names.values(), self.sent.chosen.columns, strict=True))
-
-    @property
-    def own_route(self) -> Column:
-        return self.routes.of_records(self.given.distribution, self.names[C.KEY_HASH])
-
-    def with_columns(self, frame: DataFrame) -> DataFrame:
-        rows, names = self.rows, self.names
-        is_own = rows.is_own & F.col(rows.place).isNotNull()
-        chosen = [
-            F.when(is_own, column).alias(names[name])
-            for name, column in zip(names, self.sent.chosen.columns, strict=True)
-            if names[name].startswith(self._prefix)
-        ]
-        return frame.select(*frame.columns, *rows.named).select(*frame.columns, *chosen)
-
-    def beside(self, frame: DataFrame) -> DataFrame:
-        """Return the frame with its routes, null in rows of others."""
-        # Which partition gets a time without a record does not matter.
-        by = F.coalesce(self.own_route, F.lit(self.routes.routing.of_barrier[0]))
-        return frame.select("*", F.when(self.rows.is_own, by).alias(self.route))
+    def record_routes(self) -> RecordRoutes:
+        names, shared = self.names, self.given.shared
+        return RecordRoutes(
+            self.routes.routing,
+            self.given.distribution,
+            tuple(names[name] for name in self.sent.chosen.key_names),
+            f"{self._prefix}{C.KEY_HASH}",
+            f"{self._prefix}{C.ROUTE}",
+            OwnRows() if shared is None else shared.own,
+        )
 
     def dealt(self, marks: Sequence[str], takes: Takes) -> DealtBlocks:
         packer = self.routes.packer(self.number, self.given, self.sent)
-        return DealtBlocks(self.route, (*self.names.values(), *marks), (*self.names, *marks), packer, takes)
+        names, routes = self.names, self.record_routes
+        columns = (routes.hash_name, *names.values(), *marks)
+        return DealtBlocks(routes.route_name, columns, (C.KEY_HASH, *names, *marks), packer, takes)
 
 
-def _packed_for_all(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
-    given = shares[0].given
-    records = given.frames[0]
-    marks = [C.MARK] if C.MARK in records.columns else []
-    columns: dict[str, Column] = {}
-    for one in reversed(shares):
-        columns |= one.columns
-    control = [] if len(given.frames) == 2 else [C.KIND, C.CHECKPOINT]
-    chosen = records.select(*control, *(column.alias(name) for name, column in columns.items()), *marks)
-    frame, names = _scan_of(chosen, shares, chains), [*columns, *marks]
-    if not control:
-        routed = frame.select(*names, *(one.own_route.alias(one.route) for one in shares))
-    else:
-        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-        own = (F.when(is_record, one.own_route).alias(one.route) for one in shares)
-        of_control = F.concat(*(one.routes.of_control() for one in shares))
-        targets = F.when(is_record, F.array(F.lit(0))).otherwise(of_control)
-        routed = frame.select(F.explode(targets).alias(C.ROUTE), *control, *names, *own)
-    deal = DealBlocks(
-        tuple(one.dealt(marks, Takes.NONE if at else Takes.ALL) for at, one in enumerate(shares))
-    )
-    return C.map_in_arrow(routed, deal, deal.columns)
+def _is_own(rows: SharedRows) -> Column:
+    own, found = rows.own, F.col(rows.place).isNotNull()
+    for name, value in ((INPUT, own.number), (C.SIDE, own.side)):
+        found = found if value is None else found & F.coalesce(F.col(name) == value, F.lit(False))
+    return found & (F.col(C.KIND) == int(C.Kind.RECORD)) if C.KIND in rows.frame.columns else found
 
 
-def _packed_branches(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
-    frame = shares[0].rows.frame
-    shared = [name for name in (*C.CONTROL, C.TIME, C.MARK) if name in frame.columns]
+def _packed(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
+    """Return the blocks of inputs whose rows stand in one frame, and the control rows between them."""
+    # A record may be for several, with another route to each; so its routes are among the columns.
+    frame, first = shares[0].frame, shares[0].place
     for one in shares:
-        frame = one.with_columns(frame)
+        frame = one.with_expressions(frame)
+    marks = [C.MARK] if C.MARK in frame.columns else []
+    has_control = C.KIND in frame.columns
+    wanted = dict.fromkeys([*(C.CONTROL if has_control else ()), *marks])
+    for one in shares:
+        own = one.record_routes.own
+        wanted |= dict.fromkeys([*one.names.values(), *own.columns])
     # Behind all expressions of the user's, which might know the columns by an alias.
-    frame = _scan_of(frame, shares, chains)
-    for one in shares:
-        frame = one.beside(frame)
-    marks = [name for name in shared if name == C.MARK]
-    deal = DealBlocks(
-        tuple(one.dealt(marks, Takes.NONE if at else Takes.ALL) for at, one in enumerate(shares))
+    narrow = C.behind_select(frame, [*wanted], lambda rows: _scan_of(rows, shares, chains))
+    controls = {one.place: one.routes.control_routes for one in shares} if has_control else {}
+    route = RouteRows(
+        tuple(one.record_routes for one in shares),
+        tuple(controls.values()),
+        T.StructType([narrow.schema[name] for name in wanted]),
     )
-    wanted = dict.fromkeys(name for one in deal.inputs for name in (one.route, *one.columns))
-    return C.map_in_arrow(frame.select(*wanted), deal, deal.columns)
+    takes = [Takes.ALL] + [Takes.BARRIERS if one.place == first else Takes.NONE for one in shares[1:]]
+    deal = DealBlocks(tuple(one.dealt(marks, own) for one, own in zip(shares, takes, strict=True)))
+    return C.map_in_arrow(C.map_in_arrow(narrow, route, route.columns), deal, deal.columns)
 
 
 def _scan_of(frame: DataFrame, shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
-    inputs = [(chains[one.place], one.given.source) for one in shares]
+    """Return a frame so that the source in it is known by the first input, and by the chains of others."""
+    sources = [one.given.source for one in shares]
+    if sources[0] is None:
+        return frame
+    if not chains:
+        return named_scan(frame, ScanRole.RECORDS, sources[0])
+    inputs = [(chains[one.place], source) for one, source in zip(shares, sources, strict=True)]
     named = tuple((chain, name) for chain, name in inputs if name is not None)
     return named_scan(frame, ScanRole.RECORDS, named[0][1], named)
 
@@ -607,10 +543,6 @@ def _spread(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]
 
 def _target(inputs: Column, route: Column) -> Column:
     return F.struct(route.alias("route"), inputs.alias("inputs"))
-
-
-def _named(frame: DataFrame, source: str | None) -> DataFrame:
-    return frame if source is None else named_scan(frame, ScanRole.RECORDS, source)
 
 
 def _int_array(values: Sequence[int]) -> Column:
@@ -718,7 +650,7 @@ def plan_shared(operators: Sequence[tuple[KeyedNode, KeyedParts]]) -> list[Keyed
     for place, (node, parts) in enumerate(operators):
         own = None if len(operators) == 1 else place
         found.append(_prepared(node, parts, own, sum(len(one.outputs) for one in found)))
-    rows = rows_of_shared(
+    rows = rows_of_operators(
         [one.routes for one in found],
         [one.parts.inputs for one in found],
         [one.sent for one in found],
@@ -741,8 +673,8 @@ def _applied(
     )
     timed = tuple(of_output for one in prepared for of_output in one.timed)
     unpacker = BlockUnpacker(tuple(fields for one in prepared for fields in one.outputs), timed)
-    frame = applied.mapInArrow(unpacker, unpacker.columns)
-    return named_operators(frame, [one.node.uid for one in prepared])
+    named = named_operators(applied, [one.node.uid for one in prepared])
+    return C.map_in_arrow(named, unpacker, unpacker.columns)
 
 
 def _prepared(

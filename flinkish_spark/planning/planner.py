@@ -41,7 +41,7 @@ from flinkish_spark.planning.between import (
     transform_records,
     with_times,
 )
-from flinkish_spark.planning.declare import check_same_fields, with_computed_keys, with_keys_of_all
+from flinkish_spark.planning.declare import KeyPart, check_same_fields, with_computed_keys, with_keys_of_all
 from flinkish_spark.planning.keyed import KeyedInput, KeyedParts, plan_keyed, plan_shared
 from flinkish_spark.planning.meaning import meaning_of
 from flinkish_spark.planning.partitioning import (
@@ -900,7 +900,7 @@ def _has_expression(entry: KeyedEntry) -> bool:
 def _of_source(
     stream: RecordStream,
     frames: tuple[DataFrame, ...],
-    keys: tuple[str | Column, ...],
+    keys: tuple[KeyPart, ...],
     reporters: Sequence[str],
     name: str,
 ) -> KeyedInput:
@@ -920,7 +920,7 @@ def _of_source(
 def _of_branch(
     stream: RecordStream,
     branch: BranchRows,
-    keys: tuple[str | Column, ...],
+    keys: tuple[KeyPart, ...],
     reporters: Sequence[str],
     name: str,
 ) -> KeyedInput:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -119,8 +119,23 @@ def map_in_arrow(
         plain = given.toDF(*(f"{PREFIX}column_{at}" for at in range(len(given.columns))))
         made = plain.mapInArrow(_UnderTheirNames(run, tuple(given.columns)), columns, **said)
     if resources is None and isinstance(made, DataFrame):
-        setattr(made, _PASS, _Pass(given, workers))
+        setattr(made, _PASS, _Pass(given, workers, columns))
     return made
+
+
+def behind_select(
+    frame: DataFrame, names: Sequence[str], name_it: Callable[[DataFrame], DataFrame]
+) -> DataFrame:
+    """Return a frame with at least these columns, under what an alias calls it.
+
+    What a worker makes stays as it is, so that the next worker runs in the same pass: the alias is put in
+    front of the worker.
+    """
+    made = getattr(frame, _PASS, None)
+    if not isinstance(made, _Pass) or frame.is_cached:
+        return name_it(frame.select(*(F.col(quoted(name)) for name in names)))
+    given = name_it(made.given)
+    return frame if given is made.given else map_in_arrow(given, InTurn(made.workers), made.columns)
 
 
 #: Attribute of a frame that workers make.
@@ -131,6 +146,7 @@ _PASS = f"{PREFIX}pass"
 class _Pass:
     given: DataFrame
     workers: tuple[Worker, ...]
+    columns: T.StructType | str
 
 
 @dataclass(frozen=True)

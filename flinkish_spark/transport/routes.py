@@ -1,0 +1,201 @@
+"""Rows of a stream in, rows with routes out: each record to its key group, a barrier to every partition.
+
+    rows of the stream  --RouteRows-->  rows with hash and route  --DealBlocks-->  blocks
+
+Several inputs may read one frame: a record then has a route for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.protocol.latency import SUBTASK_MASK
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.branches import INPUT
+from flinkish_spark.transport.key_hash import key_hashes
+from flinkish_spark.transport.routing import Distribution, Routing
+
+_Routes = npt.NDArray[np.int32]
+_RECORD, _BARRIER, _WAKE, _MARKER = (
+    int(kind) for kind in (C.Kind.RECORD, C.Kind.BARRIER, C.Kind.WAKE, C.Kind.MARKER)
+)
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """Which records of a frame are an input's own, where others have records there, too."""
+
+    #: Its number in the column of a worker that deals rows; None where none does.
+    number: int | None = None
+    #: The output of the operator in front; None where there is one only.
+    side: int | None = None
+    #: Column that is null in a record that was dropped on the input's way; None where those count, too.
+    place: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that say it."""
+        by = ((INPUT, self.number), (C.SIDE, self.side))
+        return (*(name for name, value in by if value is not None), *filter(None, [self.place]))
+
+    def in_batch(self, records: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+        """Return the mask of own records; None if all are."""
+        masks = [
+            _equal(records.column(name), value)
+            for name, value in ((INPUT, self.number), (C.SIDE, self.side))
+            if value is not None
+        ]
+        if self.place is not None and records.column(self.place).null_count:
+            masks.append(records.column(self.place).is_valid().to_numpy(zero_copy_only=False))
+        return None if not masks else np.logical_and.reduce(masks)
+
+
+def _equal(column: pa.Array, value: int) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = column.fill_null(-1).to_numpy() == value
+    return found
+
+
+@dataclass(frozen=True)
+class RecordRoutes:
+    """Finds the routes of one input's records."""
+
+    routing: Routing
+    distribution: Distribution
+    #: Columns with the parts of the key; none where all have one key.
+    keys: tuple[str, ...]
+    #: Columns that hash and route are added in.
+    hash_name: str
+    route_name: str
+    own: OwnRows = OwnRows()
+
+    def of(self, records: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+        """Return hashes and routes; the route is null where a record is not the input's own."""
+        hashes = key_hashes([records.column(name) for name in self.keys], records.num_rows)
+        own = self.own.in_batch(records)
+        mask = None if own is None or own.all() else ~own
+        return pa.array(hashes), pa.array(self._routes(records, hashes), mask=mask)
+
+    def _routes(self, records: pa.RecordBatch, hashes: npt.NDArray[np.int64]) -> _Routes:
+        match self.distribution:
+            case Distribution.BY_KEY:
+                return self._of_group[hashes % len(self._of_group)]
+            case Distribution.BY_CHANNEL:
+                return self._by_channel(records, self.routing.of_broadcast)
+            case Distribution.PASSING:
+                # Where barriers go the operator only hands on what it gets.
+                return self._by_channel(records, self.routing.of_barrier)
+            case Distribution.BROADCAST:
+                # One of them: the packer copies whole blocks for the others.
+                return np.full(records.num_rows, self.routing.of_broadcast[0], dtype=np.int32)
+
+    def _by_channel(self, records: pa.RecordBatch, routes: tuple[int, ...]) -> _Routes:
+        channels = records.column(C.CHANNEL).fill_null(0).to_numpy()
+        found: _Routes = np.array(routes, dtype=np.int32)[channels % len(routes)]
+        return found
+
+    @cached_property
+    def _of_group(self) -> _Routes:
+        return np.array(self.routing.of_group, dtype=np.int32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_of_group"}
+
+
+@dataclass(frozen=True)
+class ControlRoutes:
+    """Finds the routes of control rows to one operator."""
+
+    routing: Routing
+    #: Its number among those who report to the driver.
+    operator: int
+    has_broadcast: bool
+
+    def of(self, kind: int, channel: int, sequence: int) -> tuple[int, ...]:
+        """Return the routes of a row: a barrier goes everywhere, a call to its key group."""
+        barriers = self.routing.of_barrier
+        if kind == _BARRIER:
+            return barriers
+        if kind == _MARKER:
+            return (barriers[channel & SUBTASK_MASK],)
+        if kind == _WAKE and channel == self.operator:
+            also = self.routing.of_broadcast if self.has_broadcast else ()
+            return (self.routing.of_bundle[sequence], *also)
+        # Reports to the driver, and calls of operators behind this one, only pass by: one partition will do.
+        return barriers[:1]
+
+
+@dataclass(frozen=True)
+class RouteRows:
+    """Called by mapInArrow: adds hash and route of each input to records, and sends control rows apart."""
+
+    inputs: tuple[RecordRoutes, ...]
+    #: Of the operators that the rows are for; none where there are records only.
+    controls: tuple[ControlRoutes, ...]
+    #: Columns that come in.
+    given: T.StructType
+
+    @property
+    def columns(self) -> T.StructType:
+        route = [T.StructField(C.ROUTE, T.IntegerType())] if self.controls else []
+        added = [
+            field
+            for one in self.inputs
+            for field in (
+                T.StructField(one.hash_name, T.LongType()),
+                T.StructField(one.route_name, T.IntegerType()),
+            )
+        ]
+        return T.StructType([*route, *self.given, *added])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for all_columns in batches:
+            batch = all_columns.select(self.given.names)
+            if not self.controls:
+                yield self._with_routes(batch)
+                continue
+            is_record = batch.column(C.KIND).to_numpy() == _RECORD
+            if not is_record.all():
+                yield from self._control(batch.filter(pa.array(~is_record)))
+                batch = batch.filter(pa.array(is_record))
+            if batch.num_rows:
+                nowhere = pa.array(np.zeros(batch.num_rows, dtype=np.int32))
+                yield self._with_routes(batch, nowhere)
+
+    def _with_routes(self, records: pa.RecordBatch, *front: pa.Array) -> pa.RecordBatch:
+        added = [column for one in self.inputs for column in one.of(records)]
+        return pa.RecordBatch.from_arrays([*front, *records.columns, *added], names=self._names)
+
+    def _control(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        control = zip(
+            *(rows.column(name).to_pylist() for name in (C.KIND, C.CHANNEL, C.SEQUENCE)), strict=True
+        )
+        places, routes = list[int](), list[int]()
+        for place, (kind, channel, sequence) in enumerate(control):
+            for one in self.controls:
+                own = one.of(kind, channel, sequence)
+                routes += own
+                places += [place] * len(own)
+        sent = rows.take(pa.array(places, pa.int64()))
+        none = [
+            column
+            for _ in self.inputs
+            for column in (pa.nulls(len(routes), pa.int64()), pa.nulls(len(routes), pa.int32()))
+        ]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(routes, pa.int32()), *sent.columns, *none], names=self._names
+        )
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return list(self.columns.names)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_names"}
