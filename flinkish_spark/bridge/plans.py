@@ -27,6 +27,7 @@ from flinkish_spark.protocol.plan_layout import (
 _PREFIX = "flinkish"
 #: Between a chain and the name of an input; no uid has it.
 _OF = "="
+_RECORDS = f"{_PREFIX}:records"
 _SOURCES = ("StreamingRelationV2", "StreamingRelation", "StreamingExecutionRelation")
 _STATEFUL = "FlatMapGroupsInPandasWithState"
 
@@ -46,6 +47,11 @@ def named_scan(
     if any(name != uid for _, name in inputs):
         parts += [f"{chain}{_OF}{name}" for chain, name in inputs]
     return frame.alias(":".join(parts))
+
+
+def named_records(frame: DataFrame) -> DataFrame:
+    """Return the records of a source, so that its columns are known as such."""
+    return frame.alias(_RECORDS)
 
 
 def named_operators(frame: DataFrame, uids: Sequence[str]) -> DataFrame:
@@ -75,7 +81,7 @@ def _collect(
     kind = node.getClass().getSimpleName()
     if kind == "SubqueryAlias":
         parts = node.alias().split(":")
-        if parts[0] == _PREFIX:
+        if parts[0] == _PREFIX and node.alias() != _RECORDS:
             what = parts[1] if parts[1] in ("chain", "operator") else "scan"
             names = {**names, what: ":".join(parts[1:]) if what == "scan" else parts[2]}
     elif kind == _STATEFUL:
@@ -101,42 +107,29 @@ _OWN_COLUMNS = "_fs"
 _ROLES = frozenset(role.value for role in ScanRole)
 
 
-@dataclass(frozen=True)
-class FrameColumns:
-    """Columns in a plan of ours."""
+def origins_of(frame: DataFrame) -> Mapping[str, frozenset[tuple[str, str]]]:
+    """Return the uids and columns of scans that each column of a frame is computed from.
 
-    #: Of each scan of records, what the source gives, with Spark's names of the types, by the scan's uid.
-    read: Mapping[str, tuple[tuple[str, str], ...]]
-    #: Of each column of the frame, the uids and columns of scans that it is computed from; without those
-    #: that pass a function in Python, or state.
-    origins: Mapping[str, frozenset[tuple[str, str]]]
-
-
-def columns_of(frame: DataFrame) -> FrameColumns:
-    """Return what the analysed plan of a frame tells of columns; it takes many calls into the JVM."""
+    Columns that pass a function in Python, or state, have none. Takes many calls into the JVM.
+    """
     plan = frame._jdf.queryExecution().analyzed()
-    read: dict[str, tuple[tuple[str, str], ...]] = {}
-    known = _origins(plan, "", read)
-    return FrameColumns(
-        read, {one.name(): known.get(one.exprId().id(), frozenset()) for one in _each(plan.output())}
-    )
+    known = _origins(plan, "")
+    return {one.name(): known.get(one.exprId().id(), frozenset()) for one in _each(plan.output())}
 
 
-def _origins(
-    node: Any, scan: str, read: dict[str, tuple[tuple[str, str], ...]]
-) -> dict[int, frozenset[tuple[str, str]]]:
-    """Return the origins of attributes in and below a node, by their ids; note the scans that are there."""
+def _origins(node: Any, scan: str) -> dict[int, frozenset[tuple[str, str]]]:
+    """Return the origins of attributes in and below a node, by their ids."""
     kind, children = _kind(node), list(_each(node.children()))
     if kind == "SubqueryAlias":
         prefix, _, named = node.alias().partition(":")
         role, _, rest = named.partition(":")
         if prefix == _PREFIX and role in _ROLES:
             scan = rest.split(":")[0] if role == ScanRole.RECORDS.value else ""
-    below = [_origins(child, scan, read) for child in children]
+    below = [_origins(child, scan) for child in children]
     known = {number: found for one in below for number, found in one.items()}
-    if kind in _SOURCES and scan:
+    is_read_by_worker = kind == "SubqueryAlias" and node.alias() == _RECORDS
+    if (kind in _SOURCES or is_read_by_worker) and scan:
         columns = [one for one in _each(node.output()) if not one.name().startswith(_OWN_COLUMNS)]
-        read[scan] = tuple((one.name(), str(one.dataType().simpleString())) for one in columns)
         known |= {one.exprId().id(): frozenset({(scan, one.name())}) for one in columns}
     elif kind == "Project":
         for one in _each(node.projectList()):

@@ -44,6 +44,7 @@ from flinkish_spark.protocol.plan_layout import OWN_KEYS, SPLITS, Position, lowe
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.rows import OutputError, RowWriter
+from flinkish_spark.types.schemas import PREFIX
 from flinkish_spark.types.to_arrow import first_missing, has_required
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ class SplitSource(Source):
         return end - start if type(start) is int and type(end) is int else None
 
     def piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
-        """Return what a task needs to know of a piece besides its offsets; None by default."""
+        """Return what a task needs to know of a piece besides its offsets, as a JSON value; None by default."""
         return None
 
     def close(self) -> None:
@@ -329,6 +330,11 @@ class SplitSource(Source):
 
         return output_schema(self.schema, self._fs_uid or type(self).__name__)
 
+    @property
+    def row_type(self) -> T.StructType:
+        """The fields with channel and sequence behind them."""
+        return T.StructType([*self.record_type, *_PLACE])
+
     def bound(self, uid: str) -> Self:
         """Return this source under its uid in a job, after a look at what the user wrote.
 
@@ -382,7 +388,7 @@ class SplitSource(Source):
         own = self._with("_fs_folder", "" if job_dir is None else _own_folder(job_dir, self._fs_uid))
         source = data_source_of(own, place.beginnings(self._fs_start), place.control_path)
         spark.dataSource.register(source)
-        return spark.readStream.format(source.name()).load()
+        return C.read_by(spark.readStream.format(source.name()).load(), ReadSplits(own), own.row_type)
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Take note of where the job is."""
@@ -659,6 +665,13 @@ class SplitPiece(InputPartition):
         super().__init__(None)
         self.number, self.split, self.start, self.end, self.facts = number, split, start, end, facts
 
+    def to_text(self) -> str:
+        return json.dumps([self.number, self.split, self.start, self.end, self.facts])
+
+    @classmethod
+    def of(cls, text: str) -> SplitPiece:
+        return cls(*json.loads(text))
+
 
 class SplitStreamReader(DataSourceStreamReader):
     # Lives in one Python process per scan that Spark keeps on the driver, and a copy of it in every task.
@@ -667,18 +680,18 @@ class SplitStreamReader(DataSourceStreamReader):
     # is kept in `folder`, the job's or that of a lineage which begins at a savepoint (empty outside of a
     # job), since after a crash it might say something else.
     def __init__(self, source: SplitSource, folder: str, control_path: str = "") -> None:
-        self._source, self._folder, self._control_path = source, folder, control_path
+        self.source, self._folder, self._control_path = source, folder, control_path
         self._pace = Pace(source.rate, time.monotonic())
         self._turn, self._asked_at = 0, float("-inf")
 
     @property
     def _uid(self) -> str:
-        return self._source._fs_uid
+        return self.source._fs_uid
 
     def initialOffset(self) -> dict[str, Any]:
-        if self._source._fs_start is None:
+        if self.source._fs_start is None:
             return SplitPosition(self._uid, {}).to_json()
-        return SplitPosition.from_json(self._source._fs_start.position).to_json()
+        return SplitPosition.from_json(self.source._fs_start.position).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable()
@@ -689,7 +702,7 @@ class SplitStreamReader(DataSourceStreamReader):
         if position.is_ended:
             return start
         self._wait_a_little()
-        found = self._ask("splits", lambda: gone_through(self._source.splits_from(position)))
+        found = self._ask("splits", lambda: gone_through(self.source.splits_from(position)))
         names = checked_splits(self._uid, found, position)
         known = position.moved_to({name: self._first(name) for name in names if name not in position.offsets})
         held = read_held(self._control_path, self._uid)
@@ -697,7 +710,7 @@ class SplitStreamReader(DataSourceStreamReader):
         wanting = [name for name in free if not self._is_at_end(name, known.offsets[name])]
         ends = self._latest(known, wanting)
         end = known.moved_to(ends)
-        is_ended = self._ask("end", lambda: self._source.is_at_end(end))
+        is_ended = self._ask("end", lambda: self.source.is_at_end(end))
         done = frozenset(name for name, offset in end.offsets.items() if self._is_at_end(name, offset))
         return SplitPosition(self._uid, end.offsets, is_ended, done).to_json()
 
@@ -710,31 +723,31 @@ class SplitStreamReader(DataSourceStreamReader):
             if limit == 0:
                 continue
             start = position.offsets[name]
-            found = self._ask("latest", lambda: self._source.latest(name, start, limit))  # noqa: B023
+            found = self._ask("latest", lambda: self.source.latest(name, start, limit))  # noqa: B023
             ends[name] = checked_offset(self._uid, name, start, found, "latest")
             if limit is not None and ends[name] != start:
                 end = ends[name]
-                taken = self._ask("records_between", lambda: self._source.records_between(name, start, end))  # noqa: B023
+                taken = self._ask("records_between", lambda: self.source.records_between(name, start, end))  # noqa: B023
                 count = checked_count(self._uid, name, taken)
                 self._pace.took(limit if count is None else count)
         return ends
 
     def _is_at_end(self, split: str, offset: Offset) -> bool:
-        end = self._ask("end", lambda: self._source.end(split))
+        end = self._ask("end", lambda: self.source.end(split))
         return reaches(offset, checked_end(self._uid, split, end))
 
     def _first(self, split: str) -> Offset:
         """Return where a split begins, asking the source once in the life of the job."""
-        if type(self._source).first is SplitSource.first:
+        if type(self.source).first is SplitSource.first:
             return 0
         if not self._folder:
-            return self._ask("first", lambda: self._source.first(split))
+            return self._ask("first", lambda: self.source.first(split))
         store = StoreSpec.from_text(self._folder).open()
         objects = SealedObjects(store, self._folder)
         digest = hashlib.sha256(split.encode()).hexdigest()[:24]
         key, kind = f"first-splits/{self._uid}/{digest}.json", "first-split"
         if objects.optional(key, kind, dict) is None:
-            first = self._ask("first", lambda: self._source.first(split))
+            first = self._ask("first", lambda: self.source.first(split))
             checked_offset(self._uid, split, first, first, "first")
             store.create_if_absent(key, seal(kind, {"split": split, "offset": first}))
         return objects.read(key, kind, dict)["offset"]
@@ -750,7 +763,7 @@ class SplitStreamReader(DataSourceStreamReader):
             return question()
 
     def stop(self) -> None:
-        self._source.close()
+        self.source.close()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begins, ends = SplitPosition.from_json(start).offsets, SplitPosition.from_json(end)
@@ -763,26 +776,45 @@ class SplitStreamReader(DataSourceStreamReader):
         ]
 
     def _piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
-        return self._ask("piece_facts", lambda: self._source.piece_facts(split, start, end))
+        return self._ask("piece_facts", lambda: self.source.piece_facts(split, start, end))
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Yield the records of one piece with channel and sequence. Called in a task."""
+    def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
+        """Yield one row, the piece itself: the pass of the task that begins with it reads the records."""
         assert isinstance(partition, SplitPiece)
-        source = self._source._with("_fs_piece_facts", partition.facts)
-        with named_failures(self._uid, "read"):
-            found = iter(elements_of(source.read(partition.split, partition.start, partition.end)))
-        place = partition.start if type(partition.start) is int else 0
-        rows = _Rows(self._source.record_type, partition.number, place)
-        while True:
-            # Only the work of the source and its records is named: Spark's own goes on at the yields.
-            with named_failures(self._uid, "read"):
-                one = next(found, _NO_MORE)
-                made = rows.of(one)
-            yield from made
-            if one is _NO_MORE:
-                return
+        yield (partition.to_text(),)
 
 
+@dataclass(frozen=True)
+class ReadSplits:
+    """Called by mapInArrow: pieces of splits in, their records with channel and sequence out."""
+
+    source: SplitSource
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for piece in batch.column(PIECE).to_pylist():
+                yield from read_piece(self.source, SplitPiece.of(piece))
+
+
+def read_piece(source: SplitSource, piece: SplitPiece) -> Iterator[pa.RecordBatch]:
+    """Yield the records of one piece with channel and sequence; in a task, the same at each attempt."""
+    source, uid = source._with("_fs_piece_facts", piece.facts), source._fs_uid
+    with named_failures(uid, "read"):
+        found = iter(elements_of(source.read(piece.split, piece.start, piece.end)))
+    place = piece.start if type(piece.start) is int else 0
+    rows = _Rows(source.record_type, piece.number, place)
+    while True:
+        # Only the work of the source and its records is named: that of others goes on at the yields.
+        with named_failures(uid, "read"):
+            one = next(found, _NO_MORE)
+            made = rows.of(one)
+        yield from made
+        if one is _NO_MORE:
+            return
+
+
+#: The one column that a source of splits has for Spark: what a task is to read.
+PIECE = f"{PREFIX}piece"
 _PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.LongType()))
 
 #: Not None, which a source may have yielded by mistake: it would end the piece, and lose what follows.
@@ -886,7 +918,7 @@ class SplitDataSource(DataSource):
         return cls._format
 
     def schema(self) -> T.StructType:
-        return T.StructType([*self._source.record_type, *_PLACE])
+        return T.StructType([T.StructField(PIECE, T.StringType())])
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
         return for_running_spark(SplitStreamReader(self._source, self._folder, self._control_path))

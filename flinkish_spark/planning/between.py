@@ -28,7 +28,7 @@ from flinkish_spark.planning.stream_graph import (
     feeds,
     operator_of,
 )
-from flinkish_spark.planning.times import time_column
+from flinkish_spark.planning.times import named_time, time_column
 from flinkish_spark.planning.transforms import (
     InWorkers,
     LookupTransform,
@@ -54,7 +54,7 @@ from flinkish_spark.transport.routes import OwnRows
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
 from flinkish_spark.worker.functions import AppendColumns, TimeStage
-from flinkish_spark.worker.time import KeepsTimes, OnlyRecords
+from flinkish_spark.worker.time import KeepsTimes, OnlyRecords, TakeTimes
 
 _ORIGIN = T.StructField(ORIGIN, T.LongType())
 
@@ -522,23 +522,28 @@ def _keeping_times(stream: RecordStream, function: Transform) -> RecordStream | 
 
 
 def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:
-    """Give each record an event time, in milliseconds: a column in the JVM, a function in Python."""
+    """Give each record an event time, in milliseconds: from a column, an expression or a function."""
     stream = replace(stream.records_only(), is_timed=True)
     records, assigner = stream.records, strategy.timestamps
     plain = records.drop(C.MARK) if C.MARK in records.columns else records
-    function = None if assigner is None or isinstance(assigner, str | Column) else assigner
-    if strategy.generator is not None or function is not None:
-        timed = plain if function is not None else plain.withColumn(C.TIME, time_column(plain, assigner))
-        stage = TimeStage(function, strategy.generator, stream.source, stream.origins)
-        return replace(stream, records=C.map_in_arrow(timed, stage, stage.columns(timed.schema)), marked=None)
-    column = time_column(plain, assigner)
-    records = plain.withColumn(C.TIME, column)
-    if stream.marked is None or isinstance(assigner, Column):
+    if isinstance(assigner, Column):
         # An expression of the user's must not see barriers, which have no fields.
-        return replace(stream, records=records, marked=None)
-    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-    marked = stream.marked.drop(C.MARK).withColumn(C.TIME, F.when(is_record, column))
-    return replace(stream, records=records, marked=marked)
+        timed = plain.withColumn(C.TIME, time_column(plain, assigner))
+        stream = replace(stream, records=timed, marked=None)
+    elif assigner is None or isinstance(assigner, str):
+        take = TakeTimes(named_time(plain, assigner))
+        marked = None if stream.marked is None else _with_times_of(stream.marked, take)
+        stream = replace(stream, records=_with_times_of(plain, take), marked=marked)
+    function = None if assigner is None or isinstance(assigner, str | Column) else assigner
+    if strategy.generator is None and function is None:
+        return stream
+    timed = plain if function is not None else stream.records
+    stage = TimeStage(function, strategy.generator, stream.source, stream.origins)
+    return replace(stream, records=C.map_in_arrow(timed, stage, stage.columns(timed.schema)), marked=None)
+
+
+def _with_times_of(frame: DataFrame, take: TakeTimes) -> DataFrame:
+    return C.map_in_arrow(frame, take, take.columns(frame.schema))
 
 
 # ----------------------------------------------------------------------------------------------------------

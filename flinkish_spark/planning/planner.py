@@ -227,6 +227,7 @@ class Planner:
         self._has_one_source = False
         self._planned: dict[_Place, PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
+        self._read: dict[str, T.StructType] = {}
         #: By function or operator, the node and the chain in which it counts; it may stand in several.
         self._counting: dict[object, tuple[object, Chain]] = {}
         #: Numbers of steps, by identity, in the order in which they were met.
@@ -293,7 +294,17 @@ class Planner:
         time = replace(time, bundlings=bundlings)
         chains, recordings = tuple(base.chain for base in bases), self._calls.recordings
         shared, branches = tuple(self._groups), tuple(self._branches)
-        return PlannedJob(union, tuple(sinks), chains, self._operators, time, recordings, shared, branches)
+        return PlannedJob(
+            union,
+            tuple(sinks),
+            chains,
+            self._operators,
+            time,
+            recordings,
+            shared,
+            branches,
+            read=self._read,
+        )
 
     def stream(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
         steps = tuple(map(id, leg.steps))
@@ -415,6 +426,7 @@ class Planner:
             (name,) = names
             stream = self._plan_source(base, chain, name)
             check_field_names(stream.schema, f"the source '{base.uid}'")
+            self._read[base.uid] = stream.schema
             return stream
         (last,) = (node for node in self._graph.operators if node.uid == chain.name)
         ends = ends_with(self._graph, last)

@@ -407,6 +407,9 @@ class PlannedJob:
     def layout(self) -> PlanLayout:
         return layout_of(self.frame)
 
+    #: Fields of each source's records, by its uid.
+    read: Mapping[str, T.StructType] = field(default_factory=dict)
+
 
 def fields_in(stream: TaggedStream) -> list[str]:
     control = {*C.CONTROL, C.SIDE, C.TIME}

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.contracts.source import SourceNode
-from flinkish_spark.core.errors import BAD_RECORD_MARKER, GraphError
+from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.suggestions import they_have
 from flinkish_spark.planning.async_calls import shared_from, sharing
 from flinkish_spark.planning.stream_graph import (
@@ -34,8 +34,8 @@ from flinkish_spark.protocol.latency import SUBTASK_MASK, place_of
 from flinkish_spark.protocol.plan_layout import Chain, input_names, source_of
 from flinkish_spark.protocol.time_plan import Assigner, Reporter, TimePlan, assigner_uid, reporters_of
 from flinkish_spark.transport import columns as C
-from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX
+from flinkish_spark.worker.time import NULL_TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,23 +148,28 @@ def _go_in_line(operators: Iterable[KeyedNode]) -> bool:
     return all(map(has_frames_first, between))
 
 
-_NULL_TIME = f"{BAD_RECORD_MARKER} its event time is null"
 _UNTIMED = AssignerRules(Untimed())
 
 
-def time_column(records: DataFrame, timestamps: Any) -> Column:
-    if timestamps is None:
-        return _checked(_own_time(records))
-    column = F.col(quoted(timestamps)) if isinstance(timestamps, str) else timestamps
-    if isinstance(timestamps, str) and timestamps not in records.columns:
+def time_column(records: DataFrame, timestamps: Column) -> Column:
+    kind = records.select(timestamps.alias("time")).schema["time"].dataType
+    check_time_type(timestamps, kind)
+    time = F.unix_millis(timestamps) if isinstance(kind, T.TimestampType) else timestamps
+    return F.when(time.isNull(), F.raise_error(F.lit(NULL_TIME)).cast("long")).otherwise(time)
+
+
+def named_time(records: DataFrame, name: str | None) -> str:
+    """Return the column with the records' event times; None asks for that which the source gives them."""
+    if name is None:
+        return _own_time(records)
+    if name not in records.columns:
         raise GraphError(
-            f"the records have no column '{timestamps}' with their event time",
-            why=they_have(_fields(records), timestamps),
+            f"the records have no column '{name}' with their event time",
+            why=they_have(_fields(records), name),
             what_to_do="name one of them in with_timestamp_assigner(...)",
         )
-    kind = records.select(column.alias("time")).schema["time"].dataType
-    check_time_type(timestamps, kind)
-    return _checked(F.unix_millis(column) if isinstance(kind, T.TimestampType) else column)
+    check_time_type(name, records.schema[name].dataType)
+    return name
 
 
 def check_time_type(timestamps: object, kind: T.DataType) -> None:
@@ -176,7 +181,7 @@ def check_time_type(timestamps: object, kind: T.DataType) -> None:
         )
 
 
-def _own_time(records: DataFrame) -> Column:
+def _own_time(records: DataFrame) -> str:
     if C.TIME not in records.columns:
         raise GraphError(
             "the records have no time of their own",
@@ -184,15 +189,11 @@ def _own_time(records: DataFrame) -> Column:
             what_to_do='say where times are: WatermarkStrategy....with_timestamp_assigner("bought_at"); '
             "or call assign_timestamps_and_watermarks() right behind the source",
         )
-    return F.col(C.TIME)
+    return C.TIME
 
 
 def _fields(records: DataFrame) -> list[str]:
     return [name for name in records.columns if not name.startswith(PREFIX)]
-
-
-def _checked(time: Column) -> Column:
-    return F.when(time.isNull(), F.raise_error(F.lit(_NULL_TIME)).cast("long")).otherwise(time)
 
 
 def plan_times(graph: StreamGraph, planned: Callable[[Leg, Chain, str], Any]) -> TimePlan:

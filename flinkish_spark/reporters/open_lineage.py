@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark import __version__
-from flinkish_spark.bridge.plans import columns_of
+from flinkish_spark.bridge.plans import origins_of
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
@@ -25,6 +25,7 @@ from flinkish_spark.reporters.reporter import EndedCheckpoints, ReportedJob, Rep
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
+    from pyspark.sql import types as T
 
 LOG = logging.getLogger(__name__)
 #: Who says it, as a URI.
@@ -182,17 +183,16 @@ class OpenLineageReporter(Reporter):
     def _look(self, planned: PlannedJob) -> None:
         """Note once what is read and written; sources and Catalyst may have to be asked for it."""
         datasets = {node.uid: node.source.datasets() for node in self._job.sources}
-        columns = _columns(planned)
         for uid, found in datasets.items():
             for dataset in found:
-                self._inputs.setdefault(dataset, columns.get(uid, ()))
+                self._inputs.setdefault(dataset, _fields(planned.read.get(uid, ())))
         self._outputs = list(self._written(planned, datasets))
 
     @staticmethod
     def _written(planned: PlannedJob, datasets: Mapping[str, tuple[Dataset, ...]]) -> Iterable[_Output]:
         streams = len({stream for sink in planned.sinks for stream in sink.streams})
         for sink in planned.sinks:
-            fields = tuple((one.name, one.dataType.simpleString()) for one in sink.schema)
+            fields = _fields(sink.schema)
             origins = {
                 name: tuple((dataset, column) for uid, column in found for dataset in datasets.get(uid, ()))
                 for name, found in _origins(planned, sink, streams).items()
@@ -201,22 +201,16 @@ class OpenLineageReporter(Reporter):
                 yield _Output(sink.uid, dataset, fields, {name: of for name, of in origins.items() if of})
 
 
-def _columns(planned: PlannedJob) -> dict[str, tuple[tuple[str, str], ...]]:
-    """Return what each source gives, with Spark's names of types, by the uid of the source."""
-    try:
-        found = columns_of(planned.frame).read
-    except Exception as error:
-        # Another version of Spark may have other plans: columns are left out.
-        LOG.info("the columns of the inputs are not told: %s", error)
-        return {}
-    return {source_of(uid): columns for uid, columns in found.items()}
+def _fields(schema: Iterable[T.StructField]) -> tuple[tuple[str, str], ...]:
+    return tuple((one.name, one.dataType.simpleString()) for one in schema)
 
 
 def _origins(planned: PlannedJob, sink: PlannedSink, streams: int) -> dict[str, list[tuple[str, str]]]:
     """Return from which columns of which sources a sink's fields come, as far as Catalyst tells."""
     try:
-        found = columns_of(select_sink_rows(planned.frame, sink, streams)).origins
+        found = origins_of(select_sink_rows(planned.frame, sink, streams))
     except Exception as error:
+        # Another version of Spark may have other plans: columns are left out.
         LOG.info("where the columns of sink '%s' come from is not told: %s", sink.uid, error)
         return {}
     return {

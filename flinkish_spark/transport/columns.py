@@ -123,6 +123,20 @@ def map_in_arrow(
     return made
 
 
+def read_by(pieces: DataFrame, reader: Worker, columns: T.StructType) -> DataFrame:
+    """Return the records of a source that gives Spark only what is to be read; a worker reads it.
+
+    What works on the records in Python runs in the same pass.
+    """
+    # Workers import this module, too, and have no plans.
+    from flinkish_spark.bridge.plans import named_records
+
+    made = map_in_arrow(pieces, reader, columns)
+    named = named_records(made)
+    setattr(named, _PASS, getattr(made, _PASS))
+    return named
+
+
 def behind_select(
     frame: DataFrame, names: Sequence[str], name_it: Callable[[DataFrame], DataFrame]
 ) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Event times of records that a function drops, on their way to the report of the operator behind it.
+"""Event times in front of an operator: taken from a column, and kept of records that a function drops.
 
 Flink's watermarks are made where they are assigned, of all records there. Here reports are made where
 records are packed for a key. So what a function between the two drops leaves a row without a place (its
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.core.errors import BAD_RECORD_MARKER, BadRecordError
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import as_schema
 from flinkish_spark.transport.branches import all_fed
@@ -23,6 +24,7 @@ from flinkish_spark.transport.columns import Worker
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.schemas import nullable
 
+NULL_TIME = f"{BAD_RECORD_MARKER} its event time is null"
 #: Columns whose greatest value counts; the second stands for the watermarks of a generator.
 _KEPT = (C.TIME, C.MARK)
 
@@ -43,6 +45,48 @@ class OnlyRecords:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from map(only_records, batches)
+
+
+@dataclass(frozen=True)
+class TakeTimes:
+    """Gives each record the event time that one of its columns says; control rows have none."""
+
+    #: With times, or milliseconds since 1970.
+    column: str
+
+    @staticmethod
+    def columns(given: T.StructType) -> T.StructType:
+        own = [field for field in given if field.name not in (C.TIME, C.MARK)]
+        return T.StructType([*own, T.StructField(C.TIME, T.LongType())])
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            times = batch.column(self.column)
+            if times.null_count and self._lacks_one(batch, times):
+                raise BadRecordError(NULL_TIME)
+            if pa.types.is_timestamp(times.type):
+                times = _milliseconds(times)
+            own = {
+                name: column
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                if name not in (C.TIME, C.MARK)
+            }
+            yield pa.RecordBatch.from_arrays([*own.values(), times], names=[*own, C.TIME])
+
+    @staticmethod
+    def _lacks_one(batch: pa.RecordBatch, times: pa.Array) -> bool:
+        if C.KIND not in batch.schema.names:
+            return True
+        is_record = batch.column(C.KIND).to_numpy() == int(C.Kind.RECORD)
+        return bool((is_record & times.is_null().to_numpy(zero_copy_only=False)).any())
+
+
+def _milliseconds(times: pa.Array) -> pa.Array:
+    """Return times as milliseconds since 1970, rounded down as Spark's `unix_millis` does."""
+    micros = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
+    whole = micros.fill_null(0).to_numpy() // 1_000
+    missing = times.is_null().to_numpy(zero_copy_only=False) if times.null_count else None
+    return pa.array(whole, mask=missing)
 
 
 class _Greatest:

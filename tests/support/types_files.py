@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flinkish_spark.connectors.files.input_formats import InputFormat
-from flinkish_spark.connectors.splits import SplitSource, SplitStreamReader
+from flinkish_spark.connectors.splits import SplitSource, SplitStreamReader, read_piece
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.sources import CollectionSource, CsvFiles, FileSource, JsonLines, ParquetFiles, TextLines
@@ -63,7 +63,12 @@ def read_all(source: SplitSource, folder: Path) -> list[Any]:
 def _read_through(reader: SplitStreamReader) -> list[Any]:
     start = reader.initialOffset()
     pieces = reader.partitions(start, reader.latestOffset(start, None))
-    return [value for piece in pieces for batch in reader.read(piece) for value in to_values(batch.column(0))]
+    return [
+        value
+        for piece in pieces
+        for batch in read_piece(reader.source, piece)
+        for value in to_values(batch.column(0))
+    ]
 
 
 def own_rows(ddl: str, values: list[Any], folder: Path) -> list[Any]:

@@ -351,12 +351,12 @@ class FileSource(SplitSource):
         rows = [found[self._index(split, at)].rows for at in range(start, end)]
         return sum(count for count in rows if count is not None) if None not in rows else None
 
-    def piece_facts(self, split: str, start: int, end: int) -> list[FoundFile]:
+    def piece_facts(self, split: str, start: int, end: int) -> list[Any]:
         """Return the files of a piece: a task that read the list would read all that was ever found."""
         if self._list is None:
             self._list = FileList(self.job_store)
         found = self._list.read()
-        return [found[self._index(split, place)] for place in range(start, end)]
+        return [found[self._index(split, place)].to_json() for place in range(start, end)]
 
     def _files(self) -> FileList:
         if self._list is None:
@@ -409,7 +409,8 @@ class FileSource(SplitSource):
         import pyarrow as pa
 
         schema = arrow_schema(self.record_type)
-        for file in self._fs_piece_facts or self.piece_facts(split, start, end):
+        found = self._fs_piece_facts or self.piece_facts(split, start, end)
+        for file in map(FoundFile.from_json, found):
             path = self._unchanged(file)
             with naming(path):
                 for batch in elements_of(self._records(file, path, schema)):

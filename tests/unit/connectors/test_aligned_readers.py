@@ -15,7 +15,7 @@ from flinkish_spark.checkpoint.event_time import TimeKeeper
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.connectors import splits as module
 from flinkish_spark.connectors.control_source import ControlReader
-from flinkish_spark.connectors.splits import SplitStreamReader
+from flinkish_spark.connectors.splits import SplitStreamReader, read_piece
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.protocol.event_time import Alignment, AssignerRules, BoundedOutOfOrderness
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
@@ -116,7 +116,7 @@ class Job:
             rows = [
                 row
                 for piece in reader.partitions(before, self.ends[number][uid])
-                for row in reader.read(piece)
+                for row in read_piece(reader.source, piece)
             ]
             times = [row[0] for batch in rows for row in _rows(batch)]
             reports = (TimeReport(len(UIDS) + at, 0, max(times), len(times)),) if times else ()

@@ -23,7 +23,7 @@ from flinkish_spark.connectors.generator import (
     random_bits,
 )
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import SplitPosition, SplitStreamReader
+from flinkish_spark.connectors.splits import SplitPosition, SplitStreamReader, read_piece
 from flinkish_spark.core.errors import ConfigError, SchemaError
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -91,7 +91,7 @@ def test_types_are_those_of_the_schema(tmp_path) -> None:
     start = reader.initialOffset()
     end = reader.latestOffset(start, None)
     (piece,) = reader.partitions(start, end)
-    (batch,) = reader.read(piece)
+    (batch,) = read_piece(reader.source, piece)
     assert isinstance(batch, pa.RecordBatch) and batch.num_rows == 10
     assert SplitPosition.from_json(end).is_ended
 
@@ -155,7 +155,7 @@ def test_a_field_that_goes_beyond_its_type_is_an_error_and_does_not_begin_again(
     start = reader.initialOffset()
     (piece,) = reader.partitions(start, reader.latestOffset(start, None))
     with pytest.raises(RuntimeError, match=r"read\(\) of source 'made'.*goes beyond .* at record 2"):
-        list(reader.read(piece))
+        list(read_piece(reader.source, piece))
 
 
 def test_long_texts_are_made_a_part_at_a_time_and_are_what_they_were() -> None:

@@ -18,7 +18,7 @@ from flinkish_spark.connectors.socket import (
     forget_before,
     segments,
 )
-from flinkish_spark.connectors.splits import SourceUnavailable, SplitPosition, SplitStreamReader
+from flinkish_spark.connectors.splits import SourceUnavailable, SplitPosition, SplitStreamReader, read_piece
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, InputLostError, StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
@@ -56,7 +56,7 @@ def source_of(server: Server, root, **settings) -> SocketTextSource:
 
 
 def values(reader, start, end):
-    batches = [batch for piece in reader.partitions(start, end) for batch in reader.read(piece)]
+    batches = [batch for piece in reader.partitions(start, end) for batch in read_piece(reader.source, piece)]
     return [line for batch in batches for line in batch.column(0).to_pylist()]
 
 

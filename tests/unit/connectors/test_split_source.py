@@ -27,6 +27,7 @@ from flinkish_spark.connectors.splits import (
     SplitSource,
     SplitStreamReader,
     lowest_offsets,
+    read_piece,
 )
 from flinkish_spark.contracts.source import SourceStart
 from flinkish_spark.core.errors import ConfigError, InputLostError, SchemaError
@@ -75,7 +76,7 @@ def step(reader: SplitStreamReader, start):
 def rows_of(reader: SplitStreamReader, start, end):
     found = []
     for piece in reader.partitions(start, end):
-        for batch in reader.read(piece):
+        for batch in read_piece(reader.source, piece):
             found += [tuple(row.values()) for row in batch.to_pylist()]
     return found
 
@@ -446,7 +447,7 @@ def test_an_error_of_the_source_names_method_and_source(tmp_path) -> None:
     assert isinstance(error, RepeatableUserError) and "latest() of source 'in' failed" in str(error)
     (piece,) = reader.partitions(reader.initialOffset(), SplitPosition("in", {"a": 1}).to_json())
     with pytest.raises(SourceUnavailable, match=r"read\(\) of source 'in' failed.*not today"):
-        list(reader.read(piece))
+        list(read_piece(reader.source, piece))
 
 
 @pytest.mark.parametrize(
@@ -480,7 +481,7 @@ def test_what_a_source_is_refused_is_counted_and_an_outage_is_waited_for(
     reader = reader_of(Refused({"a": 1}), tmp_path)
     (piece,) = reader.partitions(reader.initialOffset(), SplitPosition("in", {"a": 1}).to_json())
     with pytest.raises(SourceUnavailable, match=r"read\(\) of source 'in' failed") as caught:
-        list(reader.read(piece))
+        list(read_piece(reader.source, piece))
     assert caught.value.restartable and caught.value.ends_when_repeated is is_counted
     # As text, which is how Spark hands it on.
     kind = type(caught.value)

@@ -27,7 +27,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.checkpoint.hooks import HookFailed, MasterHooks
 from flinkish_spark.connectors.collection import CollectionSource
-from flinkish_spark.connectors.splits import SplitSource, SplitStreamReader
+from flinkish_spark.connectors.splits import SplitSource, SplitStreamReader, read_piece
 from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.core.errors import FlinkishError
 from flinkish_spark.core.iterators import NotAnEnd, called, elements_of, pairs_of
@@ -490,7 +490,7 @@ def test_a_source_is_blamed_with_the_method(source: SplitSource, method: str, tm
     with pytest.raises(RuntimeError, match=rf"{method}\(\) of source 'in'.*no such number"):
         start = reader.initialOffset()
         for piece in reader.partitions(start, reader.latestOffset(start, None)):  # type: ignore[arg-type]
-            list(reader.read(piece))
+            list(read_piece(reader.source, piece))
 
 
 def test_a_collection_is_all_of_it() -> None:
