@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from bench.groups import COPY
+from bench.spark_kafka import READER_DEFAULTS
 from flinkish_spark import (
     CheckpointConfig,
     DeltaSink,
@@ -17,7 +18,6 @@ from flinkish_spark import (
     Raw,
     StreamExecutionEnvironment,
 )
-from flinkish_spark.connectors.kafka.source import READER_DEFAULTS
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
 

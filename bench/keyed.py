@@ -28,6 +28,7 @@ from bench import (
 from bench.groups import LATE_MS, OURS, PATTERNS
 from bench.session_peers import GAP_MS
 from bench.sliding_peers import SIZE_MS, SLIDE_MS
+from bench.spark_kafka import READER_DEFAULTS
 from bench.timer_peers import ALARM_MS
 from demo.app import RunningTotal
 from flinkish_spark import (
@@ -44,7 +45,6 @@ from flinkish_spark import (
 )
 from flinkish_spark.cep import CEP, Pattern, SqlCondition
 from flinkish_spark.connectors.kafka.offsets import EndAtLatest
-from flinkish_spark.connectors.kafka.source import READER_DEFAULTS
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.functions.keyed import AggregateFunction

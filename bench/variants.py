@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from bench import copying, door, keyed
 from bench.groups import COPY, DOOR, KEYED
 from bench.reading_back import read_back
+from bench.spark_kafka import READER_DEFAULTS
 from bench.sum_peers import OUTPUT, PandasTotal, RowTotal
 from demo.app import RunningTotal
 from flinkish_spark import (
@@ -30,7 +31,6 @@ from flinkish_spark import (
     StreamExecutionEnvironment,
     configure_spark_with_jars,
 )
-from flinkish_spark.connectors.kafka.source import READER_DEFAULTS
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
 

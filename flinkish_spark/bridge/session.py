@@ -47,8 +47,6 @@ LOCAL_CHECKPOINT_FILES = "io.github.flinkishspark.shim.LocalCheckpointFiles"
 BUCKET_CHECKPOINT_FILES = "io.github.flinkishspark.shim.BucketCheckpointFiles"
 #: Barriers and watermarks, by asking this process; see its Javadoc.
 CONTROL_SOURCE = "io.github.flinkishspark.shim.ControlSource"
-#: Parses JSON as from_json does; see its Javadoc.
-JSON_ROWS = "io.github.flinkishspark.shim.JsonRows"
 #: What to do where the session is one of Spark Connect.
 WITHOUT_JVM = (
     "use a classic session for jobs: spark-submit, or a notebook with dedicated compute; "
@@ -249,9 +247,9 @@ def asking_kafka_first(
     spark: SparkSession, writer: Callable[[DataFrame, int], None]
 ) -> Callable[[DataFrame, int], None]:
     """Return `writer` for foreachBatch, with which Spark 4.1's Kafka source asks for newest offsets first."""
-    # After a restart the first micro-batch is one that is logged already. That source then has not asked, and
-    # its report of how far behind it is ends the query with a NullPointerException (SPARK-55271, mended in
-    # 4.2).
+    # A DataFrame of the user's may read by it. After a restart the first micro-batch is one that is logged
+    # already. That source then has not asked, and its report of how far behind it is ends the query with a
+    # NullPointerException (SPARK-55271, mended in 4.2).
     if running_minor() != "4.1":
         return writer
     has_asked = False

@@ -1,4 +1,4 @@
-"""Calls into the JAR of this package: the transactional Kafka writer, the row tap, the parser of JSON.
+"""Calls into the JAR of this package: the transactional Kafka writer, the row tap.
 
 And calls out of it: the control source asks the driver what the next micro-batch carries.
 """
@@ -10,19 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.java_gateway import ensure_callback_server_started
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.types import StructType
 
-from flinkish_spark.bridge.session import CONTROL_SOURCE, JSON_ROWS, has_class, jvm, session_time_zone
+from flinkish_spark.bridge.session import CONTROL_SOURCE, has_class, jvm
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.stream_readers import ReadAllAvailable
 from flinkish_spark.protocol.records import TaskAck
-from flinkish_spark.types.arrow_columns import to_column_function
-from flinkish_spark.types.json_columns import JsonReader, with_intervals
 
 
 @cache
@@ -42,43 +37,6 @@ def refused_producer_setting(spark: SparkSession, options: Mapping[str, Any]) ->
     """Return which producer setting Kafka's client would refuse, as the end of a sentence; empty if none."""
     shim = jvm(spark).io.github.flinkishspark.shim
     return str(shim.KafkaStager.refusedSetting(json.dumps([options])))
-
-
-def has_json_parser(spark: SparkSession) -> bool:
-    """Return whether the JAR is there, whose parser spares JSON of the JVM a way through Python."""
-    return getattr(spark, "_jvm", None) is not None and has_class(spark, JSON_ROWS)
-
-
-def from_json(spark: SparkSession, text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Return the fields of JSON objects, exact or malformed; without the JAR the mode is PERMISSIVE."""
-    time_zone = session_time_zone(spark)
-    if not has_json_parser(spark):
-        return _read_json(text, schema, options.get("columnNameOfCorruptRecord", ""), time_zone)
-    from pyspark.sql.classic.column import Column as ClassicColumn
-
-    rows = jvm(spark).io.github.flinkishspark.shim.JsonRows
-    return ClassicColumn(rows.column(text._jc, schema.json(), json.dumps(dict(options)), time_zone))
-
-
-def _read_json(text: Column, schema: StructType, corrupt: str, time_zone: str) -> Column:
-    """Return the fields of JSON objects; the field `corrupt`, if there is one, is null if all is well."""
-    fields = StructType([field for field in schema if field.name != corrupt])
-    # What is wrong with the time zone is said before the start.
-    returned = JsonReader(fields, time_zone).spark_type
-    has_corrupt = corrupt in schema.names
-
-    def read(values: pa.Array) -> pa.Array:
-        rows = JsonReader(fields, time_zone).read(values)
-        if not has_corrupt:
-            return rows
-        bad = pc.if_else(rows.is_valid(), None, "malformed")
-        parts, names = [*rows.flatten(), bad], [*rows.type.names, corrupt]
-        return pa.StructArray.from_arrays(parts, names=names, mask=values.is_null())
-
-    if has_corrupt:
-        returned = StructType([*returned, schema[corrupt]])
-    # As bytes: of a text that is no UTF-8 Arrow could not give any.
-    return with_intervals(to_column_function(read, returned)(text.cast("binary")), schema)
 
 
 def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:

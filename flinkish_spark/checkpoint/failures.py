@@ -53,9 +53,6 @@ from flinkish_spark.protocol.process_loss import (
 from flinkish_spark.protocol.restart import RepeatedFailures
 
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
-#: What Spark's parser of JSON says of a value of a topic; a file that it refuses is told apart.
-_MALFORMED = ("MALFORMED_RECORD_IN_PARSING", "FAILED_EXECUTE_UDF.FROM_JSON")
-_OF_A_FILE = "FAILED_READ_FILE"
 #: An error of ours that was raised in a Python process of Spark's: its module, class and message.
 _OURS = re.compile(r"^(flinkish_spark(?:\.\w+)*)\.(\w+): (.+)$", re.MULTILINE)
 #: What Spark's own reader says of a record's time that it cannot count in microseconds.
@@ -95,9 +92,9 @@ class UnreadableRecordError(BadRecordError):
 
     @classmethod
     def about(cls, what: str, reason: str = "", **facts: Any) -> UnreadableRecordError:
-        """Return the error about a record of which only `what` is known; no reason means it is no JSON."""
+        """Return the error about a record of which only `what` is known."""
         return cls(
-            f"{what} cannot be read" if reason else f"{what} is not a JSON object of the declared schema",
+            f"{what} cannot be read",
             why=reason.rstrip("."),
             what_to_do="choose on_bad_record=OnBadRecord.DROP and start again, then the job goes on from "
             "its last checkpoint; or DeadLetter(topic), for which it needs a new job_dir",
@@ -181,7 +178,8 @@ def _marked(text: str) -> FlinkishError | None:
         said, advice = _without_advice(_after(text, BAD_RECORD_MARKER))
         return BadRecordError(f"a record cannot be handled: {said}", what_to_do=advice)
     if UNREADABLE_MARKER in text:
-        place, _ = json.JSONDecoder().raw_decode(_after(text, UNREADABLE_MARKER).lstrip())
+        told = text[text.index(UNREADABLE_MARKER) + len(UNREADABLE_MARKER) :]
+        place, _ = json.JSONDecoder().raw_decode(told.lstrip())
         return UnreadableRecordError.at(**place) if place else UnreadableRecordError.about("a row")
     if BAD_TIME_MARKER in text:
         facts, _ = json.JSONDecoder().raw_decode(_after(text, BAD_TIME_MARKER))
@@ -189,8 +187,6 @@ def _marked(text: str) -> FlinkishError | None:
     if (refused := _BAD_TIME.search(text)) is not None:
         topic, partition, offset, timestamp_ms = refused.groups()
         return bad_time(topic, int(partition), int(offset), int(timestamp_ms))
-    if any(name in text for name in _MALFORMED) and _OF_A_FILE not in text:
-        return UnreadableRecordError.about("a value of the input")
     if NOT_AUTHORIZED_MARKER in text:
         said, advice = _without_advice(_after(text, NOT_AUTHORIZED_MARKER))
         return AuthorizationError(said, what_to_do=advice)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -109,23 +109,6 @@ class Source(ABC):
         """
         return self
 
-    def in_session(self, spark: SparkSession, begun_as: Callable[[], str | None]) -> Source:
-        """Return the source as this session can read it: what the user did not choose is found out.
-
-        Called by `from_source`, behind :meth:`bound`.
-
-        Parameters
-        ----------
-        begun_as
-            Return the :attr:`plan_name` under which the job directory knows the source; None for a new job.
-
-        Raises
-        ------
-        EnvironmentFault
-            The session lacks what the job was begun with.
-        """
-        return self
-
     @property
     def is_bounded(self) -> bool:
         """Whether it can come to an end. A job ends when all of its sources have."""
@@ -211,11 +194,6 @@ class Source(ABC):
         job finds an input that was replaced.
         """
         return {}
-
-    @property
-    def needs_kafka_jars(self) -> bool:
-        """Whether it reads through Spark's own Kafka source."""
-        return False
 
     @property
     def needs_delta(self) -> bool:
@@ -322,15 +300,6 @@ class Source(ABC):
         Called while the query runs, in its thread, after the records of a checkpoint were read
         and before it can be decided: what was read from a replaced input is never committed.
         """
-
-    def find_bad_record(
-        self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
-    ) -> tuple[str, int, int, str] | None:
-        """Return topic, partition and offset of an unreadable record between `start` and `end`, and why.
-
-        Called once after a failure, to name the record; `start` is None for the first micro-batch.
-        """
-        return None
 
     def group_offsets(self, position: LoggedOffsets) -> GroupOffsets | None:
         """Return what :meth:`commit_offsets` would store, for a sink that commits it with its records.

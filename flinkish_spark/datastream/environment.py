@@ -303,17 +303,12 @@ class StreamExecutionEnvironment:
         check_methods(source, Source, f"the source '{known}'")
         if watermark_strategy is not None:
             check_strategy(watermark_strategy, "from_source()", known)
-        bound = source.bound(known).in_session(self.spark, partial(self._begun_as, known))
-        node = SourceNode(known, bound)
+        node = SourceNode(known, source.bound(known))
         self.graph.sources.append(node)
         stream = DataStream(self, node)
         if watermark_strategy is None:
             return stream
         return stream.assign_timestamps_and_watermarks(watermark_strategy)
-
-    def _begun_as(self, uid: str) -> str | None:
-        begun = (open_job_dir(self._place).known_settings() or {}).get("sources", ())
-        return next((one.partition(" ")[2] for one in begun if one.partition(" ")[0] == uid), None)
 
     def from_collection(
         self, values: Iterable[Any], schema: str | T.StructType, *, uid: str | None = None

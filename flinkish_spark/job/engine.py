@@ -22,12 +22,10 @@ from flinkish_spark.contracts.source import JobPlace, SourceNode
 from flinkish_spark.core.accumulators import as_results
 from flinkish_spark.core.clock import Clock, Threads
 from flinkish_spark.core.config import CheckpointConfig
-from flinkish_spark.core.errors import FlinkishError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Observer
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.watchdog import Wait
-from flinkish_spark.job.inputs import Inputs
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.protocol.alignment import ExpectedChannels
@@ -133,9 +131,6 @@ class QueryEngine(Protocol):
 
     def confirmed(self, decision: Decision) -> None:
         """Note that a checkpoint is confirmed; also told of the newest one before each start."""
-
-    def place_of(self, error: FlinkishError, inputs: Inputs) -> FlinkishError:
-        """Return the error with the place of the record that it is about, if that can be found."""
 
 
 class Standby(Choice):

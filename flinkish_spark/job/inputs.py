@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.checkpoint.commit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
-from flinkish_spark.checkpoint.failures import UnreadableRecordError, is_outage
+from flinkish_spark.checkpoint.failures import is_outage
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.connectors.json import DROPPED_METRIC
 from flinkish_spark.contracts.source import SourceNode
@@ -22,7 +22,6 @@ from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 
@@ -72,28 +71,6 @@ class Inputs:
                 note_failure(f"source '{node.uid}': {error}")
                 could_ask = False
         return could_ask
-
-    def named(self, spark: SparkSession, error: FlinkishError) -> FlinkishError:
-        """Return the error of an unreadable record with its place, if it is found."""
-        # Spark's parser does not say which record it refused; a batch query over the micro-batch's range
-        # does.
-        if not isinstance(error, UnreadableRecordError) or ("offset" in error.facts and error.why):
-            return error
-        failed = sorted(self.log.batches(OFFSETS) - self.log.batches(COMMITS))
-        end = self._logged(failed[-1]) if failed else None
-        if end is None:
-            return error
-        before = failed[-1].value - 1
-        start = self._logged(BatchId(before)) if before >= 0 else None
-        for node in self.sources:
-            try:
-                found = node.source.find_bad_record(spark, start, end)
-            except Exception as trouble:
-                LOG.warning("the unreadable record of '%s' cannot be looked up: %s", node.uid, trouble)
-                continue
-            if found is not None:
-                return UnreadableRecordError.at(*found)
-        return error
 
     def _logged(self, batch: BatchId) -> LoggedOffsets | None:
         text = self.log.read(OFFSETS, batch)

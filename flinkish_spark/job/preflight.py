@@ -327,13 +327,6 @@ def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
 
 def _check_session(spark: SparkSession, graph: StreamGraph, settings: JobSettings) -> SparkProbe:
     found = probe(spark)
-    needs_kafka = any(node.source.needs_kafka_jars for node in graph.sources)
-    if needs_kafka and not found.has_kafka_source:
-        raise EnvironmentFault(
-            "this Spark session has no Kafka source",
-            what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...), "
-            'or give the KafkaSource reader="python"',
-        )
     parts = (part for node in graph.sinks for _, part in node.sink.parts(node.uid))
     needs_delta = (
         any(isinstance(part, DeltaSink) for part in parts)

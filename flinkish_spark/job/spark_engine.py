@@ -57,7 +57,6 @@ from flinkish_spark.core.errors import (
     MAKE_DETERMINISTIC,
     CancellationTimedOut,
     EnvironmentFault,
-    FlinkishError,
     StoreError,
 )
 from flinkish_spark.core.foreign_errors import is_gateway_gone, said
@@ -66,7 +65,7 @@ from flinkish_spark.core.micro_batch import MICRO_BATCH_PROPERTY
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.cancellation import QueryCancellation
 from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery, manifest_context, sink_context
-from flinkish_spark.job.inputs import DroppedRecords, Inputs, pending_records
+from flinkish_spark.job.inputs import DroppedRecords, pending_records
 from flinkish_spark.job.preflight import check_before_start, record_job
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
@@ -534,9 +533,6 @@ class SparkEngine:
                 self._job_dir.delete_all(retention.unneeded(decision.lineage.value, batches))
             except StoreError as error:
                 LOG.warning("answers that are not needed any more are deleted later: %s", error)
-
-    def place_of(self, error: FlinkishError, inputs: Inputs) -> FlinkishError:
-        return inputs.named(self._spark, error)
 
     @property
     def planned(self) -> PlannedJob | None:

@@ -619,12 +619,9 @@ class Supervisor:
             self.progress.last_error = str(stuck)
             raise
         except FlinkishError:
-            with self._waiting("the record to be found that failed"):
-                placed = self._engine.place_of(error, inputs)
-            if placed is error:
-                # Spark's own is not shown, but there for who writes it down.
-                placed.__context__ = error.__cause__
-            raise placed from None
+            # Spark's own is not shown, but there for who writes it down.
+            error.__context__ = error.__cause__
+            raise error from None
         self.progress.restarts += 1
         LOG.warning("restarting in %s ms after: %s", delay_ms, error)
         self.states.on(JobEvent.RESTART, str(error))

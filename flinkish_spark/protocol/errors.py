@@ -512,8 +512,8 @@ RULES = (
     ),
     Rule(
         Sort.RECORD,
-        "a record of a file cannot be read with the declared schema",
-        "correct the file, or read it with another schema or mode; the job goes on from the last checkpoint",
+        "a record of a file, or a text in a transform, cannot be read with the declared schema",
+        "correct it, or read it with another schema or mode; the job goes on from the last checkpoint",
         (
             "FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH",
             "MALFORMED_CSV_RECORD",

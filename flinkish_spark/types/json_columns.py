@@ -31,6 +31,8 @@ _DEEPEST = 1_000
 _PARTS, _SMALLEST_PART = 16, 64
 #: How many records say which fields there are besides those that are declared.
 _SAMPLE = 32
+#: Longest part of a value, or of the name of its type, that a reason shows.
+_MOST_SHOWN = 60
 #: As Jackson writes them.
 _ESCAPES = {letter: f"\\u{letter:04X}" for letter in range(0x20)} | {
     ord('"'): '\\"',
@@ -80,6 +82,7 @@ class JsonReader:
         self.spark_type = replace_months(kind, T.IntegerType())
         self.type = arrow_type(self.spark_type)
         self._fields = [(field.name, _converter(field.dataType, time_zone)) for field in kind]
+        self._kinds = [_shortened(field.dataType.simpleString()) for field in kind]
         self._convert = partial(_object_of, self._fields)
         self._columns = _Columns(kind) if all(map(_is_for_arrow, parts_of(kind))) else None
 
@@ -97,19 +100,21 @@ class JsonReader:
 
     def why_bad(self, value: bytes) -> str:
         """Return why a value is bad, as the end of a sentence; empty if it is not."""
+        is_object = value.lstrip()[:1] == b"{"
         try:
             found = _parsed(value)
         except UnicodeDecodeError as error:
             return f"is no UTF-8: {error.reason}"
         except (ValueError, RecursionError) as error:
-            is_more = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
-            more = "is more than one JSON object" if is_more and value[:1] == b"{" else "is no JSON object"
-            return more if is_more or value[:1] != b"{" else f"cannot be read: {error}"
-        for name, convert in self._fields:
+            is_more = is_object and isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+            more = "is more than one JSON object" if is_more else f"cannot be read: {error}"
+            return more if is_object else "is no JSON object"
+        for (name, convert), kind in zip(self._fields, self._kinds, strict=True):
             try:
                 _ = found.get(name) is None or convert(found[name])
             except ValueError as error:
-                return f"cannot be read: {error} (in the field '{name}')"
+                shown = _shortened(_written(found[name]))
+                return f"cannot be read: its field '{name}' is {shown}, which is no {kind}: {error}"
         return ""
 
     def _read(self, values: pa.Array) -> Iterator[pa.Array]:
@@ -394,6 +399,10 @@ def _written(value: Any) -> str:
         case list():
             return "[" + ",".join(map(_written, value)) + "]"
     return json.dumps(value)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _is_text(value: Any) -> bool:

@@ -33,7 +33,10 @@ _TIME = re.compile(
     r"([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]*))?([^0-9.].*)?)?)?)?)?)?",
     re.DOTALL,
 )
-_OFFSET = re.compile(r"([+-])([0-9]{1,2})(?::?([0-9]{2})(?::?([0-9]{2}))?)?")
+#: With colons or without; then each part has two digits.
+_OFFSET = re.compile(
+    r"([+-])(?:([0-9]{1,2})(?::([0-9]{2})(?::([0-9]{2}))?)?|([0-9]{2})([0-9]{2})([0-9]{2})?)"
+)
 _OFFSET_WITH_SHORT_MINUTE = re.compile(r"([+-][0-9]{1,2}):([0-9])")
 _LARGEST_OFFSET = 18 * 3600
 #: Names of zones that Java knows and the IANA's database does not.
@@ -279,7 +282,7 @@ def _offset_of(zone: str) -> int | None:
     parts = _OFFSET.fullmatch(f"{short[1]}:0{short[2]}" if short else name)
     if parts is None:
         return None
-    hours, minutes, seconds = (int(parts[at] or 0) for at in (2, 3, 4))
+    hours, minutes, seconds = (int(parts[at] or parts[at + 3] or 0) for at in (2, 3, 4))
     offset = (hours * 60 + minutes) * 60 + seconds
     if minutes > 59 or seconds > 59 or offset > _LARGEST_OFFSET:
         raise NoValue("its time zone is not known")

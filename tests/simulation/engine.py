@@ -24,7 +24,6 @@ from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import (
     BrokerUnavailableError,
     EnvironmentFault,
-    FlinkishError,
     InputLostError,
     OwnedElsewhereError,
     SparkGoneError,
@@ -34,7 +33,6 @@ from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import Store
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import QueryPlan, RestoredFrom, RunningQuery
-from flinkish_spark.job.inputs import Inputs
 from flinkish_spark.job.recovery import Reseeding
 from flinkish_spark.job.spark_engine import SinkStaging
 from flinkish_spark.planning.sink_rows import PlannedSink, SinkPart
@@ -371,10 +369,6 @@ class SimEngine:
 
     def confirmed(self, decision: Decision) -> None:
         """Do nothing."""
-
-    def place_of(self, error: FlinkishError, inputs: Inputs) -> FlinkishError:
-        """Return the error as it is."""
-        return error
 
     # -- for the plan ---------------------------------------------------------------------------
     def start(self, log: SparkLog, write: Callable[[Any, int], None], offered: Callable[[], int]) -> SimQuery:

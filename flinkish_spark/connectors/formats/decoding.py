@@ -11,14 +11,12 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import session_time_zone
-from flinkish_spark.bridge.shim import from_json
 from flinkish_spark.connectors import json as plain_json
 from flinkish_spark.connectors.formats import avro, json_schema, protobuf
 from flinkish_spark.connectors.formats.csv import CsvReader, check_flat
@@ -53,7 +51,6 @@ from flinkish_spark.types.schemas import PREFIX
 
 #: The column that says why a record is bad.
 REASON = f"{PREFIX}reason"
-_CORRUPT = f"{PREFIX}corrupt"
 
 
 @dataclass(frozen=True)
@@ -64,10 +61,8 @@ class Part:
     name: str
     form: Format
     fields: T.StructType
-    #: What reads the bytes in Python; None where Spark does.
+    #: What reads the bytes one by one; None for bytes, texts and JSON.
     reader: Reader | None = None
-    #: What the bytes should be, in words, where Spark reads them.
-    what: str = ""
 
     @property
     def read(self) -> str:
@@ -82,8 +77,7 @@ def stated_part(form: Format, name: str) -> Part | None:
         case String():
             return Part(name, form, T.StructType([T.StructField(form.column, T.StringType())]))
         case Json():
-            fields = plain_json.json_schema(form)
-            return Part(name, form, fields, what=f"JSON object of the fields {form.schema}")
+            return Part(name, form, plain_json.json_schema(form))
         case Csv():
             fields = plain_json.json_schema(Json(form.schema), "CSV")
             check_flat(fields, "the CSV schema")
@@ -221,9 +215,7 @@ def with_part(raw: DataFrame, part: Part) -> tuple[DataFrame, Column]:
             bad = F.when(~F.is_valid_utf8(text), F.lit(f"the {part.name} is not UTF-8"))
             return raw.withColumn(part.read, F.struct(text.alias(column))), bad
         case Json():
-            raw = raw.withColumn(part.read, _once(plain_json.parsed(raw.sparkSession, part.form, data)))
-            is_bad = data.isNotNull() & plain_json.is_bad(F.col(part.read), data)
-            return raw, F.when(is_bad, plain_json.why_bad(part.name, part.what, data))
+            return _with_json(raw, data, part, f"the {part.name}")
     reader = part.reader
     assert reader is not None
     if isinstance(reader, CsvReader):
@@ -232,7 +224,7 @@ def with_part(raw: DataFrame, part: Part) -> tuple[DataFrame, Column]:
     raw = raw.withColumn(made, read_column(reader, data))
     reason = reason_of(F.col(made))
     if isinstance(reader.kind, T.StringType):
-        raw, refused = _with_fields(raw, made_of(F.col(made)), part.fields, part.read)
+        raw, refused = _with_json(raw, made_of(F.col(made)), part, "it")
         reason = F.coalesce(reason, refused)
     else:
         read = made_of(F.col(made))
@@ -261,22 +253,10 @@ def without_bad(
     return found.where(is_good)
 
 
-def _once(parsed: Column) -> Column:
-    """Return what is not parsed again for each filter: Spark repeats what it takes for repeatable."""
-    return F.when(F.spark_partition_id() >= 0, parsed)
-
-
-def _with_fields(raw: DataFrame, text: Column, fields: T.StructType, read: str) -> tuple[DataFrame, Column]:
-    """Add the fields of JSON texts; return why they are not what the fields can hold."""
-    schema = T.StructType([*fields, T.StructField(_CORRUPT, T.StringType())])
-    settings: dict[str, Any] = {
-        "mode": "PERMISSIVE",
-        "columnNameOfCorruptRecord": _CORRUPT,
-        "allowSingleQuotes": "false",
-    }
-    parsed = from_json(raw.sparkSession, text, schema, settings)
-    raw = raw.withColumn(read, _once(F.when(text.isNotNull(), parsed)))
-    wrong = F.col(read).isNull() | F.col(f"{read}.{_CORRUPT}").isNotNull()
-    listed = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in fields)
-    why = f"a value is none of its field's type, or there is one twice: {listed}"[:1_000]
-    return raw, F.when(text.isNotNull() & wrong, F.lit(why))
+def _with_json(raw: DataFrame, data: Column, part: Part, whose: str) -> tuple[DataFrame, Column]:
+    """Add the fields of JSON texts; return why they have none."""
+    made = f"{PREFIX}json_{part.name}"
+    read = plain_json.read_json(data, part.fields, whose, session_time_zone(raw.sparkSession))
+    raw = raw.withColumn(made, read)
+    raw = raw.withColumn(part.read, with_intervals(made_of(F.col(made)), part.fields))
+    return raw, reason_of(F.col(made))

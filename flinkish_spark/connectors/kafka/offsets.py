@@ -447,12 +447,8 @@ class StartsAtOffsets(Source):
         if self._start is not None:
             return offsets_in(self._start.position)
         name = self.fact("start")
-        # Spark's reader asks for the end in every scan, the dead letters' too, and again where its log is
-        # begun anew. Of the first offsets either scan reads what there is; the Python reader keeps its own.
-        is_asked_again = self.starting_offsets is StartingOffsets.LATEST and self.needs_kafka_jars
-        if isinstance(self.starting_offsets, StartingOffsets) and not (
-            is_asked_again and place.job_dir is not None
-        ):
+        # Of these each scan keeps what it found.
+        if isinstance(self.starting_offsets, StartingOffsets):
             return self.starting_offsets
         if place.job_dir is None:
             return self._asked_offsets()

@@ -36,9 +36,7 @@ from flinkish_spark.core.changelogs import (
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import (
     BadRecordPolicy,
-    Engine,
     Format,
-    Json,
     OnBadRecord,
     OnTombstone,
     Raw,
@@ -119,15 +117,6 @@ def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
 
 def _is_of_value(name: object) -> bool:
     return isinstance(name, str) and name.startswith(_OF_VALUE)
-
-
-def check_readable(metadata: Sequence[str], reader: Engine) -> None:
-    if "leader-epoch" in metadata and reader is Engine.JVM:
-        raise ConfigError(
-            "metadata asks for 'leader-epoch', and Spark's own Kafka source reads",
-            why="it does not tell the epoch of a record",
-            what_to_do='add reader="python"; or leave it out',
-        )
 
 
 def metadata_columns(metadata: Sequence[str]) -> list[Column]:
@@ -262,7 +251,7 @@ class Decoding:
         if self._json_changelog is None:
             return None
         form = self._json_changelog.json
-        return Part("value", form, plain_json.json_schema(form), what=self._json_changelog.what)
+        return Part("value", form, plain_json.json_schema(form))
 
     @property
     def _format(self) -> Format:
@@ -361,10 +350,6 @@ class Deserializer:
         passes = F.lit(False) if is_barrier is None else is_barrier
         if self.decoding.tombstones is OnTombstone.DROP:
             raw = raw.where(F.col("value").isNotNull() | passes)
-        is_alone = self.key is None and self.changelog is None and self.decoding.tombstones not in _KEEPING
-        if is_alone and isinstance(self.value.form, Json):
-            # Spark's parser says itself what it refuses, and looks at each record once.
-            return plain_json.decoded(raw, self.value.form, counted_as, kept, is_barrier)
         found, reason = self._read(raw)
         if self.changelog is not None and policy is not OnBadRecord.FAIL:
             found, reason = self._with_misfit(self.changelog, found, reason)

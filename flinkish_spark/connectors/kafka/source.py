@@ -1,19 +1,15 @@
-"""The Kafka source: Spark's native one or ours in Python, read_committed, with honest group offsets."""
+"""The Kafka source: read in Python, read_committed, with honest group offsets."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.session import has_kafka_source, has_shim
-from flinkish_spark.connectors.json import why_no_record
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     InputChecks,
@@ -61,7 +57,6 @@ from flinkish_spark.connectors.kafka.offsets import (
 )
 from flinkish_spark.connectors.kafka.records import (
     Decoding,
-    check_readable,
     checked_metadata,
     decoding_of,
     metadata_columns,
@@ -71,15 +66,14 @@ from flinkish_spark.connectors.kafka.records import (
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import GroupOffsets
-from flinkish_spark.contracts.source import NO_JOB, JobPlace, SideOutput, SourceStart
+from flinkish_spark.contracts.source import JobPlace, SideOutput, SourceStart
 from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.errors import (
     BAD_TIME_MARKER,
     ConfigError,
-    EnvironmentFault,
     GraphError,
 )
-from flinkish_spark.core.formats import Engine, Format, Json, OnTombstone, Raw, check_format
+from flinkish_spark.core.formats import Engine, Format, OnTombstone, Raw, check_format
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, values_by_name
 from flinkish_spark.protocol.choices import closest
@@ -101,10 +95,6 @@ if TYPE_CHECKING:
     from flinkish_spark.core.offset_log import LoggedOffsets
 
 
-#: Kafka's consumer is made for long polls. A micro-batch reads a range that is there already, and
-#: loses half a second to a fetch that waits for records behind the range; 100,000 records take
-#: 0.2 s with these settings and 0.8 s without.
-READER_DEFAULTS = {"kafka.fetch.max.wait.ms": "20", "kafka.max.poll.records": "5000"}
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
 #: Reader options that change nothing that the source promises; all others are refused.
 READER_OPTIONS = frozenset(
@@ -148,6 +138,16 @@ def check_reader_options(options: Mapping[str, str]) -> None:
         )
 
 
+def check_reader(reader: object) -> None:
+    """Refuse another reader than the one that there is."""
+    if reader not in (None, "python"):
+        raise ConfigError(
+            f"reader is {reader!r}",
+            why="this package reads Kafka in Python, and in no other way",
+            what_to_do="leave it out",
+        )
+
+
 def subscription(
     topics: Sequence[str], partitions: Mapping[str, Sequence[int]], pattern: str = ""
 ) -> dict[str, str]:
@@ -156,27 +156,6 @@ def subscription(
     if not partitions:
         return {"subscribe": ",".join(topics)}
     return {"assign": json.dumps({topic: list(numbers) for topic, numbers in partitions.items()})}
-
-
-def for_jvm(pattern: str) -> str:
-    """Return a pattern as Spark's own reader wants it, which looks for it anywhere in a topic's name."""
-    return f"^(?:{pattern})$" if pattern else ""
-
-
-def ranges_between(
-    starts: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]
-) -> dict[str, str] | None:
-    """Return the options of a batch read of what a micro-batch has read; None if that was nothing."""
-    if not ends:
-        return None
-    earliest = -2
-    wanted = {t: {p: starts.get(t, {}).get(p, earliest) for p in ps} for t, ps in ends.items()}
-    return {
-        # Not the topics: they may have more partitions by now.
-        "assign": json.dumps({topic: sorted(numbers) for topic, numbers in ends.items()}),
-        "startingOffsets": json.dumps(wanted),
-        "endingOffsets": json.dumps(ends),
-    }
 
 
 def with_checked_times(records: DataFrame) -> DataFrame:
@@ -206,19 +185,10 @@ def channel_column(topics: Sequence[str]) -> Column:
     return channel.alias(C.CHANNEL)
 
 
-def checked_pace(
-    most: float | Unlimited, reader: str | Engine, aligned_with: UpstreamJob | None
-) -> float | Unlimited:
+def checked_pace(most: float | Unlimited, aligned_with: UpstreamJob | None) -> float | Unlimited:
     """Return what a user gave as `max_offsets_per_second`, or raise ConfigError."""
     if most is UNLIMITED:
         return most
-    if Engine.of(reader, "reader") is not Engine.PYTHON:
-        raise ConfigError(
-            "max_offsets_per_second needs the Python reader",
-            why="Spark's own Kafka source counts records of a micro-batch, and no seconds",
-            what_to_do='add reader="python"; or set max_offsets_per_trigger, and trigger_interval_ms of '
-            "the environment",
-        )
     if aligned_with is not None:
         raise ConfigError(
             "max_offsets_per_second and aligned_with are set for one source",
@@ -232,18 +202,10 @@ def checked_pace(
 SKIP = {names.BARRIER_RECORDS: "skip"}
 
 
-def check_upstream(
-    upstream: UpstreamJob | None, reader: Engine, has_side_outputs: bool, reads_some: bool
-) -> None:
+def check_upstream(upstream: UpstreamJob | None, has_side_outputs: bool, reads_some: bool) -> None:
     """Refuse settings of a source that cannot be aligned; called when the source is made."""
     if upstream is None:
         return
-    if reader is not Engine.PYTHON:
-        raise ConfigError(
-            "aligned_with needs the Python reader",
-            why="Spark's own Kafka source cannot stop at a barrier record",
-            what_to_do='add reader="python"',
-        )
     if reads_some:
         raise ConfigError(
             "aligned_with and partitions, or a pattern, are set for one source",
@@ -295,9 +257,6 @@ def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> d
     return options
 
 
-LOG = logging.getLogger(__name__)
-#: By which a job directory knows that Python reads.
-_PYTHON_PLAN = "kafka-python"
 _OPTIONS_TO_DO = 'give options by name: {"name": "value"}; or leave it out'
 
 
@@ -329,25 +288,23 @@ class KafkaSource(EndsAtOffsets):
     max_offsets_per_trigger
         Most records per micro-batch; 0 for no limit.
     max_offsets_per_second
-        On average, up to a second's worth at once; of the Python reader.
+        On average, up to a second's worth at once.
     options
         Connection and security options under Kafka's or Spark's names.
     reader_options
-        Further options of Spark's Kafka source that change nothing that is promised, such as
+        Further options of a Kafka source, under Spark's names, that change nothing that is promised, such as
         ``{"kafka.fetch.max.bytes": "1000000"}``; see `docs/sources.md`.
     reader
-        ``"jvm"``: Spark's own source. ``"python"``: this package's, which needs no JAR and injects a
-        barrier behind the records of every partition. Fixed for the life of a job_dir. None: the one that
-        the job_dir was begun with; at first Spark's own, or Python where the session has no JAR of it.
+        ``"python"`` or None: this package reads, and nothing else does.
     aligned_with
         The job that writes the topics, if checkpoints are to be drawn at its checkpoints: see
         :class:`~flinkish_spark.UpstreamJob`. May change from start to start.
     metadata
         Columns of the stream beside the fields, called ``_topic`` and so on: any of ``"topic"``,
         ``"partition"``, ``"offset"``, ``"timestamp"``, ``"timestamp-type"``, ``"key"``, ``"headers"``,
-        ``"headers-map"`` and, with the Python reader, ``"leader-epoch"``; see `docs/sources.md`. What
-        `flinkish audit` goes by (`docs/audit.md`). Of changes also what their format knows, with
-        ``value.`` in front: ``"value.source.table"``.
+        ``"headers-map"`` and ``"leader-epoch"``; see `docs/sources.md`. What `flinkish audit` goes by
+        (`docs/audit.md`). Of changes also what their format knows, with ``value.`` in front:
+        ``"value.source.table"``.
     ending
         EndAtLatest(), EndAtOffsets(...) or EndAtTimestamp(...), fixed at the first start; the job ends
         when all of its sources have. None: the topics have no end.
@@ -377,7 +334,6 @@ class KafkaSource(EndsAtOffsets):
     max_offsets_per_trigger: int = 0
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     reader_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    reader: Engine = Engine.JVM
     aligned_with: UpstreamJob | None = None
     metadata: tuple[str, ...] = ()
     ending: KafkaEnd | None = None
@@ -388,7 +344,6 @@ class KafkaSource(EndsAtOffsets):
     key_fields_prefix: str = ""
     tombstones: OnTombstone | None = None
     _start: SourceStart | None = field(default=None, repr=False)
-    _finds_reader: bool = field(default=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -402,7 +357,7 @@ class KafkaSource(EndsAtOffsets):
         max_offsets_per_trigger: int = 0,
         options: Mapping[str, str] | None = None,
         reader_options: Mapping[str, str] | None = None,
-        reader: str | Engine | None = None,
+        reader: str | None = None,
         aligned_with: UpstreamJob | None = None,
         metadata: Sequence[str] = (),
         ending: KafkaEnd | None = None,
@@ -412,7 +367,7 @@ class KafkaSource(EndsAtOffsets):
         key_fields_prefix: str = "",
         tombstones: OnTombstone | None = None,
     ) -> None:
-        is_found, reader = reader is None, Engine.JVM if reader is None else Engine.of(reader, "reader")
+        check_reader(reader)
         read = Wanted.of(topics, pattern, partitions)
         check_told_apart(read.topics)
         group_id = instance_of("group_id", group_id, str, what_to_do="give a name, or leave it out")
@@ -427,50 +382,24 @@ class KafkaSource(EndsAtOffsets):
             ("max_offsets_per_trigger", max_offsets_per_trigger),
             ("options", values_by_name("options", options, what_to_do=_OPTIONS_TO_DO)),
             ("reader_options", values_by_name("reader_options", reader_options, what_to_do=_OPTIONS_TO_DO)),
-            ("reader", reader),
             ("aligned_with", aligned_with),
             ("metadata", checked_metadata(metadata)),
             ("ending", checked_end(ending, aligned_with)),
             ("partitions", read.partitions),
             ("pattern", read.pattern),
-            ("max_offsets_per_second", checked_pace(max_offsets_per_second, reader, aligned_with)),
+            ("max_offsets_per_second", checked_pace(max_offsets_per_second, aligned_with)),
             ("key", key),
             ("key_fields_prefix", key_fields_prefix),
             ("tombstones", tombstones),
             ("_start", None),
-            ("_finds_reader", is_found),
         ):
             object.__setattr__(self, name, content)
         _ = self.connection  # Raises if servers or options cannot be used.
         check_reader_options(self.reader_options)
         if not isinstance(value, Changes):
             check_format("value", value)
-        check_readable(self.metadata, self.reader)
         _ = self._decoding  # Raises if its parts contradict each other.
-        check_upstream(
-            self.aligned_with, self.reader, self.has_side_outputs, bool(self.partitions or self.pattern)
-        )
-
-    def in_session(self, spark: SparkSession, begun_as: Callable[[], str | None]) -> Self:
-        """Return the source with the reader that its job directory was begun with, or a new one can have."""
-        if not self._finds_reader or getattr(spark, "_jvm", None) is None:
-            return self
-        begun, has_jars = begun_as(), has_kafka_source(spark)
-        is_python = not has_jars if begun is None else _PYTHON_PLAN in begun.split()
-        if not is_python and not has_jars:
-            raise EnvironmentFault(
-                f"the source '{self._uid}' was begun with Spark's Kafka source, which this session has not",
-                why="the log of its offsets is that reader's",
-                what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...); or take a "
-                'savepoint there, and begin a new job_dir with it, with reader="python"',
-                uid=self._uid,
-            )
-        if not is_python:
-            return self
-        LOG.info("the Kafka source '%s' is read in Python", self._uid)
-        found = copy(self)
-        found.__dict__["reader"] = Engine.PYTHON
-        return found
+        check_upstream(self.aligned_with, self.has_side_outputs, bool(self.partitions or self.pattern))
 
     @cached_property
     def connection(self) -> KafkaConnection:
@@ -479,10 +408,6 @@ class KafkaSource(EndsAtOffsets):
     def datasets(self) -> tuple[Dataset, ...]:
         """Return its topics; those of a pattern are not known before they are read."""
         return Dataset.of_topics(self.connection.servers, self.topics)
-
-    @property
-    def needs_kafka_jars(self) -> bool:
-        return self.reader is Engine.JVM
 
     @property
     def is_checked_apart(self) -> bool:
@@ -503,9 +428,8 @@ class KafkaSource(EndsAtOffsets):
 
     @property
     def plan_name(self) -> str:
-        """Tell apart what a log was written by: the reader, and how channels are numbered."""
-        reader = "" if self.reader is Engine.JVM else _PYTHON_PLAN
-        return " ".join(filter(None, (reader, "pattern" if self.pattern else "")))
+        """Tell apart how channels are numbered."""
+        return "pattern" if self.pattern else ""
 
     @property
     def drops_records(self) -> bool:
@@ -528,11 +452,9 @@ class KafkaSource(EndsAtOffsets):
         check_alone(self.aligned_with, place)
         return self._fields(self._raw(spark, place, {}), place, (C.CHANNEL, C.SEQUENCE), None)
 
-    def load_marked(self, spark: SparkSession, place: JobPlace) -> DataFrame | None:
-        """Return the Python reader's stream, whose partitions each end with a barrier."""
-        if self.reader is Engine.JVM:
-            return None
-        raw = self._python_raw(spark, place)
+    def load_marked(self, spark: SparkSession, place: JobPlace) -> DataFrame:
+        """Return the stream whose partitions each end with a barrier."""
+        raw = self._marked_raw(spark, place)
         # Not by the kind: a later filter on it would let Spark's optimizer put its value into the check
         # of the records' values, and run that check first.
         is_barrier = F.col("topic").isNull()
@@ -562,33 +484,7 @@ class KafkaSource(EndsAtOffsets):
             return ()
         raw = self._raw(spark, place, {"includeHeaders": "true"}, HEADERS)
         bad = self._decoding.deserializer(uid, place, self.topics).bad(raw)
-        in_jvm = self.reader is Engine.JVM and has_shim(spark)
-        writer = Engine.JVM if in_jvm else Engine.PYTHON
-        return (letters_of(bad, self._decoding.policy, uid, self.connection, writer, peers),)
-
-    def find_bad_record(
-        self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
-    ) -> tuple[str, int, int, str] | None:
-        """Read one micro-batch's range again, without Spark's fail-fast, up to its first bad record."""
-        ranges = ranges_between({} if start is None else self.offsets_in(start), self.offsets_in(end))
-        if not isinstance(self.value, Json) or self._decoding is None or ranges is None:
-            # Of all others the error itself says which record it is.
-            return None
-        reader = spark.read.format(self._format_in(spark)).options(**self.connection.for_spark())
-        reader = reader.options(failOnDataLoss="false")
-        skip = {} if self.reader is Engine.JVM else SKIP
-        reader = reader.options(**ranges, **{"kafka.isolation.level": "read_committed", **skip})
-        bad = self._decoding.deserializer(self._uid, NO_JOB, self.topics).bad(reader.load())
-        found = bad.select("topic", "partition", "offset", "value").first()
-        if found is None:
-            return None
-        return found.topic, found.partition, found.offset, why_no_record(spark, self.value, found.value)
-
-    def _format_in(self, spark: SparkSession) -> str:
-        if self.reader is Engine.JVM:
-            return "kafka"
-        register(spark)
-        return FORMAT_NAME
+        return (letters_of(bad, self._decoding.policy, uid, self.connection, Engine.PYTHON, peers),)
 
     def _raw(self, spark: SparkSession, place: JobPlace, more: Mapping[str, str], *columns: str) -> DataFrame:
         frame = self._stream(spark, place, more).load()
@@ -596,7 +492,7 @@ class KafkaSource(EndsAtOffsets):
         own = [*map(F.col, (*KAFKA_COLUMNS, *columns)), *metadata_columns(self.metadata)]
         return frame.select(*own, channel_column(self.topics), F.col("offset").alias(C.SEQUENCE))
 
-    def _python_raw(self, spark: SparkSession, place: JobPlace) -> DataFrame:
+    def _marked_raw(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         upstream = reader_options(self.aligned_with, self._start)
         frame = self._stream(spark, place, {CONTROL_PATH: place.control_path, **upstream}).load()
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
@@ -610,13 +506,12 @@ class KafkaSource(EndsAtOffsets):
         held = {HELD_PATH: place.control_path, HELD_SOURCE: self._uid} if self._uid else {}
         most = self.max_offsets_per_second
         pace = {} if isinstance(most, Unlimited) else {PER_SECOND: repr(float(most))}
-        own = {FIRST_OFFSETS: place.beginnings(self._start), **held, **pace}
-        own = {**own, **SKIP} if self.reader is Engine.PYTHON else READER_DEFAULTS
+        own = {FIRST_OFFSETS: place.beginnings(self._start), **held, **pace, **SKIP}
         own = {**own, **options_for(self.metadata)}
-        reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
+        register(spark)
+        reader = spark.readStream.format(FORMAT_NAME).options(**self.connection.for_spark())
         reader = reader.options(**{**own, **self.reader_options, **more})
-        pattern = self.pattern if self.reader is Engine.PYTHON else for_jvm(self.pattern)
-        reader = reader.options(**subscription(self.topics, self.partitions, pattern))
+        reader = reader.options(**subscription(self.topics, self.partitions, self.pattern))
         reader = reader.option("startingOffsets", self.starting_option(place))
         reader = reader.option("failOnDataLoss", "true").option("kafka.isolation.level", "read_committed")
         if self.max_offsets_per_trigger:
@@ -650,14 +545,6 @@ class KafkaSource(EndsAtOffsets):
         raise_if_it_stays(lambda: checks.replaced(job_dir, uid, None))
 
     def check_alignable(self, uid: str) -> None:
-        if self.reader is not Engine.PYTHON:
-            raise GraphError(
-                f"the source '{uid}' cannot be aligned with others",
-                why="Spark's own Kafka source cannot hold back a partition that is ahead",
-                what_to_do='read it with KafkaSource(..., reader="python"), or leave '
-                "with_watermark_alignment() out and set max_offsets_per_trigger",
-                uid=uid,
-            )
         if self.aligned_with is not None:
             raise GraphError(
                 f"the source '{uid}' follows an upstream job, and has with_watermark_alignment()",

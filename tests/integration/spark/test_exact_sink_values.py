@@ -9,16 +9,18 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.shim import from_json
+from flinkish_spark.bridge.session import session_time_zone
 from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.formats.avro_encoder import check_avro
+from flinkish_spark.connectors.formats.reader import made_of, reason_of
+from flinkish_spark.connectors.json import read_json
 from flinkish_spark.connectors.kafka.sink import KafkaSink
 from flinkish_spark.connectors.kafka.source import with_checked_times
 from flinkish_spark.connectors.kafka.writer import MISFIT, record_columns
 from flinkish_spark.core.errors import BadRecordError, ConfigError
 from flinkish_spark.core.formats import Avro, Json, Raw
+from flinkish_spark.types.json_columns import with_intervals
 
-SETTINGS = {"mode": "FAILFAST", "allowSingleQuotes": "false"}
 #: In Berlin both are half past two of the same night; the others are apart by a microsecond.
 TIMES = (
     *(
@@ -213,7 +215,7 @@ def test_old_times_are_not_written_by_another_calendar(spark: Any) -> None:
     check_avro(spark, Avro(), frame.schema, "the value")
 
 
-def test_what_goes_out_comes_back_equal(zoned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_out_comes_back_equal(zoned: Any) -> None:
     limits = """SELECT 0 AS n, TINYINT(-128) AS t, 9223372036854775807 AS l, FLOAT(3.4028235E38) AS f,
         DOUBLE(4.9E-324) AS d, CAST('-0.00000000000000000000000000000000000001' AS DECIMAL(38,38)) AS p,
         'a\\u0000\\u001f"\\\\ä😀' AS s, X'00FF80' AS b, DATE'0001-01-01' AS day,
@@ -230,9 +232,7 @@ def test_what_goes_out_comes_back_equal(zoned: Any, monkeypatch: pytest.MonkeyPa
     frame = zoned.sql(limits)
     value = record_columns(sink(value=Json()), frame.schema)["value"].cast("string")
     texts = frame.select(value.alias("value"))
-    ours = from_json(zoned, F.col("value"), frame.schema, SETTINGS)
-    monkeypatch.setattr("flinkish_spark.bridge.shim.has_class", lambda *_: False)
-    sparks = from_json(zoned, F.col("value"), frame.schema, SETTINGS)
+    made = read_json(F.col("value"), frame.schema, "the value", session_time_zone(zoned))
 
     def shown(rows: DataFrame) -> list[str]:
         # Exact and without a zone: microseconds, bytes and bits.
@@ -248,10 +248,10 @@ def test_what_goes_out_comes_back_equal(zoned: Any, monkeypatch: pytest.MonkeyPa
         ]
         return [str(tuple(row)) for row in rows.select(*columns).collect()]
 
-    read = texts.select(ours.alias("ours"), sparks.alias("sparks")).localCheckpoint()
-    wanted = shown(frame)
-    assert shown(read.select("ours.*")) == wanted
-    assert shown(read.select("sparks.*")) == wanted
+    read = texts.select(made.alias("made")).localCheckpoint()
+    assert [row.why for row in read.select(reason_of(F.col("made")).alias("why")).collect()] == [None] * 3
+    back = with_intervals(made_of(F.col("made")), frame.schema)
+    assert shown(read.select(back.alias("row")).select("row.*")) == shown(frame)
 
 
 def test_a_record_without_a_time_has_none(spark: Any) -> None:

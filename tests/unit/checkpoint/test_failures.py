@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import traceback
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from flinkish_spark.checkpoint.failures import (
     Outage,
     QueryFailed,
     RepeatableUserError,
-    UnreadableRecordError,
     classify,
     classify_alive,
     with_place,
@@ -70,7 +70,7 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", UserFunctionError, True),
         ("org.apache.spark.api.python.PythonException: ValueError: no", UserFunctionError, True),
         ("[FLINKISH_BAD_RECORD] a record for topic t takes 9 bytes", BadRecordError, False),
-        ("[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] SQLSTATE: 22023", UnreadableRecordError, False),
+        ("[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] SQLSTATE: 22023", UserFunctionError, True),
         ("[FLINKISH_NOT_AUTHORIZED] lacks WRITE on topics t.", AuthorizationError, False),
         (
             f"{TASK}\n{ADMISSION}.StagingFailed: no such topic.",
@@ -165,7 +165,15 @@ def test_a_file_that_cannot_be_parsed_is_no_unreadable_record_of_a_topic() -> No
         "Caused by: a.b.C: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] [a,null]. SQLSTATE: 22023"
     )
     error = classify(RuntimeError(text))
-    assert isinstance(error, UserFunctionError) and "A record of a file cannot be read" in str(error)
+    assert isinstance(
+        error, UserFunctionError
+    ) and "A record of a file, or a text in a transform, cannot be read" in str(error)
+
+
+def test_a_reason_of_any_length_hides_no_place() -> None:
+    facts = {"topic": "orders", "partition": 3, "offset": 17, "reason": "it is '" + '"\n' * 500}
+    error = classify(RuntimeError(f"[USER] [FLINKISH_UNREADABLE_RECORD]{json.dumps(facts)} SQLSTATE: P0001"))
+    assert (error.topic, error.offset, error.why) == ("orders", 17, facts["reason"])
 
 
 def test_the_place_of_an_unreadable_record() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +16,13 @@ from flinkish_spark import KafkaSource, StartingOffsets
 from flinkish_spark.connectors.delta import source as delta_records_module
 from flinkish_spark.connectors.delta.log import commit_path
 from flinkish_spark.connectors.delta.source import DeltaRecordsSource, DeltaTableSource
-from flinkish_spark.connectors.kafka import offsets as kafka_starts
 from flinkish_spark.connectors.kafka.client.admin import TopicPartitions
 from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder
-from flinkish_spark.connectors.kafka.format.options import parse_batch, parse_stream
-from flinkish_spark.contracts.source import NO_JOB, JobPlace
+from flinkish_spark.connectors.kafka.format.options import FIRST_OFFSETS, parse_batch, parse_stream
+from flinkish_spark.connectors.kafka.format.reader import KafkaStreamReader
+from flinkish_spark.connectors.kafka.source import subscription
+from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import Json, OnBadRecord
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
@@ -120,43 +119,28 @@ def test_what_is_there_and_as_late_is_found(ask: Ask) -> None:
 
 
 # -- one place to begin at, for all who ask ----------------------------------------------------------------
-class Ends(Log):
-    """For `with KafkaAdmin(...)`."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def topics(self, names):
-        return {name: SimpleNamespace(partitions=1) for name in names}
-
-
-@pytest.fixture
-def log(monkeypatch) -> Ends:
-    made = Ends(1, 2, 3)
-    monkeypatch.setattr(kafka_starts, "KafkaAdmin", lambda *_, **__: made)
-    return made
-
-
-def test_records_and_dead_letters_begin_at_one_end(tmp_path: Path, log: Ends) -> None:
-    """Each is a scan of Spark's reader, which would ask for the end by itself, at another moment."""
+def test_records_and_dead_letters_begin_at_one_end(tmp_path: Path) -> None:
+    """Each is a scan of its own, which would ask for the end at another moment."""
     JobDir(LocalStore(tmp_path)).read_or_create_job({"job": "it"}, {"uuid": str(JobUuid("0" * 31 + "1"))})
     place = JobPlace(StoreSpec(str(tmp_path)), "1-0.json")
-    value = Json("n LONG", OnBadRecord.FAIL)
-    source = KafkaSource("nowhere:1", ["in"], value=value, starting_offsets=StartingOffsets.LATEST)
-    assert json.loads(source.starting_option(place)) == {"in": {"0": 3}}
-    log.times_ms += [4, 5]
-    assert json.loads(source.starting_option(place)) == {"in": {"0": 3}}, "also of the next start"
-
-
-def test_a_plan_without_a_job_leaves_the_word_to_the_reader(log: Ends) -> None:
     source = KafkaSource("nowhere:1", ["in"], starting_offsets=StartingOffsets.LATEST)
-    assert source.starting_option(NO_JOB) == "latest"
-    assert source.starting_option(JobPlace(StoreSpec("/nonexistent"), "1-0.json")) == "earliest", (
-        "only looked at"
-    )
+    log = Log(1, 2, 3)
+
+    def begin(**more: str) -> Any:
+        options = parse_stream(
+            {
+                "kafka.bootstrap.servers": "nowhere:1",
+                "startingOffsets": source.starting_option(place),
+                FIRST_OFFSETS: place.beginnings(None),
+                **subscription(source.topics, source.partitions),
+                **more,
+            }
+        )
+        return KafkaStreamReader(options, OffsetFinder(log, options)).initialOffset()  # type: ignore[arg-type]
+
+    assert begin() == {"in": {"0": 3}}
+    log.times_ms += [4, 5]
+    assert begin(includeHeaders="true") == begin() == {"in": {"0": 3}}, "also of the next start"
 
 
 # -- which partitions there are, and where they end --------------------------------------------------------

@@ -179,7 +179,7 @@ def test_a_kafka_partition_that_is_held_back_brings_no_records(
 
 
 def test_single_partitions_have_the_numbers_that_their_source_gives_them(tmp_path: Path) -> None:
-    source = KafkaSource("nowhere:1", ["b", "a"], reader="python", partitions={"b": [1], "a": [0, 2]})
+    source = KafkaSource("nowhere:1", ["b", "a"], partitions={"b": [1], "a": [0, 2]})
     wanted = {channel_by_name("a", 2), channel_by_name("b", 1)}
     assert source.channels_of({"a": [2], "b": [1]}) == wanted
     options = {

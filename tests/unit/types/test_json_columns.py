@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import datetime as dt
+import json
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +21,8 @@ from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.json_columns import JsonReader
 from tests.support.json_cases import BAD, EXACT, NEVER, NOT_ONE, SCHEMA, Case
 
+#: A line each: a text, and the fields that are not null, or null for a bad one.
+JUDGED = Path(__file__).parents[2] / "support" / "json_judged.jsonl"
 READER = JsonReader(parse_ddl(SCHEMA))
 TYPES = {
     **{"t": "TINYINT", "sh": "SMALLINT", "i": "INT", "l": "LONG", "f": "FLOAT", "d": "DOUBLE", "s": "STRING"},
@@ -94,6 +100,100 @@ def test_exact_values_pass(case: Case) -> None:
 def test_a_value_is_what_stands_there(record: str, wanted: dict[str, Any]) -> None:
     (found,) = read(READER, record.encode())
     assert {name: one for name, one in found.items() if one is not None} == wanted
+
+
+def as_said(value: Any, kind: T.DataType) -> Any:
+    """Return a value as the file of judged texts has it, which a parser in Java wrote."""
+    match kind:
+        case _ if value is None:
+            return None
+        case T.StructType():
+            found = {one.name: as_said(value[one.name], one.dataType) for one in kind}
+            return {name: one for name, one in found.items() if one is not None}
+        case T.ArrayType():
+            return [as_said(one, kind.elementType) for one in value]
+        case T.MapType():
+            return {name: as_said(one, kind.valueType) for name, one in value}
+        case T.BinaryType():
+            return base64.b64encode(value).decode()
+        case T.TimestampType():
+            text = str(value.replace(tzinfo=None))
+            return text.rstrip("0") if "." in text else text
+        case T.DateType():
+            return str(value)
+        case T.DecimalType() | T.DoubleType() | T.FloatType() if math.isfinite(value):
+            return float(f"{value:.7g}" if isinstance(kind, T.FloatType) else value)
+        case T.DoubleType() | T.FloatType():
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def test_texts_are_what_another_parser_made_of_them() -> None:
+    """Of Java, over Jackson and Spark's own types; it is no more, but what it said of these is kept."""
+    kind = parse_ddl(
+        "s STRING, l LONG, i INT, d DOUBLE, f FLOAT, b BOOLEAN, t TIMESTAMP, n DECIMAL(10,2), "
+        "x STRUCT<a: STRING, c: ARRAY<INT>>, m MAP<STRING,DOUBLE>, by BINARY, da DATE"
+    )
+    judged = [json.loads(line) for line in JUDGED.read_text().splitlines()]
+    found = read(JsonReader(kind), *(text.encode("utf-8", "surrogatepass") for text, _ in judged))
+    different = [
+        (text, wanted, one)
+        for (text, wanted), row in zip(judged, found, strict=True)
+        if (one := as_said(row, kind)) != wanted
+    ]
+    assert different == [] and sum(wanted is not None for _, wanted in judged) > 500
+
+
+@pytest.mark.parametrize(
+    ("zone", "ahead_s"),
+    [
+        *(("Z", 0), ("+0", 0), ("+00", 0), ("+0000", 0), ("+000000", 0), ("GMT0", 0), ("+0:2", 120)),
+        *(("+1", 3600), ("+01", 3600), ("+1:2", 3720), ("+1:02", 3720), ("+01:2", 3720), ("+01:02", 3720)),
+        *(("+0123", 4980), ("+012345", 5025), ("+01:02:03", 3723), ("+1:02:03", 3723), ("-0130", -5400)),
+        *(("UTC+1", 3600), ("UTC+01:2", 3720), ("UTC+0102", 3720), ("UT+1", 3600), ("GMT+1:2", 3720)),
+        *(("+18", 64800), ("+18:00", 64800), ("+1800", 64800), ("+180000", 64800)),
+        *(("+000", None), ("+020", None), ("-020", None), ("+012", None), ("+00000", None), ("+01234", None)),
+        *(("+01:0203", None), ("+0102:03", None), ("+1:0203", None), ("+012:3", None), ("+01:02:3", None)),
+        *(("+1:2:3", None), ("+01:", None), ("+1:023", None), ("UTC+010", None), ("UTC+1:2:3", None)),
+        *(("UTC0", None), ("Z+1", None), ("z", None), ("1:02", None), ("+18:00:01", None), ("+02:000", None)),
+    ],
+)
+def test_the_forms_of_an_offset_are_those_of_spark(zone: str, ahead_s: int | None) -> None:
+    (found,) = read(JsonReader(parse_ddl("at TIMESTAMP")), f'{{"at":"2026-01-01 10:00:00{zone}"}}'.encode())
+    wanted = (
+        None if ahead_s is None else dt.datetime(2026, 1, 1, 10, tzinfo=dt.UTC) - dt.timedelta(0, ahead_s)
+    )
+    assert found == (None if wanted is None else {"at": wanted})
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"\xff", "is no UTF-8: invalid start byte"),
+        (b"not json", "is no JSON object"),
+        (b"", "is no JSON object"),
+        (b"[1]", "is no JSON object"),
+        (b"1", "is no JSON object"),
+        (b'{"l": 1}{"l": 2}', "is more than one JSON object"),
+        (b'{"l": 1} 2', "is more than one JSON object"),
+        (b'{"l": }', "cannot be read: Expecting value: line 1 column 7 (char 6)"),
+        (b'{"l": 1, "l": 2}', "cannot be read: two fields of an object have one name"),
+        (
+            b'{"l": "many"}',
+            "cannot be read: its field 'l' is \"many\", which is no bigint: it is no whole number",
+        ),
+        (b'{"l": null}', ""),
+        (b'{"l": 1}', ""),
+    ],
+)
+def test_a_reason_says_what_is_wrong_and_where(value: bytes, why: str) -> None:
+    assert JsonReader(parse_ddl("l LONG")).why_bad(value) == why
+
+
+def test_a_reason_is_short() -> None:
+    reader = JsonReader(parse_ddl(f"x STRUCT<{', '.join(f'field{n}: INT' for n in range(200))}>"))
+    why = reader.why_bad(b'{"x": "' + b"long" * 10_000 + b'"}')
+    assert why.startswith("cannot be read: its field 'x' is \"longlong") and len(why) < 250
 
 
 @pytest.mark.parametrize(("column", "value"), (*BAD, *NEVER))

@@ -210,7 +210,10 @@ def test_a_time_of_day_with_nanoseconds_is_refused(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_base64_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"line 2 cannot be read: a BINARY is no base64"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"line 2 cannot be read: its field 'v' is .*, which is no binary: a BINARY is no base64",
+    ):
         _file(tmp_path, "a.json", '{"v":"YWI="}\n{"v":"a b"}\n', JsonLines(), "BINARY")
 
 

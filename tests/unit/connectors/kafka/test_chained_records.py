@@ -340,13 +340,11 @@ def test_an_upstream_job_is_checked_and_travels_as_text() -> None:
             UpstreamJob(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_source_that_cannot_stop_at_barriers_is_refused() -> None:
-    with pytest.raises(ConfigError, match='add reader="python"'):
-        KafkaSource("h:1", ["t"], aligned_with=UpstreamJob())
+def test_a_source_that_would_not_stop_at_barriers_alone_is_refused() -> None:
     value = Json("a INT", on_bad_record=DeadLetter("letters"))
     with pytest.raises(ConfigError, match="second scan"):
-        KafkaSource("h:1", ["t"], reader="python", value=value, aligned_with=UpstreamJob())
-    source = KafkaSource("h:1", ["t"], reader="python", aligned_with=UpstreamJob())
+        KafkaSource("h:1", ["t"], value=value, aligned_with=UpstreamJob())
+    source = KafkaSource("h:1", ["t"], aligned_with=UpstreamJob())
     with pytest.raises(GraphError, match="not the only source"):
         source.load(None, JobPlace(StoreSpec("/job"), "1.json"))  # type: ignore[arg-type]
     kafka_upstream.check_alone(UpstreamJob(), NO_JOB)

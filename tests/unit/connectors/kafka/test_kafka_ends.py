@@ -95,9 +95,7 @@ def test_an_end_is_needed_for_every_partition(ends) -> None:
         lambda: EndAtTimestamp("2026"),
         lambda: source_of("latest"),
         lambda: source_of(EndAtLatest),
-        lambda: KafkaSource(
-            "nowhere:1", ["in"], reader="python", ending=EndAtLatest(), aligned_with=UpstreamJob()
-        ),
+        lambda: KafkaSource("nowhere:1", ["in"], ending=EndAtLatest(), aligned_with=UpstreamJob()),
     ],
 )
 def test_what_cannot_be_is_refused(make) -> None:

@@ -137,15 +137,13 @@ def test_a_beginning_that_is_not_there_is_refused(start, brokers, message) -> No
         lambda: KafkaSource("nowhere:1", ["in"], pattern="in-.*"),
         lambda: KafkaSource("nowhere:1", pattern="in-.*", partitions={"in-1": [0]}),
         lambda: KafkaSource("nowhere:1", pattern="[a&&b]"),
-        lambda: KafkaSource("nowhere:1", pattern="in-.*", reader="python", aligned_with=UpstreamJob()),
+        lambda: KafkaSource("nowhere:1", pattern="in-.*", aligned_with=UpstreamJob()),
         lambda: KafkaSource("nowhere:1", ["in"], partitions={}),
         lambda: KafkaSource("nowhere:1", ["in"], partitions={"in": []}),
         lambda: KafkaSource("nowhere:1", ["in"], partitions={"in": "01"}),
         lambda: KafkaSource("nowhere:1", ["in"], partitions={"in": [-1]}),
         lambda: KafkaSource("nowhere:1", ["in"], partitions={"out": [0]}),
-        lambda: KafkaSource(
-            "nowhere:1", ["in"], partitions={"in": [0]}, reader="python", aligned_with=UpstreamJob()
-        ),
+        lambda: KafkaSource("nowhere:1", ["in"], partitions={"in": [0]}, aligned_with=UpstreamJob()),
     ],
 )
 def test_what_cannot_be_is_refused(make) -> None:
@@ -196,8 +194,7 @@ def test_outside_of_a_job_nothing_is_kept(brokers: Brokers) -> None:
 def test_words_are_left_to_the_reader_and_a_savepoint_comes_first(tmp_path: Path, brokers: Brokers) -> None:
     place = job_in(tmp_path)
     assert source_of(StartingOffsets.EARLIEST).starting_option(place) == "earliest"
-    # That reader keeps what it has asked; of Spark's see test_two_questions.py.
-    assert source_of(StartingOffsets.LATEST, reader="python").starting_option(place) == "latest"
+    assert source_of(StartingOffsets.LATEST).starting_option(place) == "latest"
     start = SourceStart({"in": {"0": 8}, "flinkish:checkpoint": 3}, str(tmp_path), "x")
     # What was added behind the savepoint is read whole; the setting is not even looked at.
     moved = source_of(StartAtOffsets({"in": {0: 700}})).starting_at(start)
@@ -221,11 +218,10 @@ def test_single_partitions_begin_and_end_alone(tmp_path: Path, brokers: Brokers)
 @pytest.mark.parametrize(
     "settings",
     [
-        {"max_offsets_per_second": 5},
-        {"max_offsets_per_second": 0, "reader": "python"},
-        {"max_offsets_per_second": "5", "reader": "python"},
-        {"max_offsets_per_second": None, "reader": "python"},
-        {"max_offsets_per_second": 5, "reader": "python", "aligned_with": UpstreamJob()},
+        {"max_offsets_per_second": 0},
+        {"max_offsets_per_second": "5"},
+        {"max_offsets_per_second": None},
+        {"max_offsets_per_second": 5, "aligned_with": UpstreamJob()},
     ],
 )
 def test_a_pace_that_cannot_be_is_refused(settings: dict[str, Any]) -> None:
@@ -234,11 +230,9 @@ def test_a_pace_that_cannot_be_is_refused(settings: dict[str, Any]) -> None:
 
 
 def test_what_can_be_aligned() -> None:
-    KafkaSource("nowhere:1", ["in"], reader="python", max_offsets_per_second=0.5).check_alignable("in")
-    with pytest.raises(GraphError, match='reader="python"'):
-        KafkaSource("nowhere:1", ["in"]).check_alignable("in")
+    KafkaSource("nowhere:1", ["in"], max_offsets_per_second=0.5).check_alignable("in")
     with pytest.raises(GraphError, match="aligned_with"):
-        KafkaSource("nowhere:1", ["in"], reader="python", aligned_with=UpstreamJob()).check_alignable("in")
+        KafkaSource("nowhere:1", ["in"], aligned_with=UpstreamJob()).check_alignable("in")
 
 
 # -- topics by a pattern -------------------------------------------------------------------------------
@@ -258,7 +252,7 @@ def test_a_pattern_takes_its_own_out_of_a_log() -> None:
     wanted = {channel_by_name("in", 0), channel_by_name("in", 1), channel_by_name("in-2", 0)}
     assert source.channels_in(logged) == wanted and min(wanted) > 0
     assert subscription(source.topics, source.partitions, source.pattern) == {"subscribePattern": "in.*"}
-    assert (source.plan_name, by_pattern(reader="python").plan_name) == ("pattern", "kafka-python pattern")
+    assert (source.plan_name, KafkaSource("nowhere:1", ["in"]).plan_name) == ("pattern", "")
 
 
 def test_topics_that_come_later_are_behind_an_end_and_at_a_beginning(

@@ -109,14 +109,12 @@ def test_what_a_tombstone_is_unless_somebody_says() -> None:
         assert decoding is not None and decoding.tombstones is usual
 
 
-def test_spark_s_own_reader_does_not_know_the_epoch_of_a_leader() -> None:
-    with pytest.raises(ConfigError, match=r"leader-epoch.*reader=.python"):
-        KafkaSource("b:9092", ["in"], value=Raw(), metadata=["leader-epoch"])
-    source = KafkaSource("b:9092", ["in"], value=Raw(), metadata=["leader-epoch"], reader="python")
+def test_the_epoch_of_a_leader_is_a_column() -> None:
+    source = KafkaSource("b:9092", ["in"], value=Raw(), metadata=["leader-epoch"])
     assert records.names_of(source.metadata) == ("_leader_epoch",)
 
 
-def test_the_columns_of_the_python_reader_are_those_of_the_format() -> None:
+def test_the_columns_of_the_reader_are_those_of_the_format() -> None:
     options = {
         "kafka.bootstrap.servers": "b:9092",
         "subscribe": "in",
