@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.reader import MOST_REASON, READ, REASON
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import Json
-from flinkish_spark.types.arrow_columns import to_column_function
 from flinkish_spark.types.ddl import DdlError, parse_ddl
 from flinkish_spark.types.exact_text import unfit_for_json
 from flinkish_spark.types.hints import first_required, holds_nothing
 from flinkish_spark.types.json_columns import JsonReader
 
+#: Longest reason that is told; it stands in a header of a dead letter.
+MOST_REASON = 1_000
 #: Name of the observed metric that counts dropped records; the source's topics follow.
 DROPPED_METRIC = "flinkish_dropped_"
 
@@ -64,40 +62,18 @@ def dropped_metric(counted_as: Sequence[str]) -> str:
     return DROPPED_METRIC + json.dumps(list(counted_as))
 
 
-def read_json(data: Column, fields: T.StructType, whose: str, time_zone: str) -> Column:
-    """Return a struct as of `read_column`: fields of JSON objects, and why bytes are none; null for null.
-
-    Intervals of months are numbers in it, see `with_intervals`.
-    """
-    kind = T.StructType(
-        [
-            T.StructField(READ, JsonReader(fields, time_zone).spark_type),
-            T.StructField(REASON, T.StringType()),
-        ]
-    )
-    read = _ReadJson(fields.json(), whose, time_zone)
-    # As bytes: of a text that is no UTF-8 Arrow could not give any.
-    return to_column_function(read.__call__, kind)(data.cast("binary"))
-
-
-@dataclass(frozen=True)
-class _ReadJson:
-    fields: str
-    #: Begins a reason.
-    whose: str
-    time_zone: str
-
-    def __call__(self, values: pa.Array) -> pa.Array:
-        reader = _reader_of(self.fields, self.time_zone)
-        rows = reader.read(values)
-        bad = pc.and_(values.is_valid(), rows.is_null())
-        reasons = pa.nulls(len(values), pa.string())
-        if bad.true_count:
-            told = [
-                f"{self.whose} {reader.why_bad(one)}"[:MOST_REASON] for one in values.filter(bad).to_pylist()
-            ]
-            reasons = pc.replace_with_mask(reasons, bad, pa.array(told, pa.string()))
-        return pa.StructArray.from_arrays([rows, reasons], [READ, REASON])
+def read_json(
+    values: pa.Array, fields: T.StructType, whose: str, time_zone: str
+) -> tuple[pa.Array, pa.Array]:
+    """Return a struct for each JSON object, and why bytes are none; both are null for a null."""
+    reader = _reader_of(fields.json(), time_zone)
+    rows = reader.read(values)
+    bad = pc.and_(values.is_valid(), rows.is_null())
+    reasons = pa.nulls(len(values), pa.string())
+    if bad.true_count:
+        told = [f"{whose} {reader.why_bad(one)}"[:MOST_REASON] for one in values.filter(bad).to_pylist()]
+        reasons = pc.replace_with_mask(reasons, bad, pa.array(told, pa.string()))
+    return rows, reasons
 
 
 @lru_cache(maxsize=64)

@@ -44,7 +44,6 @@ from flinkish_spark.protocol.plan_layout import OWN_KEYS, SPLITS, Position, lowe
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.rows import OutputError, RowWriter
-from flinkish_spark.types.schemas import PREFIX
 from flinkish_spark.types.to_arrow import first_missing, has_required
 
 if TYPE_CHECKING:
@@ -242,7 +241,7 @@ class SplitSource(Source):
         return end - start if type(start) is int and type(end) is int else None
 
     def piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
-        """Return what a task needs to know of a piece besides its offsets, as a JSON value; None by default."""
+        """Return what a task needs to know of a piece besides its offsets, as JSON; None by default."""
         return None
 
     def close(self) -> None:
@@ -792,7 +791,7 @@ class ReadSplits:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for piece in batch.column(PIECE).to_pylist():
+            for piece in batch.column(C.PIECE).to_pylist():
                 yield from read_piece(self.source, SplitPiece.of(piece))
 
 
@@ -813,8 +812,6 @@ def read_piece(source: SplitSource, piece: SplitPiece) -> Iterator[pa.RecordBatc
             return
 
 
-#: The one column that a source of splits has for Spark: what a task is to read.
-PIECE = f"{PREFIX}piece"
 _PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.LongType()))
 
 #: Not None, which a source may have yielded by mistake: it would end the piece, and lose what follows.
@@ -918,7 +915,7 @@ class SplitDataSource(DataSource):
         return cls._format
 
     def schema(self) -> T.StructType:
-        return T.StructType([T.StructField(PIECE, T.StringType())])
+        return T.StructType([T.StructField(C.PIECE, T.StringType())])
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
         return for_running_spark(SplitStreamReader(self._source, self._folder, self._control_path))

@@ -39,6 +39,8 @@ STREAM = "_fs_stream"
 HASH = "_fs_hash"
 #: Whose row it is where several sinks get theirs in one frame: the sink's place among them.
 SINK = "_fs_sink"
+#: What a task is to read, as text: the one column that a source of ours has for Spark.
+PIECE = "_fs_piece"
 #: Rows of one route, packed; see `flinkish_spark/transport/blocks.py`.
 BLOCK = "_fs_block"
 #: The hash of a record's key, by which its state is found.
@@ -128,12 +130,18 @@ def read_by(pieces: DataFrame, reader: Worker, columns: T.StructType) -> DataFra
 
     What works on the records in Python runs in the same pass.
     """
+    return as_records(map_in_arrow(pieces, reader, columns))
+
+
+def as_records(frame: DataFrame) -> DataFrame:
+    """Return a frame of a source's records, so that its columns are known as the source's."""
     # Workers import this module, too, and have no plans.
     from flinkish_spark.bridge.plans import named_records
 
-    made = map_in_arrow(pieces, reader, columns)
-    named = named_records(made)
-    setattr(named, _PASS, getattr(made, _PASS))
+    named = named_records(frame)
+    made = getattr(frame, _PASS, None)
+    if made is not None:
+        setattr(named, _PASS, made)
     return named
 
 

@@ -15,13 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as pa_json
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.types import text_values as texts
 from flinkish_spark.types.arrow_columns import beyond_years
 from flinkish_spark.types.arrow_types import arrow_type
+from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.text_values import NoValue
 
@@ -132,10 +134,24 @@ class JsonReader:
 
 def with_intervals(column: Column, kind: T.StructType) -> Column:
     """Return a struct whose numbers of months are the intervals that `kind` has."""
-    if replace_months(kind, T.IntegerType()) == replace_months(kind, None):
+    if not has_intervals(kind):
         return column
     # A number becomes an interval of one unit only.
     return column.cast(replace_months(kind, T.YearMonthIntervalType(1, 1))).cast(replace_months(kind, None))
+
+
+def with_intervals_of(frame: DataFrame, fields: T.StructType) -> DataFrame:
+    """Return a frame whose numbers of months are the intervals that `fields` have."""
+    for one in fields:
+        if has_intervals(one.dataType):
+            # A number becomes an interval of one unit only.
+            months = F.col(quoted(one.name)).cast(replace_months(one.dataType, T.YearMonthIntervalType(1, 1)))
+            frame = frame.withColumn(one.name, months.cast(replace_months(one.dataType, None)))
+    return frame
+
+
+def has_intervals(kind: T.DataType) -> bool:
+    return bool(replace_months(kind, T.IntegerType()) != replace_months(kind, None))
 
 
 def replace_months(kind: Any, by: T.DataType | None) -> Any:

@@ -12,15 +12,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.session import session_time_zone
 from flinkish_spark.connectors import json as plain_json
 from flinkish_spark.connectors.formats import avro, json_schema, protobuf
 from flinkish_spark.connectors.formats.csv import CsvReader, check_flat
-from flinkish_spark.connectors.formats.reader import Reader, made_of, read_column, reason_of
+from flinkish_spark.connectors.formats.reader import Reader, read_values
 from flinkish_spark.connectors.formats.registry import (
     NoSuchSchema,
     Registered,
@@ -46,7 +47,7 @@ from flinkish_spark.core.formats import (
 )
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.types.json_columns import with_intervals
+from flinkish_spark.types.json_columns import has_intervals
 from flinkish_spark.types.schemas import PREFIX
 
 #: The column that says why a record is bad.
@@ -67,6 +68,10 @@ class Part:
     @property
     def read(self) -> str:
         return f"{PREFIX}read_{self.name}"
+
+    @property
+    def has_intervals(self) -> bool:
+        return has_intervals(self.fields)
 
 
 def stated_part(form: Format, name: str) -> Part | None:
@@ -203,33 +208,47 @@ class _Kept:
             self._job_dir.recorded_once(f"{self._name}-{at}-{schema.schema_id}", schema.to_json())
 
 
-def with_part(raw: DataFrame, part: Part) -> tuple[DataFrame, Column]:
-    """Add what a part is read as, the column :attr:`Part.read`; return why it is none."""
-    # The reason is null where the part is read, and where there are no bytes; its fields are null then.
-    data = F.col(part.name)
+def read_part(part: Part, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+    """Return a struct for each value, and why it is none; both are null where there are no bytes.
+
+    Intervals of months are numbers in it, see `with_intervals`.
+    """
     match part.form:
         case Raw(column=column):
-            return raw.withColumn(part.read, F.struct(data.alias(column))), F.lit(None).cast("string")
+            return pa.StructArray.from_arrays([values], [column]), pa.nulls(len(values), pa.string())
         case String(column=column):
-            text = data.cast("string")
-            bad = F.when(~F.is_valid_utf8(text), F.lit(f"the {part.name} is not UTF-8"))
-            return raw.withColumn(part.read, F.struct(text.alias(column))), bad
+            texts, reasons = _texts_of(values, f"the {part.name} is not UTF-8")
+            return pa.StructArray.from_arrays([texts], [column]), reasons
         case Json():
-            return _with_json(raw, data, part, f"the {part.name}")
+            return plain_json.read_json(values, part.fields, f"the {part.name}", time_zone)
     reader = part.reader
     assert reader is not None
     if isinstance(reader, CsvReader):
-        reader = replace(reader, time_zone=session_time_zone(raw.sparkSession))
-    made = f"{PREFIX}made_{part.name}"
-    raw = raw.withColumn(made, read_column(reader, data))
-    reason = reason_of(F.col(made))
+        reader = replace(reader, time_zone=time_zone)
+    rows, reasons = read_values(reader, values)
     if isinstance(reader.kind, T.StringType):
-        raw, refused = _with_json(raw, made_of(F.col(made)), part, "it")
-        reason = F.coalesce(reason, refused)
-    else:
-        read = made_of(F.col(made))
-        raw = raw.withColumn(part.read, with_intervals(read, part.fields))
-    return raw, reason if part.name == "value" else F.concat(F.lit(f"its {part.name}: "), reason)
+        rows, refused = plain_json.read_json(rows.cast(pa.binary()), part.fields, "it", time_zone)
+        reasons = pc.coalesce(reasons, refused)
+    if part.name != "value" and reasons.null_count < len(reasons):
+        reasons = pc.binary_join_element_wise(f"its {part.name}: ", reasons, "")
+    return rows, reasons
+
+
+def _texts_of(values: pa.Array, why: str) -> tuple[pa.Array, pa.Array]:
+    try:
+        return values.cast(pa.string()), pa.nulls(len(values), pa.string())
+    except pa.ArrowInvalid:
+        texts = [None if value is None else _text_of(value) for value in values.to_pylist()]
+    found = pa.array(texts, pa.string())
+    bad = pc.and_(values.is_valid(), found.is_null())
+    return found, pc.if_else(bad, why, pa.scalar(None, pa.string()))
+
+
+def _text_of(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
@@ -239,24 +258,10 @@ def unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
     return F.raise_error(F.concat(F.lit(UNREADABLE_MARKER), told))
 
 
-def without_bad(
-    found: DataFrame, policy: BadRecordPolicy, counted_as: Sequence[str], passes: Column
-) -> DataFrame:
-    """Return the rows without a :data:`REASON`; what becomes of the others the policy says."""
-    is_good = passes | F.col(REASON).isNull()
-    if policy is OnBadRecord.FAIL:
-        failed = unreadable(F.col(REASON)).cast("boolean")
-        return found.where(F.when(is_good, F.lit(True)).otherwise(failed))
+def without_bad(found: DataFrame, policy: BadRecordPolicy, counted_as: Sequence[str]) -> DataFrame:
+    """Return the rows without a :data:`REASON`; those that are dropped are counted by Spark."""
+    is_good = F.col(REASON).isNull()
     if policy is OnBadRecord.DROP:
         metric = plain_json.dropped_metric(counted_as)
         found = found.observe(metric, F.count(F.when(~is_good, 1)).alias("dropped"))
     return found.where(is_good)
-
-
-def _with_json(raw: DataFrame, data: Column, part: Part, whose: str) -> tuple[DataFrame, Column]:
-    """Add the fields of JSON texts; return why they have none."""
-    made = f"{PREFIX}json_{part.name}"
-    read = plain_json.read_json(data, part.fields, whose, session_time_zone(raw.sparkSession))
-    raw = raw.withColumn(made, read)
-    raw = raw.withColumn(part.read, with_intervals(made_of(F.col(made)), part.fields))
-    return raw, reason_of(F.col(made))

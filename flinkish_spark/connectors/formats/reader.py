@@ -24,17 +24,15 @@ from flinkish_spark.connectors.formats.registry import (
     client_of,
     schema_id_in,
 )
+from flinkish_spark.connectors.json import MOST_REASON
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
-from flinkish_spark.types.arrow_columns import to_column_function
 from flinkish_spark.types.arrow_types import arrow_type
 
 #: Names within what comes of a record: its row or its text, and why it has none.
 READ, REASON = "read", "reason"
 #: What Arrow raises of a value that is none of its type; not what it raises of memory.
 _MISFITS = (OverflowError, TypeError, ValueError)
-#: Longest reason that is told; it stands in a header of a dead letter.
-MOST_REASON = 1_000
 
 
 class Unreadable(ValueError):
@@ -63,12 +61,6 @@ class Writer(ABC):
         """Return the function that writes a row, a dict as Arrow makes it; raises Unreadable, with why."""
 
 
-def read_column(reader: Reader, data: Column) -> Column:
-    """Return a struct with what was read, and why it was not; both are null where `data` is."""
-    kind = T.StructType([T.StructField(READ, reader.kind), T.StructField(REASON, T.StringType())])
-    return to_column_function(_Read(reader, kind).__call__, kind)(data)
-
-
 def written_column(writer: Writer, row: Column) -> Column:
     kind = T.StructType([T.StructField(READ, T.BinaryType()), T.StructField(REASON, T.StringType())])
     column: Column = arrow_udf(_Write(writer).__call__, kind)(row)  # type: ignore[call-overload]
@@ -80,20 +72,15 @@ def _opened(part: Reader | Writer) -> Callable[[Any], Any]:
     return part.opened()
 
 
-@dataclass(frozen=True)
-class _Read:
-    reader: Reader
-    kind: T.StructType
-
-    def __call__(self, values: pa.Array) -> pa.Array:
-        read = _opened(self.reader)
-        found, reasons = _each(read, values.to_pylist())
-        kind = arrow_type(self.reader.kind)
-        try:
-            rows = pa.array(found, kind)
-        except _MISFITS:
-            rows = pa.array(_those_that_fit(found, kind, reasons), kind)
-        return pa.StructArray.from_arrays([rows, pa.array(reasons, pa.string())], [READ, REASON])
+def read_values(reader: Reader, values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return what was read of each value, and why it was not; both are null for a null."""
+    found, reasons = _each(_opened(reader), values.to_pylist())
+    kind = arrow_type(reader.kind)
+    try:
+        rows = pa.array(found, kind)
+    except _MISFITS:
+        rows = pa.array(_those_that_fit(found, kind, reasons), kind)
+    return rows, pa.array(reasons, pa.string())
 
 
 @dataclass(frozen=True)

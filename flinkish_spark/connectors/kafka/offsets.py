@@ -16,9 +16,6 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
 from flinkish_spark.connectors.formats.decoding import schema_facts
 from flinkish_spark.connectors.kafka.checks import InputChecks, raise_if_it_stays
 from flinkish_spark.connectors.kafka.client.admin import (
@@ -32,7 +29,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
 from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.marks import newest_of
-from flinkish_spark.connectors.kafka.records import OWN_TIME
+from flinkish_spark.connectors.kafka.metadata import OWN_TIME
 from flinkish_spark.contracts.source import Extent, JobPlace, Source, SourceStart
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import (
@@ -54,8 +51,6 @@ from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport.channels import channel_of, check_told_apart
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
     from flinkish_spark.protocol.plan_layout import Position
 
@@ -667,18 +662,6 @@ def checked_end(ending: KafkaEnd | None, aligned_with: UpstreamJob | None) -> Ka
         )
     what_to_do = "give EndAtLatest(), EndAtOffsets({...}) or EndAtTimestamp(...), or leave it out"
     return instance_of("ending", ending, KafkaEnd, what_to_do=what_to_do)  # type: ignore[type-abstract]
-
-
-def cut_at(raw: DataFrame, ends: Ends | None, is_barrier: Column | None = None) -> DataFrame:
-    """Leave out the records of a raw stream from the ends on; a partition without an end has none."""
-    if ends is None:
-        return raw
-    is_before = F.lit(False)
-    for topic, partitions in ends.items():
-        for partition, end in partitions.items():
-            is_there = (F.col("topic") == topic) & (F.col("partition") == int(partition))
-            is_before = is_before | (is_there & (F.col("offset") < end))
-    return raw.where(is_before if is_barrier is None else is_barrier | is_before)
 
 
 class GroupIsActive(EnvironmentFault):

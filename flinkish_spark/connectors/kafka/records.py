@@ -1,29 +1,31 @@
-"""The parts of a Kafka record as columns: fields of value and key, what stands beside them; tombstones."""
+"""The parts of a Kafka record as columns: fields of value and key; tombstones; records that are bad."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import session_time_zone
 from flinkish_spark.connectors import json as plain_json
-from flinkish_spark.connectors.changelog import AvroChangelog, Changelog, JsonChangelog, column_of
+from flinkish_spark.connectors.changelog import AvroChangelog, Changelog, JsonChangelog
 from flinkish_spark.connectors.formats.decoding import (
     REASON,
     Part,
     part_of,
+    read_part,
     stated_part,
-    with_part,
     without_bad,
 )
-from flinkish_spark.connectors.kafka.checks import HEADERS, HEADERS_TYPE, letter_topic
-from flinkish_spark.connectors.kafka.client.settings import INCLUDE_LEADER_EPOCH
+from flinkish_spark.connectors.kafka.checks import letter_topic
+from flinkish_spark.connectors.kafka.metadata import OF_VALUE, check_names, is_of_value
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.changelogs import (
     ROW_KIND,
@@ -33,9 +35,10 @@ from flinkish_spark.core.changelogs import (
     DebeziumMongoJson,
     RowKind,
 )
-from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.errors import UNREADABLE_MARKER, BadRecordError, ConfigError, SchemaError
 from flinkish_spark.core.formats import (
     BadRecordPolicy,
+    DeadLetter,
     Format,
     OnBadRecord,
     OnTombstone,
@@ -44,109 +47,12 @@ from flinkish_spark.core.formats import (
 )
 from flinkish_spark.core.validation import instance_of
 from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.blocks import as_schema
+from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.json_columns import replace_months, with_intervals, with_intervals_of
 from flinkish_spark.types.schemas import check_field_names
-
-#: Of a reader of ours, the epoch in which the leader of the partition took the record; -1 if it is not known.
-LEADER_EPOCH = "leaderEpoch"
-#: By the number that Spark's `timestampType` has: what Kafka calls it, and Flink with it.
-_TIMESTAMP_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
-
-
-class _Part(NamedTuple):
-    type: str
-    #: From the columns of a reader.
-    column: Callable[[], Column]
-
-
-def _timestamp_type() -> Column:
-    known = F.col("timestampType")
-    return F.coalesce(*[F.when(known == number, F.lit(name)) for number, name in _TIMESTAMP_TYPES.items()])
-
-
-def _headers() -> Column:
-    # Readers have null where there are none.
-    return F.coalesce(F.col(HEADERS), F.array().cast(HEADERS_TYPE))
-
-
-def _headers_map() -> Column:
-    names = F.array_distinct(F.transform(_headers(), lambda one: one["key"]))
-
-    def values_of(name: Column) -> Column:
-        of_name = F.filter(_headers(), lambda one: one["key"] == name)
-        return F.transform(of_name, lambda one: one["value"])
-
-    return F.map_from_arrays(names, F.transform(names, values_of))
-
-
-def _leader_epoch() -> Column:
-    return F.when(F.col(LEADER_EPOCH) >= 0, F.col(LEADER_EPOCH))
-
-
-_PARTS: Mapping[str, _Part] = {
-    "topic": _Part("STRING", lambda: F.col("topic")),
-    "partition": _Part("INT", lambda: F.col("partition")),
-    "offset": _Part("LONG", lambda: F.col("offset")),
-    "timestamp": _Part("TIMESTAMP", lambda: F.col("timestamp")),
-    "timestamp-type": _Part("STRING", _timestamp_type),
-    "key": _Part("BINARY", lambda: F.col("key")),
-    "headers": _Part(HEADERS_TYPE, _headers),
-    "headers-map": _Part("MAP<STRING, ARRAY<BINARY>>", _headers_map),
-    "leader-epoch": _Part("INT", _leader_epoch),
-}
-#: What can be asked for; its column has an underscore in front, and underscores for hyphens.
-METADATA = tuple(_PARTS)
-#: What only the planner asks for: the record's timestamp as event time.
-OWN_TIME = "event time"
-#: In front of what the format of the value knows.
-_OF_VALUE = "value."
-_WITH_HEADERS = frozenset({"headers", "headers-map"})
-
-
-def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
-    # A set is no list: columns have an order, the same in every process.
-    is_list = isinstance(metadata, Sequence) and not isinstance(metadata, str)
-    if not is_list or not all(name in METADATA or _is_of_value(name) for name in metadata):
-        raise ConfigError(
-            f"metadata is {metadata!r}",
-            why=f"it must be a list of names among {', '.join(METADATA)}",
-            what_to_do='give it like metadata=["topic", "partition", "offset"], or leave it out',
-        )
-    return tuple(dict.fromkeys(metadata))
-
-
-def _is_of_value(name: object) -> bool:
-    return isinstance(name, str) and name.startswith(_OF_VALUE)
-
-
-def metadata_columns(metadata: Sequence[str]) -> list[Column]:
-    own = [name for name in metadata if not _is_of_value(name)]
-    made = [F.unix_millis("timestamp") if name == OWN_TIME else _PARTS[name].column() for name in own]
-    return [one.alias(name) for one, name in zip(made, names_of(own), strict=True)]
-
-
-def names_of(metadata: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the columns, without those that the value's format knows."""
-    own = [name for name in metadata if not _is_of_value(name)]
-    return tuple(C.TIME if name == OWN_TIME else "_" + name.replace("-", "_") for name in own)
-
-
-def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
-    # Spark does not tell names apart by case.
-    taken = {name.lower() for name in fields.names}
-    for asked in metadata:
-        of_value = asked.removeprefix(_OF_VALUE)
-        name = column_of(of_value) if _is_of_value(asked) else names_of([asked])[0]
-        if name in taken:
-            raise SchemaError(
-                f"the records have a field '{name}', and metadata asks for a column of that name",
-                what_to_do=f"leave '{asked}' out of metadata, or rename the field",
-            )
-
-
-def options_for(metadata: Sequence[str]) -> dict[str, str]:
-    options = {"includeHeaders": "true"} if _WITH_HEADERS & set(metadata) else {}
-    return {**options, **({INCLUDE_LEADER_EPOCH: "true"} if "leader-epoch" in metadata else {})}
+from flinkish_spark.worker.daemon import freeze_modules
 
 
 @dataclass(frozen=True)
@@ -200,7 +106,7 @@ class Decoding:
             )
         if not isinstance(self.value, Changes) and self._of_value:
             raise ConfigError(
-                f"metadata asks for '{_OF_VALUE}{self._of_value[0]}', "
+                f"metadata asks for '{OF_VALUE}{self._of_value[0]}', "
                 f"and the value is {type(self.value).__name__}",
                 what_to_do="leave it out: only formats of changes know such things",
             )
@@ -262,7 +168,7 @@ class Decoding:
 
     @property
     def _of_value(self) -> tuple[str, ...]:
-        return tuple(one.removeprefix(_OF_VALUE) for one in self.metadata if _is_of_value(one))
+        return tuple(one.removeprefix(OF_VALUE) for one in self.metadata if is_of_value(one))
 
     def _check_fields(self, key: Part | None, value: Part | None, changelog: Changelog | None) -> None:
         """Refuse fields that would be one column; None stands for a part that is not known yet."""
@@ -339,77 +245,242 @@ class Deserializer:
         keys = self.decoding.fields_of(self.key)
         return T.StructType([*(one for one in keys if one.name not in values.names), *values])
 
-    def rows(
-        self,
-        raw: DataFrame,
-        counted_as: Sequence[str],
-        kept: Sequence[str],
-        is_barrier: Column | None = None,
-    ) -> DataFrame:
-        policy = self.decoding.policy
-        passes = F.lit(False) if is_barrier is None else is_barrier
-        if self.decoding.tombstones is OnTombstone.DROP:
-            raw = raw.where(F.col("value").isNotNull() | passes)
-        found, reason = self._read(raw)
-        if self.changelog is not None and policy is not OnBadRecord.FAIL:
-            found, reason = self._with_misfit(self.changelog, found, reason)
-        found = without_bad(found.withColumn(REASON, reason), policy, counted_as, passes)
-        if self.changelog is not None:
-            # Under FAIL a change that says nothing of rows ends the task here: no other look is taken.
-            beside = [*([] if self.key is None else [self.key.read]), *kept]
-            time_zone = session_time_zone(raw.sparkSession)
-            found = self.changelog.rows(found, F.col(self.value.read), beside, is_barrier, time_zone)
+    def rows(self, raw: DataFrame, counted_as: Sequence[str], kept: Sequence[str]) -> DataFrame:
+        """Return the fields of each good record and the columns `kept`; control rows have no fields."""
+        policy, parts = self.decoding.policy, self._parts(raw)
+        if self.changelog is None:
+            decode = DecodeRecords(parts, policy, tuple(raw.schema[name] for name in kept))
+            made = C.as_records(C.map_in_arrow(raw, decode, decode.columns))
+            if policy is OnBadRecord.DROP:
+                made = without_bad(made, policy, counted_as).drop(REASON)
+            return with_intervals_of(made, parts.fields)
+        read = self._read_apart(raw, parts)
+        if policy is not OnBadRecord.FAIL:
+            read, reason = self._with_misfit(self.changelog, read)
+            read = without_bad(read.withColumn(REASON, reason), policy, counted_as)
+        # Under FAIL a change that says nothing of rows ends the task here: no other look is taken.
+        beside = [*([] if self.key is None else [self.key.read]), *kept]
+        time_zone = session_time_zone(raw.sparkSession)
+        passes = F.col("topic").isNull() if C.KIND in raw.columns else None
+        found = self.changelog.rows(read, F.col(self.value.read), beside, passes, time_zone)
         return self._named(found, kept)
 
     def bad(self, raw: DataFrame) -> DataFrame:
         """Return the records of which no row can be made, and in the column `REASON` why."""
-        if self.decoding.tombstones is OnTombstone.DROP:
-            # Such a record is left out whatever its key is.
-            raw = raw.where(F.col("value").isNotNull())
-        found, reason = self._read(raw)
-        if self.changelog is not None:
-            found, reason = self._with_misfit(self.changelog, found, reason)
-        return found.withColumn(REASON, reason).where(F.col(REASON).isNotNull())
+        parts = self._parts(raw)
+        if self.changelog is None:
+            find = FindBadRecords(parts, raw.schema)
+            return C.map_in_arrow(raw, find, find.columns)
+        read, reason = self._with_misfit(self.changelog, self._read_apart(raw, parts))
+        return read.withColumn(REASON, reason).where(F.col(REASON).isNotNull())
 
-    def _read(self, raw: DataFrame) -> tuple[DataFrame, Column]:
-        """Add what the parts are read as; return why a record is bad, null where it is not."""
-        reasons = []
-        if self.key is not None:
-            raw, of_key = with_part(raw, self.key)
-            reasons.append(of_key)
-            if self.decoding.tombstones is OnTombstone.DELETE:
-                reasons.append(F.when(F.col("key").isNull(), F.lit("the record has no key")))
-        raw, of_value = with_part(raw, self.value)
-        reasons.append(of_value)
-        if self.decoding.tombstones is OnTombstone.REFUSE:
-            reasons.append(F.when(F.col("value").isNull(), F.lit("the record has no value")))
-        return raw, F.coalesce(*reasons)
+    def _parts(self, raw: DataFrame) -> RecordParts:
+        tombstones = self.decoding.tombstones
+        kind = [T.StructField(ROW_KIND, T.StringType())] if tombstones is OnTombstone.DELETE else []
+        return RecordParts(
+            self.key,
+            self.value,
+            self.decoding.fields_of(self.key),
+            T.StructType([*self.fields, *kind]),
+            tombstones,
+            session_time_zone(raw.sparkSession),
+        )
 
-    def _with_misfit(
-        self, changelog: Changelog, found: DataFrame, reason: Column
-    ) -> tuple[DataFrame, Column]:
+    def _read_apart(self, raw: DataFrame, parts: RecordParts) -> DataFrame:
+        """Add what the parts are read as, for the expressions of a changelog."""
+        fails = self.decoding.policy is OnBadRecord.FAIL
+        read = ReadParts(parts, raw.schema, fails)
+        frame = C.map_in_arrow(C.as_records(raw), read, read.columns)
+        for part in parts.all:
+            if part.has_intervals:
+                frame = frame.withColumn(part.read, with_intervals(F.col(part.read), part.fields))
+        return frame
+
+    def _with_misfit(self, changelog: Changelog, found: DataFrame) -> tuple[DataFrame, Column]:
         envelope, time_zone = F.col(self.value.read), session_time_zone(found.sparkSession)
         found, is_misfit = changelog.with_misfit(found, envelope, time_zone)
-        return found, F.coalesce(reason, F.when(is_misfit, F.lit(changelog.why)))
+        misfit = F.when(F.col("topic").isNotNull() & is_misfit, F.lit(changelog.why))
+        return found, F.coalesce(F.col(REASON), misfit)
 
     def _named(self, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
-        """Return the columns of a stream: those of the key alone, of the value, the kind, those kept."""
-        keys, values, kind = {}, {}, []
+        """Return the columns of a changelog: those of the key alone, of the row, the kind, those kept."""
+        assert self.changelog is not None
+        keys = {}
         if self.key is not None:
             of_key = F.col(self.key.read)
             names = zip(self.decoding.fields_of(self.key).names, self.key.fields.names, strict=True)
             keys = {name: of_key[own] for name, own in names}
-        if self.changelog is not None:
-            values = {name: F.col(quoted(name)) for name in self.changelog.fields.names}
-            kind = [F.col(name) for name in (ROW_KIND, *self.changelog.names)]
-        else:
-            values = {name: F.col(self.value.read)[name] for name in self.value.fields.names}
-        if self.decoding.tombstones in _KEEPING:
-            is_tombstone = F.col("value").isNull()
-            for name in values.keys() & keys.keys():
-                values[name] = F.when(is_tombstone, keys[name]).otherwise(values[name])
-            if self.decoding.tombstones is OnTombstone.DELETE:
-                deleted, updated = (F.lit(one.value) for one in (RowKind.DELETE, RowKind.UPDATE_AFTER))
-                kind = [F.when(is_tombstone, deleted).otherwise(updated).alias(ROW_KIND)]
+        values = {name: F.col(quoted(name)) for name in self.changelog.fields.names}
+        kind = [F.col(name) for name in (ROW_KIND, *self.changelog.names)]
         columns = {**keys, **values}
         return frame.select(*[columns[name].alias(name) for name in self.fields.names], *kind, *kept)
+
+
+@dataclass(frozen=True)
+class RecordParts:
+    """Reads the key and the value of records over Arrow columns; travels in the plan."""
+
+    key: Part | None
+    value: Part
+    #: The key's fields, as the stream calls them.
+    key_fields: T.StructType
+    #: Those of the stream; behind them the kind of the row, where tombstones delete.
+    fields: T.StructType
+    tombstones: OnTombstone
+    time_zone: str
+
+    @property
+    def all(self) -> tuple[Part, ...]:
+        return (self.value,) if self.key is None else (self.key, self.value)
+
+    def wanted(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the records that are looked at: a tombstone that is left out is, whatever its key is."""
+        values = records.column("value")
+        if self.tombstones is not OnTombstone.DROP or not values.null_count:
+            return records
+        return records.filter(values.is_valid())
+
+    def read(self, records: pa.RecordBatch) -> tuple[list[pa.Array], pa.Array]:
+        """Return a struct for each part, and why a record is bad: null where it is not."""
+        found, reasons = [], []
+        for part in self.all:
+            rows, of_part = read_part(part, records.column(part.name), self.time_zone)
+            found.append(rows)
+            reasons.append(of_part)
+            if part is self.key and self.tombstones is OnTombstone.DELETE:
+                reasons.append(_where(records.column("key").is_null(), "the record has no key"))
+        if self.tombstones is OnTombstone.REFUSE:
+            reasons.append(_where(records.column("value").is_null(), "the record has no value"))
+        return found, pc.coalesce(*reasons)
+
+    def columns(self, records: pa.RecordBatch, found: list[pa.Array]) -> list[pa.Array]:
+        """Return the columns of `fields`."""
+        values = dict(zip(self.value.fields.names, found[-1].flatten(), strict=True))
+        keys = {} if self.key is None else dict(zip(self.key_fields.names, found[0].flatten(), strict=True))
+        is_tombstone = records.column("value").is_null()
+        if self.tombstones in _KEEPING and is_tombstone.true_count:
+            for name in values.keys() & keys.keys():
+                values[name] = pc.if_else(is_tombstone, keys[name], values[name])
+        made = {**keys, **values}
+        if self.tombstones is OnTombstone.DELETE:
+            deleted, updated = RowKind.DELETE.value, RowKind.UPDATE_AFTER.value
+            made[ROW_KIND] = pc.if_else(is_tombstone, deleted, updated)
+        return [made[name] for name in self.fields.names]
+
+
+def _where(mask: pa.BooleanArray, reason: str) -> pa.Array:
+    return pc.if_else(mask, reason, pa.scalar(None, pa.string()))
+
+
+def _apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """Return records, and control rows if there are any: these have no topic."""
+    topics = batch.column("topic")
+    if C.KIND not in batch.schema.names or not topics.null_count:
+        return batch, None
+    return batch.filter(topics.is_valid()), batch.filter(topics.is_null())
+
+
+def refuse(records: pa.RecordBatch, reasons: pa.Array) -> None:
+    """Raise the error that names the first bad record and says why it is one."""
+    if reasons.null_count == len(reasons):
+        return
+    at = reasons.is_valid().index(True).as_py()
+    place = {name: records.column(name)[at].as_py() for name in ("topic", "partition", "offset")}
+    raise BadRecordError(f"{UNREADABLE_MARKER} {json.dumps({**place, 'reason': reasons[at].as_py()})}")
+
+
+@dataclass(frozen=True)
+class DecodeRecords:
+    """Called by mapInArrow: records in, their fields out, under the policy for bad ones."""
+
+    parts: RecordParts
+    policy: BadRecordPolicy
+    #: Columns that stay beside the fields.
+    kept: tuple[T.StructField, ...]
+
+    @property
+    def columns(self) -> T.StructType:
+        """Columns that come out: those of bad records say why, if somebody else is to drop and count them."""
+        reason = [_REASON] if self.policy is OnBadRecord.DROP else []
+        return T.StructType([*replace_months(self.parts.fields, T.IntegerType()), *self.kept, *reason])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_modules()
+        schema = arrow_schema(self.columns)
+        for batch in batches:
+            records, control = _apart(batch)
+            if records.num_rows:
+                yield self._decoded(self.parts.wanted(records), schema)
+            if control is not None:
+                kept = [control.column(field.name) for field in self.kept]
+                nothing = [pa.nulls(control.num_rows, kind) for kind in schema.types]
+                first = len(self.parts.fields)
+                nothing[first : first + len(kept)] = kept
+                yield as_schema(pa.RecordBatch.from_arrays(nothing, names=schema.names), schema)
+
+    def _decoded(self, records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        found, reasons = self.parts.read(records)
+        if self.policy is OnBadRecord.FAIL:
+            refuse(records, reasons)
+        columns = self.parts.columns(records, found)
+        columns += [records.column(field.name) for field in self.kept]
+        if self.policy is OnBadRecord.DROP:
+            columns.append(reasons)
+        made = as_schema(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
+        is_filtered = isinstance(self.policy, DeadLetter) and reasons.null_count < len(reasons)
+        return made.filter(reasons.is_null()) if is_filtered else made
+
+
+@dataclass(frozen=True)
+class FindBadRecords:
+    """Called by mapInArrow: keeps the records of which no row can be made, and says why."""
+
+    parts: RecordParts
+    given: T.StructType
+
+    @property
+    def columns(self) -> T.StructType:
+        return T.StructType([*self.given, _REASON])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            records = self.parts.wanted(batch)
+            _, reasons = self.parts.read(records)
+            if reasons.null_count < len(reasons):
+                yield records.append_column(REASON, reasons).filter(reasons.is_valid())
+
+
+@dataclass(frozen=True)
+class ReadParts:
+    """Called by mapInArrow: adds what the parts of records are read as, and why they are not."""
+
+    parts: RecordParts
+    given: T.StructType
+    #: Whether a bad record ends the task.
+    fails: bool
+
+    @property
+    def columns(self) -> T.StructType:
+        read = [
+            T.StructField(one.read, replace_months(one.fields, T.IntegerType())) for one in self.parts.all
+        ]
+        return T.StructType([*self.given, *read, _REASON])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_modules()
+        schema = arrow_schema(self.columns)
+        for batch in batches:
+            records, control = _apart(batch)
+            records = self.parts.wanted(records)
+            if records.num_rows:
+                found, reasons = self.parts.read(records)
+                if self.fails:
+                    refuse(records, reasons)
+                columns = [*records.columns, *found, reasons]
+                yield as_schema(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
+            if control is not None:
+                more = [pa.nulls(control.num_rows, kind) for kind in schema.types[len(self.given) :]]
+                yield pa.RecordBatch.from_arrays([*control.columns, *more], names=schema.names)
+
+
+_REASON = T.StructField(REASON, T.StringType())

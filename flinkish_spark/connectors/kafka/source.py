@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
-
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     InputChecks,
@@ -40,7 +38,10 @@ from flinkish_spark.connectors.kafka.format.options import (
     HELD_PATH,
     HELD_SOURCE,
     PER_SECOND,
+    PIECES,
+    parse_stream,
 )
+from flinkish_spark.connectors.kafka.metadata import checked_metadata, names_of, options_for
 from flinkish_spark.connectors.kafka.offsets import (
     EndsAtOffsets,
     GroupPatience,
@@ -51,25 +52,17 @@ from flinkish_spark.connectors.kafka.offsets import (
     Wanted,
     checked_end,
     checked_start,
-    cut_at,
     group_marks,
     store_offsets,
 )
-from flinkish_spark.connectors.kafka.records import (
-    Decoding,
-    checked_metadata,
-    decoding_of,
-    metadata_columns,
-    names_of,
-    options_for,
-)
+from flinkish_spark.connectors.kafka.ranges import ReadRanges
+from flinkish_spark.connectors.kafka.records import Decoding, decoding_of
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import GroupOffsets
 from flinkish_spark.contracts.source import JobPlace, SideOutput, SourceStart
 from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.errors import (
-    BAD_TIME_MARKER,
     ConfigError,
     GraphError,
 )
@@ -82,12 +75,10 @@ from flinkish_spark.protocol.input_gate import AlignmentMode
 from flinkish_spark.protocol.limits import UNLIMITED, Unlimited, checked_whole
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.channels import TOPIC_BITS, TOPIC_SHIFT, check_told_apart
-from flinkish_spark.types.record_time import FIRST_MS, LAST_MS, NO_TIME_MS
+from flinkish_spark.transport.channels import check_told_apart
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamReader
+    from pyspark.sql import DataFrame, SparkSession
 
     from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
     from flinkish_spark.contracts.sink import Sink
@@ -156,33 +147,6 @@ def subscription(
     if not partitions:
         return {"subscribe": ",".join(topics)}
     return {"assign": json.dumps({topic: list(numbers) for topic, numbers in partitions.items()})}
-
-
-def with_checked_times(records: DataFrame) -> DataFrame:
-    """Return records whose `timestamp` is one: a record without a time has -1 in Kafka, here it has null.
-
-    Any other time in none of the years 1 to 9999 ends the query with an error that names the record.
-    """
-    ms = F.unix_millis("timestamp")
-    is_time = ms.isNull() | ms.between(FIRST_MS, LAST_MS)
-    place = F.to_json(F.struct("topic", "partition", "offset", ms.alias("timestamp_ms")))
-    message = F.concat(F.lit(BAD_TIME_MARKER), place)
-    checked = F.when(is_time, F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
-    return with_known_times(records.where(checked))
-
-
-def with_known_times(records: DataFrame) -> DataFrame:
-    is_known = F.unix_millis("timestamp") != NO_TIME_MS
-    return records.withColumn("timestamp", F.when(is_known, F.col("timestamp")))
-
-
-def channel_column(topics: Sequence[str]) -> Column:
-    """Return the number of each record's partition as a channel."""
-    channel = F.col("partition").cast("long")
-    if len(topics) != 1:
-        number = F.crc32(F.col("topic").cast("binary")).bitwiseAND(F.lit(TOPIC_BITS).cast("long"))
-        channel = F.shiftleft(number, TOPIC_SHIFT) + channel
-    return channel.alias(C.CHANNEL)
 
 
 def checked_pace(most: float | Unlimited, aligned_with: UpstreamJob | None) -> float | Unlimited:
@@ -450,28 +414,23 @@ class KafkaSource(EndsAtOffsets):
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         check_alone(self.aligned_with, place)
-        return self._fields(self._raw(spark, place, {}), place, (C.CHANNEL, C.SEQUENCE), None)
+        return self._fields(self._records(spark, place, {}), place, (C.CHANNEL, C.SEQUENCE))
 
     def load_marked(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the stream whose partitions each end with a barrier."""
-        raw = self._marked_raw(spark, place)
-        # Not by the kind: a later filter on it would let Spark's optimizer put its value into the check
-        # of the records' values, and run that check first.
-        is_barrier = F.col("topic").isNull()
-        control = (C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE)
-        return self._fields(raw, place, control, is_barrier)
+        upstream = reader_options(self.aligned_with, self._start)
+        records = self._records(spark, place, {CONTROL_PATH: place.control_path, **upstream})
+        return self._fields(records, place, (C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE))
 
-    def _fields(
-        self, raw: DataFrame, place: JobPlace, kept: Sequence[str], is_barrier: Column | None
-    ) -> DataFrame:
+    def _fields(self, raw: DataFrame, place: JobPlace, kept: Sequence[str]) -> DataFrame:
         if self._decoding is None:
-            return raw
+            return C.as_records(raw)
         # Two scans that begin at different places count apart what they drop.
         # A name of Spark's, in which a pattern might be anything.
         read = ("topics", *self.topics) if self.topics else ("pattern", self.fact("pattern"))
         counted_as = ("" if self._start is None else self._start.label, *read)
         rows_of = self._decoding.deserializer(self._uid, place, self.topics)
-        return rows_of.rows(raw, counted_as, (*names_of(self.metadata), *kept), is_barrier)
+        return rows_of.rows(raw, counted_as, (*names_of(self.metadata), *kept))
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
         return (letters_uid(uid),) if self.has_side_outputs else ()
@@ -482,41 +441,39 @@ class KafkaSource(EndsAtOffsets):
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
         if self._decoding is None or not self.has_side_outputs:
             return ()
-        raw = self._raw(spark, place, {"includeHeaders": "true"}, HEADERS)
+        raw = self._records(spark, place, {"includeHeaders": "true"}, HEADERS)
         bad = self._decoding.deserializer(uid, place, self.topics).bad(raw)
         return (letters_of(bad, self._decoding.policy, uid, self.connection, Engine.PYTHON, peers),)
 
-    def _raw(self, spark: SparkSession, place: JobPlace, more: Mapping[str, str], *columns: str) -> DataFrame:
-        frame = self._stream(spark, place, more).load()
-        frame = with_checked_times(cut_at(frame, self.ends_in(place)))
-        own = [*map(F.col, (*KAFKA_COLUMNS, *columns)), *metadata_columns(self.metadata)]
-        return frame.select(*own, channel_column(self.topics), F.col("offset").alias(C.SEQUENCE))
+    def _records(
+        self, spark: SparkSession, place: JobPlace, more: Mapping[str, str], *columns: str
+    ) -> DataFrame:
+        """Return records as Kafka has them: Spark gets ranges, which a task reads."""
+        given = {**self._options(place), **more, PIECES: "true"}
+        register(spark)
+        pieces = spark.readStream.format(FORMAT_NAME).options(**given).load()
+        read = ReadRanges(parse_stream(given), self.topics, self.ends_in(place), self.metadata, columns)
+        return C.map_in_arrow(pieces, read, read.columns)
 
-    def _marked_raw(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        upstream = reader_options(self.aligned_with, self._start)
-        frame = self._stream(spark, place, {CONTROL_PATH: place.control_path, **upstream}).load()
-        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-        frame = with_checked_times(cut_at(frame, self.ends_in(place), F.col("topic").isNull()))
-        channel = F.when(is_record, channel_column(self.topics)).otherwise(F.col(C.CHANNEL))
-        offset = F.coalesce("offset", F.lit(0).cast("long"))
-        own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
-        return frame.select(*own, C.KIND, C.CHECKPOINT, channel.alias(C.CHANNEL), offset.alias(C.SEQUENCE))
-
-    def _stream(self, spark: SparkSession, place: JobPlace, more: Mapping[str, str]) -> DataStreamReader:
+    def _options(self, place: JobPlace) -> dict[str, str]:
         held = {HELD_PATH: place.control_path, HELD_SOURCE: self._uid} if self._uid else {}
         most = self.max_offsets_per_second
         pace = {} if isinstance(most, Unlimited) else {PER_SECOND: repr(float(most))}
-        own = {FIRST_OFFSETS: place.beginnings(self._start), **held, **pace, **SKIP}
-        own = {**own, **options_for(self.metadata)}
-        register(spark)
-        reader = spark.readStream.format(FORMAT_NAME).options(**self.connection.for_spark())
-        reader = reader.options(**{**own, **self.reader_options, **more})
-        reader = reader.options(**subscription(self.topics, self.partitions, self.pattern))
-        reader = reader.option("startingOffsets", self.starting_option(place))
-        reader = reader.option("failOnDataLoss", "true").option("kafka.isolation.level", "read_committed")
-        if self.max_offsets_per_trigger:
-            reader = reader.option("maxOffsetsPerTrigger", str(self.max_offsets_per_trigger))
-        return reader
+        limit = {"maxOffsetsPerTrigger": str(self.max_offsets_per_trigger)}
+        return {
+            **self.connection.for_spark(),
+            FIRST_OFFSETS: place.beginnings(self._start),
+            **held,
+            **pace,
+            **SKIP,
+            **options_for(self.metadata),
+            **self.reader_options,
+            **subscription(self.topics, self.partitions, self.pattern),
+            "startingOffsets": self.starting_option(place),
+            "failOnDataLoss": "true",
+            "kafka.isolation.level": "read_committed",
+            **(limit if self.max_offsets_per_trigger else {}),
+        }
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics that do not exist or cannot be followed."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats.decoding import schema_facts
@@ -32,6 +31,15 @@ from flinkish_spark.connectors.kafka.client.admin import (
 )
 from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.metadata import (
+    LEADER_EPOCH,
+    checked_metadata,
+    known_times,
+    metadata_arrays,
+    metadata_fields,
+    milliseconds_of,
+    names_of,
+)
 from flinkish_spark.connectors.kafka.offsets import (
     GroupPatience,
     KafkaEnd,
@@ -47,15 +55,7 @@ from flinkish_spark.connectors.kafka.offsets import (
     places_in,
     start_offsets,
 )
-from flinkish_spark.connectors.kafka.records import (
-    LEADER_EPOCH,
-    Decoding,
-    checked_metadata,
-    decoding_of,
-    metadata_columns,
-    names_of,
-)
-from flinkish_spark.connectors.kafka.source import with_known_times
+from flinkish_spark.connectors.kafka.records import Decoding, decoding_of
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, logged_positions
 from flinkish_spark.contracts.dataset import Dataset
@@ -198,9 +198,8 @@ class KafkaRecordsSource(SplitSource):
     """
 
     kind = "kafka-records"
-    #: The column with the records' times, and the field that is read for it alone.
-    _own_time: str = ""
-    _added: str = ""
+    #: Whether records have their times beside their fields.
+    _has_own_time: bool = False
 
     def __init__(
         self,
@@ -349,39 +348,42 @@ class KafkaRecordsSource(SplitSource):
         from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 
         topic, partition = _place(split)
-        names = self.record_type.names
+        names = self.schema.names
         settings = ReaderSettings(
             include_headers=HEADERS in names, include_leader_epoch=LEADER_EPOCH in names
         )
         reader = RangeReader(self.connection, settings)
         for batch in reader.read(OffsetRange(topic, partition, start, end)):
-            yield batch.select(names)
+            own = {name: batch.column(name) for name in names}
+            if "timestamp" in own:
+                own["timestamp"] = known_times(own["timestamp"])
+            time = [milliseconds_of(batch)] if self._has_own_time else []
+            columns = [*own.values(), *metadata_arrays(self._metadata, batch), *time]
+            yield pa.RecordBatch.from_arrays(columns, names=self.record_type.names)
 
     def with_own_time(self) -> Self:
-        timed = self._with("_own_time", C.TIME)
-        return timed if "timestamp" in self.schema.names else timed._with("_added", "timestamp")
+        return self._with("_has_own_time", True)
 
     @property
     def record_type(self) -> T.StructType:
-        """The fields, and the timestamp if only the time of a record is asked for."""
-        added = [T.StructField(self._added, T.TimestampType())] if self._added else []
-        return T.StructType([*self.schema, *added])
+        """The fields, what metadata asks for, and the time of a record if that is asked for."""
+        time = [T.StructField(C.TIME, T.LongType())] if self._has_own_time else []
+        return T.StructType([*self.schema, *metadata_fields(self._metadata), *time])
+
+    @property
+    def _metadata(self) -> tuple[str, ...]:
+        return () if self.decoding is None else self.decoding.metadata
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         frame = super().load(spark, place)
-        if "timestamp" in frame.columns:
-            frame = with_known_times(frame)
-        if self._own_time:
-            frame = frame.withColumn(self._own_time, F.unix_millis("timestamp"))
-        if self.decoding is not None:
-            # Two scans that begin at different places count apart what they drop.
-            label = "" if self._fs_start is None else self._fs_start.label
-            control = [column for column in frame.columns if column.startswith(PREFIX)]
-            frame = frame.select("*", *metadata_columns(self.decoding.metadata))
-            kept = (*names_of(self.decoding.metadata), *control)
-            rows_of = self.decoding.deserializer(self._fs_uid, place, self._wanted.topics)
-            return rows_of.rows(frame, (label, "uid", self._fs_uid), kept)
-        return frame.drop(self._added) if self._added else frame
+        if self.decoding is None:
+            return frame
+        # Two scans that begin at different places count apart what they drop.
+        label = "" if self._fs_start is None else self._fs_start.label
+        control = [column for column in frame.columns if column.startswith(PREFIX)]
+        kept = (*names_of(self.decoding.metadata), *control)
+        rows_of = self.decoding.deserializer(self._fs_uid, place, self._wanted.topics)
+        return rows_of.rows(frame, (label, "uid", self._fs_uid), kept)
 
     @property
     def drops_records(self) -> bool:

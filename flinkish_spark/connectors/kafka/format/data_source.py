@@ -14,6 +14,7 @@ from flinkish_spark.connectors.kafka.format.writer import EpochObserver
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.core.stream_readers import for_running_spark
+from flinkish_spark.transport import columns as C
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +45,8 @@ class FlinkishKafka(DataSource):
     def schema(self) -> str:
         from flinkish_spark.connectors.kafka.format.reader import schema_of
 
-        return schema_of(parse_any(self.options))
+        options = parse_any(self.options)
+        return f"{C.PIECE} STRING" if options.gives_pieces else schema_of(options)
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
         from flinkish_spark.connectors.kafka.format.reader import KafkaBatchReader

@@ -64,6 +64,8 @@ _OF_SPARK = ("path", "checkpointLocation", "queryName", "numPartitions", "__pyth
 
 #: Set by this package inside an environment's job; not for users.
 CONTROL_PATH = "flinkish.control.path"
+#: The same: Spark gets what is to be read, and a pass of the job's own reads it.
+PIECES = "flinkish.pieces"
 #: The same: folder in which a job keeps where its source began.
 FIRST_OFFSETS = "flinkish.first.offsets"
 #: The same: uid of the source, and the control file beside which it is told what to hold back.
@@ -172,6 +174,7 @@ class Given:
 EARLIEST, LATEST = -2, -1
 _OF_JOBS = (
     CONTROL_PATH,
+    PIECES,
     FIRST_OFFSETS,
     HELD_SOURCE,
     HELD_PATH,
@@ -238,6 +241,8 @@ class SourceOptions:
     max_per_partition: int | None
     group_id: str
     control_path: str
+    #: Whether Spark gets what is to be read, in place of records.
+    gives_pieces: bool
     first_offsets: str
     barrier_records: BarrierRecordPolicy
     upstream: UpstreamJob | None
@@ -297,6 +302,7 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
         max_per_partition=given.positive("maxRecordsPerPartition"),
         group_id=given.text("flinkish.group.id") or "",
         control_path=given.text(CONTROL_PATH) or "",
+        gives_pieces=given.text(PIECES) == "true",
         first_offsets=given.text(FIRST_OFFSETS) or "",
         barrier_records=_one_of(given, BARRIER_RECORDS, BarrierRecordPolicy.DELIVER),
         upstream=_upstream(given),

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from flinkish_spark.checkpoint.control import (
     read_held,
     write_status,
 )
-from flinkish_spark.connectors.control_source import wake_rows
+from flinkish_spark.connectors.control_source import ControlRow, wake_rows
 from flinkish_spark.connectors.kafka.chaining import alignment as plan
 from flinkish_spark.connectors.kafka.chaining.alignment import Offer, Planned, Range, View, plan_micro_batch
 from flinkish_spark.connectors.kafka.chaining.upstream import LookAhead, Passed, Scan, SharedPlan, described
@@ -49,7 +49,6 @@ from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid, Place
 from flinkish_spark.protocol.input_gate import BarrierKind
 from flinkish_spark.protocol.plan_layout import OWN_KEYS
-from flinkish_spark.protocol.records import Barrier
 from flinkish_spark.protocol.watermark_alignment import NONE_HELD
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.channels import channel_of
@@ -67,62 +66,43 @@ SCHEMA = (
 HEADERS = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 #: Ours.
 LEADER_EPOCH = ", leaderEpoch INT"
-#: Behind them inside an environment's job.
-CONTROL = f", {C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT"
 
 
 class KafkaPiece(InputPartition):
-    def __init__(self, piece: Range, barrier: Barrier | None) -> None:
+    """What a task reads: a range of a partition; and behind it, in an environment's job, control rows."""
+
+    def __init__(self, piece: Range | None, rows: Sequence[ControlRow] = ()) -> None:
         super().__init__(None)
-        self.piece, self.barrier = piece, barrier
+        self.range, self.rows = piece, tuple(rows)
 
+    def to_text(self) -> str:
+        return json.dumps([None if self.range is None else astuple(self.range), self.rows])
 
-class WakePiece(InputPartition):
-    """Rows that call key groups of a job's operators; a barrier, if there is no partition to bring it."""
-
-    def __init__(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
-        super().__init__(None)
-        self.rows = tuple(rows)
+    @classmethod
+    def of(cls, text: str) -> KafkaPiece:
+        found, rows = json.loads(text)
+        return cls(None if found is None else Range(*found), [tuple(row) for row in rows])
 
 
 def schema_of(options: SourceOptions) -> str:
+    """Return the columns of records."""
     reader = options.reader
-    more = HEADERS * reader.include_headers + LEADER_EPOCH * reader.include_leader_epoch
-    return SCHEMA + more + CONTROL * bool(options.control_path)
+    return SCHEMA + HEADERS * reader.include_headers + LEADER_EPOCH * reader.include_leader_epoch
 
 
-def read_piece(options: SourceOptions, partition: KafkaPiece) -> Iterator[pa.RecordBatch]:
-    """Yield a piece's records, and its barrier as the last row; in a task, the same at each attempt."""
+def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a range, in a task, the same at each attempt; no batch is empty."""
     from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 
     freeze_modules()
-    piece = partition.piece
-    if piece.size:
-        reader = RangeReader(options.connection, options.reader)
-        for batch in reader.read(OffsetRange(piece.topic, piece.partition, piece.start, piece.end)):
-            if options.barrier_records is BarrierRecordPolicy.SKIP:
-                batch = _without_barrier_records(options, batch)
-            if batch.num_rows:
-                yield _with_control(batch, 0, 0, C.Kind.RECORD) if options.control_path else batch
-    if partition.barrier is not None:
-        yield _barrier(options, partition.barrier)
-
-
-def read_wakes(options: SourceOptions, partition: WakePiece) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that call key groups, without anything of a record."""
-    import pyarrow as pa
-
-    kinds, checkpoints, channels, places = zip(*partition.rows, strict=True)
-    nothing = _nothing(options, len(partition.rows))
-    offsets = nothing.schema.get_field_index("offset")
-    rows = nothing.set_column(offsets, nothing.schema.field(offsets), pa.array(places, pa.int64()))
-    for name, values, width in (
-        (C.KIND, kinds, pa.int32()),
-        (C.CHECKPOINT, checkpoints, pa.int64()),
-        (C.CHANNEL, channels, pa.int64()),
-    ):
-        rows = rows.append_column(name, pa.array(values, width))
-    yield rows
+    if not wanted.size:
+        return
+    reader = RangeReader(options.connection, options.reader)
+    for batch in reader.read(OffsetRange(wanted.topic, wanted.partition, wanted.start, wanted.end)):
+        if options.barrier_records is BarrierRecordPolicy.SKIP:
+            batch = _without_barrier_records(options, batch)
+        if batch.num_rows:
+            yield batch
 
 
 def _without_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -151,34 +131,6 @@ def _without_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> p
     return batch.filter(pc.invert(pc.is_in(batch.column("offset"), pa.array(found, pa.int64()))))
 
 
-def _with_control(batch: pa.RecordBatch, checkpoint: int, channel: int, kind: C.Kind) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    for name, value, width in (
-        (C.KIND, int(kind), pa.int32()),
-        (C.CHECKPOINT, checkpoint, pa.int64()),
-        (C.CHANNEL, channel, pa.int64()),
-    ):
-        batch = batch.append_column(name, pa.repeat(pa.scalar(value, width), batch.num_rows))
-    return batch
-
-
-def _barrier(options: SourceOptions, barrier: Barrier) -> pa.RecordBatch:
-    return _with_control(_nothing(options, 1), int(barrier.checkpoint), barrier.channel, C.Kind.BARRIER)
-
-
-def _nothing(options: SourceOptions, count: int) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    from flinkish_spark.connectors.kafka.client.reader import record_schema
-
-    reader = options.reader
-    columns = record_schema(
-        include_headers=reader.include_headers, include_leader_epoch=reader.include_leader_epoch
-    )
-    return pa.RecordBatch.from_pylist([{}] * count, schema=columns)
-
-
 class KafkaBatchReader(DataSourceReader):
     """Reads from the starting to the ending offsets, as they are when Spark plans the query."""
 
@@ -197,11 +149,12 @@ class KafkaBatchReader(DataSourceReader):
         )
         # Spark wants at least one piece.
         nothing = Range("", 0, 0, 0)
-        return [KafkaPiece(piece, None) for piece in cut or [nothing]]
+        return [KafkaPiece(piece) for piece in cut or [nothing]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, KafkaPiece)
-        return read_piece(self._options, partition)
+        assert partition.range is not None
+        return read_range(self._options, partition.range)
 
 
 LOG = logging.getLogger(__name__)
@@ -396,25 +349,28 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cut = plan.pieces(
             whole, min_partitions=options.min_partitions, max_per_partition=options.max_per_partition
         )
-        barriers = {
-            (r.topic, r.partition): Barrier(CheckpointId(checkpoint), announced_channel(i, len(whole)))
-            for i, r in enumerate(whole)
-        }
+
+        def barrier_of(number: int, of: int) -> ControlRow:
+            return int(C.Kind.BARRIER), checkpoint, announced_channel(number, of), 0
+
+        barriers = {(r.topic, r.partition): [barrier_of(i, len(whole))] for i, r in enumerate(whole)}
         pieces: list[InputPartition] = [
-            KafkaPiece(p, barriers[p.topic, p.partition] if carries_barrier and p.is_last else None)
+            KafkaPiece(p, barriers[p.topic, p.partition] if carries_barrier and p.is_last else ())
             for p in cut
         ]
         wakes = list(wake_rows(TimeOffer.from_json(start), TimeOffer.from_json(end)))
         if carries_barrier and not whole:
             # No topic matches the pattern yet.
-            wakes.append((int(C.Kind.BARRIER), checkpoint, announced_channel(0, 1), 0))
-        return [*pieces, WakePiece(wakes)] if wakes else pieces
+            wakes.append(barrier_of(0, 1))
+        return [*pieces, KafkaPiece(None, wakes)] if wakes else pieces
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, WakePiece):
-            return read_wakes(self._options, partition)
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield the records of a piece; within a job one row, the piece itself."""
         assert isinstance(partition, KafkaPiece)
-        return read_piece(self._options, partition)
+        if self._options.gives_pieces:
+            return iter([(partition.to_text(),)])
+        assert partition.range is not None
+        return read_range(self._options, partition.range)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._group.commit(parsed_offset(end)[0])

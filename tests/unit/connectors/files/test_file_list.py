@@ -7,7 +7,7 @@ import json
 import pytest
 
 from flinkish_spark.connectors.files import source as file_source
-from flinkish_spark.connectors.splits import SplitPosition
+from flinkish_spark.connectors.splits import SplitPosition, read_piece
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore, SealedObjects
 from flinkish_spark.protocol.decisions import Decision, Verdict
@@ -69,10 +69,10 @@ def test_a_task_is_sent_its_files_and_reads_no_list(folder, tmp_path, job) -> No
     position, _ = grow(reader, reader.initialOffset(), folder, ["a", "b", "c", "d"])
     put(folder, "e", "e\n")
     pieces = reader.partitions(position, reader.latestOffset(position, None))
-    assert [[file.path for file in piece.facts] for piece in pieces] == [["e"]]
+    assert [[file[0] for file in piece.facts] for piece in pieces] == [["e"]]
     for part in (job / "sources" / "in").rglob("*.json"):
         part.unlink()
-    (batch,) = reader.read(pieces[0])
+    (batch,) = read_piece(reader.source, pieces[0])
     assert batch.column("value").to_pylist() == ["e"]
 
 
@@ -139,7 +139,7 @@ def test_a_savepoint_takes_a_folded_list_along(folder, tmp_path, job) -> None:
     commit(job, 1, first)
     commit(job, 2, first)
     position, _ = grow(reader, first, folder, "defg")
-    saved = reader._source.identity(JobDir(LocalStore(job)), "in")
+    saved = reader.source.identity(JobDir(LocalStore(job)), "in")
     restored = JobDir(LocalStore(tmp_path / "other" / "job"))
     for fact, value in saved.items():
         restored.recorded_once(fact, json.loads(json.dumps(value)))

@@ -131,7 +131,7 @@ def test_a_savepoint_takes_the_list_along(folder, tmp_path) -> None:
     source = texts(folder, discovery=Discovery.CONTINUOUS)
     reader = reader_of(source, tmp_path)
     position, _ = step(reader, reader.initialOffset())
-    saved = reader._source.identity(JobDir(LocalStore(tmp_path / "job")), "in")
+    saved = reader.source.identity(JobDir(LocalStore(tmp_path / "job")), "in")
     put(folder, "0", "2\n", at=0)
     restored = JobDir(LocalStore(tmp_path / "other" / "job"))
     for fact, value in saved.items():
@@ -149,7 +149,7 @@ def test_a_limit_counts_records_where_it_can(folder, tmp_path) -> None:
     assert len(rows) == 20
     slow = source.limited(RateLimit(records_per_second=1_000))
     reader = reader_of(slow, tmp_path)
-    assert reader._source.records_between("0", 0, 4) == 40
+    assert reader.source.records_between("0", 0, 4) == 40
     source = texts(folder).limited(RateLimit(records_per_batch=100))
     reader = reader_of(source, tmp_path / "texts")
     assert SplitPosition.from_json(reader.latestOffset(reader.initialOffset(), None)).offsets == {"0": 1}

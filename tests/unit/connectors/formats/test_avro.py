@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats import avro
-from flinkish_spark.connectors.formats.reader import READ, REASON, _Read
+from flinkish_spark.connectors.formats.reader import Reader, read_values
 from flinkish_spark.connectors.formats.registry import Registered, SchemaChangedError, client_of, header
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
@@ -41,8 +41,15 @@ def written(schema: str, value: Any) -> bytes:
 def read(schema: str, *values: bytes | None) -> list[dict[str, Any]]:
     """What Spark gets."""
     made = reader(schema)
-    kind = T.StructType([T.StructField(READ, made.kind), T.StructField(REASON, T.StringType())])
-    return _Read(made, kind)(pa.array(values, pa.binary())).to_pylist()
+    return rows_and_reasons(made, pa.array(values, pa.binary()))
+
+
+def rows_and_reasons(made: Reader, values: pa.Array) -> list[dict[str, Any]]:
+    rows, reasons = read_values(made, values)
+    return [
+        {"read": row, "reason": reason}
+        for row, reason in zip(rows.to_pylist(), reasons.to_pylist(), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -214,8 +221,7 @@ def read_via(
     registry = SchemaRegistry(f"http://{next(NUMBERS)}")
     client_of(registry)._by_id[1] = Registered("AVRO", json.dumps(writer), schema_id=1)
     made = avro.avro_reader(json.dumps(avro.whole_schema(json.dumps(ours))), "value", registry, change)
-    kind = T.StructType([T.StructField(READ, made.kind), T.StructField(REASON, T.StringType())])
-    return _Read(made, kind)(pa.array([header(1) + one for one in data], pa.binary())).to_pylist()
+    return rows_and_reasons(made, pa.array([header(1) + one for one in data], pa.binary()))
 
 
 NUMBERS = itertools.count()

@@ -137,8 +137,8 @@ def test_a_micro_batch_ends_at_the_cut_and_carries_the_barrier(tmp_path: Path) -
     end = job.latest(start)
     assert (end["t"], end["flinkish:checkpoint"]) == ({"0": 3, "1": 2}, 3)
     pieces = [p for p in job.reader.partitions(start, end) if isinstance(p, KafkaPiece)]
-    assert [(p.piece.start, p.piece.end) for p in pieces] == [(0, 3), (0, 2)]
-    assert [p.barrier is not None and int(p.barrier.checkpoint) for p in pieces] == [3, 3]
+    assert [(p.range.start, p.range.end) for p in pieces if p.range] == [(0, 3), (0, 2)]
+    assert [[checkpoint for _, checkpoint, _, _ in p.rows] for p in pieces] == [[3], [3]]
     [cut] = upstream_cut("v1\n{}\n" + json.dumps(end)).values()
     assert (cut.job, int(cut.checkpoint), cut.channel_state) == (JOB, 1, {})
     assert job.run(end)["t"] == {"0": 4, "1": 4}

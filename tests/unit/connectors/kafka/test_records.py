@@ -23,10 +23,10 @@ from flinkish_spark import (
 )
 from flinkish_spark.connectors.delta.table import mode_from_json, stored_fields
 from flinkish_spark.connectors.jdbc.settings import deletions
-from flinkish_spark.connectors.kafka import records
 from flinkish_spark.connectors.kafka.client.reader import record_schema
 from flinkish_spark.connectors.kafka.format.options import parse_stream
 from flinkish_spark.connectors.kafka.format.reader import schema_of
+from flinkish_spark.connectors.kafka.metadata import names_of
 from flinkish_spark.core import changelogs
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.sources import KafkaRecordsSource
@@ -111,7 +111,7 @@ def test_what_a_tombstone_is_unless_somebody_says() -> None:
 
 def test_the_epoch_of_a_leader_is_a_column() -> None:
     source = KafkaSource("b:9092", ["in"], value=Raw(), metadata=["leader-epoch"])
-    assert records.names_of(source.metadata) == ("_leader_epoch",)
+    assert names_of(source.metadata) == ("_leader_epoch",)
 
 
 def test_the_columns_of_the_reader_are_those_of_the_format() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from flinkish_spark.checkpoint.control import ControlFile
@@ -16,12 +17,14 @@ from flinkish_spark.connectors.kafka.client.client import Isolation
 from flinkish_spark.connectors.kafka.format import offsets as topic_watch
 from flinkish_spark.connectors.kafka.format import reader as stream_reader
 from flinkish_spark.connectors.kafka.format.options import parse_stream
-from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, KafkaStreamReader, WakePiece, schema_of
+from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, KafkaStreamReader
+from flinkish_spark.connectors.kafka.ranges import ReadRanges
 from flinkish_spark.core.errors import GraphError, InputLostError
 from flinkish_spark.core.stream_readers import ReadAllAvailable, ReadMaxRows
 from flinkish_spark.protocol.alignment import announced_channel
 from flinkish_spark.protocol.control_offset import TimeOffer, Wake
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
+from flinkish_spark.transport.columns import PIECE, Kind
 
 Place = tuple[str, int]
 ALL = ReadAllAvailable()
@@ -77,7 +80,7 @@ def reader(log: Log, **options: str) -> KafkaStreamReader:
 
 def ranges(pieces: Iterable[Any]) -> list[tuple[str, int, int, int]]:
     assert all(isinstance(p, KafkaPiece) for p in pieces)
-    return [(p.piece.topic, p.piece.partition, p.piece.start, p.piece.end) for p in pieces]
+    return [(p.range.topic, p.range.partition, p.range.start, p.range.end) for p in pieces]
 
 
 def test_the_first_micro_batch_is_empty_and_logs_where_the_query_begins(
@@ -154,10 +157,9 @@ def test_a_barrier_ends_every_partition_also_an_empty_one(tmp_path: Path) -> Non
     end = source.latestOffset(start, ALL)
     pieces = source.partitions(start, end)
     assert ranges(pieces)[-1] == ("a", 1, 0, 0)
-    barriers = [p.barrier for p in pieces if isinstance(p, KafkaPiece) and p.barrier is not None]
-    assert [(int(b.checkpoint), b.channel) for b in barriers] == [
-        (3, announced_channel(0, 2)),
-        (3, announced_channel(1, 2)),
+    assert [row for p in pieces for row in p.rows] == [
+        (Kind.BARRIER, 3, announced_channel(0, 2), 0),
+        (Kind.BARRIER, 3, announced_channel(1, 2), 0),
     ]
     # No trigger, no barrier; and nothing new is no micro-batch.
     assert source.latestOffset(end, ALL) == end
@@ -166,7 +168,7 @@ def test_a_barrier_ends_every_partition_also_an_empty_one(tmp_path: Path) -> Non
     assert ranges(source.partitions(end, later)) == [
         ("a", 1, 0, 1), ("a", 1, 1, 2), ("a", 1, 2, 3), ("a", 1, 3, 5),
     ]  # fmt: skip
-    assert all(isinstance(p, KafkaPiece) and p.barrier is None for p in source.partitions(end, later))
+    assert not any(p.rows for p in source.partitions(end, later))
 
 
 def test_limits_and_the_least_number_of_records() -> None:
@@ -268,13 +270,14 @@ def test_time_travels_in_the_offset_and_calls_are_a_piece_of_their_own(tmp_path:
     end = source.latestOffset(at, ALL)
     assert end["flinkish:watermark"] == 60_000
     (piece,) = source.partitions(at, end)
-    assert isinstance(piece, WakePiece)
-    (rows,) = source.read(pickle.loads(pickle.dumps(piece)))
-    columns = ("_fs_kind", "_fs_checkpoint", "_fs_channel", "offset", "topic", "value")
+    again = KafkaPiece.of(pickle.loads(pickle.dumps(piece)).to_text())
+    assert (again.range, again.rows) == (None, ((2, 0, 1, 0), (2, 0, 1, 9)))
+    read = ReadRanges(replace(source._options, gives_pieces=True), ("a",), None, ("offset", "timestamp"))
+    (rows,) = read(iter([pa.record_batch([pa.array([again.to_text()])], names=[PIECE])]))
+    assert rows.schema.names == read.columns.names
+    columns = ("_fs_kind", "_fs_checkpoint", "_fs_channel", "_fs_seq", "topic", "value", "_offset")
     found = [tuple(row[name] for name in columns) for row in rows.to_pylist()]
-    assert found == [(2, 0, 1, 0, None, None), (2, 0, 1, 9, None, None)]
-    schema = [part.strip().split(" ")[0] for part in re.split(r",(?![^<]*>)", schema_of(source._options))]
-    assert rows.schema.names == schema
+    assert found == [(2, 0, 1, 0, None, None, None), (2, 0, 1, 9, None, None, None)]
     file.offer(CheckpointId(3))
     later = source.latestOffset(end, ALL)
     assert later == {**end, "flinkish:checkpoint": 3}

@@ -1,0 +1,148 @@
+"""What stands beside the fields of a Kafka record, as columns: its topic, offset, time, headers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.changelog import column_of
+from flinkish_spark.connectors.kafka.checks import HEADERS, HEADERS_TYPE
+from flinkish_spark.connectors.kafka.client.settings import INCLUDE_LEADER_EPOCH
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.transport import columns as C
+from flinkish_spark.types.arrow_types import arrow_type
+from flinkish_spark.types.ddl import parse_ddl
+from flinkish_spark.types.record_time import NO_TIME_MS
+
+#: Of a reader of ours, the epoch in which the leader of the partition took the record; -1 if it is not known.
+LEADER_EPOCH = "leaderEpoch"
+#: By the number that Spark's `timestampType` has: what Kafka calls it, and Flink with it.
+_TIMESTAMP_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
+
+
+class _Part(NamedTuple):
+    type: str
+    #: From the columns of a reader.
+    column: Callable[[pa.RecordBatch], pa.Array]
+
+
+def _named(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
+    return lambda records: records.column(name)
+
+
+def known_times(times: pa.Array) -> pa.Array:
+    """Return the times of records: one without a time has -1 in Kafka, and null here."""
+    without = pc.equal(times.view(pa.int64()), NO_TIME_MS * 1_000)
+    return pc.if_else(without, pa.scalar(None, times.type), times)
+
+
+def milliseconds_of(records: pa.RecordBatch) -> pa.Array:
+    """Return the times of records in milliseconds since 1970."""
+    return pc.divide(known_times(records.column("timestamp")).view(pa.int64()), 1_000)
+
+
+def _timestamp_type(records: pa.RecordBatch) -> pa.Array:
+    known = records.column("timestampType").to_pylist()
+    return pa.array([_TIMESTAMP_TYPES.get(number) for number in known], pa.string())
+
+
+def _headers(records: pa.RecordBatch) -> pa.Array:
+    # Readers have null where there are none.
+    headers = records.column(HEADERS)
+    return (
+        headers
+        if not headers.null_count
+        else pa.array([one or [] for one in headers.to_pylist()], headers.type)
+    )
+
+
+def _headers_map(records: pa.RecordBatch) -> pa.Array:
+    found = []
+    for headers in _headers(records).to_pylist():
+        by_name: dict[str, list[bytes | None]] = {}
+        for header in headers:
+            by_name.setdefault(header["key"], []).append(header["value"])
+        found.append(list(by_name.items()))
+    return pa.array(found, arrow_type(parse_ddl(_PARTS["headers-map"].type)))
+
+
+def _leader_epoch(records: pa.RecordBatch) -> pa.Array:
+    epochs = records.column(LEADER_EPOCH)
+    return pc.if_else(pc.greater_equal(epochs, 0), epochs, pa.scalar(None, epochs.type))
+
+
+_PARTS: Mapping[str, _Part] = {
+    "topic": _Part("STRING", _named("topic")),
+    "partition": _Part("INT", _named("partition")),
+    "offset": _Part("LONG", _named("offset")),
+    "timestamp": _Part("TIMESTAMP", lambda records: known_times(records.column("timestamp"))),
+    "timestamp-type": _Part("STRING", _timestamp_type),
+    "key": _Part("BINARY", _named("key")),
+    "headers": _Part(HEADERS_TYPE, _headers),
+    "headers-map": _Part("MAP<STRING, ARRAY<BINARY>>", _headers_map),
+    "leader-epoch": _Part("INT", _leader_epoch),
+}
+#: What can be asked for; its column has an underscore in front, and underscores for hyphens.
+METADATA = tuple(_PARTS)
+#: What only the planner asks for: the record's timestamp as event time.
+OWN_TIME = "event time"
+#: In front of what the format of the value knows.
+OF_VALUE = "value."
+_WITH_HEADERS = frozenset({"headers", "headers-map"})
+
+
+def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
+    # A set is no list: columns have an order, the same in every process.
+    is_list = isinstance(metadata, Sequence) and not isinstance(metadata, str)
+    if not is_list or not all(name in METADATA or is_of_value(name) for name in metadata):
+        raise ConfigError(
+            f"metadata is {metadata!r}",
+            why=f"it must be a list of names among {', '.join(METADATA)}",
+            what_to_do='give it like metadata=["topic", "partition", "offset"], or leave it out',
+        )
+    return tuple(dict.fromkeys(metadata))
+
+
+def is_of_value(name: object) -> bool:
+    return isinstance(name, str) and name.startswith(OF_VALUE)
+
+
+def metadata_fields(metadata: Sequence[str]) -> list[T.StructField]:
+    """Return the columns, without those that the value's format knows."""
+    own = [name for name in metadata if not is_of_value(name)]
+    kinds = [T.LongType() if name == OWN_TIME else parse_ddl(_PARTS[name].type) for name in own]
+    return [T.StructField(name, kind) for name, kind in zip(names_of(own), kinds, strict=True)]
+
+
+def metadata_arrays(metadata: Sequence[str], records: pa.RecordBatch) -> list[pa.Array]:
+    """Return the columns of records as a reader of Kafka gives them."""
+    own = [name for name in metadata if not is_of_value(name)]
+    return [milliseconds_of(records) if name == OWN_TIME else _PARTS[name].column(records) for name in own]
+
+
+def names_of(metadata: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the columns, without those that the value's format knows."""
+    own = [name for name in metadata if not is_of_value(name)]
+    return tuple(C.TIME if name == OWN_TIME else "_" + name.replace("-", "_") for name in own)
+
+
+def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
+    # Spark does not tell names apart by case.
+    taken = {name.lower() for name in fields.names}
+    for asked in metadata:
+        of_value = asked.removeprefix(OF_VALUE)
+        name = column_of(of_value) if is_of_value(asked) else names_of([asked])[0]
+        if name in taken:
+            raise SchemaError(
+                f"the records have a field '{name}', and metadata asks for a column of that name",
+                what_to_do=f"leave '{asked}' out of metadata, or rename the field",
+            )
+
+
+def options_for(metadata: Sequence[str]) -> dict[str, str]:
+    options = {"includeHeaders": "true"} if _WITH_HEADERS & set(metadata) else {}
+    return {**options, **({INCLUDE_LEADER_EPOCH: "true"} if "leader-epoch" in metadata else {})}

@@ -1,0 +1,97 @@
+"""Ranges of Kafka partitions in, records and control rows out: the first pass of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.kafka.format.options import SourceOptions
+from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, read_range, schema_of
+from flinkish_spark.connectors.kafka.metadata import known_times, metadata_arrays, metadata_fields
+from flinkish_spark.connectors.kafka.offsets import Ends
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.blocks import as_schema
+from flinkish_spark.transport.channels import channel_of
+from flinkish_spark.types.arrow_types import arrow_schema
+from flinkish_spark.types.ddl import parse_ddl
+from flinkish_spark.worker.daemon import freeze_modules
+
+#: Columns of a record, as Spark's own Kafka source has them.
+KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
+_CONTROL = (
+    T.StructField(C.KIND, T.IntegerType()),
+    T.StructField(C.CHECKPOINT, T.LongType()),
+)
+_PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.LongType()))
+
+
+@dataclass(frozen=True)
+class ReadRanges:
+    """Called by mapInArrow; a task that is run again reads the same."""
+
+    options: SourceOptions
+    #: By which partitions are numbered as channels; empty for those of a pattern.
+    topics: tuple[str, ...]
+    #: Where partitions end for good: one that has none here brings nothing. None where none of them ends.
+    ends: Ends | None
+    #: What stands beside the fields.
+    metadata: tuple[str, ...]
+    #: Columns of a record that are kept besides the usual ones.
+    beside: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> T.StructType:
+        known = parse_ddl(schema_of(self.options))
+        assert isinstance(known, T.StructType)
+        own = [known[name] for name in (*KAFKA_COLUMNS, *self.beside)]
+        control = _CONTROL if self.options.control_path else ()
+        return T.StructType([*own, *metadata_fields(self.metadata), *control, *_PLACE])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_modules()
+        schema = arrow_schema(self.columns)
+        for batch in batches:
+            for text in batch.column(C.PIECE).to_pylist():
+                piece = KafkaPiece.of(text)
+                yield from self._records(piece, schema)
+                if piece.rows:
+                    yield _control_rows(piece.rows, schema)
+
+    def _records(self, piece: KafkaPiece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        wanted = piece.range
+        if wanted is None:
+            return
+        if self.ends is not None:
+            end = self.ends.get(wanted.topic, {}).get(str(wanted.partition), 0)
+            wanted = replace(wanted, end=max(wanted.start, min(wanted.end, end)))
+        channel = channel_of(self.topics, wanted.topic, wanted.partition)
+        for records in read_range(self.options, wanted):
+            count = records.num_rows
+            own = {name: records.column(name) for name in (*KAFKA_COLUMNS, *self.beside)}
+            own["timestamp"] = known_times(own["timestamp"])
+            control = [np.zeros(count, np.int32), np.zeros(count, np.int64)]
+            place = [np.full(count, channel, np.int64)]
+            added = [pa.array(one) for one in (*(control if self.options.control_path else ()), *place)]
+            columns = [
+                *own.values(),
+                *metadata_arrays(self.metadata, records),
+                *added,
+                records.column("offset"),
+            ]
+            yield as_schema(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
+
+
+def _control_rows(rows: Sequence[Sequence[int]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows without anything of a record: barriers, and calls of key groups."""
+    control = dict(zip(C.CONTROL, zip(*rows, strict=True), strict=True))
+    columns = [
+        pa.array(control[field.name], field.type)
+        if field.name in control
+        else pa.nulls(len(rows), field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
