@@ -1,6 +1,6 @@
 """Key groups, and the integers that route them evenly over Spark's shuffle partitions.
 
-A key group is ``pmod(xxhash64(key), max_parallelism)``, computed in the JVM on the Spark type.
+A key group is ``pmod(xxhash64(key), max_parallelism)``, see `transport/key_hash.py`.
 Spark places a grouping integer on partition ``pmod(murmur3(integer, 42), partitions)``, which
 spreads 128 groups over 2 partitions as 74 and 54. So each bundle of key groups gets a *route*: the next
 integer that Spark hashes to the partition where the bundle belongs. Routes count up within a
