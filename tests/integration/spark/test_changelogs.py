@@ -495,7 +495,7 @@ def test_what_the_connector_did_not_get_overwrites_nothing(spark: Any) -> None:
     assert found == [("+I", UNKNOWN)]
 
 
-#: As in `test_json_rows`; by its own name a zone is read as well as by the session's.
+#: As in `test_json_values`; by its own name a zone is read as well as by the session's.
 IN_BERLIN = {
     "2026-03-29T01:59:59": 1774745999,
     "2026-03-29T02:30:00": None,
