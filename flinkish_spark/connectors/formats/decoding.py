@@ -17,8 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import session_time_zone
-from flinkish_spark.connectors import json as plain_json
-from flinkish_spark.connectors.formats import avro, json_schema, protobuf
+from flinkish_spark.connectors.formats import avro, json_schema, plain_json, protobuf
 from flinkish_spark.connectors.formats.csv import CsvReader, check_flat
 from flinkish_spark.connectors.formats.reader import Reader, made_of, read_column, reason_of
 from flinkish_spark.connectors.formats.registry import (

@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 from flinkish_spark.bridge.session import session_time_zone
 from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.formats.avro_encoder import check_avro
+from flinkish_spark.connectors.formats.plain_json import read_json
 from flinkish_spark.connectors.formats.reader import made_of, reason_of
-from flinkish_spark.connectors.json import read_json
 from flinkish_spark.connectors.kafka.sink import KafkaSink
 from flinkish_spark.connectors.kafka.source import with_checked_times
 from flinkish_spark.connectors.kafka.writer import MISFIT, record_columns
