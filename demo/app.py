@@ -56,7 +56,6 @@ def build(spark, args, function=None):
             topics=["orders"],
             group_id="orders-app",
             value=Json("user STRING, product STRING, amount LONG, at TIMESTAMP"),
-            reader=args.engine,
         ),
         uid="orders",
     )
@@ -69,7 +68,6 @@ def build(spark, args, function=None):
             topic="totals",
             key="user",
             value=Json(),
-            writer=args.engine,
             # The demo's reader tells by it what is visible without a decision.
             record_headers=RecordHeaders.BATCH,
         ),
@@ -86,7 +84,7 @@ def parse_args():
     parser.add_argument("--store-options", type=json.loads, default={}, help="of the bucket, as JSON")
     parser.add_argument("--table", required=True)
     parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--engine", choices=("jvm", "python"), default="jvm")
+    parser.add_argument("--bare", action="store_true", help="with no JAR but Delta's")
     parser.add_argument("--interval-ms", type=int, default=2_000)
     parser.add_argument("--jars", required=True, help="directory with the pinned JARs (make jars)")
     parser.add_argument("--more-jars", type=Path, help="directory with the JARs of Hadoop's S3A")
@@ -109,10 +107,10 @@ def session(args):
         .config("spark.hadoop.fs.s3a.optimized.copy.from.local.enabled", "false")
     )
     more = sorted(args.more_jars.glob("*.jar")) if args.more_jars else []
-    if args.engine == "jvm":
-        builder = configure_spark_with_jars(builder, args.jars, extra_jars=more)
-    else:
+    if args.bare:
         builder = configure_spark_with_delta_jars(builder, args.jars)
+    else:
+        builder = configure_spark_with_jars(builder, args.jars, extra_jars=more)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark

@@ -56,8 +56,8 @@ class Rig:
         Path of the app, which takes the arguments of `demo/app.py`.
     interval_ms
         Checkpoint interval of the job.
-    engine
-        Who reads and writes Kafka: ``jvm`` or ``python``.
+    is_bare
+        Whether the job's session has no JAR but Delta's.
     broker
         One that runs, and is not this run's alone; None for one of its own in `directory`.
     buckets
@@ -78,14 +78,14 @@ class Rig:
         chance: random.Random,
         *,
         interval_ms: int = 2_000,
-        engine: str = "jvm",
+        is_bare: bool = False,
         broker: LocalBroker | None = None,
         buckets: BucketServer | None = None,
         prefix: str = "",
     ) -> None:
         self.directory = directory.resolve()
         self._program, self._chance = program, chance
-        self._interval_ms, self._engine = interval_ms, engine
+        self._interval_ms, self._is_bare = interval_ms, is_bare
         self._running_broker = broker
         #: Where the job directory is.
         self.place = StoreSpec(str(self.directory / "job")) if buckets is None else buckets.new_store()
@@ -190,13 +190,12 @@ class Rig:
             "--store-options": json.dumps(dict(self.place.options)),
             "--table": self._table,
             "--interval-ms": self._interval_ms,
-            "--engine": self._engine,
             "--jars": ROOT / "build" / "jars",
             **({"--more-jars": S3A_JARS} if self.place.url.startswith("s3:") else {}),
             "--scratch": self.directory / "scratch",
         }
         pairs = [str(word) for pair in arguments.items() for word in pair]
-        return [sys.executable, str(self._program), *pairs]
+        return [sys.executable, str(self._program), *pairs, *(["--bare"] if self._is_bare else [])]
 
     def _start_reader(self) -> SinkReader:
         reader = SinkReader(

@@ -118,9 +118,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="orders, victims and moments (default: drawn and printed)")
     parser.add_argument("--orders", type=int, default=300_000)
     parser.add_argument("--rate", type=float, help="orders per second (default: so that all kills hit)")
-    parser.add_argument(
-        "--engine", choices=("jvm", "python"), default="jvm", help="who reads and writes Kafka"
-    )
+    parser.add_argument("--bare", action="store_true", help="with no JAR but Delta's")
     parser.add_argument(
         "--store", choices=("disk", "s3", "hdfs"), default="disk", help="what the job directory lies on"
     )
@@ -147,7 +145,7 @@ def main() -> int:
     console = Console()
     console.print(
         f"seed {args.seed}: {args.orders:,} orders at {args.rate:,.0f} a second, {args.kills} kills; "
-        f"again with make demo KILLS={args.kills} SEED={args.seed} ENGINE={args.engine} "
+        f"again with make demo KILLS={args.kills} SEED={args.seed} {'BARE=1 ' if args.bare else ''}"
         f"STORE={args.store}",
         highlight=False,
         soft_wrap=True,
@@ -157,7 +155,7 @@ def main() -> int:
     try:
         with (
             server_of(args.store) as buckets,
-            Rig(args.directory, ROOT / "demo" / "app.py", chance, engine=args.engine, buckets=buckets) as rig,
+            Rig(args.directory, ROOT / "demo" / "app.py", chance, is_bare=args.bare, buckets=buckets) as rig,
             Display(console, rig, args.orders) as display,
         ):
             verdict = run(rig, display, args, chance, story)
@@ -175,7 +173,7 @@ def main() -> int:
         "restarts": restarts,
         "query_restarts": query_restarts,
         "kills_while_input_arrived": story.hits_with_input,
-        "engine": args.engine,
+        "bare": args.bare,
         "store": args.store,
         "seed": args.seed,
         "rate": round(args.rate),

@@ -17,7 +17,6 @@ from flinkish_spark.bridge.jvm_process import exit_code_of_jvm
 from flinkish_spark.core import errors
 from flinkish_spark.core.errors import (
     BAD_RECORD_MARKER,
-    BAD_TIME_MARKER,
     STATE_MARKER,
     UNREADABLE_MARKER,
     USER_FUNCTION_MARKER,
@@ -181,9 +180,6 @@ def _marked(text: str) -> FlinkishError | None:
         told = text[text.index(UNREADABLE_MARKER) + len(UNREADABLE_MARKER) :]
         place, _ = json.JSONDecoder().raw_decode(told.lstrip())
         return UnreadableRecordError.at(**place) if place else UnreadableRecordError.about("a row")
-    if BAD_TIME_MARKER in text:
-        facts, _ = json.JSONDecoder().raw_decode(_after(text, BAD_TIME_MARKER))
-        return bad_time(**facts)
     if (refused := _BAD_TIME.search(text)) is not None:
         topic, partition, offset, timestamp_ms = refused.groups()
         return bad_time(topic, int(partition), int(offset), int(timestamp_ms))

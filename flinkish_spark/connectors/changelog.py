@@ -25,7 +25,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.changelog_texts import DocumentTexts, Texts
 from flinkish_spark.connectors.formats.decoding import unreadable
-from flinkish_spark.connectors.json import json_schema
+from flinkish_spark.connectors.formats.plain_json import json_schema
 from flinkish_spark.core.changelogs import (
     ROW_KIND,
     CanalJson,

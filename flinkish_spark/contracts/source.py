@@ -167,7 +167,7 @@ class Source(ABC):
             f"the source '{uid}' cannot be aligned with others",
             why="Spark's own reader reads it, which cannot hold back what is ahead",
             what_to_do='read files with FileSource, a Delta table with DeltaSource(..., reader="python"), '
-            'Kafka with KafkaSource(..., reader="python"); or leave with_watermark_alignment() out',
+            "Kafka with KafkaSource(...); or leave with_watermark_alignment() out",
             uid=uid,
         )
 

@@ -22,9 +22,6 @@ BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
 #: The same for an input value that is no JSON object; the record's place follows as JSON.
 UNREADABLE_MARKER = "[FLINKISH_UNREADABLE_RECORD]"
 
-#: Opens the message of an error about a record's timestamp; its place and the time follow as JSON.
-BAD_TIME_MARKER = "[FLINKISH_BAD_TIME]"
-
 #: Opens the message of an error that a user's function caused; the supervisor looks for it.
 USER_FUNCTION_MARKER = "[FLINKISH_USER_FUNCTION]"
 #: The same for state that cannot be read or written.

@@ -35,7 +35,7 @@ from tests.support.jobs import produce
 
 #: Uids of those that have a place in savepoints; they are read by one operator.
 POSITIONED = (
-    "kafka-jvm", "kafka-python", "kafka-records", "files", "delta-by-log", "delta-table", "generator",
+    "kafka", "kafka-records", "files", "delta-by-log", "delta-table", "generator",
     "collection", "hybrid", "own",
 )  # fmt: skip
 #: Spark's own readers, which cannot be told where to begin: a restored job reads their input anew.
@@ -54,7 +54,7 @@ PARTITIONS = 2
 _SLOW, _LESS_SLOW = RateLimit(records_per_batch=LINES // 2), RateLimit(records_per_batch=2 * LINES)
 
 #: Whose values are objects of JSON.
-_DECODED = ("kafka-jvm", "kafka-python")
+_DECODED = ("kafka",)
 
 #: Lines by where they come from, in their order.
 Lines = dict[str, list[str]]
@@ -209,11 +209,8 @@ class Inputs:
 
     def _source(self, uid: str) -> Any:
         if uid in _DECODED:
-            reader = uid.removeprefix("kafka-")
             value, metadata = Json("line STRING"), ["partition"]
-            return KafkaSource(
-                self._servers, [self._topics[uid]], value=value, metadata=metadata, reader=reader
-            )
+            return KafkaSource(self._servers, [self._topics[uid]], value=value, metadata=metadata)
         folder, table = str(self._folder("files")), str(self._folder("table"))
         history = FileSource(str(self._folder("history")), TextLines(), "value STRING")
         every_ms = {"discovery": Discovery.CONTINUOUS, "discover_every_ms": 200}

@@ -61,7 +61,7 @@ PHASES = ("start", "idle", "failure", "savepoint", "scale up", *(["scale down"] 
 _TASKS, _MORE_TASKS, _FEWER_TASKS = 2, 3, 1
 NUMBERED = "source STRING, origin STRING, place LONG, line STRING"
 #: Whose offsets are numbers of records.
-COUNTED = ("kafka-jvm", "kafka-python", "kafka-records", "generator", "collection", "own")
+COUNTED = ("kafka", "kafka-records", "generator", "collection", "own")
 _TRUST = UnpositionedSources.BEGIN_WHERE_THEY_ARE
 
 

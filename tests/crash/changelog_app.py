@@ -78,12 +78,12 @@ def keep_totals(accounts: DataStream, table: Path) -> None:
 
 
 def job(
-    spark: Any, root: Path, servers: str, registry: str, engine: str, copies: list[Copy]
+    spark: Any, root: Path, servers: str, registry: str, copies: list[Copy]
 ) -> StreamExecutionEnvironment:
     """Keep a Delta table and a compacted topic for each form; of one form totals by city, too."""
     env = environment(spark, root / "job", job="copies")
     for form, changes, rows, _ in copies:
-        read = {"reader": engine, "max_offsets_per_trigger": 30, **read_as(form, registry)}
+        read = {"max_offsets_per_trigger": 30, **read_as(form, registry)}
         stream = env.from_source(KafkaSource(servers, [changes], **read), uid=form)
         by_id = Upsert(keys=("id",), row_kind="_row_kind")
         stream.sink_to(DeltaSink(str(root / form), mode=by_id), uid=f"{form}-table")
@@ -92,7 +92,6 @@ def job(
             rows,
             key=KEY,
             row_kind="_row_kind",
-            writer=engine,
             # Which micro-batch a record is of.
             record_headers=RecordHeaders.BATCH,
         )
@@ -102,7 +101,7 @@ def job(
     return env
 
 
-def main(root: Path, servers: str, registry: str, engine: str, copies: list[Copy], kill: str) -> None:
+def main(root: Path, servers: str, registry: str, copies: list[Copy], kill: str) -> None:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.bridge.session import configure_spark_with_jars
@@ -112,12 +111,12 @@ def main(root: Path, servers: str, registry: str, engine: str, copies: list[Copy
     builder = SparkSession.builder.master("local[2,4]").config(map={**spark_test_conf(root / "scratch")})
     spark = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    env = job(spark, root, servers, registry, engine, copies)
+    env = job(spark, root, servers, registry, copies)
     env.observe(KillAt(KillPoint.parse(kill), kill=kill_process_group) if kill else SilentObserver())
     run_until(env, lambda _: all(0 < c.wanted <= len(read_committed(servers, c.rows)) for c in copies))
     spark.stop()
 
 
 if __name__ == "__main__":
-    root, servers, registry, engine, copies, kill = sys.argv[1:]
-    main(Path(root), servers, registry, engine, [Copy(*one) for one in json.loads(copies)], kill)
+    root, servers, registry, copies, kill = sys.argv[1:]
+    main(Path(root), servers, registry, [Copy(*one) for one in json.loads(copies)], kill)

@@ -229,10 +229,7 @@ KILLS = (
 
 @pytest.mark.nightly(by_day="tests/integration/spark/test_changelogs.py")
 @pytest.mark.timeout(2_400)
-@pytest.mark.parametrize("engine", ["jvm", "python"])
-def test_copies_of_a_table_through_kills(
-    broker: Any, topic: Any, registry: Any, tmp_path: Path, engine: str
-) -> None:
+def test_copies_of_a_table_through_kills(broker: Any, topic: Any, registry: Any, tmp_path: Path) -> None:
     servers = broker.bootstrap_servers
     copies = [Copy(form, topic(PARTITIONS), topic(PARTITIONS)) for form in FORMS]
     changes = {copy.form: copy.changes for copy in copies}
@@ -241,7 +238,7 @@ def test_copies_of_a_table_through_kills(
     for kill in (*KILLS, ""):
         send(servers, changes, table.change(40))
         told = copies if kill else [one._replace(wanted=table.said[one.form].total()) for one in copies]
-        words = [str(tmp_path), servers, registry.url, engine, json.dumps(told), kill]
+        words = [str(tmp_path), servers, registry.url, json.dumps(told), kill]
         command = [sys.executable, "-m", "tests.crash.changelog_app", *words]
         ended = subprocess.run(command, cwd=ROOT, timeout=400, start_new_session=True, check=False)
         assert ended.returncode == (-9 if kill else 0), kill

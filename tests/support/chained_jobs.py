@@ -48,9 +48,9 @@ class Chain:
     upstream_dir: Path
     chained_dir: Path
 
-    def upstream(self, env: Any, reader: str = "jvm", **sink: Any) -> Any:
+    def upstream(self, env: Any, **sink: Any) -> Any:
         """Build the upstream job in `env`."""
-        source = KafkaSource(self.servers, [self.source], value=Json(ORDER), reader=reader)
+        source = KafkaSource(self.servers, [self.source], value=Json(ORDER))
         orders = env.from_source(source, uid="orders")
         passed = orders.key_by("user").process(PassOn(), output=ORDER, uid="pass-on")
         settings = {"key": "user", "barriers": WITH_BARRIERS, **sink}
@@ -59,7 +59,7 @@ class Chain:
 
     def chained(self, env: Any, upstream: UpstreamJob, **source: Any) -> Any:
         """Build the chained job in `env`; its own barrier records show what its checkpoints hold."""
-        settings = {"value": Json(ORDER), "reader": "python", "aligned_with": upstream, **source}
+        settings = {"value": Json(ORDER), "aligned_with": upstream, **source}
         orders = env.from_source(KafkaSource(self.servers, [self.middle], **settings), uid="orders")
         passed = orders.key_by("user").process(PassOn(), output=ORDER, uid="pass-on")
         sink = KafkaSink(self.servers, self.out, key="user", writer="python", barriers=WITH_BARRIERS)

@@ -20,7 +20,7 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("servers", "source", "target", "group", "engine", "job-dir", "jars", "scratch"):
+    for name in ("servers", "source", "target", "group", "job-dir", "jars", "scratch"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--atomic", action="store_true")
     parser.add_argument("--records-per-batch", type=int, required=True)
@@ -49,7 +49,6 @@ def main() -> None:
         args.servers,
         [args.source],
         group_id=args.group,
-        reader=args.engine,
         max_offsets_per_trigger=args.records_per_batch,
     )
     sink = KafkaSink(
@@ -57,7 +56,6 @@ def main() -> None:
         args.target,
         key="key",
         value=Raw("value"),
-        writer=args.engine,
         transaction_timeout_ms=60_000,
         atomic=args.atomic,
     )

@@ -104,7 +104,7 @@ class Copying:
     """
 
     def __init__(
-        self, cluster: BrokerCluster, folder: Path, *, engine: str, atomic: bool, ordered: bool, records: int
+        self, cluster: BrokerCluster, folder: Path, *, atomic: bool, ordered: bool, records: int
     ) -> None:
         self.cluster, self.records, self.ordered = cluster, records, ordered
         number = next(_COUNTER)
@@ -118,7 +118,6 @@ class Copying:
             "source": self.source,
             "target": self.target,
             "group": self.group,
-            "engine": engine,
             "job-dir": str(folder / "job"),
             "jars": str(BUILD / "jars"),
             "scratch": str(folder / "scratch"),

@@ -137,38 +137,32 @@ class Way(NamedTuple):
 Forms = Mapping[str, Form]
 
 
-def write(
-    env: StreamExecutionEnvironment, servers: str, ways: Sequence[Way], known: Forms, engine: str
-) -> None:
+def write(env: StreamExecutionEnvironment, servers: str, ways: Sequence[Way], known: Forms) -> None:
     """Write the JSON of one topic in formats."""
     (topic,) = {way.source for way in ways}
     fields = ", ".join(dict.fromkeys(one for way in ways for one in known[way.form].fields.split(", ")))
-    given = env.from_source(KafkaSource(servers, [topic], value=Json(fields), reader=engine), uid="given")
+    given = env.from_source(KafkaSource(servers, [topic], value=Json(fields)), uid="given")
     for way in ways:
         form = known[way.form]
         names = [one.split()[0] for one in form.fields.split(", ")]
         rows = given.transform(lambda df, names=names: df.select(*names))
-        sink = KafkaSink(servers, way.out, key=String("user"), value=form.writes, writer=engine)
+        sink = KafkaSink(servers, way.out, key=String("user"), value=form.writes)
         rows.sink_to(sink, uid=f"out-{way.out}")
 
 
-def read(
-    env: StreamExecutionEnvironment, servers: str, ways: Sequence[Way], known: Forms, engine: str
-) -> None:
+def read(env: StreamExecutionEnvironment, servers: str, ways: Sequence[Way], known: Forms) -> None:
     """Write what is read in formats as JSON, with the key beside it."""
     for way in ways:
         read_as = {"value": known[way.form].reads, "key": String("user"), "key_fields_prefix": "key_"}
-        source = KafkaSource(servers, [way.source], reader=engine, **read_as)
+        source = KafkaSource(servers, [way.source], **read_as)
         found = env.from_source(source, uid=f"read-{way.out}")
-        found.sink_to(KafkaSink(servers, way.out, value=Json(), writer=engine), uid=f"out-{way.out}")
+        found.sink_to(KafkaSink(servers, way.out, value=Json()), uid=f"out-{way.out}")
 
 
 ROLES = {"writer": write, "reader": read}
 
 
-def main(
-    role: str, root: Path, servers: str, ways: list[Way], url: str, engine: str, wanted: int, kill: str
-) -> None:
+def main(role: str, root: Path, servers: str, ways: list[Way], url: str, wanted: int, kill: str) -> None:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.bridge.session import configure_spark_with_jars
@@ -179,12 +173,12 @@ def main(
     spark = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     env = environment(spark, root / role, job=role)
-    ROLES[role](env, servers, ways, forms(url), engine)
+    ROLES[role](env, servers, ways, forms(url))
     env.observe(KillAt(KillPoint.parse(kill), kill=kill_process_group) if kill else SilentObserver())
     run_until(env, lambda _: wanted and all(len(read_committed(servers, way.out)) >= wanted for way in ways))
     spark.stop()
 
 
 if __name__ == "__main__":
-    role, root, servers, ways, url, engine, wanted, kill = sys.argv[1:]
-    main(role, Path(root), servers, [Way(*one) for one in json.loads(ways)], url, engine, int(wanted), kill)
+    role, root, servers, ways, url, wanted, kill = sys.argv[1:]
+    main(role, Path(root), servers, [Way(*one) for one in json.loads(ways)], url, int(wanted), kill)

@@ -137,7 +137,7 @@ def add_families(stream: DataStream, bucket: StoreSpec, servers: str, target: st
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--master", "--host", "--servers", "--source", "--target", "--folder", "--kind", "--engine"):
+    for name in ("--master", "--host", "--servers", "--source", "--target", "--folder", "--kind"):
         parser.add_argument(name, required=True)
     parser.add_argument("--job-dir", help="a bucket in place of the driver's disk")
     parser.add_argument("--store-options", type=json.loads, default={})
@@ -179,7 +179,6 @@ def main() -> None:
         [args.source],
         value=Json(ORDERS),
         ending=EndAtLatest(),
-        reader=args.engine,
         max_offsets_per_trigger=10 if is_slow else 0,
     )
     stream = env.from_source(source, uid="orders")
@@ -197,7 +196,7 @@ def main() -> None:
         # Applied in this process, from what tasks on the hosts have written.
         stream.sink_to(ForeachCheckpointSink(_Kept(folder / "rows")), uid="out")
     else:
-        stream.sink_to(KafkaSink(args.servers, args.target, value=Json(), writer=args.engine), uid="out")
+        stream.sink_to(KafkaSink(args.servers, args.target, value=Json()), uid="out")
     try:
         env.execute()
         said = {"ended": "finished"}

@@ -18,8 +18,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors import json as plain_json
-from flinkish_spark.connectors.formats import avro, json_schema, protobuf
+from flinkish_spark.connectors.formats import avro, json_schema, plain_json, protobuf
 from flinkish_spark.connectors.formats.csv import CsvReader, check_flat
 from flinkish_spark.connectors.formats.reader import Reader, read_values
 from flinkish_spark.connectors.formats.registry import (

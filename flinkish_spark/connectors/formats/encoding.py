@@ -32,6 +32,7 @@ from flinkish_spark.connectors.formats.json_schema import (
     fields_of,
     why_never_valid,
 )
+from flinkish_spark.connectors.formats.plain_json import json_schema
 from flinkish_spark.connectors.formats.reader import made_of, reason_of, written_column
 from flinkish_spark.connectors.formats.registry import (
     Registered,
@@ -40,7 +41,6 @@ from flinkish_spark.connectors.formats.registry import (
     record_name,
     subject_of,
 )
-from flinkish_spark.connectors.json import json_schema
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import (
     Avro,

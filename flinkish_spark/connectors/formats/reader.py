@@ -17,6 +17,7 @@ from pyspark.sql import Column
 from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
+from flinkish_spark.connectors.formats.plain_json import MOST_REASON
 from flinkish_spark.connectors.formats.registry import (
     NoSuchSchema,
     Registered,
@@ -24,7 +25,6 @@ from flinkish_spark.connectors.formats.registry import (
     client_of,
     schema_id_in,
 )
-from flinkish_spark.connectors.json import MOST_REASON
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type

@@ -23,8 +23,8 @@ from flinkish_spark.connectors.kafka.client.admin import (
     GroupCommit,
     KafkaAdmin,
     OffsetDirection,
-    Positions,
     TopicPattern,
+    places_of,
 )
 from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -91,16 +91,17 @@ def checked_partitions(partitions: object, topics: Sequence[str]) -> dict[str, t
     return found
 
 
-def places_in(admin: KafkaAdmin, topics: Sequence[str], partitions: Partitions) -> list[Place]:
-    there = {name: found.partitions for name, found in sorted(admin.topics(topics).items())}
+def places_in(counts: Mapping[str, int], partitions: Partitions, to_correct: str) -> list[Place]:
+    """Return the partitions that are read; raise GraphError for one that its topic does not have."""
     if not partitions:
-        return [(name, number) for name, count in there.items() for number in range(count)]
+        return places_of(counts)
     for topic, numbers in partitions.items():
-        if topic in there and numbers[-1] >= there[topic]:
+        missing = [number for number in numbers if number >= counts.get(topic, number + 1)]
+        if missing:
             raise GraphError(
-                f"the topic '{topic}' has no partition {numbers[-1]}",
-                why=f"it has {there[topic]} partitions",
-                what_to_do="correct the source's partitions",
+                f"the topic '{topic}' has no partition {missing[0]}",
+                why=f"it has {counts[topic]} partitions",
+                what_to_do=f"correct {to_correct}",
             )
     return [(topic, number) for topic, numbers in sorted(partitions.items()) for number in numbers]
 
@@ -133,11 +134,19 @@ class Wanted:
         names = checked_topics(topics)
         return cls(names, checked_partitions(partitions, names))
 
-    def places(self, positions: Positions, clock: Clock) -> list[Place]:
+    def topics_now(self, connection: KafkaConnection) -> Sequence[str]:
+        """Return the topics that are named; of a pattern, those that there are now. In any thread."""
+        if not self.pattern:
+            return self.topics
+        # A connection belongs to one thread, so each call has its own.
+        with KafkaAdmin(connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
+            return sorted(admin.matching(TopicPattern(self.pattern)))
+
+    def places(self, admin: KafkaAdmin, clock: Clock) -> list[Place]:
         if self.pattern:
-            return sorted(Positions.places(positions.matching(TopicPattern(self.pattern))))
+            return places_of(admin.matching(TopicPattern(self.pattern)))
         found = seen_to_stay(
-            lambda: positions.topics(self.topics), lambda one: len(one) < len(self.topics), clock
+            lambda: admin.partition_counts(self.topics), lambda one: len(one) < len(self.topics), clock
         )
         missing = [topic for topic in self.topics if topic not in found]
         if missing:
@@ -148,7 +157,7 @@ class Wanted:
             )
         if self.partitions:
             return [(topic, one) for topic, numbers in self.partitions.items() for one in numbers]
-        return list(Positions.places(found))
+        return places_of(found)
 
 
 class StartingOffsets(Choice):
@@ -398,13 +407,13 @@ class StartsAtOffsets(Source):
         """Return topic -> partition -> next offset of what this source has read."""
         return position.kafka(frozenset(self._of_mine(position.topics())))
 
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(self.topics, self.partitions, self.pattern)
+
     def topics_now(self) -> Sequence[str]:
         """Return the topics that are named; of a pattern, those that there are now. In any thread."""
-        if not self.pattern:
-            return self.topics
-        # A connection belongs to one thread, so each call has its own.
-        with Positions(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as brokers:
-            found = sorted(brokers.matching(TopicPattern(self.pattern)))
+        found = self.wanted.topics_now(self.connection)
         check_told_apart(found)
         return found
 
@@ -426,7 +435,8 @@ class StartsAtOffsets(Source):
         )
 
     def places(self, admin: KafkaAdmin) -> list[Place]:
-        return places_in(admin, self.topics_now(), self.partitions)
+        counts = admin.partition_counts(self.topics_now())
+        return places_in(counts, self.partitions, "the source's partitions")
 
     def starting_option(self, place: JobPlace) -> str:
         """Return the option `startingOffsets`: Spark wants every partition named."""

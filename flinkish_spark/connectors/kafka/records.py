@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import session_time_zone
-from flinkish_spark.connectors import json as plain_json
 from flinkish_spark.connectors.changelog import AvroChangelog, Changelog, JsonChangelog
+from flinkish_spark.connectors.formats import plain_json
 from flinkish_spark.connectors.formats.decoding import (
     REASON,
     Part,

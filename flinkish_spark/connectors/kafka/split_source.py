@@ -22,14 +22,14 @@ from flinkish_spark.connectors.kafka.checks import (
     raise_if_it_stays,
 )
 from flinkish_spark.connectors.kafka.client.admin import (
+    PLANNING_TIMEOUT_MS,
     PREFLIGHT_TIMEOUT_MS,
     KafkaAdmin,
-    Positions,
     TopicPattern,
     check_letters_stay,
     unknown_topic,
 )
-from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
+from flinkish_spark.connectors.kafka.client.client import seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.metadata import (
     LEADER_EPOCH,
@@ -84,7 +84,6 @@ if TYPE_CHECKING:
 
 
 _CLOCK = SystemClock()
-_COMMITTED = Isolation.READ_COMMITTED
 #: How often the brokers are asked which partitions there are.
 _TOPICS_EVERY_S = 5.0
 _HEADERS = T.StructField(
@@ -254,13 +253,13 @@ class KafkaRecordsSource(SplitSource):
         return Dataset.of_topics(self.connection.servers, self._wanted.topics)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_positions", "_admin", "_starts", "_ends", "_group_patience")
+        own = ("_planning_admin", "_admin", "_starts", "_ends", "_group_patience")
         kept = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**kept, "_partitions": [], "_looked_at": float("-inf")}
 
     @cached_property
-    def _positions(self) -> Positions:
-        return Positions(self.connection)
+    def _planning_admin(self) -> KafkaAdmin:
+        return KafkaAdmin(self.connection, timeout_ms=PLANNING_TIMEOUT_MS)
 
     @cached_property
     def _admin(self) -> KafkaAdmin:
@@ -278,7 +277,7 @@ class KafkaRecordsSource(SplitSource):
         if time.monotonic() - self._looked_at >= _TOPICS_EVERY_S:
             # This order matters: every partition that has an end is there by then, and none is left out.
             ends = self._ends
-            places = self._wanted.places(self._positions, _CLOCK)
+            places = self._wanted.places(self._planning_admin, _CLOCK)
             self._partitions = [_split(at) for at in places if ends is None or _split(at) in ends]
             self._looked_at = time.monotonic()
         return self._partitions
@@ -286,23 +285,19 @@ class KafkaRecordsSource(SplitSource):
     def first(self, split: str) -> int:
         place = _place(split)
         if self._from_ms:
-            brokers = self._positions
-            return first_at_least_as_late(
-                {place: self._from_ms},
-                lambda times_ms: brokers.at_timestamps(times_ms, _COMMITTED),
-                lambda places: brokers.latest(places, _COMMITTED),
-            )[place]
+            admin = self._planning_admin
+            return first_at_least_as_late({place: self._from_ms}, admin.offsets_at, admin.end_offsets)[place]
         # What comes later than the source, or than the savepoint that it goes on from, is read whole.
         is_first = self._begin is not StartingOffsets.EARLIEST and self._fs_start is None
         at = self._starts.get(split) if is_first else None
-        return self._positions.earliest([place])[place] if at is None else at
+        return self._planning_admin.beginning_offsets([place])[place] if at is None else at
 
     def latest(self, split: str, start: int, limit: int | None) -> int:
         """Return the end of a partition for readers of committed records."""
         place = _place(split)
         # A broker that has just started may not know its end yet.
         end = seen_to_stay(
-            lambda: self._positions.latest([place], _COMMITTED)[place], lambda at: at < start, _CLOCK
+            lambda: self._planning_admin.end_offsets([place])[place], lambda at: at < start, _CLOCK
         )
         last = self.end(split)
         end = end if last is None else max(start, min(end, last))
@@ -336,10 +331,10 @@ class KafkaRecordsSource(SplitSource):
         return offsets
 
     def _asked(self, ask: Callable[[Sequence[Place]], dict[Place, int]]) -> dict[Place, int]:
-        return ask(self._wanted.places(self._positions, _CLOCK))
+        return ask(self._wanted.places(self._planning_admin, _CLOCK))
 
     def close(self) -> None:
-        for name in ("_positions", "_admin"):
+        for name in ("_planning_admin", "_admin"):
             if name in self.__dict__:
                 self.__dict__.pop(name).close()
 
@@ -420,7 +415,8 @@ class KafkaRecordsSource(SplitSource):
         wanted = [*self._wanted.topics, *filter(None, [self._letters])]
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             found = admin.topics(wanted)
-            places_in(admin, self._wanted.topics, self._wanted.partitions)
+            counts = {name: one.partitions for name, one in found.items()}
+            places_in(counts, self._wanted.partitions, "the source's partitions")
         missing = [topic for topic in wanted if topic not in found]
         if missing:
             raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
@@ -447,11 +443,7 @@ class KafkaRecordsSource(SplitSource):
         return {name: fact for name, fact in facts.items() if fact is not None}
 
     def _topics_now(self) -> Sequence[str]:
-        if not self._wanted.pattern:
-            return self._wanted.topics
-        # A connection belongs to one thread, and this is called by several.
-        with Positions(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as brokers:
-            return sorted(brokers.matching(TopicPattern(self._wanted.pattern)))
+        return self._wanted.topics_now(self.connection)
 
     def _topics_in(self, logged: LoggedOffsets | None) -> Sequence[str]:
         """Return the topics that are named; of a pattern, those that match or were read."""

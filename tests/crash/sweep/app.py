@@ -130,7 +130,6 @@ class JobUnderTest:
                 [place.source_topic],
                 group_id=place.group,
                 value=Json(ORDER),
-                reader=sink.engine,
             ),
             uid="orders",
         )

@@ -56,7 +56,7 @@ def job(spark, broker, job_dir, topics, mode, **config):
     source, totals_topic, orders_topic = topics
     config = CheckpointConfig(interval_ms=300, mode=mode, retained=1_000, **config)
     env = environment(spark, job_dir, checkpoint=config, restart_strategy=NoRestart())
-    orders = env.from_source(orders_source(broker.bootstrap_servers, source, reader="python"), uid="orders")
+    orders = env.from_source(orders_source(broker.bootstrap_servers, source), uid="orders")
     totals = orders.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals")
     totals.sink_to(KafkaSink(broker.bootstrap_servers, totals_topic, key="user"), uid="totals-kafka")
     orders.sink_to(KafkaSink(broker.bootstrap_servers, orders_topic, key="user"), uid="orders-kafka")

@@ -297,59 +297,45 @@ def test_files_are_compared_by_their_columns(audited: Audited, tmp_path: Path) -
 
 @pytest.mark.nightly
 def test_a_real_job_is_exact_until_somebody_adds_a_record(spark, broker, topic, job_dir, tmp_path) -> None:
-    """Kafka and Delta, with the columns of `metadata`, by either engine; then a duplicate by hand."""
-    servers, engines = broker.bootstrap_servers, ("jvm", "python")
-    sources, sinks = ({engine: topic(partitions=2) for engine in engines} for _ in range(2))
-    tables = {engine: tmp_path / f"table-{engine}" for engine in engines}
-    for source in sources.values():
-        for partition in (0, 1):
-            produce(servers, source, [order(f"user-{n % 5}", n) for n in range(40)], partition=partition)
+    """Kafka and Delta, with the columns of `metadata`; then a duplicate by hand."""
+    servers, source, copies, table = broker.bootstrap_servers, topic(2), topic(2), tmp_path / "table"
+    for partition in (0, 1):
+        produce(servers, source, [order(f"user-{n % 5}", n) for n in range(40)], partition=partition)
 
     def job():
         env = environment(spark, job_dir)
-        for engine in engines:
-            settings = {"metadata": ORIGIN, "reader": engine, "max_offsets_per_trigger": 50}
-            orders = env.from_source(orders_source(servers, sources[engine], **settings), uid=engine)
-            orders.sink_to(
-                KafkaSink(
-                    servers,
-                    sinks[engine],
-                    key="user",
-                    writer=engine,
-                    record_headers=RecordHeaders.BATCH,
-                ),
-                uid=f"kafka-{engine}",
-            )
-            orders.sink_to(DeltaSink(str(tables[engine])), uid=f"delta-{engine}")
+        settings = {"metadata": ORIGIN, "max_offsets_per_trigger": 50}
+        orders = env.from_source(orders_source(servers, source, **settings), uid="orders")
+        kafka = KafkaSink(servers, copies, key="user", record_headers=RecordHeaders.BATCH)
+        orders.sink_to(kafka, uid="kafka")
+        orders.sink_to(DeltaSink(str(table)), uid="delta")
         return env
 
-    def audit(engine: str) -> tuple[int, dict[str, Any]]:
-        words = ("audit", job_dir, "--bootstrap-servers", servers, "--input", sources[engine])
-        words += ("--output", f"kafka-{engine}=kafka:{sinks[engine]}")
-        words += ("--output", f"delta-{engine}=delta:{tables[engine]}", "--json")
+    def audit() -> tuple[int, dict[str, Any]]:
+        words = ("audit", job_dir, "--bootstrap-servers", servers, "--input", source)
+        words += ("--output", f"kafka=kafka:{copies}", "--output", f"delta=delta:{table}", "--json")
         result = flinkish(*words)
         return result.exit_code, json.loads(result.stdout)
 
     with running(job()) as client:
         # While the job runs: what is confirmed by now is whole.
         await_that(lambda: client.progress.checkpoints >= 1, client)
-        assert audit("jvm")[0] == 0
-        await_that(lambda: all(rows(client, f"kafka-{engine}") == 80 for engine in engines), client)
+        assert audit()[0] == 0
+        await_that(lambda: rows(client, "kafka") == 80, client)
         client.stop_with_checkpoint()
         assert client.wait(timeout_ms=240_000)
-    for engine in engines:
-        status, found = audit(engine)
-        assert status == 0, found
-        assert {name: found[name] for name in ZEROS} == ZEROS and found["records"] == 80
-        assert [one["rows"] for one in found["outputs"].values()] == [80, 80]
-    body = {"user": "user-0", "_topic": sources["jvm"], "_partition": 1, "_offset": 0}
-    produce(servers, sinks["jvm"], [json.dumps(body).encode()], key=b"user-0")
+    status, found = audit()
+    assert status == 0, found
+    assert {name: found[name] for name in ZEROS} == ZEROS and found["records"] == 80
+    assert [one["rows"] for one in found["outputs"].values()] == [80, 80]
+    body = {"user": "user-0", "_topic": source, "_partition": 1, "_offset": 0}
+    produce(servers, copies, [json.dumps(body).encode()], key=b"user-0")
     # The job goes on behind it, and the audit still knows the record that is none of its.
-    produce(servers, sources["jvm"], [order("user-1")], partition=0)
-    run_until(job(), lambda client: rows(client, "kafka-jvm") == 1)
-    status, found = audit("jvm")
+    produce(servers, source, [order("user-1")], partition=0)
+    run_until(job(), lambda client: rows(client, "kafka") == 1)
+    status, found = audit()
     assert status == 1 and {name: found[name] for name in ZEROS} == {**ZEROS, "duplicated": 1}
-    assert found["outputs"]["delta-jvm"]["duplicated"] == 0 and found["records"] == 81
+    assert found["outputs"]["delta"]["duplicated"] == 0 and found["records"] == 81
 
 
 def test_what_an_output_no_longer_has_is_said(audited: Audited, topic) -> None:

@@ -54,25 +54,22 @@ def digests(found: Any) -> list[tuple[str, str]]:
     return sorted((row["user"], hashlib.sha256(row["text"].encode()).hexdigest()) for row in found)
 
 
-def job(
-    spark: SparkSession, folder: Path, broker: LocalBroker, names: tuple[str, str], engine: str, **sink: Any
-) -> Any:
+def job(spark: SparkSession, folder: Path, broker: LocalBroker, names: tuple[str, str], **sink: Any) -> Any:
     servers, (source, target) = broker.bootstrap_servers, names
     env = environment(spark, folder / "job")
-    lines = KafkaSource(servers, [source], value=Json(FIELDS), reader=engine)
+    lines = KafkaSource(servers, [source], value=Json(FIELDS))
     kept = env.from_source(lines, uid="lines").key_by("user").process(Last(), output=FIELDS, uid="kept")
-    kept.sink_to(KafkaSink(servers, target, value=Json(), writer=engine, **sink), uid="out")
+    kept.sink_to(KafkaSink(servers, target, value=Json(), **sink), uid="out")
     kept.sink_to(DeltaSink(str(folder / "table")), uid="table")
     return env
 
 
-@pytest.mark.parametrize("engine", ["python", "jvm"])
 def test_a_record_of_20_mb_comes_through_whole(
-    spark: SparkSession, broker: LocalBroker, topic: Callable[..., str], tmp_path: Path, engine: str
+    spark: SparkSession, broker: LocalBroker, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     names = topic(configs=TOPIC), topic(configs=TOPIC)
     send(broker, names[0])
-    env = job(spark, tmp_path, broker, names, engine, producer=PRODUCER)
+    env = job(spark, tmp_path, broker, names, producer=PRODUCER)
     run_until(env, lambda client: rows(client, "out") >= 3 and rows(client, "table") >= 3)
     wanted = digests({"user": user, "text": text} for user, text in texts().items())
     shown = read_committed(broker.bootstrap_servers, names[1])

@@ -55,36 +55,28 @@ def run_to_its_end(env):
 
 @pytest.mark.nightly
 def test_what_comes_behind_the_end_is_not_read(spark, broker, topic, job_dir, tmp_path) -> None:
-    """Behaviours 130, 160: by both readers and writers, which are branches of one job."""
-    servers, engines = broker.bootstrap_servers, ("jvm", "python")
-    sources, targets = ({engine: topic(count) for engine in engines} for count in (2, 1))
-    sinks = {engine: MemorySink(str(tmp_path / engine)) for engine in engines}
-    groups = {engine: f"group-{source}" for engine, source in sources.items()}
-    for source in sources.values():
-        produce_orders(broker, source)
+    """Behaviours 130, 160."""
+    servers, source, target = broker.bootstrap_servers, topic(2), topic(1)
+    sink, group = MemorySink(str(tmp_path / "rows")), f"group-{source}"
+    produce_orders(broker, source)
 
     def job():
         env = environment(spark, job_dir)
-        for engine, source in sources.items():
-            given = orders_source(
-                servers, source, reader=engine, group_id=groups[engine], ending=EndAtLatest()
-            )
-            totals = env.from_source(given, uid=f"orders-{engine}").key_by("user")
-            totals = totals.process(RunningTotal(), output=TOTAL, uid=f"totals-{engine}")
-            totals.sink_to(KafkaSink(servers, targets[engine], writer=engine), uid=f"out-{engine}")
-            totals.sink_to(sinks[engine], uid=f"memory-{engine}")
+        given = orders_source(servers, source, group_id=group, ending=EndAtLatest())
+        totals = env.from_source(given, uid="orders").key_by("user")
+        totals = totals.process(RunningTotal(), output=TOTAL, uid="totals")
+        totals.sink_to(KafkaSink(servers, target), uid="out")
+        totals.sink_to(sink, uid="memory")
         return env
 
     run_to_its_end(job())
-    for source in sources.values():
-        produce(servers, source, [order("late", n) for n in range(10)])
+    produce(servers, source, [order("late", n) for n in range(10)])
     run_to_its_end(job())
-    for engine in engines:
-        assert totals_in(servers, targets[engine]) == expected_totals(AMOUNTS), engine
-        assert len(sinks[engine].rows()) == sum(map(len, AMOUNTS.values())), engine
-        with KafkaAdmin(KafkaConnection(servers, {})) as admin:
-            committed = admin.committed_offsets(groups[engine])
-        assert sum(committed.values()) == len(sinks[engine].rows()), engine
+    assert totals_in(servers, target) == expected_totals(AMOUNTS)
+    assert len(sink.rows()) == sum(map(len, AMOUNTS.values()))
+    with KafkaAdmin(KafkaConnection(servers, {})) as admin:
+        committed = admin.committed_offsets(group)
+    assert sum(committed.values()) == len(sink.rows())
     with TransactionClient(KafkaConnection(servers, {})) as client:
         assert list(still_open(client, JobDir(LocalStore(job_dir)).known_uuid())) == []
 

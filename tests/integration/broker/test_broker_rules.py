@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.nightly(by_day="tests/integration/broker/test_range_reader.py"),
 ]
-ENGINES = pytest.mark.parametrize("engine", ["jvm", "python"])
 WAYS = pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "default"])
 
 
@@ -52,11 +51,11 @@ def copy(
     spark: Any, cluster: BrokerCluster, folder: Path, source: str, target: str, count: int, **how: Any
 ) -> None:
     """Copy by a job."""
-    engine, servers = how["engine"], cluster.bootstrap_servers
+    servers = cluster.bootstrap_servers
     env = environment(spark, folder / "job")
-    orders = orders_source(servers, source, reader=engine, reader_options=how.get("reader_options", {}))
+    orders = orders_source(servers, source, reader_options=how.get("reader_options", {}))
     settings = {"key": "user", "value": Json(), **how.get("sink", {})}
-    sink = KafkaSink(servers, target, writer=engine, atomic=how["atomic"], **settings)
+    sink = KafkaSink(servers, target, atomic=how["atomic"], **settings)
     env.from_source(orders, uid="orders").sink_to(sink, uid="out")
     run_until(env, lambda client: rows(client, "out") >= count)
 
@@ -86,10 +85,9 @@ def set_quotas(cluster: BrokerCluster, **rates: float | None) -> None:
         assert [row.error_code for row in answer.entries] == [0]
 
 
-@ENGINES
 @WAYS
 def test_quotas_slow_a_job_and_nothing_else(
-    spark: Any, cluster: BrokerCluster, tmp_path: Path, atomic: bool, engine: str
+    spark: Any, cluster: BrokerCluster, tmp_path: Path, atomic: bool
 ) -> None:
     """Bytes in and out, and the share of time that requests of any kind may take."""
     source, target = created(cluster), created(cluster)
@@ -99,7 +97,7 @@ def test_quotas_slow_a_job_and_nothing_else(
     set_quotas(cluster, **quotas)
     began = time.monotonic()
     try:
-        copy(spark, cluster, tmp_path, source, target, count, engine=engine, atomic=atomic)
+        copy(spark, cluster, tmp_path, source, target, count, atomic=atomic)
     finally:
         set_quotas(cluster, **dict.fromkeys(quotas))
     # 4 MB at 200,000 bytes a second and broker, of which a window of eleven seconds may be had at once.
@@ -172,12 +170,11 @@ def test_a_reader_goes_on_when_the_replica_in_its_rack_is_lost(cluster: BrokerCl
         cluster.await_in_sync()
 
 
-@ENGINES
-def test_a_job_reads_in_a_rack(spark: Any, cluster: BrokerCluster, tmp_path: Path, engine: str) -> None:
+def test_a_job_reads_in_a_rack(spark: Any, cluster: BrokerCluster, tmp_path: Path) -> None:
     source, target = created(cluster), created(cluster)
     produce(cluster.bootstrap_servers, source, [order(n) for n in range(2_000)])
     rack = {"kafka.client.rack": "rack-2"}
-    copy(spark, cluster, tmp_path, source, target, 2_000, engine=engine, atomic=False, reader_options=rack)
+    copy(spark, cluster, tmp_path, source, target, 2_000, atomic=False, reader_options=rack)
     assert amounts_in(cluster, target) == Counter(range(2_000))
 
 
@@ -218,10 +215,9 @@ def compacted(cluster: BrokerCluster, count: int) -> str:
     return topic
 
 
-@ENGINES
 @WAYS
 def test_a_topic_with_compaction_and_deletion_is_read_and_written(
-    spark: Any, cluster: BrokerCluster, tmp_path: Path, atomic: bool, engine: str
+    spark: Any, cluster: BrokerCluster, tmp_path: Path, atomic: bool
 ) -> None:
     """Offsets have gaps, batches have lost records, and the log begins behind 0."""
     source, target = compacted(cluster, 400), created(cluster, 2, **COMPACTED)
@@ -230,7 +226,7 @@ def test_a_topic_with_compaction_and_deletion_is_read_and_written(
 
         admin.delete_records({TopicPartition(source, 0): 10})
     left = list(amounts_in(cluster, source).elements())
-    copy(spark, cluster, tmp_path, source, target, len(left), engine=engine, atomic=atomic)
+    copy(spark, cluster, tmp_path, source, target, len(left), atomic=atomic)
     seen = amounts_in(cluster, target)
     newest: dict[str, int] = {f"u{amount % 7}-": amount for amount in left}
     # The target is compacted, too: of each user the newest record is there, and nothing that was not sent.
@@ -240,10 +236,9 @@ def test_a_topic_with_compaction_and_deletion_is_read_and_written(
 # -- records of 20 MB -------------------------------------------------------------------------------
 
 
-@ENGINES
 @WAYS
 def test_records_of_20_mb_are_replicated_and_copied(
-    spark: Any, cluster: BrokerCluster, tmp_path: Path, atomic: bool, engine: str
+    spark: Any, cluster: BrokerCluster, tmp_path: Path, atomic: bool
 ) -> None:
     limit = "21000000"
     source, target = created(cluster, max_message_bytes=limit), created(cluster, max_message_bytes=limit)
@@ -254,7 +249,7 @@ def test_records_of_20_mb_are_replicated_and_copied(
             producer.send(source, order(number, pad=19_999_990 if number % 2 else 10)).get(timeout=120)
     # Without a key: it would have the long text once more.
     big = {"key": "", "producer": {"max.request.size": limit}}
-    copy(spark, cluster, tmp_path, source, target, 4, engine=engine, atomic=atomic, sink=big)
+    copy(spark, cluster, tmp_path, source, target, 4, atomic=atomic, sink=big)
     assert amounts_in(cluster, target) == Counter(range(4))
 
 

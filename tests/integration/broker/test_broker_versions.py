@@ -114,20 +114,15 @@ def as_redpanda(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield address.rpartition("/")[2]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_job_on_brokers_with_the_requests_of_redpanda(
-    spark: Any, as_redpanda: str, tmp_path: Path, engine: str
-) -> None:
+def test_a_job_on_brokers_with_the_requests_of_redpanda(spark: Any, as_redpanda: str, tmp_path: Path) -> None:
     from flinkish_spark import Json, KafkaSink
 
     servers = as_redpanda
     source, target = created(servers, 1), created(servers, 2)
     produce(servers, source, [b'{"user": "u%d", "amount": %d}' % (n % 5, n) for n in range(500)])
     env = environment(spark, tmp_path / "job")
-    orders = env.from_source(
-        orders_source(servers, source, reader=engine, group_id=f"group-{source}"), uid="orders"
-    )
-    orders.sink_to(KafkaSink(servers, target, key="user", value=Json(), writer=engine), uid="out")
+    orders = env.from_source(orders_source(servers, source, group_id=f"group-{source}"), uid="orders")
+    orders.sink_to(KafkaSink(servers, target, key="user", value=Json()), uid="out")
     run_until(env, lambda client: rows(client, "out") >= 500)
     seen = Counter(record.value for record in read_committed(servers, target))
     assert len(seen) == 500 and set(seen.values()) == {1}

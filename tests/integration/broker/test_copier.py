@@ -3,7 +3,7 @@
 `transactions_test.py` of Kafka copies 100,000 records from 2 partitions to 3, or a third of them from one to
 one where their order counts, while three brokers or the copiers are restarted one after the other, in order
 or hard; a read_committed reader watches. Its 16 combinations are these; in place of group metadata, which our
-sinks do without, both ways in which a sink stages. Each with both engines.
+sinks do without, both ways in which a sink stages.
 """
 
 from __future__ import annotations
@@ -52,19 +52,16 @@ def bounce_clients(copying: Copying, *, clean: bool) -> None:
         copying.bounce(clean=clean)
 
 
-@pytest.mark.parametrize("engine", ["jvm", "python"])
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "default"])
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "spread"])
 @pytest.mark.parametrize("target", ["brokers", "clients"])
 @pytest.mark.parametrize("mode", ["hard", "clean"])
 def test_each_record_is_copied_once(
-    cluster: BrokerCluster, tmp_path: Path, mode: str, target: str, ordered: bool, atomic: bool, engine: str
+    cluster: BrokerCluster, tmp_path: Path, mode: str, target: str, ordered: bool, atomic: bool
 ) -> None:
     records = RECORDS // 3 if ordered else RECORDS
     began = time.monotonic()
-    with Copying(
-        cluster, tmp_path, engine=engine, atomic=atomic, ordered=ordered, records=records
-    ) as copying:
+    with Copying(cluster, tmp_path, atomic=atomic, ordered=ordered, records=records) as copying:
         copying.await_copied(records // 50)
         (bounce_brokers if target == "brokers" else bounce_clients)(copying, clean=mode == "clean")
         left = records - copying.watch.count
@@ -74,7 +71,6 @@ def test_each_record_is_copied_once(
         "target": target,
         "ordered": ordered,
         "atomic": atomic,
-        "engine": engine,
         "left_behind_the_bounces": left,
         **vars(copied),
         "seconds": round(time.monotonic() - began, 1),

@@ -41,7 +41,7 @@ def test_a_dead_letter_is_its_record(spark: Any, broker: Any, topic: Any, tmp_pa
     any_time, ahead_ms = {"message.timestamp.after.max.ms": str(2**63 - 1)}, 7_200_000
     now_ms = int(time.time() * 1_000)
     env, topics = environment(spark, tmp_path / "job"), {}
-    for uid in ("jvm", "python", "records"):
+    for uid in ("kafka", "records"):
         letters = topic(configs={**large, "message.timestamp.after.max.ms": "3600000"})
         source = topic(2, configs={**large, **any_time})
         topics[uid] = (source, letters)
@@ -56,17 +56,20 @@ def test_a_dead_letter_is_its_record(spark: Any, broker: Any, topic: Any, tmp_pa
         if uid == "records":
             given: Any = KafkaRecordsSource(servers, [source], value=value, ending=EndAtLatest())
         else:
-            given = KafkaSource(servers, [source], value=value, reader=uid, ending=EndAtLatest())
+            given = KafkaSource(servers, [source], value=value, ending=EndAtLatest())
         env.from_source(given, uid=uid).sink_to(MemorySink(str(tmp_path / uid)), uid=f"{uid}-out")
     with running(env) as client:
         assert client.wait(timeout_ms=250_000)
-    misfit = f"the value is no JSON object of the fields {ORDER}"
+    misfit, no_text = "the value is no JSON object", "the value is no UTF-8: invalid start byte"
     for uid, (source, letters) in topics.items():
         found = {(r.key, r.value): (r.timestamp, r.headers) for r in read_committed(servers, letters)}
         assert all(now_ms < at < now_ms + 1_000_000 for at, _ in found.values())
         assert {of: headers for of, (_, headers) in found.items()} == {
             (b"ahead", b"[2]"): said(uid, source, 1, 4, now_ms + ahead_ms, misfit),
-            (b"k", b"\xff"): [*OWN, *said(uid, source, 1, 1, 1_234_567, "the value is not UTF-8")],
+            (b"k", b"\xff"): [
+                *OWN,
+                *said(uid, source, 1, 1, 1_234_567, no_text),
+            ],
             (b"null", None): said(uid, source, 1, 2, 7, "the record has no value"),
             (None, b"[1]"): said(uid, source, 1, 3, 7, misfit),
             (b"large", LARGE): [*OWN[:1], *said(uid, source, 0, 0, 8, misfit)],
@@ -99,7 +102,7 @@ def test_the_sink_decides_how_long_dead_letters_may_wait(
         env = environment(spark, tmp_path / folder)
         value = Json(ORDER, dead_letter)
         orders = env.from_source(
-            KafkaSource(servers, ["in"], value=value, reader="python", ending=EndAtLatest()), uid="orders"
+            KafkaSource(servers, ["in"], value=value, ending=EndAtLatest()), uid="orders"
         )
         orders.sink_to(KafkaSink(servers, "out", writer="python", **settings), uid="out")
         return env

@@ -32,14 +32,13 @@ class Alarm(KeyedProcessFunction):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("reader", ["python", "jvm"])
 def test_a_silent_partition_is_waited_for_until_it_is_idle(
-    spark: Any, broker: Any, topic: Any, tmp_path: Any, reader: str
+    spark: Any, broker: Any, topic: Any, tmp_path: Any
 ) -> None:
-    """Behaviour 124. The Python reader has watermark and calls of key groups in its own offset."""
+    """Behaviour 124. The reader has watermark and calls of key groups in its own offset."""
     servers, name = broker.bootstrap_servers, topic(partitions=2)
     env = environment(spark, tmp_path / "job", trigger_interval_ms=50)
-    stream = env.from_source(orders_source(servers, name, reader=reader), uid="orders")
+    stream = env.from_source(orders_source(servers, name), uid="orders")
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(0).with_idleness(6_000)
     timed = stream.assign_timestamps_and_watermarks(strategy)
     sink = MemorySink(f"{tmp_path}/rows")

@@ -79,16 +79,14 @@ def registered(registry, subject: str, form: str, fields: str) -> None:
         registry.register(subject, derived_schema(parse_ddl(fields)), "JSON")
 
 
-BY_DAY = {("avro, registry", "jvm")}
 CASES = [
-    pytest.param(form, engine, marks=[] if (form, engine) in BY_DAY else [pytest.mark.nightly])
+    pytest.param(form, marks=[] if form == "avro, registry" else [pytest.mark.nightly])
     for form in forms("http://nowhere")
-    for engine in ("jvm", "python")
 ]
 
 
-@pytest.mark.parametrize(("form", "engine"), CASES)
-def test_a_round_trip_through_jobs_that_crash(spark, broker, topic, registry, job_dir, form, engine):
+@pytest.mark.parametrize("form", CASES)
+def test_a_round_trip_through_jobs_that_crash(spark, broker, topic, registry, job_dir, form):
     servers, source, between, out = broker.bootstrap_servers, topic(2), topic(2), topic(2)
     known = forms(registry.url)[form]
     if "registry" in form:
@@ -97,7 +95,7 @@ def test_a_round_trip_through_jobs_that_crash(spark, broker, topic, registry, jo
 
         def job(role=role, way=way):
             env = environment(spark, job_dir / role, job=role)
-            ROLES[role](env, servers, [way], {form: known}, engine)
+            ROLES[role](env, servers, [way], {form: known})
             return env
 
         for point in ("decision:after:1", "sink-commit:before:1"):
@@ -120,8 +118,7 @@ def check_trip(servers, out, form, times):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(2_400)
-@pytest.mark.parametrize("engine", ["jvm", "python"])
-def test_a_round_trip_through_processes_that_are_killed(broker, topic, registry, tmp_path, engine):
+def test_a_round_trip_through_processes_that_are_killed(broker, topic, registry, tmp_path):
     """SIGKILL for driver, JVM and workers, of jobs with all formats: one that writes, then one that reads."""
     servers, source, known = broker.bootstrap_servers, topic(2), forms(registry.url)
     between, out = ({form: topic(2) for form in known} for _ in range(2))
@@ -135,7 +132,7 @@ def test_a_round_trip_through_processes_that_are_killed(broker, topic, registry,
             if role == "writer":
                 produce(servers, source, [row.encode() for row in ROWS])
             wanted = 0 if kill else 4 * len(ROWS)
-            words = [role, str(tmp_path), servers, json.dumps(ways), registry.url, engine, str(wanted), kill]
+            words = [role, str(tmp_path), servers, json.dumps(ways), registry.url, str(wanted), kill]
             command = [sys.executable, "-m", "tests.support.formats_app", *words]
             ended = subprocess.run(command, cwd=ROOT, timeout=400, start_new_session=True, check=False)
             assert ended.returncode == (-9 if kill else 0), (role, kill)
@@ -178,7 +175,7 @@ def avro_record(number: int, *texts: str) -> bytes:
 
 def users_job(spark, job_dir, servers, source, out, value, **settings):
     env = environment(spark, job_dir, **settings)
-    users = env.from_source(KafkaSource(servers, [source], value=value, **{"reader": "python"}), uid="users")
+    users = env.from_source(KafkaSource(servers, [source], value=value), uid="users")
     users.sink_to(KafkaSink(servers, out, value=Json(), writer="python"), uid="out")
     return env
 
@@ -339,7 +336,7 @@ BAD = {
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("reader", ["jvm", "python", "records"])
+@pytest.mark.parametrize("reader", ["kafka", "records"])
 @pytest.mark.parametrize("form", list(BAD))
 def test_bad_records_under_the_three_policies(spark, broker, topic, job_dir, form, reader):
     servers, source, letters = broker.bootstrap_servers, topic(1), topic(1)
@@ -356,11 +353,8 @@ def test_bad_records_under_the_three_policies(spark, broker, topic, job_dir, for
         if reader == "records":
             kafka = KafkaRecordsSource(servers, [source], value=reads)
         else:
-            kafka = KafkaSource(servers, [source], value=reads, reader=reader)
-        writer = "jvm" if reader == "jvm" else "python"
-        env.from_source(kafka, uid="in").sink_to(
-            KafkaSink(servers, out, value=Json(), writer=writer), uid="out"
-        )
+            kafka = KafkaSource(servers, [source], value=reads)
+        env.from_source(kafka, uid="in").sink_to(KafkaSink(servers, out, value=Json()), uid="out")
         if name == "fail":
             error = failure_of(env)
             assert isinstance(error, BadRecordError), error
@@ -384,7 +378,7 @@ def test_rows_that_do_not_fit_and_schemas_that_are_not_compatible(spark, broker,
 
     def job(value, name):
         env = environment(spark, job_dir / name)
-        given = env.from_source(KafkaSource(servers, [source], value=Json(PLAIN), reader="python"), uid="in")
+        given = env.from_source(KafkaSource(servers, [source], value=Json(PLAIN)), uid="in")
         sink = KafkaSink(servers, out, value=value, writer="python", on_bad_record=DeadLetter(letters))
         given.sink_to(sink, uid="out")
         return env

@@ -24,7 +24,6 @@ from flinkish_spark import (
 )
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.source import channel_column
 from flinkish_spark.savepoints.files import RestoreSettings
 from flinkish_spark.sources import (
     EndAtLatest,
@@ -34,7 +33,6 @@ from flinkish_spark.sources import (
     StartAtOffsets,
     StartAtTimestamp,
 )
-from flinkish_spark.transport.channels import channel_by_name
 from flinkish_spark.windows import TumblingEventTimeWindows
 from tests.support.jobs import (
     ORDER,
@@ -69,15 +67,14 @@ class Ended(NamedTuple):
 
 #: Where a job begins, and the amounts that it reads then.
 STARTS = {"offsets": [13, 14], "time": [10, 11, 12, 13, 14], "group": [12, 13, 14, *range(100, 110)]}
-READERS = ("jvm", "python")
 
 
 @pytest.fixture(scope="module")
 def ended(spark: Any, broker: Any, topic: Any, tmp_path_factory: Any) -> Ended:
     servers, folder = broker.bootstrap_servers, tmp_path_factory.mktemp("ended")
     # Two sources of a job cannot read one topic.
-    begin = {(name, reader): topic(2) for name in STARTS for reader in READERS}
-    topics = {"json": topic(), "times": topic(), **{f"alone-{reader}": topic(3) for reader in READERS}}
+    begin = {name: topic(2) for name in STARTS}
+    topics = {"json": topic(), "times": topic(), "alone": topic(3)}
     env, sinks = environment(spark, folder / "job"), {}
 
     def branch(uid: str, stream: Any) -> None:
@@ -94,24 +91,21 @@ def ended(spark: Any, broker: Any, topic: Any, tmp_path_factory: Any) -> Ended:
         for source in begin.values():
             produce(servers, source, [order("a", n) for n in range(10, 15)], partition=0)
             admin.commit_offsets(f"group-{source}", {(source, 0): 12})
-    for (name, reader), source in begin.items():
+    for name, source in begin.items():
         start = {
             "offsets": StartAtOffsets({source: {0: 13}}, StartingOffsets.LATEST),
             "time": StartAtTimestamp(between_ms),
             "group": StartAtCommitted(f"group-{source}"),
         }[name]
-        given = orders_source(servers, source, reader=reader, starting_offsets=start, ending=EndAtLatest())
-        branch(f"{name}-{reader}", env.from_source(given, uid=f"{name}-{reader}"))
+        given = orders_source(servers, source, starting_offsets=start, ending=EndAtLatest())
+        branch(name, env.from_source(given, uid=name))
 
-    for reader in READERS:
-        source = topics[f"alone-{reader}"]
-        for partition in range(3):
-            amounts = [order("a", 10 * partition + n) for n in range(3)]
-            produce(servers, source, amounts, partition=partition)
-        given = orders_source(
-            servers, source, reader=reader, partitions={source: [0, 2]}, ending=EndAtLatest()
-        )
-        branch(f"alone-{reader}", env.from_source(given, uid=f"alone-{reader}"))
+    source = topics["alone"]
+    for partition in range(3):
+        amounts = [order("a", 10 * partition + n) for n in range(3)]
+        produce(servers, source, amounts, partition=partition)
+    given = orders_source(servers, source, partitions={source: [0, 2]}, ending=EndAtLatest())
+    branch("alone", env.from_source(given, uid="alone"))
 
     produce(servers, topics["json"], [order("a", 1), b"no object", order("b", 2)])
     given = KafkaRecordsSource(
@@ -136,10 +130,9 @@ def ended(spark: Any, broker: Any, topic: Any, tmp_path_factory: Any) -> Ended:
     return Ended(topics, {uid: sink.rows() for uid, sink in sinks.items()})
 
 
-@pytest.mark.parametrize("reader", READERS)
-def test_a_job_begins_at_offsets_at_a_time_or_where_a_group_stands(ended: Ended, reader: str) -> None:
+def test_a_job_begins_at_offsets_at_a_time_or_where_a_group_stands(ended: Ended) -> None:
     for name, wanted in STARTS.items():
-        assert sorted(row.amount for row in ended.rows[f"{name}-{reader}"]) == wanted, name
+        assert sorted(row.amount for row in ended.rows[name]) == wanted, name
 
 
 class Late(KafkaAdmin):
@@ -167,9 +160,8 @@ def test_a_record_that_comes_between_two_requests(broker: Any, topic: Any, ask: 
         assert admin.end_offsets([(source, 0)]) == {(source, 0): 2}
 
 
-@pytest.mark.parametrize("reader", READERS)
-def test_single_partitions_are_read_alone(ended: Ended, reader: str) -> None:
-    assert sorted(row.amount for row in ended.rows[f"alone-{reader}"]) == [0, 1, 2, 20, 21, 22]
+def test_single_partitions_are_read_alone(ended: Ended) -> None:
+    assert sorted(row.amount for row in ended.rows["alone"]) == [0, 1, 2, 20, 21, 22]
 
 
 @pytest.mark.nightly
@@ -193,13 +185,10 @@ def test_topics_by_a_pattern_and_one_that_comes_later(
     assert sorted(row.value for row in sink.rows()) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("reader", [pytest.param("jvm", marks=pytest.mark.nightly), "python"])
 def test_topics_that_come_while_the_job_runs_and_while_it_does_not(
-    spark: Any, broker: Any, topic: Any, tmp_path: Path, reader: str
+    spark: Any, broker: Any, topic: Any, tmp_path: Path
 ) -> None:
     """The first start finds no topic at all; a longer name that begins like a match is none."""
-    one = spark.createDataFrame([("örders-1", 3)], "topic STRING, partition INT")
-    assert one.select(channel_column([])).first()[0] == channel_by_name("örders-1", 3)
     servers, prefix = broker.bootstrap_servers, topic()
     sink = MemorySink(str(tmp_path / "rows"))
 
@@ -211,7 +200,6 @@ def test_topics_that_come_while_the_job_runs_and_while_it_does_not(
             value=Json(ORDER),
             group_id=prefix,
             metadata=["topic", "timestamp"],
-            reader=reader,
         )
         timed = env.from_source(given, uid="orders").assign_timestamps_and_watermarks(
             WatermarkStrategy.for_monotonous_timestamps()
@@ -247,13 +235,8 @@ def test_topics_that_come_while_the_job_runs_and_while_it_does_not(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "readers",
-    [("jvm", "python", "jvm"), ("python", "jvm", "python")],
-    ids=str,
-)
 def test_a_savepoint_of_a_list_goes_on_with_a_pattern_and_back(
-    spark: Any, broker: Any, topic: Any, tmp_path: Path, readers: tuple[str, str, str]
+    spark: Any, broker: Any, topic: Any, tmp_path: Path
 ) -> None:
     """Channels have other numbers, offsets and watermarks stay: nothing is read twice, nothing is late."""
     servers, source = broker.bootstrap_servers, topic(2)
@@ -262,7 +245,7 @@ def test_a_savepoint_of_a_list_goes_on_with_a_pattern_and_back(
 
     def job(turn: int) -> Any:
         env = environment(spark, tmp_path / f"job-{turn}")
-        given = KafkaSource(servers, **read[turn], value=Json(ORDER), reader=readers[turn])
+        given = KafkaSource(servers, **read[turn], value=Json(ORDER))
         timed = env.from_source(given, uid="orders").assign_timestamps_and_watermarks(
             WatermarkStrategy.for_monotonous_timestamps()
         )
@@ -333,7 +316,7 @@ def test_dead_letters_of_single_records_over_two_starts(
 def test_partitions_that_are_ahead_wait_for_the_others(
     spark: Any, broker: Any, topic: Any, tmp_path: Path
 ) -> None:
-    """The python reader holds a partition back; the slow one has all of its records read first."""
+    """The reader holds a partition back; the slow one has all of its records read first."""
     servers, source = broker.bootstrap_servers, topic(2)
     hour_ms = 3_600_000
     producer = KafkaProducer(bootstrap_servers=servers)
@@ -342,7 +325,7 @@ def test_partitions_that_are_ahead_wait_for_the_others(
             producer.send(source, order(f"p{partition}", n), partition=partition, timestamp_ms=n * step_ms)
     producer.close()
     strategy = WatermarkStrategy.for_monotonous_timestamps().with_watermark_alignment("in", hour_ms)
-    given = orders_source(servers, source, reader="python", max_offsets_per_trigger=10, ending=EndAtLatest())
+    given = orders_source(servers, source, max_offsets_per_trigger=10, ending=EndAtLatest())
     sink, env = MemorySink(str(tmp_path / "rows")), environment(spark, tmp_path / "job")
     timed = env.from_source(given, uid="orders").assign_timestamps_and_watermarks(strategy)
     timed.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals").sink_to(sink, uid="memory")

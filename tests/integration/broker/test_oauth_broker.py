@@ -55,17 +55,16 @@ def created(connection: KafkaConnection, partitions: int = 2) -> str:
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "default"])
-@pytest.mark.parametrize("engine", ["jvm", "python"])
 def test_a_job_logs_in_by_tokens_and_outlives_its_sessions(
-    spark: Any, guarded: OAuthBroker, endpoint: TokenEndpoint, tmp_path: Path, engine: str, atomic: bool
+    spark: Any, guarded: OAuthBroker, endpoint: TokenEndpoint, tmp_path: Path, atomic: bool
 ) -> None:
     servers, options = guarded.bootstrap_servers, endpoint.options("job")
     connection = KafkaConnection(servers, options)
     source, target = created(connection), created(connection)
     producer = KafkaProducer(**connection.for_python(), acks="all")
     env = environment(spark, tmp_path / "job")
-    read = KafkaSource(servers, [source], value=Json(ORDER), reader=engine, options=options, group_id="g")
-    sink = KafkaSink(servers, target, key="user", value=Json(), writer=engine, options=options, atomic=atomic)
+    read = KafkaSource(servers, [source], value=Json(ORDER), options=options, group_id="g")
+    sink = KafkaSink(servers, target, key="user", value=Json(), options=options, atomic=atomic)
     env.from_source(read, uid="orders").sink_to(sink, uid="out")
     sent = iter(range(40))
 

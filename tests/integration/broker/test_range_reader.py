@@ -27,7 +27,7 @@ from kafka.admin import (
 )
 from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 
-from flinkish_spark.connectors.kafka.client.admin import Positions, TopicPattern
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicPattern, places_of
 from flinkish_spark.connectors.kafka.client.client import FetchClient, FetchLimits, Isolation, WirePool
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader, record_schema
@@ -72,8 +72,8 @@ def pool() -> Iterator[WirePool]:
 
 
 @pytest.fixture
-def positions(broker: LocalBroker) -> Iterator[Positions]:
-    with Positions(KafkaConnection(broker.bootstrap_servers)) as made:
+def positions(broker: LocalBroker) -> Iterator[KafkaAdmin]:
+    with KafkaAdmin(KafkaConnection(broker.bootstrap_servers)) as made:
         yield made
 
 
@@ -230,12 +230,12 @@ def write_history(broker: LocalBroker, name: str, seed: int, steps: int = 120) -
             written.all += sent
     for number in list(pending):
         end(number, commit=rng.random() < 0.5)  # so that markers are the last there is
-    with Positions(KafkaConnection(servers)) as positions:
+    with KafkaAdmin(KafkaConnection(servers)) as positions:
         place = (name, 0)
         assert eventually(
-            lambda: positions.latest([place], COMMITTED) == positions.latest([place], UNCOMMITTED)
+            lambda: positions.end_offsets([place], COMMITTED) == positions.end_offsets([place], UNCOMMITTED)
         )
-        written.end = positions.latest([place], COMMITTED)[place]
+        written.end = positions.end_offsets([place], COMMITTED)[place]
     for maker in (plain, *makers):
         maker.close()
     written.committed.sort()
@@ -264,7 +264,7 @@ def test_interleaved_transactions_are_told_apart(
 
 
 def test_an_open_transaction_is_no_part_of_what_is_committed(
-    broker: LocalBroker, topic: TopicFactory, positions: Positions, read: Any
+    broker: LocalBroker, topic: TopicFactory, positions: KafkaAdmin, read: Any
 ) -> None:
     name = topic()
     maker = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id=uuid.uuid4().hex)
@@ -280,7 +280,7 @@ def test_an_open_transaction_is_no_part_of_what_is_committed(
 
 
 def test_a_compacted_topic_has_gaps(
-    topic: TopicFactory, producer: KafkaProducer, positions: Positions, read: Any
+    topic: TopicFactory, producer: KafkaProducer, positions: KafkaAdmin, read: Any
 ) -> None:
     name = topic(
         configs={
@@ -298,7 +298,7 @@ def test_a_compacted_topic_has_gaps(
             newest[key] = send(producer, name, b"v", key=key)[0]
     time.sleep(1.1)
     send(producer, name, b"rolls the segment", key=b"last")
-    end = positions.latest([(name, 0)], COMMITTED)[name, 0]
+    end = positions.end_offsets([(name, 0)], COMMITTED)[name, 0]
     expected = sorted(newest.values())
     assert eventually(lambda: read(name, 0, end)["offset"].to_pylist()[:-1] == expected)
     for start, stop in ((0, end), (100, 700), (expected[3] + 1, expected[-1])):
@@ -537,40 +537,40 @@ def test_a_reading_that_is_dropped_gives_its_connection_back(
 # -- positions ------------------------------------------------------------------------------------
 
 
-def test_topics_by_pattern(topic: TopicFactory, positions: Positions, broker: LocalBroker) -> None:
+def test_topics_by_pattern(topic: TopicFactory, positions: KafkaAdmin, broker: LocalBroker) -> None:
     prefix = f"p{uuid.uuid4().hex[:8]}"
     with KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
         wanted = {f"{prefix}-{n}": {"num_partitions": n, "replication_factor": 1} for n in (1, 2, 3)}
         admin.create_topics(wanted, wait_for_metadata=True)
     found = positions.matching(TopicPattern(f"{prefix}-[12]"))
-    assert {name: known.partitions for name, known in found.items()} == {f"{prefix}-1": 1, f"{prefix}-2": 2}
-    assert positions.topics([*found, "no-such-topic"]) == found
-    assert Positions.places(found) == [(f"{prefix}-1", 0), (f"{prefix}-2", 0), (f"{prefix}-2", 1)]
+    assert found == {f"{prefix}-1": 1, f"{prefix}-2": 2}
+    assert positions.partition_counts([*found, "no-such-topic"]) == found
+    assert places_of(found) == [(f"{prefix}-1", 0), (f"{prefix}-2", 0), (f"{prefix}-2", 1)]
     assert not [name for name in positions.matching(TopicPattern(".*")) if name.startswith("__")]
     assert positions.matching(TopicPattern(prefix)) == {}
-    assert positions.topics([]) == {}
+    assert positions.partition_counts([]) == {}
 
 
 def test_offsets_by_time_and_ends(
-    broker: LocalBroker, topic: TopicFactory, producer: KafkaProducer, positions: Positions
+    broker: LocalBroker, topic: TopicFactory, producer: KafkaProducer, positions: KafkaAdmin
 ) -> None:
     name = topic(partitions=2)
     place, other = (name, 0), (name, 1)
     for number in range(5):
         send(producer, name, b"x", timestamp_ms=1_000_000 + 100 * number)
-    assert positions.at_timestamps({place: 1_000_150, other: 0}, COMMITTED) == {place: 2, other: None}
-    assert positions.at_timestamps({place: 1_000_401}, COMMITTED) == {place: None}
-    assert positions.at_timestamps({place: 0}, COMMITTED) == {place: 0}
+    assert positions.offsets_at({place: 1_000_150, other: 0}, COMMITTED) == {place: 2, other: None}
+    assert positions.offsets_at({place: 1_000_401}, COMMITTED) == {place: None}
+    assert positions.offsets_at({place: 0}, COMMITTED) == {place: 0}
     maker = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id=uuid.uuid4().hex)
     maker.init_transactions()
     maker.begin_transaction()
     send(maker, name, b"open", timestamp_ms=2_000_000)
-    assert positions.latest([place, other], COMMITTED) == {place: 5, other: 0}
-    assert positions.latest([place, other], UNCOMMITTED) == {place: 6, other: 0}
-    assert positions.at_timestamps({place: 2_000_000}, COMMITTED) == {place: None}
-    assert positions.at_timestamps({place: 2_000_000}, UNCOMMITTED) == {place: 5}
+    assert positions.end_offsets([place, other], COMMITTED) == {place: 5, other: 0}
+    assert positions.end_offsets([place, other], UNCOMMITTED) == {place: 6, other: 0}
+    assert positions.offsets_at({place: 2_000_000}, COMMITTED) == {place: None}
+    assert positions.offsets_at({place: 2_000_000}, UNCOMMITTED) == {place: 5}
     maker.abort_transaction()
     maker.close()
-    assert positions.earliest([place, other]) == {place: 0, other: 0}
+    assert positions.beginning_offsets([place, other]) == {place: 0, other: 0}
     with pytest.raises(InputLostError, match="does not exist"):
-        positions.latest([(name, 9)], COMMITTED)
+        positions.end_offsets([(name, 9)], COMMITTED)

@@ -81,14 +81,13 @@ def counts(count: int):
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (b"not json", "its value is no JSON: Expecting value: line 1 column 1 (char 0)"),
-        pytest.param(None, "it has no value", marks=pytest.mark.nightly),
-        pytest.param(
-            b"", "its value is no JSON: Expecting value: line 1 column 1 (char 0)", marks=pytest.mark.nightly
-        ),
+        (b"not json", "the value is no JSON object"),
+        pytest.param(None, "the record has no value", marks=pytest.mark.nightly),
+        pytest.param(b"", "the value is no JSON object", marks=pytest.mark.nightly),
         pytest.param(
             b'{"user": "ann", "amount": "many"}',
-            "its field 'amount' is \"many\", which is no bigint",
+            "the value cannot be read: "
+            "its field 'amount' is \"many\", which is no bigint: it is no whole number",
             marks=pytest.mark.nightly,
         ),
     ],

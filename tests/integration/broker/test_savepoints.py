@@ -53,17 +53,14 @@ def job(spark, job_dir, servers, source, out, checkpoint=None, **settings):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "reader,other,rescales",
-    [("jvm", "python", (4,)), ("python", "jvm", (2, 4))],
-)
+@pytest.mark.parametrize("rescales", [(4,), (2, 4)])
 def test_a_restored_job_reads_on_and_changes_its_parallelism_in_place(
-    spark, broker, topic, job_dir, tmp_path, reader, other, rescales
+    spark, broker, topic, job_dir, tmp_path, rescales
 ) -> None:
-    """Totals of a reference over savepoint, other engine, more partitions, and rescales."""
+    """Totals of a reference over savepoint, more partitions, and rescales."""
     servers, source, out, later = broker.bootstrap_servers, topic(3), topic(2), topic(2)
     put(servers, source, 1, 10)
-    with started(job(spark, job_dir, servers, source, out, reader=reader)) as client:
+    with started(job(spark, job_dir, servers, source, out)) as client:
         await_that(lambda: rows(client, "out") == 120, client)
         metadata = stop_with(client, tmp_path / "savepoint")
     (chain,) = metadata.chains
@@ -78,7 +75,7 @@ def test_a_restored_job_reads_on_and_changes_its_parallelism_in_place(
     produce(servers, source, [order("late", 7)], partition=3)
     new, settings = tmp_path / "new", RestoreSettings(str(tmp_path / "savepoint"))
     expected = totals_between(10, 15) + Counter({("late", 7): 1})
-    with started(job(spark, new, servers, source, later, reader=other), settings, partitions=5) as client:
+    with started(job(spark, new, servers, source, later), settings, partitions=5) as client:
         await_that(lambda: rows(client, "out") == 61, client)
         stop(client)
     assert totals_in(servers, later) == expected
@@ -88,7 +85,7 @@ def test_a_restored_job_reads_on_and_changes_its_parallelism_in_place(
     for turn, partitions in enumerate(rescales):
         first = 16 + 3 * turn
         produce(servers, source, [order(u, first + n) for n in range(3) for u in USERS], partition=0)
-        with started(job(spark, new, servers, source, later, reader=other), partitions=partitions) as client:
+        with started(job(spark, new, servers, source, later), partitions=partitions) as client:
             await_that(lambda: rows(client, "out") == 36, client)
             stop(client)
         expected += totals_between(first - 1, first + 2)
@@ -98,7 +95,7 @@ def test_a_restored_job_reads_on_and_changes_its_parallelism_in_place(
 
     # And once more as it is.
     produce(servers, source, [order("late", 3)], partition=3)
-    with started(job(spark, new, servers, source, later, reader=other), partitions=4) as client:
+    with started(job(spark, new, servers, source, later), partitions=4) as client:
         await_that(lambda: rows(client, "out") == 1, client)
         stop(client)
     assert totals_in(servers, later) == expected + Counter({("late", 10): 1})

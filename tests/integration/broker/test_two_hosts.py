@@ -96,11 +96,10 @@ def started(
     servers: str,
     place: Path,
     kind: str,
-    engine: str,
     bucket: StoreSpec | None = None,
     database: TestDatabase | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    name = f"{kind}-{engine}" if bucket is None else f"{kind}-{engine}-s3"
+    name = kind if bucket is None else f"{kind}-s3"
     with KafkaAdmin(KafkaConnection(servers)) as admin:
         for topic in (f"in-{name}", f"out-{name}", f"letters-out-{name}"):
             admin.create_topic(topic, 2)
@@ -115,7 +114,6 @@ def started(
         "--target": f"out-{name}",
         "--folder": place / name,
         "--kind": kind,
-        "--engine": engine,
     }
     command = [sys.executable, "-m", "tests.support.two_hosts_app"]
     if bucket is not None:
@@ -144,9 +142,9 @@ def ended(driver: subprocess.Popen[str], timeout_s: float = 240) -> dict[str, An
 
 
 def run(
-    cluster: Cluster, servers: str, place: Path, kind: str, engine: str, bucket: StoreSpec | None = None
+    cluster: Cluster, servers: str, place: Path, kind: str, bucket: StoreSpec | None = None
 ) -> dict[str, Any]:
-    with started(cluster, servers, place, kind, engine, bucket) as driver:
+    with started(cluster, servers, place, kind, bucket) as driver:
         return ended(driver)
 
 
@@ -154,19 +152,18 @@ def amounts(servers: str, topic: str) -> Counter[int]:
     return Counter(json.loads(record.value)["amount"] for record in read_committed(servers, topic))
 
 
-@pytest.mark.parametrize("engine", ["jvm", "python"])
 def test_from_kafka_to_kafka_the_job_directory_stays_with_the_driver(
-    cluster: Cluster, bridged: str, place: Path, engine: str
+    cluster: Cluster, bridged: str, place: Path
 ) -> None:
-    assert run(cluster, bridged, place, "plain", engine) == {"ended": "finished"}
-    assert amounts(bridged, f"out-plain-{engine}") == Counter(range(_RECORDS))
+    assert run(cluster, bridged, place, "plain") == {"ended": "finished"}
+    assert amounts(bridged, "out-plain") == Counter(range(_RECORDS))
 
 
 def test_files_and_modules_of_the_driver_s_disk_travel_to_hosts_that_do_not_see_it(
     cluster: Cluster, bridged: str, place: Path
 ) -> None:
-    assert run(cluster, bridged, place, "files", "jvm") == {"ended": "finished"}
-    assert amounts(bridged, "out-files-jvm") == Counter(range(_RECORDS))
+    assert run(cluster, bridged, place, "files") == {"ended": "finished"}
+    assert amounts(bridged, "out-files") == Counter(range(_RECORDS))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +172,7 @@ def test_files_and_modules_of_the_driver_s_disk_travel_to_hosts_that_do_not_see_
 def test_what_tasks_keep_in_the_job_directory_is_refused_before_the_start(
     cluster: Cluster, bridged: str, place: Path, kind: str, what: str
 ) -> None:
-    said = run(cluster, bridged, place, kind, "jvm")
+    said = run(cluster, bridged, place, kind)
     assert said["ended"] == "EnvironmentFault"
     assert "do not see the job directory" in said["says"] and what in said["says"]
     assert not (place / f"{kind}-jvm" / "job").exists()
@@ -201,8 +198,8 @@ def emitted(rows: Iterable[dict[str, Any]]) -> dict[str, tuple[int, int]]:
 def test_keyed_state_lies_in_a_bucket_that_the_hosts_reach(
     cluster: Cluster, bridged: str, place: Path, buckets: LocalS3
 ) -> None:
-    assert run(cluster, bridged, place, "keyed", "jvm", buckets.new_store()) == {"ended": "finished"}
-    rows = (json.loads(record.value) for record in read_committed(bridged, "out-keyed-jvm-s3"))
+    assert run(cluster, bridged, place, "keyed", buckets.new_store()) == {"ended": "finished"}
+    rows = (json.loads(record.value) for record in read_committed(bridged, "out-keyed-s3"))
     assert emitted(rows) == totals()
 
 
@@ -210,7 +207,7 @@ def test_what_tasks_buffer_lies_in_a_bucket_that_the_hosts_reach(
     cluster: Cluster, bridged: str, place: Path, buckets: LocalS3
 ) -> None:
     bucket = buckets.new_store()
-    assert run(cluster, bridged, place, "keyed-buffered", "jvm", bucket) == {"ended": "finished"}
+    assert run(cluster, bridged, place, "keyed-buffered", bucket) == {"ended": "finished"}
     found = sorted((place / "keyed-buffered-jvm-s3" / "rows").iterdir())
     assert emitted(row for file in found for row in json.loads(file.read_text())) == totals()
     assert not [key for key in bucket.open_bucket().sizes_below("sinks") if key.endswith(".arrow")]
@@ -223,13 +220,13 @@ def test_a_host_that_is_cut_off_and_an_executor_that_dies_change_nothing(
 ) -> None:
     is_keyed = kind == "slow-keyed"
     bucket = buckets.new_store() if is_keyed else None
-    topic = "out-slow-keyed-jvm-s3" if is_keyed else "out-slow-jvm"
+    topic = "out-slow-keyed-s3" if is_keyed else "out-slow"
 
     def shows(count: int) -> bool:
         assert driver.poll() is None, "the job has ended"
         return len(read_committed(bridged, topic)) >= count
 
-    with started(cluster, bridged, place, kind, "jvm", bucket) as driver:
+    with started(cluster, bridged, place, kind, bucket) as driver:
         assert eventually(lambda: shows(40), 240)
         assert cluster.executors(0)
         cluster.cut_off(0)
@@ -252,13 +249,13 @@ def test_a_host_that_is_cut_off_and_an_executor_that_dies_change_nothing(
 def test_sinks_of_all_families_are_exact_when_a_host_is_cut_off_and_an_executor_dies(
     cluster: Cluster, bridged: str, place: Path, buckets: LocalS3, database: TestDatabase
 ) -> None:
-    bucket, topic = buckets.new_store(), "out-slow-keyed-families-jvm-s3"
+    bucket, topic = buckets.new_store(), "out-slow-keyed-families-s3"
 
     def shows(count: int) -> bool:
         assert driver.poll() is None, "the job has ended"
         return len(read_committed(bridged, topic)) >= count
 
-    with started(cluster, bridged, place, "slow-keyed-families", "jvm", bucket, database) as driver:
+    with started(cluster, bridged, place, "slow-keyed-families", bucket, database) as driver:
         assert eventually(lambda: shows(40), 240)
         cluster.cut_off(0)
         try:

@@ -39,11 +39,9 @@ def put(servers: str, topic: str, first: int, count: int) -> None:
         produce(servers, topic, values, partition=partition % 2)
 
 
-def job(
-    spark: Any, job_dir: Any, servers: str, topic: str, folder: Any, reader: str
-) -> tuple[Any, list[MemorySink]]:
+def job(spark: Any, job_dir: Any, servers: str, topic: str, folder: Any) -> tuple[Any, list[MemorySink]]:
     env = environment(spark, job_dir)
-    source = orders_source(servers, topic, value=Json(ORDERS), reader=reader)
+    source = orders_source(servers, topic, value=Json(ORDERS))
     by_at = WatermarkStrategy.for_bounded_out_of_orderness(10).with_timestamp_assigner("at")
     orders = env.from_source(source, by_at, uid="orders")
     even = orders.filter(lambda one: one.amount % 2 == 0).map(
@@ -65,15 +63,14 @@ def job(
 
 
 @pytest.mark.nightly(by_day="tests/contracts/test_sources.py")
-@pytest.mark.parametrize("reader", ["jvm", "python"])
 def test_both_scans_of_a_source_are_exact(
-    spark: Any, broker: Any, topic: Any, job_dir: Any, tmp_path: Any, reader: str
+    spark: Any, broker: Any, topic: Any, job_dir: Any, tmp_path: Any
 ) -> None:
     servers, source = broker.bootstrap_servers, topic(2)
     count, found = 60, [Counter[Any](), Counter[Any]()]
     put(servers, source, 0, 20)
     for turn in range(2):
-        env, sinks = job(spark, job_dir, servers, source, tmp_path, reader)
+        env, sinks = job(spark, job_dir, servers, source, tmp_path)
         with running(env) as client:
             before = rows(client, "pairs-out")
             put(servers, source, 20 * (turn + 1), 20)

@@ -33,7 +33,8 @@ from flinkish_spark import (
     OnBadRecord,
 )
 from flinkish_spark.connectors.formats.decoding import REASON
-from flinkish_spark.connectors.kafka.records import Decoding, checked_metadata
+from flinkish_spark.connectors.kafka.metadata import checked_metadata
+from flinkish_spark.connectors.kafka.records import Decoding
 from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.core.errors import UNREADABLE_MARKER, ConfigError, SchemaError
 from flinkish_spark.core.formats import OnTombstone
@@ -495,7 +496,7 @@ def test_what_the_connector_did_not_get_overwrites_nothing(spark: Any) -> None:
     assert found == [("+I", UNKNOWN)]
 
 
-#: As in `test_json_rows`; by its own name a zone is read as well as by the session's.
+#: As in `test_json_values`; by its own name a zone is read as well as by the session's.
 IN_BERLIN = {
     "2026-03-29T01:59:59": 1774745999,
     "2026-03-29T02:30:00": None,

@@ -9,17 +9,14 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.session import session_time_zone
-from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.formats.avro_encoder import check_avro
-from flinkish_spark.connectors.formats.reader import made_of, reason_of
-from flinkish_spark.connectors.json import read_json
+from flinkish_spark.connectors.kafka.records import Decoding
 from flinkish_spark.connectors.kafka.sink import KafkaSink
-from flinkish_spark.connectors.kafka.source import with_checked_times
 from flinkish_spark.connectors.kafka.writer import MISFIT, record_columns
-from flinkish_spark.core.errors import BadRecordError, ConfigError
+from flinkish_spark.contracts.source import NO_JOB
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import Avro, Json, Raw
-from flinkish_spark.types.json_columns import with_intervals
+from flinkish_spark.types.ddl import ddl_of
 
 #: In Berlin both are half past two of the same night; the others are apart by a microsecond.
 TIMES = (
@@ -232,7 +229,6 @@ def test_what_goes_out_comes_back_equal(zoned: Any) -> None:
     frame = zoned.sql(limits)
     value = record_columns(sink(value=Json()), frame.schema)["value"].cast("string")
     texts = frame.select(value.alias("value"))
-    made = read_json(F.col("value"), frame.schema, "the value", session_time_zone(zoned))
 
     def shown(rows: DataFrame) -> list[str]:
         # Exact and without a zone: microseconds, bytes and bits.
@@ -248,27 +244,7 @@ def test_what_goes_out_comes_back_equal(zoned: Any) -> None:
         ]
         return [str(tuple(row)) for row in rows.select(*columns).collect()]
 
-    read = texts.select(made.alias("made")).localCheckpoint()
-    assert [row.why for row in read.select(reason_of(F.col("made")).alias("why")).collect()] == [None] * 3
-    back = with_intervals(made_of(F.col("made")), frame.schema)
-    assert shown(read.select(back.alias("row")).select("row.*")) == shown(frame)
-
-
-def test_a_record_without_a_time_has_none(spark: Any) -> None:
-    times = [-1, -5, 0, -62_135_596_800_000, 253_402_300_799_999, None]
-    rows = [("t", 0, number, time) for number, time in enumerate(times)]
-    frame = spark.createDataFrame(rows, "topic STRING, partition INT, offset LONG, ms LONG")
-    frame = frame.withColumn("timestamp", F.timestamp_millis("ms"))
-    read = with_checked_times(frame).orderBy("offset").select(F.unix_millis("timestamp")).collect()
-    assert [row[0] for row in read] == [None, *times[1:]]
-
-
-@pytest.mark.parametrize("time", [253_402_300_800_000, -62_135_596_800_001, 1_767_225_600_000_000])
-def test_a_time_that_only_spark_can_hold_is_refused_as_by_the_python_reader(spark: Any, time: int) -> None:
-    frame = spark.createDataFrame([("t", 3, 7, time)], "topic STRING, partition INT, offset LONG, ms LONG")
-    frame = frame.withColumn("timestamp", F.timestamp_millis("ms"))
-    with pytest.raises(Exception, match="FLINKISH_BAD_TIME") as raised:
-        with_checked_times(frame).select("offset").collect()
-    error = classify(raised.value)
-    assert isinstance(error, BadRecordError)
-    assert f"topic t, partition 3, offset 7 has the timestamp {time}" in str(error)
+    columns = ("CAST(value AS BINARY) AS value", "'t' AS topic", "0 AS partition", "0L AS offset")
+    made = Decoding(Json(ddl_of(frame.schema))).deserializer("in", NO_JOB, ["t"])
+    read = made.rows(texts.selectExpr(*columns), ["t"], []).localCheckpoint()
+    assert shown(read) == shown(frame)

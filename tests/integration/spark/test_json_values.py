@@ -10,8 +10,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.session import session_time_zone
+from flinkish_spark.connectors.formats.plain_json import read_json
 from flinkish_spark.connectors.formats.reader import made_of, reason_of
-from flinkish_spark.connectors.json import read_json
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.json_columns import with_intervals
 from tests.support.json_cases import BAD, EXACT, NEVER, NOT_ONE, SCHEMA, TYPES

@@ -165,9 +165,8 @@ def compacted(servers: str, topic: str) -> Rows:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("reader", ["python", "jvm"])
 def test_copies_equal_the_table_after_each_checkpoint(
-    spark: Any, postgres_database: TestDatabase, accounts: Accounts, topic: Any, tmp_path: Path, reader: str
+    spark: Any, postgres_database: TestDatabase, accounts: Accounts, topic: Any, tmp_path: Path
 ) -> None:
     """Over a job that is cancelled in the middle, while the table goes on changing."""
     copy = topic(2)
@@ -178,7 +177,6 @@ def test_copies_equal_the_table_after_each_checkpoint(
             accounts.servers,
             [accounts.topic],
             value=DebeziumJson(ACCOUNT),
-            reader=reader,
             max_offsets_per_trigger=40,
         )
         changes = env.from_source(source, uid="changes")
@@ -191,7 +189,7 @@ def test_copies_equal_the_table_after_each_checkpoint(
             uid="database",
         )
         changes.sink_to(
-            KafkaSink(accounts.servers, copy, key=Json("id INT"), row_kind="_row_kind", writer=reader),
+            KafkaSink(accounts.servers, copy, key=Json("id INT"), row_kind="_row_kind"),
             uid="topic",
         )
         keep_totals(changes, tmp_path / "cities")

@@ -31,9 +31,10 @@ from flinkish_spark import (
     ValueStateDescriptor,
 )
 from flinkish_spark.connectors.formats.avro_encoder import avro_schema, check_avro
-from flinkish_spark.connectors.json import decoded
+from flinkish_spark.connectors.kafka.records import Decoding
 from flinkish_spark.connectors.kafka.writer import check_columns, record_columns
 from flinkish_spark.connectors.splits import SplitSource
+from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.core.errors import BadRecordError, SchemaError
 from flinkish_spark.core.formats import Avro, Json, Raw
 from flinkish_spark.savepoints.files import RestoreSettings
@@ -343,7 +344,8 @@ def decoded_values(values: DataFrame, columns: dict[str, Case]) -> dict[str, lis
     """What the source makes of JSON values."""
     raw = values.selectExpr("key", "value", "'in' AS topic", "0 AS partition", "0L AS offset")
     form = Json(declared(columns))
-    return read(decoded(raw, form, ["in"], []), columns)
+    rows_of = Decoding(form).deserializer("in", NO_JOB, ["in"])
+    return read(rows_of.rows(raw, ["in"], []), columns)
 
 
 #: By `n`: what Spark makes, and what it says of a value that it reads again.

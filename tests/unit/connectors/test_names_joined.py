@@ -14,8 +14,8 @@ from flinkish_spark import AggregateColumn, Emit, Fold, KafkaSource
 from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.delta.table import TableInfo
 from flinkish_spark.connectors.formats.avro_encoder import derived_schema
+from flinkish_spark.connectors.formats.plain_json import DROPPED_METRIC, dropped_metric
 from flinkish_spark.connectors.hybrid import HybridSource
-from flinkish_spark.connectors.json import DROPPED_METRIC, dropped_metric
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import GraphError, SchemaError

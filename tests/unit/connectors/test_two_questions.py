@@ -16,7 +16,6 @@ from flinkish_spark import KafkaSource, StartingOffsets
 from flinkish_spark.connectors.delta import source as delta_records_module
 from flinkish_spark.connectors.delta.log import commit_path
 from flinkish_spark.connectors.delta.source import DeltaRecordsSource, DeltaTableSource
-from flinkish_spark.connectors.kafka.client.admin import TopicPartitions
 from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder
 from flinkish_spark.connectors.kafka.format.options import FIRST_OFFSETS, parse_batch, parse_stream
 from flinkish_spark.connectors.kafka.format.reader import KafkaStreamReader
@@ -35,7 +34,7 @@ PLACE = ("in", 0)
 class Log:
     """One partition with the times of its records; each request moves it on by one step of a script.
 
-    Stands in for KafkaAdmin and Positions.
+    Stands in for KafkaAdmin.
     """
 
     def __init__(self, *times_ms: int, then: list[list[int]] | None = None) -> None:
@@ -55,10 +54,8 @@ class Log:
 
         return self._answered({place: first(at_ms) for place, at_ms in wanted.items()})
 
-    latest, at_timestamps = end_offsets, offsets_at
-
-    def topics(self, names):
-        return {name: TopicPartitions(1, None) for name in names}
+    def partition_counts(self, names):
+        return dict.fromkeys(names, 1)
 
 
 def source_start(log: Log) -> int:
@@ -67,7 +64,7 @@ def source_start(log: Log) -> int:
 
 def records_start(log: Log) -> int:
     source = KafkaRecordsSource("nowhere:1", ["in"], starting_at_ms=1_000)
-    source.__dict__["_positions"] = log
+    source.__dict__["_planning_admin"] = log
     return source.first("in:0")
 
 
@@ -149,15 +146,15 @@ class Growing(Log):
 
     partitions = 1
 
-    def topics(self, names):
-        found = {name: TopicPartitions(self.partitions, None) for name in names}
+    def partition_counts(self, names):
+        found = dict.fromkeys(names, self.partitions)
         self.partitions = 2
         return found
 
 
 def test_every_partition_that_has_an_end_is_read() -> None:
     source, brokers = KafkaRecordsSource("nowhere:1", ["in"], ending=EndAtLatest()), Growing(1, 2, 3)
-    source.__dict__.update(_positions=brokers, _admin=brokers)
+    source.__dict__.update(_planning_admin=brokers, _admin=brokers)
     splits = source.splits()
     assert set(source._ends) <= set(splits), "or the job ends without it"
 

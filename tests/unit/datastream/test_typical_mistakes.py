@@ -21,7 +21,7 @@ from flinkish_spark import (
     OnBadRecord,
 )
 from flinkish_spark.checkpoint.ownership import JobLock
-from flinkish_spark.connectors.json import json_schema
+from flinkish_spark.connectors.formats.plain_json import json_schema
 from flinkish_spark.core.job_dir import JobDir, job_place
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.datastream.data_stream import DataStream

@@ -18,7 +18,7 @@ from flinkish_spark import (
     OutputTag,
     ValueStateDescriptor,
 )
-from flinkish_spark.connectors.json import json_schema
+from flinkish_spark.connectors.formats.plain_json import json_schema
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.joins import JoinType
 from flinkish_spark.joins.spec import element_ddl

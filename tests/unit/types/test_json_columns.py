@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.json import json_schema
+from flinkish_spark.connectors.formats.plain_json import json_schema
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import Json
 from flinkish_spark.types.ddl import parse_ddl

@@ -43,6 +43,8 @@ from flinkish_spark.types.record_time import TimeLimits
 LOG = logging.getLogger(__name__)
 #: How long the checks before a start wait for a broker; a person waits for the answer.
 PREFLIGHT_TIMEOUT_MS = 10_000
+#: Kafka's default.api.timeout.ms: how long a planner of micro-batches waits.
+PLANNING_TIMEOUT_MS = 60_000
 _CLOCK = SystemClock()
 #: Kafka's defaults, for a broker that hides its settings from this principal.
 _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS = 900_000
@@ -86,6 +88,55 @@ class GroupCommit(enum.Enum):
     ACTIVE_MEMBERS = "ACTIVE_MEMBERS"
 
 
+#: [a[b]]: a set in a set in Java, something else in Python, which warns of some of them only.
+_NESTED_SET = re.compile(r"\[(?:\\.|[^\]\\])*\[")
+#: A beginning of a pattern that stands for itself.
+_PLAIN = re.compile(r"[A-Za-z0-9_-]*")
+
+
+class TopicPattern:
+    """A regular expression that a topic's whole name has to match, as in Java's ``matches()``."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            if _NESTED_SET.search(text):
+                raise re.error("a set in a set", text)
+            with warnings.catch_warnings():
+                # Python warns of [a&&b], an intersection in Java but not here.
+                warnings.simplefilter("error", FutureWarning)
+                # Java's \w, \d and (?i) mean ASCII.
+                self._compiled = re.compile(text, re.ASCII)
+        except (re.error, FutureWarning) as wrong:
+            raise ConfigError(
+                f"the topic pattern {text!r} cannot be used",
+                why=f"Python reads it otherwise than Java, or not at all: {wrong}",
+                what_to_do="write it with what both know, such as [a-z], \\d, ., *, +, ?, | and ( )",
+                pattern=text,
+            ) from wrong
+
+    def matches(self, topic: str) -> bool:
+        return self._compiled.fullmatch(topic) is not None
+
+    def __contains__(self, topic: object) -> bool:
+        return isinstance(topic, str) and self.matches(topic)
+
+    def may_match_what(self, other: TopicPattern) -> bool:
+        """Return whether some topic may match both; False only if none can, by how their names begin."""
+        mine, theirs = _literal_prefix(self.text), _literal_prefix(other.text)
+        return mine.startswith(theirs) or theirs.startswith(mine)
+
+
+def _literal_prefix(pattern: str) -> str:
+    """Return what every name that matches begins with, as far as that is plain to see."""
+    if "|" in pattern:
+        return ""
+    plain = _PLAIN.match(pattern)
+    found = "" if plain is None else plain[0]
+    # What may be missing is no beginning.
+    return found[:-1] if pattern[len(found) : len(found) + 1] in ("?", "*", "{") else found
+
+
 #: The broker keeps the offsets of a request as one batch, which must fit its offsets topic: 1 MB by default.
 _MOST_OFFSETS_BYTES, _OFFSET_BYTES = 500_000, 150
 
@@ -103,6 +154,9 @@ def _in_requests(
 
 class KafkaAdmin:
     """Reads metadata and keeps group offsets; one instance belongs to one thread."""
+
+    # A broker that has just started may not know a topic, or the end of a log, for a second or two: whoever
+    # would conclude from an answer that input is gone asks again first.
 
     def __init__(
         self,
@@ -147,6 +201,23 @@ class KafkaAdmin:
             for row in rows
         }
 
+    def partition_counts(self, names: Iterable[str]) -> dict[str, int]:
+        """Return how many partitions topics have; one that does not exist is left out, and not created."""
+        wanted = sorted(set(names))
+        if not wanted:
+            return {}
+        rows = self._wire.call("describe topics", lambda admin: _described_topics(admin, wanted))
+        return {row["name"]: len(row["partitions"]) for row in rows}
+
+    def matching(self, pattern: TopicPattern) -> dict[str, int]:
+        """Return the partition counts of topics that match and can be described, without Kafka's own."""
+        rows = self._wire.call("list topics", lambda admin: admin.describe_topics(None))
+        return {
+            row["name"]: len(row["partitions"])
+            for row in rows
+            if not row["is_internal"] and not row["error_code"] and pattern.matches(row["name"])
+        }
+
     def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         spec = {name: {"num_partitions": partitions, "configs": dict(configs or {})}}
 
@@ -175,6 +246,14 @@ class KafkaAdmin:
         self, timestamps_ms: Mapping[Place, int], isolation: Isolation = Isolation.READ_COMMITTED
     ) -> dict[Place, int | None]:
         """Return the first offset that is at least as late; None if no reader may see one yet."""
+        for (topic, partition), timestamp_ms in timestamps_ms.items():
+            if timestamp_ms < 0:
+                raise ConfigError(
+                    f"the timestamp {timestamp_ms} ms of {topic}-{partition} lies before 1970",
+                    what_to_do="give a time from 1970 on",
+                    topic=topic,
+                    partition=partition,
+                )
         found = self._offsets(timestamps_ms, isolation)
         return {place: offset if offset >= 0 else None for place, offset in found.items()}
 
@@ -339,6 +418,10 @@ class KafkaAdmin:
         return {(place.topic, place.partition): int(entry.offset) for place, entry in found.items()}
 
 
+def places_of(counts: Mapping[str, int]) -> list[Place]:
+    return [(name, number) for name, count in sorted(counts.items()) for number in range(count)]
+
+
 def unknown_topic(topic: str, servers: str, *, of: str = "") -> GraphError:
     return GraphError(
         f"the topic '{topic}' {f'of {of} ' if of else ''}does not exist",
@@ -410,127 +493,3 @@ def _settings(
         }
         for name, settings in found.items()
     }
-
-
-#: Kafka's default.api.timeout.ms.
-_TIMEOUT_MS = 60_000
-#: [a[b]]: a set in a set in Java, something else in Python, which warns of some of them only.
-_NESTED_SET = re.compile(r"\[(?:\\.|[^\]\\])*\[")
-#: A beginning of a pattern that stands for itself.
-_PLAIN = re.compile(r"[A-Za-z0-9_-]*")
-
-
-@dataclass(frozen=True, slots=True)
-class TopicPartitions:
-    partitions: int
-    topic_id: str | None
-
-
-class TopicPattern:
-    """A regular expression that a topic's whole name has to match, as in Java's ``matches()``."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        try:
-            if _NESTED_SET.search(text):
-                raise re.error("a set in a set", text)
-            with warnings.catch_warnings():
-                # Python warns of [a&&b], an intersection in Java but not here.
-                warnings.simplefilter("error", FutureWarning)
-                # Java's \w, \d and (?i) mean ASCII.
-                self._compiled = re.compile(text, re.ASCII)
-        except (re.error, FutureWarning) as wrong:
-            raise ConfigError(
-                f"the topic pattern {text!r} cannot be used",
-                why=f"Python reads it otherwise than Java, or not at all: {wrong}",
-                what_to_do="write it with what both know, such as [a-z], \\d, ., *, +, ?, | and ( )",
-                pattern=text,
-            ) from wrong
-
-    def matches(self, topic: str) -> bool:
-        return self._compiled.fullmatch(topic) is not None
-
-    def __contains__(self, topic: object) -> bool:
-        return isinstance(topic, str) and self.matches(topic)
-
-    def may_match_what(self, other: TopicPattern) -> bool:
-        """Return whether some topic may match both; False only if none can, by how their names begin."""
-        mine, theirs = _literal_prefix(self.text), _literal_prefix(other.text)
-        return mine.startswith(theirs) or theirs.startswith(mine)
-
-
-def _literal_prefix(pattern: str) -> str:
-    """Return what every name that matches begins with, as far as that is plain to see."""
-    if "|" in pattern:
-        return ""
-    plain = _PLAIN.match(pattern)
-    found = "" if plain is None else plain[0]
-    # What may be missing is no beginning.
-    return found[:-1] if pattern[len(found) : len(found) + 1] in ("?", "*", "{") else found
-
-
-class Positions:
-    """Answers a planner's questions over one connection; one instance belongs to one thread."""
-
-    # A broker that has just started may not know a topic, or the end of a log, for a second or two: whoever
-    # would conclude from an answer that input is gone asks again first.
-
-    def __init__(
-        self, connection: KafkaConnection, *, timeout_ms: int = _TIMEOUT_MS, clock: Clock = _CLOCK
-    ) -> None:
-        self._wire = KafkaWire(connection, timeout_ms=timeout_ms, clock=clock)
-        self._admin = KafkaAdmin.over(self._wire)
-
-    def close(self) -> None:
-        self._wire.close()
-
-    def __enter__(self) -> Positions:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def matching(self, pattern: TopicPattern) -> dict[str, TopicPartitions]:
-        """Return the topics that match and can be described now, without Kafka's internal ones."""
-        rows = self._wire.call("list topics", lambda admin: admin.describe_topics(None))
-        return {
-            row["name"]: _partitions_of(row)
-            for row in rows
-            if not row["is_internal"] and not row["error_code"] and pattern.matches(row["name"])
-        }
-
-    def topics(self, names: Iterable[str]) -> dict[str, TopicPartitions]:
-        """Return the topics of these names; one that does not exist is left out, none is created."""
-        wanted = sorted(set(names))
-        if not wanted:
-            return {}
-        rows = self._wire.call("describe topics", lambda admin: _described_topics(admin, wanted))
-        return {row["name"]: _partitions_of(row) for row in rows}
-
-    @staticmethod
-    def places(topics: Mapping[str, TopicPartitions]) -> list[Place]:
-        return [(name, p) for name in sorted(topics) for p in range(topics[name].partitions)]
-
-    def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
-        return self._admin.beginning_offsets(places)
-
-    def latest(self, places: Iterable[Place], isolation: Isolation) -> dict[Place, int]:
-        """Return where each partition ends for a reader; see :meth:`KafkaAdmin.end_offsets`."""
-        return self._admin.end_offsets(places, isolation)
-
-    def at_timestamps(
-        self, timestamps_ms: Mapping[Place, int], isolation: Isolation
-    ) -> dict[Place, int | None]:
-        for (topic, partition), timestamp_ms in timestamps_ms.items():
-            if timestamp_ms < 0:
-                raise ConfigError(
-                    f"the timestamp {timestamp_ms} ms of {topic}-{partition} lies before 1970",
-                    what_to_do="give a time from 1970 on",
-                    topic=topic,
-                    partition=partition,
-                )
-        return self._admin.offsets_at(timestamps_ms, isolation)
-
-
-def _partitions_of(row: Mapping[str, Any]) -> TopicPartitions:
-    return TopicPartitions(len(row["partitions"]), _topic_id(row.get("topic_id")))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from flinkish_spark.connectors.kafka.client.admin import (
-    Positions,
-    TopicPartitions,
+    KafkaAdmin,
     TopicPattern,
+    places_of,
     unknown_topic,
 )
 from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
@@ -21,7 +21,7 @@ from flinkish_spark.connectors.kafka.format.options import (
     NoOffsetStrategy,
     SourceOptions,
 )
-from flinkish_spark.connectors.kafka.offsets import first_at_least_as_late
+from flinkish_spark.connectors.kafka.offsets import first_at_least_as_late, places_in
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError, GraphError, InputLostError
 from flinkish_spark.protocol.ids import Place
@@ -30,47 +30,35 @@ from flinkish_spark.protocol.ids import Place
 class OffsetFinder:
     """Turns options into offsets by asking the brokers; one per reader, on the driver."""
 
-    def __init__(self, positions: Positions, options: SourceOptions) -> None:
-        self._positions, self._options = positions, options
+    def __init__(self, admin: KafkaAdmin, options: SourceOptions) -> None:
+        self._admin, self._options = admin, options
 
     def places(self) -> frozenset[Place]:
         wanted = self._options.subscription
-        if wanted.assigned:
-            existing = self._existing({topic for topic, _ in wanted.assigned})
-            for topic, partition in wanted.assigned:
-                if partition >= existing[topic].partitions:
-                    raise GraphError(
-                        f"the topic '{topic}' has no partition {partition}",
-                        why=f"it has {existing[topic].partitions} partitions",
-                        what_to_do="correct the option 'assign'",
-                    )
-            return frozenset(wanted.assigned)
         if wanted.pattern:
-            return frozenset(Positions.places(self._positions.matching(TopicPattern(wanted.pattern))))
-        return frozenset(Positions.places(self._existing(set(wanted.topics))))
+            return frozenset(places_of(self._admin.matching(TopicPattern(wanted.pattern))))
+        assigned = _by_topic(wanted.assigned)
+        names = set(assigned or wanted.topics)
+        counts = self._admin.partition_counts(names)
+        missing = sorted(names - counts.keys())
+        if missing:
+            raise unknown_topic(missing[0], self._options.connection.servers)
+        return frozenset(places_in(counts, assigned, "the option 'assign'"))
 
     def existing_places(self) -> frozenset[Place]:
         wanted = self._options.subscription
         if wanted.pattern:
             return self.places()
-        found = frozenset(
-            Positions.places(self._positions.topics(wanted.topics or {t for t, _ in wanted.assigned}))
-        )
+        names = wanted.topics or {topic for topic, _ in wanted.assigned}
+        found = frozenset(places_of(self._admin.partition_counts(names)))
         return found & frozenset(wanted.assigned) if wanted.assigned else found
 
-    def _existing(self, topics: set[str]) -> dict[str, TopicPartitions]:
-        existing = self._positions.topics(topics)
-        missing = sorted(topics - existing.keys())
-        if missing:
-            raise unknown_topic(missing[0], self._options.connection.servers)
-        return existing
-
     def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
-        return self._positions.earliest(places)
+        return self._admin.beginning_offsets(places)
 
     def latest(self, places: Iterable[Place], isolation: Isolation | None = None) -> dict[Place, int]:
         """Return last offsets; under the source's isolation unless another one is named."""
-        return self._positions.latest(places, isolation or self._options.reader.isolation)
+        return self._admin.end_offsets(places, isolation or self._options.reader.isolation)
 
     def starting(self) -> dict[Place, int]:
         return self._resolved(self._options.starting, "starting")
@@ -112,7 +100,14 @@ class OffsetFinder:
         return found
 
     def _asked_times(self, wanted: Mapping[Place, int]) -> dict[Place, int | None]:
-        return self._positions.at_timestamps(wanted, self._options.reader.isolation)
+        return self._admin.offsets_at(wanted, self._options.reader.isolation)
+
+
+def _by_topic(places: Iterable[Place]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for topic, partition in sorted(places):
+        found[topic] = (*found.get(topic, ()), partition)
+    return found
 
 
 def _check_same_places(places: frozenset[Place], given: Mapping[Place, int], option: str) -> None:

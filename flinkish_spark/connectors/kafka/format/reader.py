@@ -25,7 +25,7 @@ from flinkish_spark.connectors.control_source import ControlRow, wake_rows
 from flinkish_spark.connectors.kafka.chaining import alignment as plan
 from flinkish_spark.connectors.kafka.chaining.alignment import Offer, Planned, Range, View, plan_micro_batch
 from flinkish_spark.connectors.kafka.chaining.upstream import LookAhead, Passed, Scan, SharedPlan, described
-from flinkish_spark.connectors.kafka.client.admin import GroupCommit, KafkaAdmin, Positions
+from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, GroupCommit, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.barriers import BarrierScanner, Scanned, SeenBarrier
 from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder, TopicWatch
 from flinkish_spark.connectors.kafka.format.options import BarrierRecordPolicy, SourceOptions
@@ -138,8 +138,8 @@ class KafkaBatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        with Positions(self._options.connection) as positions:
-            finder = OffsetFinder(positions, self._options)
+        with KafkaAdmin(self._options.connection, timeout_ms=PLANNING_TIMEOUT_MS) as admin:
+            finder = OffsetFinder(admin, self._options)
             start, end = finder.starting(), finder.ending()
         ranges = [Range(t, p, start.get((t, p), 0), o) for (t, p), o in sorted(end.items())]
         cut = plan.pieces(
@@ -216,7 +216,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, finder: OffsetFinder | None = None) -> None:
         self._options = options
-        self._finder = finder or OffsetFinder(Positions(options.connection), options)
+        if finder is None:
+            finder = OffsetFinder(KafkaAdmin(options.connection, timeout_ms=PLANNING_TIMEOUT_MS), options)
+        self._finder = finder
         self._watch = TopicWatch(self._finder, options.reader.fail_on_data_loss)
         self._group = GroupOffsets(options)
         self._pace = Pace(options.pace, time.monotonic())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from flinkish_spark import KafkaSource, UpstreamJob
@@ -22,8 +20,8 @@ class Brokers:
     def __init__(self, *ends: int) -> None:
         self.ends = dict(enumerate(ends))
 
-    def topics(self, names):
-        return {name: SimpleNamespace(partitions=len(self.ends)) for name in names}
+    def partition_counts(self, names):
+        return dict.fromkeys(names, len(self.ends))
 
     def end_offsets(self, places):
         return {place: self.ends[place[1]] for place in places}

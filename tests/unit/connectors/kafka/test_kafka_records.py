@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from flinkish_spark import DeadLetter, Json, OnBadRecord, Raw, StartingOffsets
@@ -29,21 +27,21 @@ class Brokers:
     def __init__(self, **topics: list[tuple[int, int]]) -> None:
         self.there, self.asked = topics, 0
 
-    def topics(self, names):
+    def partition_counts(self, names):
         self.asked += 1
-        return {n: SimpleNamespace(partitions=len(self.there[n])) for n in names if n in self.there}
+        return {n: len(self.there[n]) for n in names if n in self.there}
 
     def matching(self, pattern):
         self.asked += 1
-        return {n: SimpleNamespace(partitions=len(of)) for n, of in self.there.items() if pattern.matches(n)}
+        return {n: len(of) for n, of in self.there.items() if pattern.matches(n)}
 
-    def earliest(self, places):
+    def beginning_offsets(self, places):
         return {(t, p): self.there[t][p][0] for t, p in places}
 
-    def latest(self, places, isolation):
+    def end_offsets(self, places):
         return {(t, p): self.there[t][p][1] for t, p in places}
 
-    def at_timestamps(self, wanted, isolation):
+    def offsets_at(self, wanted):
         return {(t, p): 5 if self.there[t][p][1] > 5 else None for t, p in wanted}
 
 
@@ -59,13 +57,13 @@ class Admin:
         self.brokers, self.group = brokers, group
 
     def beginning_offsets(self, places):
-        return self.brokers.earliest(places)
+        return self.brokers.beginning_offsets(places)
 
     def end_offsets(self, places):
-        return self.brokers.latest(places, None)
+        return self.brokers.end_offsets(places)
 
     def offsets_at(self, wanted):
-        return self.brokers.at_timestamps(wanted, None)
+        return self.brokers.offsets_at(wanted)
 
     def committed_offsets(self, group, isolation=None):
         return {(topic, 0): at for topic, at in self.group.items()}
@@ -80,7 +78,7 @@ def source_of(brokers, topics=("a:b", "c"), folder="", **settings):
 
 
 def connected(source, brokers, **group):
-    source.__dict__["_positions"], source.__dict__["_admin"] = brokers, Admin(brokers, **group)
+    source.__dict__["_planning_admin"], source.__dict__["_admin"] = brokers, Admin(brokers, **group)
     return source
 
 
@@ -143,7 +141,7 @@ def test_where_it_began_and_ends_is_kept(tmp_path) -> None:
     assert [again.latest("c:0", 4, None), again.latest("c:0", 4, 2), again.end("c:1")] == [9, 6, 5]
     position = SplitPosition("in", {"c:0": 9, "c:1": 5})
     assert again.is_at_end(position) and not again.is_at_end(SplitPosition("in", {"c:0": 9, "c:1": 4}))
-    assert again.__getstate__().keys().isdisjoint({"_positions", "_admin", "_starts", "_ends"})
+    assert again.__getstate__().keys().isdisjoint({"_planning_admin", "_admin", "_starts", "_ends"})
 
 
 def test_what_a_savepoint_does_not_name_is_read_whole(tmp_path) -> None:
