@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats.decoding import schema_facts
@@ -75,7 +76,6 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.types.schemas import PREFIX, output_schema
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from flinkish_spark.contracts.sink import Sink
