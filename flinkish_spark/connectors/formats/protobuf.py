@@ -481,7 +481,7 @@ def _behind_headers(columns: AtOnce, start_of: Callable[[bytes], int], values: p
     except Unreadable:
         return None
     has_front = pc.starts_with(values, pattern=front)
-    found = columns(pc.if_else(has_front, pc.binary_slice(values, len(front)), b""))
+    found = columns(pc.if_else(has_front, pc.binary_replace_slice(values, 0, len(front), b""), b""))
     return None if found is None else Proven(found.rows, pc.and_(found.are_proven, has_front.fill_null(True)))
 
 

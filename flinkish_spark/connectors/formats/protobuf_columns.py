@@ -3,7 +3,7 @@
 `ptars` reads bytes into Arrow's columns, and writes columns as bytes. A message is proven if what was read of
 it is written as the same bytes: then these bytes say these values, whoever reads them. That holds for what
 Protobuf's own libraries write of messages whose fields are all known. It does not hold for fields that the
-descriptor does not know, lists that are not packed, fields that come twice, defaults that are written, and
+descriptor does not know, lists that are not packed, fields that come twice or in another order, and
 numbers that are longer than they must be: such messages Protobuf's own reader reads. What is written as the
 same bytes and may be read as something else is looked for over columns: two members of a oneof, and a key
 that is twice in a map.
@@ -78,7 +78,7 @@ def is_map(one: Any) -> bool:
 
 
 def _add_plain(message: Any, file: Any, names: dict[str, str]) -> str:
-    """Add a message that has the same bytes, and in which nothing has a meaning of its own; return its name."""
+    """Add a message with the same bytes, in which nothing has a meaning of its own; return its name."""
     # By its own name `ptars` would read a Timestamp as nanoseconds, and a StringValue without a look at its
     # letters. A closed enum would lose numbers. Editions it does not know.
     if message.full_name in names:
@@ -90,29 +90,19 @@ def _add_plain(message: Any, file: Any, names: dict[str, str]) -> str:
     for one in _by_number(message):
         if one.number > _LARGEST_NUMBER or one.is_required or one.type == one.TYPE_GROUP:
             raise _NoProof
-        field = _add_field(made, one, file, names)
-        if is_map(one):
-            entry = made.nested_type.add(name=f"F{one.number}Entry")
-            entry.options.map_entry = True
-            for part in _by_number(one.message_type):
-                _add_field(entry, part, file, names)
-            field.type, field.type_name = field.TYPE_MESSAGE, f".{_PACKAGE}.{name}.{entry.name}"
-        elif one.has_presence and one.message_type is None:
+        field = made.field.add(name=f"f{one.number}", number=one.number)
+        field.label = field.LABEL_REPEATED if one.is_repeated else field.LABEL_OPTIONAL
+        if one.message_type is not None:
+            # The entries of a map, too: of those `ptars` would leave out what is a default.
+            inner = _add_plain(one.message_type, file, names)
+            field.type, field.type_name = field.TYPE_MESSAGE, f".{_PACKAGE}.{inner}"
+            continue
+        field.type = field.TYPE_INT32 if one.enum_type is not None else one.type
+        if not one.is_repeated:
+            # So it is written if it was there, be it a default.
             field.proto3_optional, field.oneof_index = True, len(made.oneof_decl)
             made.oneof_decl.add(name=f"_{field.name}")
     return name
-
-
-def _add_field(made: Any, one: Any, file: Any, names: dict[str, str]) -> Any:
-    is_entry = made.options.map_entry
-    field = made.field.add(name=one.name if is_entry else f"f{one.number}", number=one.number)
-    field.label = field.LABEL_REPEATED if one.is_repeated else field.LABEL_OPTIONAL
-    if one.message_type is None:
-        field.type = field.TYPE_INT32 if one.enum_type is not None else one.type
-    elif not is_map(one):
-        field.type = field.TYPE_MESSAGE
-        field.type_name = f".{_PACKAGE}.{_add_plain(one.message_type, file, names)}"
-    return field
 
 
 def _by_number(message: Any) -> list[Any]:
@@ -133,10 +123,19 @@ def _struct_of(message: Any) -> _Convert:
 
 def _column_of(one: Any) -> _Convert:
     if is_map(one):
-        key, value = (_single_of(one.message_type.fields_by_name[name]) for name in ("key", "value"))
-        return partial(_map, key, value)
-    single = _single_of(one)
-    return partial(_list, single) if one.is_repeated else single
+        key, value = (one.message_type.fields_by_name[name] for name in ("key", "value"))
+        return partial(_map, _always(key), _always(value))
+    if one.is_repeated:
+        return partial(_list, _single_of(one))
+    return _single_of(one) if one.has_presence else _always(one)
+
+
+def _always(one: Any) -> _Convert:
+    """Return what converts a column, in which nothing stands for the default."""
+    if one.message_type is not None:
+        return partial(_no_nulls, _single_of(one))
+    default = 0 if one.enum_type is not None else one.default_value
+    return partial(_with_default, _single_of(one), default)
 
 
 def _single_of(one: Any) -> _Convert:
@@ -152,6 +151,16 @@ def _single_of(one: Any) -> _Convert:
 def _plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
     # To a type that holds all values: of unsigned numbers the next wider one.
     return column.cast(kind)
+
+
+def _with_default(convert: _Convert, default: Any, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return convert(column.fill_null(default) if column.null_count else column, kind)
+
+
+def _no_nulls(convert: _Convert, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if column.null_count:
+        raise _NoProof
+    return convert(column, kind)
 
 
 def _enum(numbers: pa.Array, names: pa.Array, column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -182,18 +191,19 @@ def _list(convert: _Convert, column: pa.ListArray, kind: pa.ListType) -> pa.Arra
     return pa.ListArray.from_arrays(column.offsets, convert(column.values, kind.value_type), type=kind)
 
 
-def _map(key: _Convert, value: _Convert, column: pa.MapArray, kind: pa.MapType) -> pa.Array:
-    _check_keys(column)
-    keys, items = key(column.keys, kind.key_type), value(column.items, kind.item_type)
+def _map(key: _Convert, value: _Convert, column: pa.ListArray, kind: pa.MapType) -> pa.Array:
+    entries = column.values
+    keys, items = key(entries.field(0), kind.key_type), value(entries.field(1), kind.item_type)
+    _check_keys(column.offsets.to_numpy(), keys)
     return pa.MapArray.from_arrays(column.offsets, keys, items, type=kind)
 
 
-def _check_keys(column: pa.MapArray) -> None:
+def _check_keys(offsets: np.ndarray[Any, Any], keys: pa.Array) -> None:
     # Of two entries with one key the second one counts.
-    lengths = np.diff(column.offsets.to_numpy())
+    lengths = np.diff(offsets)
     if len(lengths) and lengths.max() > 1:
-        codes = column.keys.dictionary_encode()
-        owner = np.repeat(np.arange(len(lengths)), lengths)
-        pairs = owner * len(codes.dictionary) + codes.indices.to_numpy()
+        codes = keys.dictionary_encode()
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        pairs = owners * len(codes.dictionary) + codes.indices.to_numpy()
         if len(np.unique(pairs)) != len(pairs):
             raise _NoProof

@@ -72,7 +72,6 @@ class Reader(ABC):
         # list of pairs), or a text. It raises Unreadable with the reason; anything else that it raises ends
         # the task, and is about no record.
 
-
     def at_once(self) -> AtOnce | None:
         """Return what reads slices; None if there is only :meth:`opened`. Called once per process."""
         return None
