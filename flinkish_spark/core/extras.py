@@ -4,7 +4,7 @@ from __future__ import annotations
 
 #: By extra; a test compares them with `setup.cfg`.
 _REQUIREMENTS = {
-    "avro": ("fastavro>=1.12,<2",),
+    "avro": ("fastavro>=1.12,<2", "pyruhvro>=0.4,<0.5"),
     "hdfs": ("hdfs-native>=0.14.7,<0.15",),
     "json-schema": ("jsonschema>=4.23,<5",),
     "mysql": ("PyMySQL>=1.1,<2",),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import decimal
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.formats.proofs import behind_fronts
 from flinkish_spark.connectors.formats.reader import (
+    AtOnce,
     Difference,
     Reader,
     Unreadable,
@@ -36,6 +38,7 @@ from flinkish_spark.connectors.formats.registry import (
 )
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.schemas import check_field_names
 
 Convert = Callable[[Any], Any]
@@ -55,7 +58,7 @@ _FIRST_MICRO, _LAST_MICRO = -62_135_596_800_000_000, 253_402_300_799_999_999
 #: Of a schema that says no more about its values; who reads by it wants them as they are.
 _PLAIN = "a plain value"
 #: Logical types whose values are what their own type says; all others are left to that, too.
-_TIMES: Mapping[str, tuple[T.DataType, int]] = {
+TIMES: Mapping[str, tuple[T.DataType, int]] = {
     "timestamp-millis": (T.TimestampType(), 1_000),
     "timestamp-micros": (T.TimestampType(), 1),
     "local-timestamp-millis": (T.TimestampNTZType(), 1_000),
@@ -157,7 +160,7 @@ def _kind(schema: Any) -> str:
     return str(found)
 
 
-def _logical(schema: Any) -> str:
+def logical_of(schema: Any) -> str:
     """Return what the values of a schema mean, where another meaning gives other values."""
     if not isinstance(schema, dict):
         return _PLAIN
@@ -198,7 +201,7 @@ def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, .
         if len(made) == 1:
             return made[0]
         return T.StructType([T.StructField(f"member{at}", one) for at, one in enumerate(made)])
-    kind, logical = _kind(schema), _logical(schema)
+    kind, logical = _kind(schema), logical_of(schema)
     if kind == "record":
         return _struct(schema, named, path, within)
     if kind == "array":
@@ -209,8 +212,8 @@ def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, .
         return T.DecimalType(int(schema["precision"]), int(schema.get("scale", 0)))
     if logical == "date":
         return T.DateType()
-    if logical in _TIMES:
-        return _TIMES[logical][0]
+    if logical in TIMES:
+        return TIMES[logical][0]
     if kind not in _COLUMNS:
         raise SchemaError(
             f"the field '{path}' of an Avro schema is {kind}",
@@ -375,7 +378,7 @@ class Resolution:
         if kind != wanted:
             if wanted not in _PROMOTED.get(kind, ()):
                 raise _unlike(path, writer, reader)
-        elif _likeness(writer, reader) == 0:
+        elif likeness(writer, reader) == 0:
             raise _unlike(path, writer, reader)
         if kind in ("record", "error"):
             return self._of_record(writer, reader, path)
@@ -385,47 +388,60 @@ class Resolution:
             return partial(_pairs, self._of(writer["values"], reader["values"], f"{path}[]"))
         if kind == "enum":
             return _of_enum(writer, reader, path)
-        if (ours := _logical(reader)) not in (theirs := _logical(writer), _PLAIN):
+        if (ours := logical_of(reader)) not in (theirs := logical_of(writer), _PLAIN):
             self.found.other.append(f"{path or 'the value'} ({theirs} is read as {ours})")
         return _of_primitive(kind, reader, path)
 
     def _of_record(self, writer: Any, reader: Any, path: str) -> Convert:
         theirs = {one["name"]: one for one in writer["fields"]}
-        names = {one["name"] for one in reader["fields"]}
         converts: list[tuple[str, Convert | None]] = []
         defaults: dict[str, Any] = {}
         for one in reader["fields"]:
-            called = [one["name"], *(alias for alias in one.get("aliases", ()) if alias not in names)]
-            name = next((name for name in called if name in theirs), None)
+            name = name_of(one, reader, theirs)
             if name is not None:
                 inner = theirs.pop(name)["type"]
                 converts.append((name, self._of(inner, one["type"], _path(path, one))))
             elif "default" in one:
                 converts.append((one["name"], None))
-                defaults[one["name"]] = self._default(one, _path(path, one))
+                defaults[one["name"]] = self.default(one, _path(path, one))
             else:
                 raise Unlike(f"the field '{_path(path, one)}' is not there, and has no default")
         self.found.left_out += [_path(path, one) for one in theirs.values()]
         return partial(_row, converts, defaults)
 
-    def _default(self, one: Mapping[str, Any], path: str) -> Any:
+    def theirs(self, schema: Any) -> Any:
+        """Return a schema of the writer's, be it a name."""
+        return _whole(schema, self._theirs)
+
+    def ours(self, schema: Any) -> Any:
+        return _whole(schema, self._ours)
+
+    def default(self, one: Mapping[str, Any], path: str) -> Any:
+        """Return what a field is that the writer does not have."""
         value = _as_read(one["type"], one["default"], self._ours)
         same = Resolution(self.reader, self.reader)
         convert = same._of(one["type"], one["type"], path)
         return value if convert is None else convert(value)
 
 
+def name_of(one: Mapping[str, Any], reader: Any, theirs: Container[str]) -> str | None:
+    """Return which of a writer's fields a field of a reader's record is; None if there is none."""
+    names = {each["name"] for each in reader["fields"]}
+    called = [one["name"], *(alias for alias in one.get("aliases", ()) if alias not in names)]
+    return next((name for name in called if name in theirs), None)
+
+
 def _branch_of(writer: Any, branches: Sequence[Any]) -> Any:
     """Return the branch of a reader's union for a writer's type: of the same, or else the first wider one."""
-    same = [one for one in branches if _kind(one) == _kind(writer) and _likeness(writer, one) > 0]
+    same = [one for one in branches if _kind(one) == _kind(writer) and likeness(writer, one) > 0]
     wider = [one for one in branches if _kind(one) in _PROMOTED.get(_kind(writer), ())]
-    return max(same, key=partial(_likeness, writer)) if same else next(iter(wider), None)
+    return max(same, key=partial(likeness, writer)) if same else next(iter(wider), None)
 
 
-def _likeness(writer: Any, reader: Any) -> int:
+def likeness(writer: Any, reader: Any) -> int:
     """Return how much two schemas of one kind are the same; 0 if they are not."""
     if not isinstance(writer, dict) or "name" not in writer:
-        return 2 if _logical(writer) == _logical(reader) else 1
+        return 2 if logical_of(writer) == logical_of(reader) else 1
     if writer.get("size") != reader.get("size"):
         return 0
     name, ours = str(writer["name"]), str(reader["name"])
@@ -471,13 +487,11 @@ def _of_enum(writer: Any, reader: Any, path: str) -> Convert | None:
 
 
 def _of_primitive(kind: str, reader: Any, path: str) -> Convert | None:
-    wanted, logical = _kind(reader), _logical(reader)
+    wanted, logical = _kind(reader), logical_of(reader)
     if logical.startswith("decimal"):
         return partial(_exact_decimal, int(reader["precision"]), int(reader.get("scale", 0)), path)
-    if logical == "date" and wanted == "int":
-        return partial(_within_years, _FIRST_DAY, _LAST_DAY, 1, path)
-    if logical in _TIMES and wanted == "long":
-        return partial(_within_years, _FIRST_MICRO, _LAST_MICRO, _TIMES[logical][1], path)
+    if (limits := limits_of(wanted, logical)) is not None:
+        return partial(_within_years, *limits, path)
     match kind, wanted:
         case "int", "long" | "float" | "double":
             return partial(_widened, int if wanted == "long" else float, path)
@@ -489,6 +503,15 @@ def _of_primitive(kind: str, reader: Any, path: str) -> Convert | None:
             return str.encode
         case "bytes", "string":
             return partial(_text, path)
+    return None
+
+
+def limits_of(kind: str, logical: str) -> tuple[int, int, int] | None:
+    """Return the first and the last number of days or microseconds, and how many of these is one."""
+    if logical == "date" and kind == "int":
+        return _FIRST_DAY, _LAST_DAY, 1
+    if logical in TIMES and kind == "long":
+        return _FIRST_MICRO, _LAST_MICRO, TIMES[logical][1]
     return None
 
 
@@ -630,12 +653,7 @@ class AvroReader(Reader):
             return _reading(own, Resolution(own, own).convert(), is_row, 0)
 
         def looked_at(found: Registered) -> Callable[[bytes], tuple[Any, ...]]:
-            resolution = Resolution(whole_schema(found.text, found.references), own)
-            try:
-                convert = resolution.convert()
-            except Unlike as unlike:
-                raise unlike_error(found, str(unlike), self.on_schema_change) from None
-            check_difference(found, resolution.found, self.on_schema_change)
+            resolution, convert = self._resolved(found, own)
             read = _reading(resolution.writer, convert, is_row, HEADER_BYTES)
 
             def read_or_tell(data: bytes) -> tuple[Any, ...]:
@@ -648,6 +666,28 @@ class AvroReader(Reader):
 
         writers = WriterSchemas(self.registry, "AVRO", looked_at)
         return lambda data: writers.of(data)(data)
+
+    def _resolved(self, found: Registered, own: Any) -> tuple[Resolution, Convert | None]:
+        resolution = Resolution(whole_schema(found.text, found.references), own)
+        try:
+            convert = resolution.convert()
+        except Unlike as unlike:
+            raise unlike_error(found, str(unlike), self.on_schema_change) from None
+        check_difference(found, resolution.found, self.on_schema_change)
+        return resolution, convert
+
+    def at_once(self) -> AtOnce | None:
+        """Return what reads slices, for each schema that records name."""
+        # It imports this module.
+        from flinkish_spark.connectors.formats.avro_columns import record_columns
+
+        own, kind = whole_schema(self.schema), arrow_type(self.kind)
+        if self.registry is None:
+            return record_columns(Resolution(own, own), kind)
+        writers = WriterSchemas(
+            self.registry, "AVRO", lambda found: record_columns(self._resolved(found, own)[0], kind)
+        )
+        return behind_fronts(lambda data: (data[:HEADER_BYTES], writers.of(data)))
 
 
 def _reading(

@@ -23,15 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.formats.proofs import behind_fronts
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
 from flinkish_spark.connectors.formats.reader import (
     AtOnce,
     Difference,
-    Proven,
     Reader,
     Unreadable,
     Writer,
@@ -470,19 +468,8 @@ class ProtobufReader(Reader):
         columns = message_columns(descriptor, arrow_type(fields_of(descriptor)))
         if columns is None or self.registry is None:
             return columns
-        return partial(_behind_headers, columns, _Writers(self.registry, self, descriptor).start_of)
-
-
-def _behind_headers(columns: AtOnce, start_of: Callable[[bytes], int], values: pa.Array) -> Proven | None:
-    """Read what has the same in front of it as the first record has; nothing else is proven."""
-    first = values.drop_null()[:1].to_pylist()
-    try:
-        front = first[0][: start_of(first[0])] if first else b""
-    except Unreadable:
-        return None
-    has_front = pc.starts_with(values, pattern=front)
-    found = columns(pc.if_else(has_front, pc.binary_replace_slice(values, 0, len(front), b""), b""))
-    return None if found is None else Proven(found.rows, pc.and_(found.are_proven, has_front.fill_null(True)))
+        start_of = _Writers(self.registry, self, descriptor).start_of
+        return behind_fronts(lambda data: (data[: start_of(data)], columns))
 
 
 def _with_numbers(message: Any) -> Any:

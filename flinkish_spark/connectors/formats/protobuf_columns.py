@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.connectors.formats.reader import Proven
+from flinkish_spark.connectors.formats.proofs import NoProof, ReadAndWritten, check_keys
+from flinkish_spark.connectors.formats.reader import AtOnce
 
 #: Takes a column as `ptars` makes it, and the type that it gets; returns it in that type.
 _Convert = Callable[[Any, pa.DataType], pa.Array]
@@ -28,33 +29,7 @@ _LARGEST_NUMBER = 20_000
 _PACKAGE = "flinkish"
 
 
-class _NoProof(Exception):
-    """Something in a slice may be read as something else."""
-
-
-class MessageColumns:
-    """Reads a slice of messages that have nothing in front of them."""
-
-    def __init__(self, handler: Any, message: Any, kind: pa.StructType) -> None:
-        self._handler, self._kind, self._convert = handler, kind, _struct_of(message)
-
-    def __call__(self, values: pa.Array) -> Proven | None:
-        data = values.fill_null(b"")
-        try:
-            batch = self._handler.array_to_record_batch(data)
-            written = self._handler.record_batch_to_array(batch)
-            rows = self._convert(batch.to_struct_array(), self._kind)
-        except (ValueError, _NoProof):
-            return None
-        except BaseException as panic:
-            # Some of its own checks end so, those of a length beyond all memory. Python has no name for it.
-            if type(panic).__module__ != "pyo3_runtime":
-                raise
-            return None
-        return Proven(rows, pc.equal(written, data))
-
-
-def message_columns(message: Any, kind: pa.StructType) -> MessageColumns | None:
+def message_columns(message: Any, kind: pa.StructType) -> AtOnce | None:
     """Return what reads slices of a message; None if only Protobuf's own reader can read it."""
     try:
         import ptars
@@ -65,12 +40,17 @@ def message_columns(message: Any, kind: pa.StructType) -> MessageColumns | None:
     file = descriptor_pb2.FileDescriptorProto(name="columns.proto", package=_PACKAGE, syntax="proto3")
     try:
         name = _add_plain(message, file, {})
-    except _NoProof:
+    except NoProof:
         return None
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     made = pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")
-    return MessageColumns(ptars.HandlerPool([made.file]).get_for_message(made), message, kind)
+    handler, convert = ptars.HandlerPool([made.file]).get_for_message(made), _struct_of(message)
+    return ReadAndWritten(
+        handler.array_to_record_batch,
+        handler.record_batch_to_array,
+        lambda batch: convert(batch.to_struct_array(), kind),
+    )
 
 
 def is_map(one: Any) -> bool:
@@ -86,10 +66,10 @@ def _add_plain(message: Any, file: Any, names: dict[str, str]) -> str:
     name = names[message.full_name] = f"M{len(names)}"
     made = file.message_type.add(name=name)
     if not message.fields or message.GetOptions().message_set_wire_format:
-        raise _NoProof
+        raise NoProof
     for one in _by_number(message):
         if one.number > _LARGEST_NUMBER or one.is_required or one.type == one.TYPE_GROUP:
-            raise _NoProof
+            raise NoProof
         field = made.field.add(name=f"f{one.number}", number=one.number)
         field.label = field.LABEL_REPEATED if one.is_repeated else field.LABEL_OPTIONAL
         if one.message_type is not None:
@@ -159,7 +139,7 @@ def _with_default(convert: _Convert, default: Any, column: pa.Array, kind: pa.Da
 
 def _no_nulls(convert: _Convert, column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.null_count:
-        raise _NoProof
+        raise NoProof
     return convert(column, kind)
 
 
@@ -179,7 +159,7 @@ def _struct(
     for members in oneofs:
         there = [column.field(at).is_valid().to_numpy(zero_copy_only=False) for at in members]
         if (np.sum(there, axis=0) > 1).any():
-            raise _NoProof
+            raise NoProof
     made = [
         convert(column.field(at), one.type) for (at, convert), one in zip(parts, kind.fields, strict=True)
     ]
@@ -194,16 +174,5 @@ def _list(convert: _Convert, column: pa.ListArray, kind: pa.ListType) -> pa.Arra
 def _map(key: _Convert, value: _Convert, column: pa.ListArray, kind: pa.MapType) -> pa.Array:
     entries = column.values
     keys, items = key(entries.field(0), kind.key_type), value(entries.field(1), kind.item_type)
-    _check_keys(column.offsets.to_numpy(), keys)
+    check_keys(column.offsets, keys)
     return pa.MapArray.from_arrays(column.offsets, keys, items, type=kind)
-
-
-def _check_keys(offsets: np.ndarray[Any, Any], keys: pa.Array) -> None:
-    # Of two entries with one key the second one counts.
-    lengths = np.diff(offsets)
-    if len(lengths) and lengths.max() > 1:
-        codes = keys.dictionary_encode()
-        owners = np.repeat(np.arange(len(lengths)), lengths)
-        pairs = owners * len(codes.dictionary) + codes.indices.to_numpy()
-        if len(np.unique(pairs)) != len(pairs):
-            raise _NoProof
