@@ -9,14 +9,22 @@ that takes more than another width of a number is read record by record.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.connectors.formats.avro import Resolution, likeness, limits_of, logical_of, name_of
+from flinkish_spark.connectors.formats.avro_schemas import (
+    kind_of,
+    likeness,
+    limits_of,
+    logical_of,
+    name_of,
+    names_in,
+    whole,
+)
 from flinkish_spark.connectors.formats.proofs import NoProof, ReadAndWritten, check_keys
 
 if TYPE_CHECKING:
@@ -24,22 +32,24 @@ if TYPE_CHECKING:
 
 #: Takes a column as `pyruhvro` makes it, and the type that it gets; returns it in that type.
 _Convert = Callable[[Any, pa.DataType], pa.Array]
+#: Returns the value of a field of the reader's that the writer does not have, and gets its name, too.
+_Default = Callable[[Mapping[str, Any], str], Any]
 _READ = ("boolean", "int", "long", "float", "double", "string")
 _WIDENED = (("int", "long"), ("float", "double"))
 
 
-def record_columns(resolution: Resolution, kind: pa.DataType) -> AtOnce | None:
-    """Return what reads slices of records; None if they are to be read one by one."""
+def record_columns(writer: Any, reader: Any, default: _Default, kind: pa.DataType) -> AtOnce | None:
+    """Return what reads slices of a writer's records by a schema; None if they are to be read one by one."""
     try:
         import pyruhvro
     except ImportError:
         return None
-    columns = _Columns(resolution)
+    columns = _Columns(writer, reader, default)
     try:
-        plain = columns.plain(resolution.writer, ())
+        plain = columns.plain(writer, ())
         if not isinstance(plain, dict) or plain["type"] != "record":
             return None
-        convert = columns.converted(resolution.writer, resolution.reader)
+        convert = columns.converted(writer, reader)
     except NoProof:
         return None
     schema = json.dumps(plain)
@@ -57,18 +67,18 @@ def record_columns(resolution: Resolution, kind: pa.DataType) -> AtOnce | None:
 
 
 class _Columns:
-    def __init__(self, resolution: Resolution) -> None:
-        self._resolution, self._count = resolution, 0
+    def __init__(self, writer: Any, reader: Any, default: _Default) -> None:
+        self._theirs, self._ours = names_in(writer), names_in(reader)
+        self._default, self._count = default, 0
 
     def plain(self, schema: Any, within: tuple[str, ...]) -> Any:
         """Return a schema of the same bytes, in which each type is written out and has a name of its own."""
-        resolution = self._resolution
-        schema = resolution.theirs(schema)
+        schema = whole(schema, self._theirs)
         if isinstance(schema, list):
             if len(schema) != 2 or schema.count("null") != 1:
                 raise NoProof
             return ["null" if one == "null" else self.plain(one, within) for one in schema]
-        kind = schema if isinstance(schema, str) else schema["type"]
+        kind = kind_of(schema)
         if kind in _READ:
             return kind
         if kind == "array":
@@ -91,14 +101,14 @@ class _Columns:
 
     def converted(self, writer: Any, reader: Any) -> _Convert:
         """Return what makes a column of the reader's type of one of the writer's."""
-        writer, reader = self._resolution.theirs(writer), self._resolution.ours(reader)
+        writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
         if isinstance(writer, list) and not (isinstance(reader, list) and "null" in reader):
             raise NoProof
         if isinstance(reader, list) and (len(reader) != 2 or reader.count("null") != 1):
             raise NoProof
         writer, reader = _other_than_null(writer), _other_than_null(reader)
-        writer, reader = self._resolution.theirs(writer), self._resolution.ours(reader)
-        kinds = tuple(one if isinstance(one, str) else one["type"] for one in (writer, reader))
+        writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
+        kinds = kind_of(writer), kind_of(reader)
         if (kinds[0] == kinds[1] and not likeness(writer, reader)) or logical_of(writer) != logical_of(
             reader
         ):
@@ -126,7 +136,7 @@ class _Columns:
                 at = places.pop(name)
                 parts.append((at, self.converted(writer["fields"][at]["type"], one["type"])))
             elif "default" in one:
-                parts.append((None, partial(_constant, self._resolution.default(one, one["name"]))))
+                parts.append((None, partial(_constant, self._default(one, one["name"]))))
             else:
                 raise NoProof
         return partial(_struct, parts)
