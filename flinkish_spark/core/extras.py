@@ -4,7 +4,7 @@ from __future__ import annotations
 
 #: By extra; a test compares them with `setup.cfg`.
 _REQUIREMENTS = {
-    "avro": ("fastavro>=1.12,<2",),
+    "avro": ("fastavro>=1.12,<2", "pyruhvro>=0.4,<0.5"),
     "hdfs": ("hdfs-native>=0.14.7,<0.15",),
     "json-schema": ("jsonschema>=4.23,<5",),
     "mysql": ("PyMySQL>=1.1,<2",),
@@ -13,7 +13,12 @@ _REQUIREMENTS = {
     "opentelemetry": ("opentelemetry-sdk>=1.38,<2", "opentelemetry-exporter-otlp-proto-http>=1.38,<2"),
     "postgresql": ("psycopg[binary]>=3.2,<4",),
     "prometheus": ("prometheus_client>=0.22,<1",),
-    "protobuf": ("protobuf>=6.31,<8", "grpcio-tools>=1.74,<2", "googleapis-common-protos>=1.70,<2"),
+    "protobuf": (
+        "protobuf>=6.31,<8",
+        "grpcio-tools>=1.74,<2",
+        "googleapis-common-protos>=1.70,<2",
+        "ptars>=0.0.25,<0.0.26",
+    ),
     "schema-registry": ("confluent-kafka[schemaregistry]>=2.8,<3",),
     "sql": ("sqlglot>=30,<31",),
     "ui": ("starlette>=1,<2", "uvicorn>=0.40,<1", "prometheus_client>=0.22,<1"),

@@ -21,7 +21,21 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.formats.avro_columns import record_columns
+from flinkish_spark.connectors.formats.avro_schemas import (
+    PLAIN,
+    TIMES,
+    kind_of,
+    likeness,
+    limits_of,
+    logical_of,
+    name_of,
+    names_in,
+    whole,
+)
+from flinkish_spark.connectors.formats.proofs import behind_fronts
 from flinkish_spark.connectors.formats.reader import (
+    AtOnce,
     Difference,
     Reader,
     Unreadable,
@@ -36,6 +50,7 @@ from flinkish_spark.connectors.formats.registry import (
 )
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.schemas import check_field_names
 
 Convert = Callable[[Any], Any]
@@ -50,17 +65,6 @@ _PRIMITIVES: Mapping[str, T.DataType] = {
 }
 _COLUMNS: Mapping[str, T.DataType] = {**_PRIMITIVES, "enum": T.StringType(), "fixed": T.BinaryType()}
 _MOST_DIGITS = 38
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
-_FIRST_MICRO, _LAST_MICRO = -62_135_596_800_000_000, 253_402_300_799_999_999
-#: Of a schema that says no more about its values; who reads by it wants them as they are.
-_PLAIN = "a plain value"
-#: Logical types whose values are what their own type says; all others are left to that, too.
-_TIMES: Mapping[str, tuple[T.DataType, int]] = {
-    "timestamp-millis": (T.TimestampType(), 1_000),
-    "timestamp-micros": (T.TimestampType(), 1),
-    "local-timestamp-millis": (T.TimestampNTZType(), 1_000),
-    "local-timestamp-micros": (T.TimestampNTZType(), 1),
-}
 #: Logical types by which values differ, and the type that each is of. All others say no more than their type.
 _LOGICAL: Mapping[str, str] = {
     "date": "int",
@@ -150,45 +154,8 @@ def _inlined(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
     return made
 
 
-def _kind(schema: Any) -> str:
-    if isinstance(schema, list):
-        return "union"
-    found = schema if isinstance(schema, str) else schema["type"]
-    return str(found)
-
-
-def _logical(schema: Any) -> str:
-    """Return what the values of a schema mean, where another meaning gives other values."""
-    if not isinstance(schema, dict):
-        return _PLAIN
-    name = str(schema.get("logicalType", _PLAIN))
-    return f"decimal({schema['precision']},{schema.get('scale', 0)})" if name == "decimal" else name
-
-
-def _names_in(schema: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-
-    def walk(one: Any) -> None:
-        if isinstance(one, list):
-            for branch in one:
-                walk(branch)
-        elif isinstance(one, dict):
-            if "name" in one:
-                found[one["name"]] = one
-            for inner in (
-                *(each["type"] for each in one.get("fields", ())),
-                one.get("items"),
-                one.get("values"),
-            ):
-                if inner is not None:
-                    walk(inner)
-
-    walk(schema)
-    return found
-
-
 def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()) -> T.DataType:
-    schema = _whole(schema, named)
+    schema = whole(schema, named)
     if isinstance(schema, list):
         made = [typed(one, named, path, within) for one in _branches(schema) if one != "null"]
         if not made:
@@ -198,7 +165,7 @@ def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, .
         if len(made) == 1:
             return made[0]
         return T.StructType([T.StructField(f"member{at}", one) for at, one in enumerate(made)])
-    kind, logical = _kind(schema), _logical(schema)
+    kind, logical = kind_of(schema), logical_of(schema)
     if kind == "record":
         return _struct(schema, named, path, within)
     if kind == "array":
@@ -209,8 +176,8 @@ def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, .
         return T.DecimalType(int(schema["precision"]), int(schema.get("scale", 0)))
     if logical == "date":
         return T.DateType()
-    if logical in _TIMES:
-        return _TIMES[logical][0]
+    if logical in TIMES:
+        return TIMES[logical][0]
     if kind not in _COLUMNS:
         raise SchemaError(
             f"the field '{path}' of an Avro schema is {kind}",
@@ -218,10 +185,6 @@ def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, .
             what_to_do="leave it out of the schema that is read with",
         )
     return _COLUMNS[kind]
-
-
-def _whole(schema: Any, named: Mapping[str, Any]) -> Any:
-    return named.get(schema, schema) if isinstance(schema, str) else schema
 
 
 def _branches(union: Sequence[Any]) -> Sequence[Any]:
@@ -275,15 +238,15 @@ def _wire(schema: Any, named: Mapping[str, Any], made: dict[str, Any]) -> Any:
     """Return a writer's schema as fastavro reads by it: without logical types, and not to be parsed again."""
     # What bytes name by its number stands in a dict: of a list the number -1 would be the last one.
     if isinstance(schema, list):
-        branches = [_whole(one, named) for one in schema]
+        branches = [whole(one, named) for one in schema]
         found = {at: _wire(one, named, made) for at, one in enumerate(branches)}
         for at, one in enumerate(branches):
             if _is_boxed(one, branches):
                 box = [{"name": _BOX, "type": found[at]}]
                 found[at] = {"type": "record", "name": _tag(one, branches), "fields": box}
         return {"type": "union", **found}
-    schema = _whole(schema, named)
-    kind = _kind(schema)
+    schema = whole(schema, named)
+    kind = kind_of(schema)
     if isinstance(schema, str) or kind in _PRIMITIVES or kind == "null":
         return _BOOLEAN if kind == "boolean" else {"type": kind}
     if kind == "array":
@@ -304,14 +267,14 @@ def _wire(schema: Any, named: Mapping[str, Any], made: dict[str, Any]) -> Any:
 
 
 def _is_boxed(branch: Any, union: Sequence[Any]) -> bool:
-    return _WIDER.get(_kind(branch)) in [_kind(one) for one in union]
+    return _WIDER.get(kind_of(branch)) in [kind_of(one) for one in union]
 
 
 def _tag(branch: Any, union: Sequence[Any]) -> str | type:
     """Return what tells a branch: the name that comes with its values, or else their type."""
     if isinstance(branch, dict) and "name" in branch:
         return str(branch["name"])
-    kind = _kind(branch)
+    kind = kind_of(branch)
     return kind if kind == "boolean" or _is_boxed(branch, union) else _READ_AS[kind]
 
 
@@ -329,19 +292,19 @@ class Resolution:
     found: Difference = field(default_factory=Difference)
 
     def __post_init__(self) -> None:
-        self._theirs, self._ours = _names_in(self.writer), _names_in(self.reader)
+        self._theirs, self._ours = names_in(self.writer), names_in(self.reader)
 
     def convert(self) -> Convert | None:
         """Return what makes a column's value; None where what is read is that already."""
         return self._of(self.writer, self.reader, "")
 
     def _of(self, writer: Any, reader: Any, path: str) -> Convert | None:
-        writer, reader = _whole(writer, self._theirs), _whole(reader, self._ours)
+        writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
         if isinstance(writer, list):
             return self._of_union(writer, reader, path)
         if not isinstance(reader, list):
             return self._of_one(writer, reader, path)
-        branches = [_whole(one, self._ours) for one in _branches(reader)]
+        branches = [whole(one, self._ours) for one in _branches(reader)]
         branch = _branch_of(writer, branches)
         if branch is None:
             raise _unlike(path, writer, reader)
@@ -353,7 +316,7 @@ class Resolution:
         return partial(_member, (None,) * at, (None,) * (len(members) - at - 1), convert)
 
     def _of_union(self, writer: Sequence[Any], reader: Any, path: str) -> Convert | None:
-        wholes = [_whole(one, self._theirs) for one in writer]
+        wholes = [whole(one, self._theirs) for one in writer]
         converts: dict[str | type, Convert | None] = {}
         for one in wholes:
             convert: Convert | None
@@ -371,11 +334,11 @@ class Resolution:
 
     def _of_one(self, writer: Any, reader: Any, path: str) -> Convert | None:
         """Return what makes a value of two schemas neither of which is a union."""
-        kind, wanted = _kind(writer), _kind(reader)
+        kind, wanted = kind_of(writer), kind_of(reader)
         if kind != wanted:
             if wanted not in _PROMOTED.get(kind, ()):
                 raise _unlike(path, writer, reader)
-        elif _likeness(writer, reader) == 0:
+        elif likeness(writer, reader) == 0:
             raise _unlike(path, writer, reader)
         if kind in ("record", "error"):
             return self._of_record(writer, reader, path)
@@ -385,30 +348,29 @@ class Resolution:
             return partial(_pairs, self._of(writer["values"], reader["values"], f"{path}[]"))
         if kind == "enum":
             return _of_enum(writer, reader, path)
-        if (ours := _logical(reader)) not in (theirs := _logical(writer), _PLAIN):
+        if (ours := logical_of(reader)) not in (theirs := logical_of(writer), PLAIN):
             self.found.other.append(f"{path or 'the value'} ({theirs} is read as {ours})")
         return _of_primitive(kind, reader, path)
 
     def _of_record(self, writer: Any, reader: Any, path: str) -> Convert:
         theirs = {one["name"]: one for one in writer["fields"]}
-        names = {one["name"] for one in reader["fields"]}
         converts: list[tuple[str, Convert | None]] = []
         defaults: dict[str, Any] = {}
         for one in reader["fields"]:
-            called = [one["name"], *(alias for alias in one.get("aliases", ()) if alias not in names)]
-            name = next((name for name in called if name in theirs), None)
+            name = name_of(one, reader, theirs)
             if name is not None:
                 inner = theirs.pop(name)["type"]
                 converts.append((name, self._of(inner, one["type"], _path(path, one))))
             elif "default" in one:
                 converts.append((one["name"], None))
-                defaults[one["name"]] = self._default(one, _path(path, one))
+                defaults[one["name"]] = self.default(one, _path(path, one))
             else:
                 raise Unlike(f"the field '{_path(path, one)}' is not there, and has no default")
         self.found.left_out += [_path(path, one) for one in theirs.values()]
         return partial(_row, converts, defaults)
 
-    def _default(self, one: Mapping[str, Any], path: str) -> Any:
+    def default(self, one: Mapping[str, Any], path: str) -> Any:
+        """Return what a field is that the writer does not have."""
         value = _as_read(one["type"], one["default"], self._ours)
         same = Resolution(self.reader, self.reader)
         convert = same._of(one["type"], one["type"], path)
@@ -417,24 +379,9 @@ class Resolution:
 
 def _branch_of(writer: Any, branches: Sequence[Any]) -> Any:
     """Return the branch of a reader's union for a writer's type: of the same, or else the first wider one."""
-    same = [one for one in branches if _kind(one) == _kind(writer) and _likeness(writer, one) > 0]
-    wider = [one for one in branches if _kind(one) in _PROMOTED.get(_kind(writer), ())]
-    return max(same, key=partial(_likeness, writer)) if same else next(iter(wider), None)
-
-
-def _likeness(writer: Any, reader: Any) -> int:
-    """Return how much two schemas of one kind are the same; 0 if they are not."""
-    if not isinstance(writer, dict) or "name" not in writer:
-        return 2 if _logical(writer) == _logical(reader) else 1
-    if writer.get("size") != reader.get("size"):
-        return 0
-    name, ours = str(writer["name"]), str(reader["name"])
-    short = name.rpartition(".")[2]
-    if name == ours:
-        return 3
-    if {name, short} & set(reader.get("aliases", ())):
-        return 2
-    return 1 if short == ours.rpartition(".")[2] else 0
+    same = [one for one in branches if kind_of(one) == kind_of(writer) and likeness(writer, one) > 0]
+    wider = [one for one in branches if kind_of(one) in _PROMOTED.get(kind_of(writer), ())]
+    return max(same, key=partial(likeness, writer)) if same else next(iter(wider), None)
 
 
 def _unlike(path: str, writer: Any, reader: Any) -> Unlike:
@@ -448,9 +395,9 @@ def _what(path: str) -> str:
 def _shown(schema: Any) -> str:
     if isinstance(schema, list):
         return " or ".join(_shown(one) for one in schema)
-    return (
-        schema if isinstance(schema, str) else " ".join([_kind(schema), *filter(None, [schema.get("name")])])
-    )
+    if isinstance(schema, str):
+        return schema
+    return " ".join([kind_of(schema), *filter(None, [schema.get("name")])])
 
 
 #: To which types a value is promoted, by the specification.
@@ -471,13 +418,11 @@ def _of_enum(writer: Any, reader: Any, path: str) -> Convert | None:
 
 
 def _of_primitive(kind: str, reader: Any, path: str) -> Convert | None:
-    wanted, logical = _kind(reader), _logical(reader)
+    wanted, logical = kind_of(reader), logical_of(reader)
     if logical.startswith("decimal"):
         return partial(_exact_decimal, int(reader["precision"]), int(reader.get("scale", 0)), path)
-    if logical == "date" and wanted == "int":
-        return partial(_within_years, _FIRST_DAY, _LAST_DAY, 1, path)
-    if logical in _TIMES and wanted == "long":
-        return partial(_within_years, _FIRST_MICRO, _LAST_MICRO, _TIMES[logical][1], path)
+    if (limits := limits_of(wanted, logical)) is not None:
+        return partial(_within_years, *limits, path)
     match kind, wanted:
         case "int", "long" | "float" | "double":
             return partial(_widened, int if wanted == "long" else float, path)
@@ -494,14 +439,14 @@ def _of_primitive(kind: str, reader: Any, path: str) -> Convert | None:
 
 def _as_read(schema: Any, value: Any, named: Mapping[str, Any]) -> Any:
     """Return a default of JSON as fastavro reads such a value; that of a union is of its first branch."""
-    schema = _whole(schema, named)
+    schema = whole(schema, named)
     if isinstance(schema, list):
-        wholes = [_whole(one, named) for one in schema]
+        wholes = [whole(one, named) for one in schema]
         tag, made = _tag(wholes[0], wholes), _as_read(wholes[0], value, named)
         if _is_boxed(wholes[0], wholes):
             made = {_BOX: made}
         return (tag, made) if isinstance(tag, str) else made
-    match _kind(schema):
+    match kind_of(schema):
         case "bytes" | "fixed":
             # A letter for each byte.
             return value.encode("latin-1")
@@ -617,25 +562,20 @@ class AvroReader(Reader):
     @property
     def kind(self) -> T.StructType:  # type: ignore[override]
         schema = whole_schema(self.schema)
-        found = typed(schema, _names_in(schema), "")
-        if isinstance(found, T.StructType) and _kind(schema) == "record":
+        found = typed(schema, names_in(schema), "")
+        if isinstance(found, T.StructType) and kind_of(schema) == "record":
             return found
         return T.StructType([T.StructField(self.column, found)])
 
     def opened(self) -> Callable[[bytes], tuple[Any, ...]]:
         """Parse the schema; those of writers are asked for when they are met."""
         own = whole_schema(self.schema)
-        is_row = _kind(own) == "record"
+        is_row = kind_of(own) == "record"
         if self.registry is None:
             return _reading(own, Resolution(own, own).convert(), is_row, 0)
 
         def looked_at(found: Registered) -> Callable[[bytes], tuple[Any, ...]]:
-            resolution = Resolution(whole_schema(found.text, found.references), own)
-            try:
-                convert = resolution.convert()
-            except Unlike as unlike:
-                raise unlike_error(found, str(unlike), self.on_schema_change) from None
-            check_difference(found, resolution.found, self.on_schema_change)
+            resolution, convert = self._resolved(found, own)
             read = _reading(resolution.writer, convert, is_row, HEADER_BYTES)
 
             def read_or_tell(data: bytes) -> tuple[Any, ...]:
@@ -649,6 +589,28 @@ class AvroReader(Reader):
         writers = WriterSchemas(self.registry, "AVRO", looked_at)
         return lambda data: writers.of(data)(data)
 
+    def _resolved(self, found: Registered, own: Any) -> tuple[Resolution, Convert | None]:
+        resolution = Resolution(whole_schema(found.text, found.references), own)
+        try:
+            convert = resolution.convert()
+        except Unlike as unlike:
+            raise unlike_error(found, str(unlike), self.on_schema_change) from None
+        check_difference(found, resolution.found, self.on_schema_change)
+        return resolution, convert
+
+    def at_once(self) -> AtOnce | None:
+        """Return what reads slices, for each schema that records name."""
+        own, kind = whole_schema(self.schema), arrow_type(self.kind)
+        if self.registry is None:
+            return record_columns(own, own, Resolution(own, own).default, kind)
+
+        def looked_at(found: Registered) -> AtOnce | None:
+            resolution, _ = self._resolved(found, own)
+            return record_columns(resolution.writer, own, resolution.default, kind)
+
+        writers = WriterSchemas(self.registry, "AVRO", looked_at)
+        return behind_fronts(lambda data: (data[:HEADER_BYTES], writers.of(data)))
+
 
 def _reading(
     writer: Any, convert: Convert | None, is_row: bool, start: int
@@ -658,7 +620,7 @@ def _reading(
         # Confluent's clients in the JVM write those as they are.
         return lambda data: (data[start:] if convert is None else convert(data[start:]),)
     # With these two fastavro takes it for what it has parsed itself.
-    wire = {**_wire(writer, _names_in(writer), {}), "__fastavro_parsed": True, "__named_schemas": {}}
+    wire = {**_wire(writer, names_in(writer), {}), "__fastavro_parsed": True, "__named_schemas": {}}
 
     def read(data: bytes) -> tuple[Any, ...]:
         value = _decoded(data, start, wire)

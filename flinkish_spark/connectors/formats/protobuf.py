@@ -25,7 +25,10 @@ from typing import Any
 
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.formats.proofs import behind_fronts
+from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
 from flinkish_spark.connectors.formats.reader import (
+    AtOnce,
     Difference,
     Reader,
     Unreadable,
@@ -42,6 +45,7 @@ from flinkish_spark.connectors.formats.registry import (
 )
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.schemas import check_field_names
 
 Convert = Callable[[Any], Any]
@@ -345,10 +349,6 @@ def _type_name(one: Any) -> str:
     return _NAMES[one.type]
 
 
-def _is_map(one: Any) -> bool:
-    return bool(one.message_type is not None and one.message_type.GetOptions().map_entry)
-
-
 def fields_of(message: Any, path: str = "", within: tuple[str, ...] = ()) -> T.StructType:
     if message.full_name in within:
         raise SchemaError(
@@ -367,7 +367,7 @@ def fields_of(message: Any, path: str = "", within: tuple[str, ...] = ()) -> T.S
 
 
 def _field_kind(one: Any, path: str, within: tuple[str, ...]) -> T.DataType:
-    if _is_map(one):
+    if is_map(one):
         key, value = (one.message_type.fields_by_name[name] for name in ("key", "value"))
         return T.MapType(_single_kind(key, path, within), _single_kind(value, path, within))
     kind = _single_kind(one, path, within)
@@ -393,7 +393,7 @@ def _row_of(message: Any) -> Convert:
 
 
 def _value_of(one: Any) -> Convert:
-    if _is_map(one):
+    if is_map(one):
         key, value = (_single_of(one.message_type.fields_by_name[name]) for name in ("key", "value"))
         return lambda found: [(key(name), value(found[name])) for name in found]
     single = _single_of(one)
@@ -461,6 +461,15 @@ class ProtobufReader(Reader):
             return row
 
         return read
+
+    def at_once(self) -> AtOnce | None:
+        """Return what reads slices by `ptars`, and proves what it says."""
+        descriptor = descriptor_of(self.files, self.message)
+        columns = message_columns(descriptor, arrow_type(fields_of(descriptor)))
+        if columns is None or self.registry is None:
+            return columns
+        start_of = _Writers(self.registry, self, descriptor).start_of
+        return behind_fronts(lambda data: (data[: start_of(data)], columns))
 
 
 def _with_numbers(message: Any) -> Any:
@@ -574,7 +583,7 @@ def _compare(writer: Any, reader: Any, path: str, found: Difference, seen: set[s
             continue
         theirs, kind = _type_name(one), _type_name(ours)
         is_same = theirs == kind or (theirs, kind) in _WIDENED
-        if not is_same or one.is_repeated != ours.is_repeated or _is_map(one) != _is_map(ours):
+        if not is_same or one.is_repeated != ours.is_repeated or is_map(one) != is_map(ours):
             many = ("repeated " if each.is_repeated else "" for each in (one, ours))
             found.other.append(f"{name} ({next(many)}{theirs} is read as {next(many)}{kind})")
         elif one.message_type is not None:
@@ -652,7 +661,7 @@ def _filler(message: Any, path: str) -> Callable[[Any, Any], None]:
 
 def _setter(one: Any, path: str) -> Callable[[Any, Any], None]:
     name = one.name
-    if _is_map(one):
+    if is_map(one):
         return partial(_set_map, name, one.message_type, path)
     if one.message_type is not None:
         fill = _filler(one.message_type, path)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import types as T
@@ -33,10 +34,27 @@ from flinkish_spark.types.arrow_types import arrow_type
 READ, REASON = "read", "reason"
 #: What Arrow raises of a value that is none of its type; not what it raises of memory.
 _MISFITS = (OverflowError, TypeError, ValueError)
+#: A part of a slice that cannot be read at once is tried before its records are.
+_PARTS, _SMALLEST_PART = 16, 64
 
 
 class Unreadable(ValueError):
     """The bytes of a record are not what its format says, or a row cannot be written; says why."""
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A slice that was read at once."""
+
+    #: A row for each record.
+    rows: pa.Array
+    #: Of each record, if its row is what :meth:`Reader.opened` reads. The rows of others are not looked at.
+    are_proven: pa.Array
+
+
+#: Reads a slice of bytes, some of which may be null. Returns None if all of it is to be read by record: it
+#: raises nothing about a record.
+AtOnce = Callable[[pa.Array], Proven | None]
 
 
 class Reader(ABC):
@@ -51,6 +69,10 @@ class Reader(ABC):
         # It returns a tuple with a value for each field as Arrow takes it (a time is microseconds, a map a
         # list of pairs), or a text. It raises Unreadable with the reason; anything else that it raises ends
         # the task, and is about no record.
+
+    def at_once(self) -> AtOnce | None:
+        """Return what reads slices; None if there is only :meth:`opened`. Called once per process."""
+        return None
 
 
 class Writer(ABC):
@@ -72,15 +94,78 @@ def _opened(part: Reader | Writer) -> Callable[[Any], Any]:
     return part.opened()
 
 
+@functools.lru_cache(maxsize=64)
+def _at_once(reader: Reader) -> AtOnce | None:
+    return reader.at_once()
+
+
+@functools.lru_cache(maxsize=64)
+def _arrow_type_of(reader: Reader) -> pa.DataType:
+    return arrow_type(reader.kind)
+
+
 def read_values(reader: Reader, values: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return what was read of each value, and why it was not; both are null for a null."""
-    found, reasons = _each(_opened(reader), values.to_pylist())
-    kind = arrow_type(reader.kind)
-    try:
-        rows = pa.array(found, kind)
-    except _MISFITS:
-        rows = pa.array(_those_that_fit(found, kind, reasons), kind)
-    return rows, pa.array(reasons, pa.string())
+    found = SliceReader(reader).read(values)
+    return found.field(0), found.field(1)
+
+
+@dataclass(frozen=True)
+class SliceReader:
+    """Reads values a slice at once, and those that are not proven one by one."""
+
+    reader: Reader
+
+    def read(self, values: pa.Array) -> pa.Array:
+        """Return a struct for each value: what was read, and why it was not."""
+        parts = [*self._parts(values.cast(pa.binary()))]
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    def _parts(self, values: pa.Array) -> Iterator[pa.Array]:
+        at_once = _at_once(self.reader)
+        found = None if at_once is None or not len(values) else at_once(values)
+        if found is not None:
+            yield self._completed(found, values)
+        elif at_once is None or len(values) <= _SMALLEST_PART:
+            yield self._by_record(values)
+        else:
+            # One that is bad is enough for None: what is around it may be proven.
+            size = max(-(-len(values) // _PARTS), _SMALLEST_PART)
+            for at in range(0, len(values), size):
+                yield from self._parts(values.slice(at, size))
+
+    def _completed(self, found: Proven, values: pa.Array) -> pa.Array:
+        proven = found.are_proven.to_numpy(zero_copy_only=False)
+        reasons = pa.nulls(len(values), pa.string())
+        made = pa.StructArray.from_arrays([_without(values, found.rows), reasons], [READ, REASON])
+        others = np.flatnonzero(~proven)
+        if not len(others):
+            return made
+        left = values.take(pa.array(others))
+        # Records with something else in front of them: of the next kind there may be many. Only while much
+        # is proven, so that a slice is not read again and again.
+        many = 4 * len(others) <= 3 * len(values) and len(others) > _SMALLEST_PART
+        exact = pa.concat_arrays([*self._parts(left)]) if many else self._by_record(left)
+        places = np.arange(len(values))
+        places[others] = np.arange(len(others)) + len(values)
+        return pa.concat_arrays([made, exact]).take(pa.array(places))
+
+    def _by_record(self, values: pa.Array) -> pa.Array:
+        found, reasons = _each(_opened(self.reader), values.to_pylist())
+        kind = _arrow_type_of(self.reader)
+        try:
+            rows = pa.array(found, kind)
+        except _MISFITS:
+            rows = pa.array(_those_that_fit(found, kind, reasons), kind)
+        return pa.StructArray.from_arrays([rows, pa.array(reasons, pa.string())], [READ, REASON])
+
+
+def _without(values: pa.Array, rows: pa.Array) -> pa.Array:
+    """Return rows that are null where there are no bytes."""
+    if not values.null_count:
+        return rows
+    parts = [rows.field(at) for at in range(rows.type.num_fields)]
+    return pa.StructArray.from_arrays(parts, fields=rows.type.fields, mask=values.is_null())
 
 
 @dataclass(frozen=True)

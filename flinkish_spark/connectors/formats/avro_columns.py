@@ -1,0 +1,189 @@
+"""Avro records of a slice as columns, by `pyruhvro`, with a proof for each record.
+
+Only for schemas all of whose types it reads: no `bytes`, `fixed` and decimals, no union but one with `null`.
+It gets the writer's schema without names, logical types and defaults; what becomes of its columns in the
+schema that is read with is decided here, and by the same rules as in `avro.py`. A pair of schemas for which
+that takes more than another width of a number is read record by record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkish_spark.connectors.formats.avro_schemas import (
+    kind_of,
+    likeness,
+    limits_of,
+    logical_of,
+    name_of,
+    names_in,
+    whole,
+)
+from flinkish_spark.connectors.formats.proofs import NoProof, ReadAndWritten, check_keys
+
+if TYPE_CHECKING:
+    from flinkish_spark.connectors.formats.reader import AtOnce
+
+#: Takes a column as `pyruhvro` makes it, and the type that it gets; returns it in that type.
+_Convert = Callable[[Any, pa.DataType], pa.Array]
+#: Returns the value of a field of the reader's that the writer does not have, and gets its name, too.
+_Default = Callable[[Mapping[str, Any], str], Any]
+_READ = ("boolean", "int", "long", "float", "double", "string")
+_WIDENED = (("int", "long"), ("float", "double"))
+
+
+def record_columns(writer: Any, reader: Any, default: _Default, kind: pa.DataType) -> AtOnce | None:
+    """Return what reads slices of a writer's records by a schema; None if they are to be read one by one."""
+    try:
+        import pyruhvro
+    except ImportError:
+        return None
+    columns = _Columns(writer, reader, default)
+    try:
+        plain = columns.plain(writer, ())
+        if not isinstance(plain, dict) or plain["type"] != "record":
+            return None
+        convert = columns.converted(writer, reader)
+    except NoProof:
+        return None
+    schema = json.dumps(plain)
+
+    def rows_of(batch: pa.RecordBatch) -> pa.Array:
+        # It does not look at letters.
+        batch.validate(full=True)
+        return convert(batch.to_struct_array(), kind)
+
+    return ReadAndWritten(
+        lambda data: pyruhvro.deserialize_array(data.to_pylist(), schema),
+        lambda batch: pyruhvro.serialize_record_batch(batch, schema, 1)[0],
+        rows_of,
+    )
+
+
+class _Columns:
+    def __init__(self, writer: Any, reader: Any, default: _Default) -> None:
+        self._theirs, self._ours = names_in(writer), names_in(reader)
+        self._default, self._count = default, 0
+
+    def plain(self, schema: Any, within: tuple[str, ...]) -> Any:
+        """Return a schema of the same bytes, in which each type is written out and has a name of its own."""
+        schema = whole(schema, self._theirs)
+        if isinstance(schema, list):
+            if len(schema) != 2 or schema.count("null") != 1:
+                raise NoProof
+            return ["null" if one == "null" else self.plain(one, within) for one in schema]
+        kind = kind_of(schema)
+        if kind in _READ:
+            return kind
+        if kind == "array":
+            return {"type": kind, "items": self.plain(schema["items"], within)}
+        if kind == "map":
+            return {"type": kind, "values": self.plain(schema["values"], within)}
+        self._count += 1
+        name = f"N{self._count}"
+        if kind == "enum":
+            return {"type": kind, "name": name, "symbols": schema["symbols"]}
+        # A list of records without fields has no bytes, whatever its length.
+        if kind != "record" or schema["name"] in within or not schema["fields"]:
+            raise NoProof
+        around = (*within, schema["name"])
+        fields = [
+            {"name": f"f{at}", "type": self.plain(one["type"], around)}
+            for at, one in enumerate(schema["fields"])
+        ]
+        return {"type": kind, "name": name, "fields": fields}
+
+    def converted(self, writer: Any, reader: Any) -> _Convert:
+        """Return what makes a column of the reader's type of one of the writer's."""
+        writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
+        if isinstance(writer, list) and not (isinstance(reader, list) and "null" in reader):
+            raise NoProof
+        if isinstance(reader, list) and (len(reader) != 2 or reader.count("null") != 1):
+            raise NoProof
+        writer, reader = _other_than_null(writer), _other_than_null(reader)
+        writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
+        kinds = kind_of(writer), kind_of(reader)
+        if (kinds[0] == kinds[1] and not likeness(writer, reader)) or logical_of(writer) != logical_of(
+            reader
+        ):
+            raise NoProof
+        match kinds:
+            case ("record", "record"):
+                return self._record(writer, reader)
+            case ("array", "array"):
+                return partial(_list, self.converted(writer["items"], reader["items"]))
+            case ("map", "map"):
+                return partial(_map, self.converted(writer["values"], reader["values"]))
+            case ("enum", "enum") if set(writer["symbols"]) <= set(reader["symbols"]):
+                return _cast
+        if (kinds[0] != kinds[1] and kinds not in _WIDENED) or kinds[0] not in _READ:
+            raise NoProof
+        limits = limits_of(kinds[1], logical_of(reader))
+        return _cast if limits is None else partial(_whole, *limits)
+
+    def _record(self, writer: Any, reader: Any) -> _Convert:
+        places = {one["name"]: at for at, one in enumerate(writer["fields"])}
+        parts: list[tuple[int | None, _Convert]] = []
+        for one in reader["fields"]:
+            name = name_of(one, reader, places)
+            if name is not None:
+                at = places.pop(name)
+                parts.append((at, self.converted(writer["fields"][at]["type"], one["type"])))
+            elif "default" in one:
+                parts.append((None, partial(_constant, self._default(one, one["name"]))))
+            else:
+                raise NoProof
+        return partial(_struct, parts)
+
+
+def _other_than_null(schema: Any) -> Any:
+    return next(one for one in schema if one != "null") if isinstance(schema, list) else schema
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column.cast(kind)
+
+
+def _whole(first: int, last: int, factor: int, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a time or a day of whole numbers that are between two others."""
+    ends = pc.min_max(column)
+    if (
+        ends["min"].is_valid
+        and not first <= ends["min"].as_py() * factor <= ends["max"].as_py() * factor <= last
+    ):
+        raise NoProof
+    return (pc.multiply(column, factor) if factor != 1 else column).cast(kind)
+
+
+def _constant(value: Any, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return pa.array([value], kind).take(pa.array([0] * len(column), pa.int32()))
+
+
+def _struct(
+    parts: Sequence[tuple[int | None, _Convert]], column: pa.StructArray, kind: pa.StructType
+) -> pa.Array:
+    made = [
+        convert(column if at is None else column.field(at), one.type)
+        for (at, convert), one in zip(parts, kind.fields, strict=True)
+    ]
+    mask = column.is_null() if column.null_count else None
+    return pa.StructArray.from_arrays(made, fields=kind.fields, mask=mask)
+
+
+def _list(convert: _Convert, column: pa.ListArray, kind: pa.ListType) -> pa.Array:
+    mask = column.is_null() if column.null_count else None
+    made = convert(column.values, kind.value_type)
+    return pa.ListArray.from_arrays(column.offsets, made, type=kind, mask=mask)
+
+
+def _map(convert: _Convert, column: pa.MapArray, kind: pa.MapType) -> pa.Array:
+    check_keys(column.offsets, column.keys)
+    mask = column.is_null() if column.null_count else None
+    made = convert(column.items, kind.item_type)
+    return pa.MapArray.from_arrays(column.offsets, column.keys, made, type=kind, mask=mask)

@@ -1,0 +1,92 @@
+"""Parts of Avro schemas that those who read by them ask for: kinds, names, and what values mean."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+from pyspark.sql import types as T
+
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+_FIRST_MICRO, _LAST_MICRO = -62_135_596_800_000_000, 253_402_300_799_999_999
+#: Of a schema that says no more about its values; who reads by it wants them as they are.
+PLAIN = "a plain value"
+#: Logical types whose values are what their own type says; all others are left to that, too.
+TIMES: Mapping[str, tuple[T.DataType, int]] = {
+    "timestamp-millis": (T.TimestampType(), 1_000),
+    "timestamp-micros": (T.TimestampType(), 1),
+    "local-timestamp-millis": (T.TimestampNTZType(), 1_000),
+    "local-timestamp-micros": (T.TimestampNTZType(), 1),
+}
+
+
+def kind_of(schema: Any) -> str:
+    if isinstance(schema, list):
+        return "union"
+    found = schema if isinstance(schema, str) else schema["type"]
+    return str(found)
+
+
+def logical_of(schema: Any) -> str:
+    """Return what the values of a schema mean, where another meaning gives other values."""
+    if not isinstance(schema, dict):
+        return PLAIN
+    name = str(schema.get("logicalType", PLAIN))
+    return f"decimal({schema['precision']},{schema.get('scale', 0)})" if name == "decimal" else name
+
+
+def names_in(schema: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    def walk(one: Any) -> None:
+        if isinstance(one, list):
+            for branch in one:
+                walk(branch)
+        elif isinstance(one, dict):
+            if "name" in one:
+                found[one["name"]] = one
+            for inner in (
+                *(each["type"] for each in one.get("fields", ())),
+                one.get("items"),
+                one.get("values"),
+            ):
+                if inner is not None:
+                    walk(inner)
+
+    walk(schema)
+    return found
+
+
+def whole(schema: Any, named: Mapping[str, Any]) -> Any:
+    return named.get(schema, schema) if isinstance(schema, str) else schema
+
+
+def likeness(writer: Any, reader: Any) -> int:
+    """Return how much two schemas of one kind are the same; 0 if they are not."""
+    if not isinstance(writer, dict) or "name" not in writer:
+        return 2 if logical_of(writer) == logical_of(reader) else 1
+    if writer.get("size") != reader.get("size"):
+        return 0
+    name, ours = str(writer["name"]), str(reader["name"])
+    short = name.rpartition(".")[2]
+    if name == ours:
+        return 3
+    if {name, short} & set(reader.get("aliases", ())):
+        return 2
+    return 1 if short == ours.rpartition(".")[2] else 0
+
+
+def limits_of(kind: str, logical: str) -> tuple[int, int, int] | None:
+    """Return the first and the last number of days or microseconds, and how many of these is one."""
+    if logical == "date" and kind == "int":
+        return _FIRST_DAY, _LAST_DAY, 1
+    if logical in TIMES and kind == "long":
+        return _FIRST_MICRO, _LAST_MICRO, TIMES[logical][1]
+    return None
+
+
+def name_of(one: Mapping[str, Any], reader: Any, theirs: Container[str]) -> str | None:
+    """Return which of a writer's fields a field of a reader's record is; None if there is none."""
+    names = {each["name"] for each in reader["fields"]}
+    called = [one["name"], *(alias for alias in one.get("aliases", ()) if alias not in names)]
+    return next((name for name in called if name in theirs), None)

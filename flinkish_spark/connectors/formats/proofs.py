@@ -1,0 +1,78 @@
+"""Slices read by a fast library, each record with a proof: what was read is written as the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkish_spark.connectors.formats.reader import AtOnce, Proven, Unreadable
+
+
+class NoProof(Exception):
+    """Something in a slice may be read as something else."""
+
+
+@dataclass(frozen=True)
+class ReadAndWritten:
+    """Reads a slice of records that have nothing in front of them."""
+
+    read: Callable[[pa.Array], Any]
+    #: Writes what was read.
+    write: Callable[[Any], pa.Array]
+    #: Makes rows of what was read; raises NoProof.
+    rows_of: Callable[[Any], pa.Array]
+
+    def __call__(self, values: pa.Array) -> Proven | None:
+        data = values.fill_null(b"")
+        try:
+            found = self.read(data)
+            return Proven(self.rows_of(found), pc.equal(self.write(found), data))
+        except (ValueError, NoProof):
+            return None
+        except BaseException as panic:
+            # Some checks of libraries in Rust end so, those of a length beyond all memory. Python has no name
+            # for it.
+            if type(panic).__module__ != "pyo3_runtime":
+                raise
+            return None
+
+
+#: Returns what is in front of a record, and what reads records behind that, if anything does; or raises
+#: Unreadable.
+FrontOf = Callable[[bytes], tuple[bytes, AtOnce | None]]
+
+
+def behind_fronts(front_of: FrontOf) -> AtOnce:
+    return partial(_behind, front_of)
+
+
+def _behind(front_of: FrontOf, values: pa.Array) -> Proven | None:
+    """Read what has the same in front of it as the first record has; nothing else is proven."""
+    first = values.drop_null()[:1].to_pylist()
+    try:
+        front, at_once = front_of(first[0]) if first else (b"", None)
+    except Unreadable:
+        return None
+    if at_once is None:
+        return None
+    has_front = pc.starts_with(values, pattern=front)
+    # Not binary_slice: without an end it counts the bytes that it needs beyond 64 bits.
+    found = at_once(pc.if_else(has_front, pc.binary_replace_slice(values, 0, len(front), b""), b""))
+    return None if found is None else Proven(found.rows, pc.and_(found.are_proven, has_front.fill_null(True)))
+
+
+def check_keys(offsets: pa.Array, keys: pa.Array) -> None:
+    """Raise NoProof if a map has a key twice: it has one value then."""
+    lengths = np.diff(offsets.to_numpy())
+    if len(lengths) and lengths.max() > 1:
+        codes = keys.dictionary_encode()
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        pairs = owners * len(codes.dictionary) + codes.indices.to_numpy()
+        if len(np.unique(pairs)) != len(pairs):
+            raise NoProof
