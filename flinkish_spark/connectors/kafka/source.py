@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.session import has_kafka_source, has_shim
+from flinkish_spark.bridge.session import has_kafka_source
 from flinkish_spark.connectors.json import why_no_record
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
@@ -562,9 +562,7 @@ class KafkaSource(EndsAtOffsets):
             return ()
         raw = self._raw(spark, place, {"includeHeaders": "true"}, HEADERS)
         bad = self._decoding.deserializer(uid, place, self.topics).bad(raw)
-        in_jvm = self.reader is Engine.JVM and has_shim(spark)
-        writer = Engine.JVM if in_jvm else Engine.PYTHON
-        return (letters_of(bad, self._decoding.policy, uid, self.connection, writer, peers),)
+        return (letters_of(bad, self._decoding.policy, uid, self.connection, peers),)
 
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
