@@ -69,7 +69,6 @@ def build(spark, args, function=None):
             topic="totals",
             key="user",
             value=Json(),
-            writer=args.engine,
             # The demo's reader tells by it what is visible without a decision.
             record_headers=RecordHeaders.BATCH,
         ),

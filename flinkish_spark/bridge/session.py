@@ -400,7 +400,7 @@ def configure_spark_with_delta_jars(
 ) -> SparkSession.Builder:
     """Let a session builder use Delta's JARs from this machine, and no other JAR.
 
-    For jobs whose Kafka sources and sinks run in Python (``reader="python"``, ``writer="python"``),
+    For jobs whose Kafka sources run in Python (``reader="python"``),
     where neither Spark's Kafka connector nor the JAR of this package is needed. A job without Delta
     needs no call at all.
 

@@ -92,7 +92,6 @@ def job(
             rows,
             key=KEY,
             row_kind="_row_kind",
-            writer=engine,
             # Which micro-batch a record is of.
             record_headers=RecordHeaders.BATCH,
         )

@@ -57,7 +57,6 @@ def main() -> None:
         args.target,
         key="key",
         value=Raw("value"),
-        writer=args.engine,
         transaction_timeout_ms=60_000,
         atomic=args.atomic,
     )

@@ -148,7 +148,7 @@ def write(
         form = known[way.form]
         names = [one.split()[0] for one in form.fields.split(", ")]
         rows = given.transform(lambda df, names=names: df.select(*names))
-        sink = KafkaSink(servers, way.out, key=String("user"), value=form.writes, writer=engine)
+        sink = KafkaSink(servers, way.out, key=String("user"), value=form.writes)
         rows.sink_to(sink, uid=f"out-{way.out}")
 
 
@@ -160,7 +160,7 @@ def read(
         read_as = {"value": known[way.form].reads, "key": String("user"), "key_fields_prefix": "key_"}
         source = KafkaSource(servers, [way.source], reader=engine, **read_as)
         found = env.from_source(source, uid=f"read-{way.out}")
-        found.sink_to(KafkaSink(servers, way.out, value=Json(), writer=engine), uid=f"out-{way.out}")
+        found.sink_to(KafkaSink(servers, way.out, value=Json()), uid=f"out-{way.out}")
 
 
 ROLES = {"writer": write, "reader": read}

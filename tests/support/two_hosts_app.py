@@ -197,7 +197,7 @@ def main() -> None:
         # Applied in this process, from what tasks on the hosts have written.
         stream.sink_to(ForeachCheckpointSink(_Kept(folder / "rows")), uid="out")
     else:
-        stream.sink_to(KafkaSink(args.servers, args.target, value=Json(), writer=args.engine), uid="out")
+        stream.sink_to(KafkaSink(args.servers, args.target, value=Json()), uid="out")
     try:
         env.execute()
         said = {"ended": "finished"}

@@ -61,7 +61,7 @@ def job(
     env = environment(spark, folder / "job")
     lines = KafkaSource(servers, [source], value=Json(FIELDS), reader=engine)
     kept = env.from_source(lines, uid="lines").key_by("user").process(Last(), output=FIELDS, uid="kept")
-    kept.sink_to(KafkaSink(servers, target, value=Json(), writer=engine, **sink), uid="out")
+    kept.sink_to(KafkaSink(servers, target, value=Json(), **sink), uid="out")
     kept.sink_to(DeltaSink(str(folder / "table")), uid="table")
     return env
 

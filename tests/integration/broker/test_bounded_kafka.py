@@ -71,7 +71,7 @@ def test_what_comes_behind_the_end_is_not_read(spark, broker, topic, job_dir, tm
             )
             totals = env.from_source(given, uid=f"orders-{engine}").key_by("user")
             totals = totals.process(RunningTotal(), output=TOTAL, uid=f"totals-{engine}")
-            totals.sink_to(KafkaSink(servers, targets[engine], writer=engine), uid=f"out-{engine}")
+            totals.sink_to(KafkaSink(servers, targets[engine]), uid=f"out-{engine}")
             totals.sink_to(sinks[engine], uid=f"memory-{engine}")
         return env
 

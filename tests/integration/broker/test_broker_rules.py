@@ -56,7 +56,7 @@ def copy(
     env = environment(spark, folder / "job")
     orders = orders_source(servers, source, reader=engine, reader_options=how.get("reader_options", {}))
     settings = {"key": "user", "value": Json(), **how.get("sink", {})}
-    sink = KafkaSink(servers, target, writer=engine, atomic=how["atomic"], **settings)
+    sink = KafkaSink(servers, target, atomic=how["atomic"], **settings)
     env.from_source(orders, uid="orders").sink_to(sink, uid="out")
     run_until(env, lambda client: rows(client, "out") >= count)
 

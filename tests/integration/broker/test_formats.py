@@ -179,7 +179,7 @@ def avro_record(number: int, *texts: str) -> bytes:
 def users_job(spark, job_dir, servers, source, out, value, **settings):
     env = environment(spark, job_dir, **settings)
     users = env.from_source(KafkaSource(servers, [source], value=value, **{"reader": "python"}), uid="users")
-    users.sink_to(KafkaSink(servers, out, value=Json(), writer="python"), uid="out")
+    users.sink_to(KafkaSink(servers, out, value=Json()), uid="out")
     return env
 
 
@@ -357,10 +357,7 @@ def test_bad_records_under_the_three_policies(spark, broker, topic, job_dir, for
             kafka = KafkaRecordsSource(servers, [source], value=reads)
         else:
             kafka = KafkaSource(servers, [source], value=reads, reader=reader)
-        writer = "jvm" if reader == "jvm" else "python"
-        env.from_source(kafka, uid="in").sink_to(
-            KafkaSink(servers, out, value=Json(), writer=writer), uid="out"
-        )
+        env.from_source(kafka, uid="in").sink_to(KafkaSink(servers, out, value=Json()), uid="out")
         if name == "fail":
             error = failure_of(env)
             assert isinstance(error, BadRecordError), error
@@ -385,7 +382,7 @@ def test_rows_that_do_not_fit_and_schemas_that_are_not_compatible(spark, broker,
     def job(value, name):
         env = environment(spark, job_dir / name)
         given = env.from_source(KafkaSource(servers, [source], value=Json(PLAIN), reader="python"), uid="in")
-        sink = KafkaSink(servers, out, value=value, writer="python", on_bad_record=DeadLetter(letters))
+        sink = KafkaSink(servers, out, value=value, on_bad_record=DeadLetter(letters))
         given.sink_to(sink, uid="out")
         return env
 

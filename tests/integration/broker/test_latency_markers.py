@@ -40,8 +40,8 @@ def test_markers_come_through_operators_to_kafka_sinks(
             produce(servers, source, [order(user, n) for n in range(10)], key=user.encode())
         orders = env.from_source(orders_source(servers, source, reader=engine), uid=f"orders-{engine}")
         found = orders.key_by("user").process(RunningTotal(), output=TOTAL, uid=f"totals-{engine}")
-        found.sink_to(KafkaSink(servers, totals, key="user", writer=engine), uid=f"out-{engine}")
-        orders.sink_to(KafkaSink(servers, raw, key="user", writer=engine), uid=f"raw-{engine}")
+        found.sink_to(KafkaSink(servers, totals, key="user"), uid=f"out-{engine}")
+        orders.sink_to(KafkaSink(servers, raw, key="user"), uid=f"raw-{engine}")
     sinks = [f"{name}-{engine}" for name in ("out", "raw") for engine in topics]
     with running(env) as client:
         await_that(lambda: [rows(client, sink) for sink in sinks] == [40] * 4, client)

@@ -65,7 +65,7 @@ def test_a_job_logs_in_by_tokens_and_outlives_its_sessions(
     producer = KafkaProducer(**connection.for_python(), acks="all")
     env = environment(spark, tmp_path / "job")
     read = KafkaSource(servers, [source], value=Json(ORDER), reader=engine, options=options, group_id="g")
-    sink = KafkaSink(servers, target, key="user", value=Json(), writer=engine, options=options, atomic=atomic)
+    sink = KafkaSink(servers, target, key="user", value=Json(), options=options, atomic=atomic)
     env.from_source(read, uid="orders").sink_to(sink, uid="out")
     sent = iter(range(40))
 

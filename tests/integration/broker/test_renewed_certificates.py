@@ -48,7 +48,7 @@ def test_a_job_of_the_jvm_starts_again_with_new_clients(spark: Any, tmp_path: Pa
             admin.create_topic("out", 1)
         env = environment(spark, tmp_path / "job")
         orders = env.from_source(orders_source(servers, "in", reader="jvm", options=options), uid="orders")
-        orders.sink_to(KafkaSink(servers, "out", writer="jvm", options=options), uid="out")
+        orders.sink_to(KafkaSink(servers, "out", options=options), uid="out")
         produce(1, 2)
         with running(env) as client:
             await_that(lambda: rows(client, "out") >= 2, client)

@@ -111,7 +111,6 @@ def ended(spark: Any, broker: Any, topic: Any, tmp_path_factory: Any) -> Ended:
                 partition="_partition",
                 topic_column="_topic_out",
                 row_kind="_row_kind",
-                writer=reader,
             )
             routed = streams[f"delete-{reader}"].transform(
                 lambda df: df.selectExpr("*", "CAST(NULL AS STRING) AS _topic_out")

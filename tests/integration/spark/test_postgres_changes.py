@@ -191,7 +191,7 @@ def test_copies_equal_the_table_after_each_checkpoint(
             uid="database",
         )
         changes.sink_to(
-            KafkaSink(accounts.servers, copy, key=Json("id INT"), row_kind="_row_kind", writer=reader),
+            KafkaSink(accounts.servers, copy, key=Json("id INT"), row_kind="_row_kind"),
             uid="topic",
         )
         keep_totals(changes, tmp_path / "cities")

@@ -148,7 +148,7 @@ def described(code: int) -> str:
 
 
 # What a task raises reaches the driver as text inside Spark's own error: so two causes open their message
-# with a marker, as the JVM writer's do. No message quotes a producer setting's value, and each is one line.
+# with a marker. No message quotes a producer setting's value, and each is one line.
 BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 
@@ -484,8 +484,7 @@ class _Letters:
 
 
 class Admission:
-    # Rules, their order and their words are those of the JVM writer (`Admission`, `Refusal` in jvm-shim). A
-    # record is judged before anything of it is sent: what a broker refuses ends the whole transaction.
+    # A record is judged before anything of it is sent: what a broker refuses ends the whole transaction.
 
     def __init__(self, settings: StagingSettings, common: CommonHeaders, clock: Clock) -> None:
         self._settings, self._common, self._clock = settings, tuple(common), clock

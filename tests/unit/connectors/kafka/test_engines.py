@@ -16,7 +16,6 @@ from flinkish_spark import (
     KafkaSource,
     StreamExecutionEnvironment,
 )
-from flinkish_spark.connectors.kafka import sink as sinks
 from flinkish_spark.connectors.kafka import source as sources
 from flinkish_spark.connectors.kafka.client.settings import ProducerSettings
 from flinkish_spark.connectors.kafka.format.options import parse_sink, parse_stream
@@ -39,17 +38,15 @@ class Session:
 
 def session(monkeypatch: pytest.MonkeyPatch, *, has_jars: bool) -> Any:
     monkeypatch.setattr(sources, "has_kafka_source", lambda spark: has_jars)
-    monkeypatch.setattr(sinks, "has_shim", lambda spark: has_jars)
     return Session()
 
 
-def declared(spark: Any, job_dir: Path, **chosen: Any) -> tuple[Engine, str | Engine | None]:
+def declared(spark: Any, job_dir: Path, **chosen: Any) -> Engine:
     env = StreamExecutionEnvironment(spark, "orders", str(job_dir))
     source = KafkaSource("b:9092", ["orders"], value=Json("n LONG"), **chosen)
-    stream = env.from_source(source, uid="orders")
-    stream.sink_to(KafkaSink("b:9092", "copies", writer=chosen.get("reader")), uid="copies")
-    (read,), (written,) = env.graph.sources, env.graph.sinks
-    return read.source.reader, written.sink.writer  # type: ignore[attr-defined]
+    env.from_source(source, uid="orders")
+    (read,) = env.graph.sources
+    return read.source.reader  # type: ignore[attr-defined, no-any-return]
 
 
 def begin(job_dir: Path, source: str) -> None:
@@ -59,11 +56,11 @@ def begin(job_dir: Path, source: str) -> None:
 @pytest.mark.parametrize(
     ("has_jars", "chosen", "expected"),
     [
-        (True, {}, (JVM, JVM)),
-        (False, {}, (PYTHON, PYTHON)),
-        (True, {"reader": "python"}, (PYTHON, PYTHON)),
+        (True, {}, JVM),
+        (False, {}, PYTHON),
+        (True, {"reader": "python"}, PYTHON),
         # Refused later, by the preflight, as it was: it was asked for by name.
-        (False, {"reader": "jvm"}, (JVM, JVM)),
+        (False, {"reader": "jvm"}, JVM),
     ],
 )
 def test_a_new_job_takes_what_its_session_has_unless_somebody_chose(
@@ -77,15 +74,14 @@ def test_a_job_that_python_began_is_read_in_python_when_the_jars_have_come(
     has_jars: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     begin(tmp_path, "orders kafka-python")
-    writer = JVM if has_jars else PYTHON
-    assert declared(session(monkeypatch, has_jars=has_jars), tmp_path) == (PYTHON, writer)
+    assert declared(session(monkeypatch, has_jars=has_jars), tmp_path) is PYTHON
 
 
 def test_a_job_that_sparks_source_began_is_refused_by_name_when_the_jars_are_gone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     begin(tmp_path, "orders")
-    assert declared(session(monkeypatch, has_jars=True), tmp_path) == (JVM, JVM)
+    assert declared(session(monkeypatch, has_jars=True), tmp_path) is JVM
     with pytest.raises(EnvironmentFault, match="'orders' was begun with Spark's Kafka source"):
         declared(session(monkeypatch, has_jars=False), tmp_path)
 
@@ -136,13 +132,22 @@ def test_reader_options_that_change_no_promise_are_taken() -> None:
         ("ssl.key.password", "give it to options"),
     ],
 )
-@pytest.mark.parametrize("writer", ["jvm", "python"])
-def test_a_producer_setting_that_is_not_known_to_be_harmless_is_refused(
-    name: str, words: str, writer: str
-) -> None:
+def test_a_producer_setting_that_is_not_known_to_be_harmless_is_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
-        KafkaSink("b:9092", "copies", writer=writer, producer={name: "s3cret"})
+        KafkaSink("b:9092", "copies", producer={name: "s3cret"})
     assert f"'{name}' is not known" in str(refused.value) and "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("writer", [None, "python"])
+def test_records_are_written_in_python(writer: str | None) -> None:
+    assert KafkaSink("b:9092", "copies", writer=writer).writer == "python"
+
+
+@pytest.mark.parametrize("writer", ["jvm", "rust", "", Engine.PYTHON])
+def test_another_writer_is_refused(writer: Any) -> None:
+    with pytest.raises(ConfigError, match=f"writer is {writer!r}") as refused:
+        KafkaSink("b:9092", "copies", writer=writer)
+    assert refused.value.what_to_do == "leave writer out"
 
 
 def test_what_the_java_producer_takes_beside_is_taken_by_the_one_in_python() -> None:
