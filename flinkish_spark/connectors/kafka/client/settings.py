@@ -459,7 +459,7 @@ _KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "max.request.size": ("max_request_bytes", _whole),
     "request.timeout.ms": ("request_timeout_ms", _whole),
 }
-#: Of the Java producer; nothing here corresponds to them. Taken so that settings of other programs serve here.
+#: Of the Java producer; nothing here corresponds to them. Taken so that settings of other programs serve.
 PRODUCER_WITHOUT_MEANING = frozenset(
     {
         "buffer.memory",
