@@ -69,7 +69,7 @@ class Programs:
         streams = {"odd": totals.get_side_output(ODD), "sums": sums, "large": large}
         for kind, settings in self.settings().items():
             sink = KafkaSink(self.servers, self.topics[kind], **settings)
-            streams.get(kind, totals).sink_to(sink, uid=kind)
+            streams.get(kind, totals).sink_to(sink, uid=f"to-{kind}")
         totals.sink_to(DeltaSink(str(self.table)), uid="table")
 
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -133,7 +133,8 @@ def test_each_sink_gets_its_rows_in_its_form(
         own.declare(env, source)
         done = sum(map(len, amounts.values()))
         run_until(env, lambda _, done=done: len(read_delta(own.table)) == done)
-    assert joined == [{"plain", "text", "odd", "sums", "small"}] * 2
+    together = ("plain", "text", "odd", "sums", "small")
+    assert joined == [{f"to-{kind}" for kind in together}] * 2
     totals = {user: [sum(known[: at + 1]) for at in range(len(known))] for user, known in amounts.items()}
     flat = [(user, total) for user, known in totals.items() for total in known]
     assert Counter((row["user"], row["total"]) for row in read_delta(own.table)) == Counter(flat)

@@ -695,7 +695,8 @@ def partitions_for_keys(keys: Column, partitions: int) -> npt.NDArray[np.int32]:
     """Return the partition of each key as Kafka's Java client chooses it, -1 for a null key."""
     keys = binary(keys)
     chosen = ((murmur2(keys) & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)).astype(np.int32)
-    chosen[lengths(keys) < 0] = -1
+    if keys.null_count:
+        chosen[keys.is_null().to_numpy(zero_copy_only=False)] = _NO_PARTITION
     return chosen
 
 
@@ -709,7 +710,7 @@ def murmur2(keys: Column) -> UInt32s:
     narrow = np.int16 if sizes.max(initial=0) < 2**15 else np.int64
     order = np.argsort(-sizes.astype(narrow), kind="stable")
     sizes, words = sizes[order], _words_anywhere(keys, begins)
-    at, whole = (begins[:-1] - begins[0])[order], sizes // 4
+    at, whole = (begins[:-1] - begins[0])[order], sizes >> 2
     hashed = _SEED ^ sizes.astype(np.uint32)
     for place, longer in enumerate((len(whole) - np.cumsum(np.bincount(whole)))[:-1].tolist()):
         mixed = words[at[:longer] + 4 * place]
@@ -718,9 +719,9 @@ def murmur2(keys: Column) -> UInt32s:
         mixed *= _FACTOR
         hashed[:longer] *= _FACTOR
         hashed[:longer] ^= mixed
-    tailed = np.flatnonzero(sizes % 4)
-    tails = words[(at + 4 * whole)[tailed]] & _TAIL_MASKS[(sizes % 4)[tailed]]
-    hashed[tailed] = (hashed[tailed] ^ tails) * _FACTOR
+    left = sizes & 3
+    tails = words[at + 4 * whole] & _TAIL_MASKS[left]
+    hashed = np.where(left, (hashed ^ tails) * _FACTOR, hashed)
     hashed ^= hashed >> np.uint32(13)
     hashed *= _FACTOR
     hashed ^= hashed >> np.uint32(15)
