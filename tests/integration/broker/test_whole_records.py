@@ -24,6 +24,8 @@ from tests.support.jobs import environment, read_committed, running
 pytestmark = pytest.mark.timeout(600)
 
 READERS = ("jvm", "python", "records")
+#: Of what a sink is given as all headers of a record -> the column.
+FORMS = {"list": "_headers", "map": "_headers_map"}
 METADATA = (
     *("topic", "partition", "offset", "timestamp", "timestamp-type", "key", "headers", "headers-map"),
     "leader-epoch",
@@ -72,7 +74,7 @@ def ended(spark: Any, broker: Any, topic: Any, tmp_path_factory: Any) -> Ended:
     servers, folder = broker.bootstrap_servers, tmp_path_factory.mktemp("whole")
     env, sinks = environment(spark, folder / "job"), {}
     topics = {f"{kind}-{reader}": topic(1) for kind in ("delete", "keep") for reader in READERS}
-    topics |= {f"out-{writer}": topic(1) for writer in ("jvm", "python")}
+    topics |= {f"out-{form}": topic(1) for form in FORMS}
     topics |= {f"letters-{reader}": topic(1) for reader in READERS}
     for reader in READERS:
         for kind in ("delete", "keep"):
@@ -100,13 +102,13 @@ def ended(spark: Any, broker: Any, topic: Any, tmp_path_factory: Any) -> Ended:
         for name, stream in streams.items():
             sinks[name] = MemorySink(str(folder / name))
             stream.sink_to(sinks[name], uid=f"{name}-out")
-        if reader != "records":
+        for form, column in FORMS.items() if reader == "python" else ():
             out = KafkaSink(
                 servers,
-                topics[f"out-{reader}"],
+                topics[f"out-{form}"],
                 key=Json("id LONG"),
                 value=Json("id LONG, name STRING"),
-                headers="_headers" if reader == "jvm" else "_headers_map",
+                headers=column,
                 timestamp="_timestamp",
                 partition="_partition",
                 topic_column="_topic_out",
@@ -115,7 +117,7 @@ def ended(spark: Any, broker: Any, topic: Any, tmp_path_factory: Any) -> Ended:
             routed = streams[f"delete-{reader}"].transform(
                 lambda df: df.selectExpr("*", "CAST(NULL AS STRING) AS _topic_out")
             )
-            routed.sink_to(out, uid=f"kafka-{reader}")
+            routed.sink_to(out, uid=f"kafka-{form}")
     with running(env) as client:
         assert client.wait(timeout_ms=550_000), f"the job did not end; {client.progress}"
         assert client.status is JobStatus.FINISHED
@@ -170,9 +172,9 @@ def test_a_record_with_a_bad_key_is_a_dead_letter_once(ended: Ended, reader: str
     assert all(b"key" in one["flinkish-detail"] for one in told)
 
 
-@pytest.mark.parametrize("writer", ["jvm", "python"])
-def test_a_changelog_is_written_as_values_and_tombstones(ended: Ended, writer: str) -> None:
-    records = read_committed(ended.servers, ended.topics[f"out-{writer}"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_changelog_is_written_as_values_and_tombstones(ended: Ended, form: str) -> None:
+    records = read_committed(ended.servers, ended.topics[f"out-{form}"])
     written = [(json.loads(one.key)["id"], one.value and json.loads(one.value)) for one in records]
     assert written == [
         (1, {"id": 1, "name": "ann"}),
@@ -181,7 +183,7 @@ def test_a_changelog_is_written_as_values_and_tombstones(ended: Ended, writer: s
         (1, None),
     ]
     assert [one.timestamp for one in records] == [1_000, 2_000, 3_000, 4_000]
-    if writer == "jvm":
+    if form == "list":
         assert list(records[0].headers) == HEADERS
     else:
         # A map keeps the order within a name.
