@@ -708,7 +708,7 @@ def murmur2(keys: Column) -> UInt32s:
     # Longest first: the keys that still have a word to mix in are then a leading part. Short numbers are
     # sorted ten times faster.
     narrow = np.int16 if sizes.max(initial=0) < 2**15 else np.int64
-    order = np.argsort(-sizes.astype(narrow), kind="stable")
+    order = np.argsort((-sizes).astype(narrow), kind="stable")
     sizes, words = sizes[order], _words_anywhere(keys, begins)
     at, whole = (begins[:-1] - begins[0])[order], sizes >> 2
     hashed = _SEED ^ sizes.astype(np.uint32)
