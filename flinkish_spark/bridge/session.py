@@ -116,7 +116,7 @@ def has_class(spark: SparkSession, name: str) -> bool:
 
 
 def has_shim(spark: SparkSession) -> bool:
-    return has_class(spark, "io.github.flinkishspark.shim.KafkaStager")
+    return has_class(spark, "io.github.flinkishspark.shim.RowTap")
 
 
 def has_kafka_source(spark: SparkSession) -> bool:
@@ -398,8 +398,8 @@ def configure_spark_with_delta_jars(
 ) -> SparkSession.Builder:
     """Let a session builder use Delta's JARs from this machine, and no other JAR.
 
-    For jobs whose Kafka sinks write in Python (``writer="python"``): neither Spark's Kafka connector nor
-    the JAR of this package is needed then. A job without Delta needs no call at all.
+    A job that reads and writes Kafka needs neither Spark's Kafka connector nor the JAR of this package. A job
+    without Delta needs no call at all.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Calls into the JAR of this package: the transactional Kafka writer, the row tap.
+"""Calls into the JAR of this package: the row tap, the metrics of a job.
 
 And calls out of it: the control source asks the driver what the next micro-batch carries.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any
 
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
@@ -18,25 +16,6 @@ from flinkish_spark.bridge.session import CONTROL_SOURCE, has_class, jvm
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.stream_readers import ReadAllAvailable
 from flinkish_spark.protocol.records import TaskAck
-
-
-@cache
-def _found(view: Any) -> tuple[Any, Any]:
-    shim = view.io.github.flinkishspark.shim
-    return shim.KafkaStager.stage, shim.RowTap.tap
-
-
-def stage_kafka(rows: DataFrame, sinks: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Write rows, by default in one transaction per task and sink; return the tasks' reports by sink."""
-    stage, _ = _found(jvm(rows.sparkSession))
-    tasks: list[list[dict[str, Any]]] = json.loads(stage(rows._jdf, json.dumps(list(sinks))))
-    return [[reports[sink] for reports in tasks] for sink in range(len(sinks))]
-
-
-def refused_producer_setting(spark: SparkSession, options: Mapping[str, Any]) -> str:
-    """Return which producer setting Kafka's client would refuse, as the end of a sentence; empty if none."""
-    shim = jvm(spark).io.github.flinkishspark.shim
-    return str(shim.KafkaStager.refusedSetting(json.dumps([options])))
 
 
 def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:
@@ -80,8 +59,8 @@ class TappedRows:
     """A DataFrame that counts its records and takes the barriers out; for one action, then :meth:`acks`."""
 
     def __init__(self, rows: DataFrame, name: str) -> None:
-        _, tap = _found(jvm(rows.sparkSession))
-        self._tapped = tap(rows._jdf, name)
+        tap = jvm(rows.sparkSession).io.github.flinkishspark.shim.RowTap
+        self._tapped = tap.tap(rows._jdf, name)
         self.records = DataFrame(self._tapped.records(), rows.sparkSession)
 
     def acks(self) -> Sequence[TaskAck]:

@@ -359,15 +359,6 @@ class WithDeadLetters(Sink):
         """Topics of both."""
         return (*self.sink.topics, *self.dead_letters.topics)
 
-    @property
-    def needs_shim(self) -> bool:
-        """Whether one of both does."""
-        return self.sink.needs_shim or self.dead_letters.needs_shim
-
-    def in_session(self, spark: SparkSession) -> Sink:
-        """Return both as the session can write them."""
-        return replace(self, dead_letters=self.dead_letters.in_session(spark))
-
     def parts(self, uid: str) -> tuple[tuple[str, Sink], ...]:
         """Return both, each under its uid."""
         return (*self.sink.parts(uid), *self.dead_letters.parts(_dead_uid(uid)))

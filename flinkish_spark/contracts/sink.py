@@ -312,18 +312,6 @@ class Sink(ABC):
         return ()
 
     @property
-    def needs_shim(self) -> bool:
-        """Whether it writes through the JAR of this package."""
-        return False
-
-    def in_session(self, spark: SparkSession) -> Sink:
-        """Return the sink as this session can write it: what the user did not choose is found out.
-
-        Called by `sink_to`.
-        """
-        return self
-
-    @property
     def stages_in_job_dir(self) -> bool:
         """Whether its tasks write into the job directory, from which the driver commits."""
         return False

@@ -547,9 +547,9 @@ def _is_field(value: object) -> bool:
 
 
 class Engine(enum.Enum):
-    """Who reads or writes; either can go on from the offsets, and commit the committables, of the other."""
+    """Who reads; either can go on from the offsets of the other."""
 
-    #: Spark's native source, and the writer in this package's JAR. Faster, needs JARs.
+    #: Spark's native source. Needs JARs.
     JVM = "jvm"
     #: Pure Python on kafka-python; needs no JAR.
     PYTHON = "python"

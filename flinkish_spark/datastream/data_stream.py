@@ -883,7 +883,6 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             )
         check_methods(sink, Sink, f"the sink '{uid}'")
         graph = self._environment.graph
-        sink = sink.in_session(self._environment.spark)
         graph.sinks.append(SinkNode(graph.check_uid(uid), self._node, sink))
         return self
 

@@ -229,7 +229,7 @@ def _jars(found: SparkProbe) -> Iterator[Finding]:
     except JarMissing as error:
         has_own, own, get_own = False, error.what, error.what_to_do
     for about, is_there, can_be_had, without, to_do in (
-        ("flinkish_spark", found.has_shim, has_own, f"{own}; KafkaSink works without it", get_own),
+        ("flinkish_spark", found.has_shim, has_own, f"{own}; jobs work without it", get_own),
         (
             "Spark's Kafka source",
             found.has_kafka_source,

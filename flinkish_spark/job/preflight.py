@@ -13,7 +13,6 @@ from urllib.parse import unquote, urlparse
 
 from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
-    SparkProbe,
     blind_hosts,
     probe,
     runs_tasks_itself,
@@ -131,7 +130,7 @@ def check_before_start(
     graph.check_complete()
     check_spark_version(job_dir, spark.version)
     with span("the session to say what it has"):
-        found = _check_session(spark, graph, settings)
+        _check_session(spark, graph, settings)
     # Brokers take their time, and so does the plan: these two have nothing to do with each other.
     begun = {
         node.uid: _Begun(partial(_check_source, spark, node, settings, job_dir), settings)
@@ -144,7 +143,6 @@ def check_before_start(
     with span("the plan that is looked at before the start"):
         looked_at = settings.place(settings.scratch / "none.json")
         planned = Planner(spark, looked_at, settings.shuffle_partitions).plan(graph)
-    _check_shim(found, planned)
     _check_state(planned)
     _check_sink_uids(graph, planned)
     check_source_names(graph.sources)
@@ -325,7 +323,7 @@ def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
     return [bases[stream] for stream in sorted(bases)]
 
 
-def _check_session(spark: SparkSession, graph: StreamGraph, settings: JobSettings) -> SparkProbe:
+def _check_session(spark: SparkSession, graph: StreamGraph, settings: JobSettings) -> None:
     found = probe(spark)
     parts = (part for node in graph.sinks for _, part in node.sink.parts(node.uid))
     needs_delta = (
@@ -335,7 +333,6 @@ def _check_session(spark: SparkSession, graph: StreamGraph, settings: JobSetting
     )
     if needs_delta:
         require_delta(found.has_delta or has_delta_format(spark), found.version)
-    return found
 
 
 def _check_seen(
@@ -393,16 +390,6 @@ def check_alignment(graph: StreamGraph, time: TimePlan) -> None:
                 what_to_do="leave with_watermark_alignment() out",
                 uid=uid,
             )
-
-
-def _check_shim(found: SparkProbe, planned: PlannedJob) -> None:
-    """Refuse sinks that write through the JAR where there is none; dead letters count as sinks."""
-    if not found.has_shim and any(sink.sink.needs_shim for sink in planned.sinks):
-        raise EnvironmentFault(
-            "this Spark session does not have the JAR of flinkish_spark",
-            what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...), "
-            'or give the KafkaSink writer="python"',
-        )
 
 
 def _check_state(planned: PlannedJob) -> None:

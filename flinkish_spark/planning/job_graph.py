@@ -456,7 +456,7 @@ def _where_read(source: Source) -> RunsIn:
 
 
 def _where_staged(sink: Sink) -> RunsIn:
-    in_python = isinstance(sink, TwoPhaseCommitSink) or (bool(sink.topics) and not sink.needs_shim)
+    in_python = isinstance(sink, TwoPhaseCommitSink) or bool(sink.topics)
     return RunsIn.PYTHON if in_python else RunsIn.JVM
 
 

@@ -791,8 +791,6 @@ _WORKER = "PythonException"
 _CLIENT = re.compile(
     "Operational|Interface|Time(?:d)?[Oo]ut|Connect|Client|H(?:TTP|ttp)|SSL|Network|Transport|Unavail|Socket|Request"
 )
-#: What stages records in Kafka for a sink, in the JVM.
-_STAGING = "StagingException"
 #: What Hadoop says of a folder that it cannot make, whatever the reason, and the most bytes of a name.
 _CANNOT_MAKE, _MOST_BYTES = "Mkdirs failed to create", 255
 _NAME_TOO_LONG = next(rule for rule in RULES if rule.sort is Sort.VALUE)
@@ -814,13 +812,11 @@ def rule_of_condition(condition: str, sqlstate: str = "") -> Rule | None:
 def rule_of(chain: Chain) -> Rule | None:
     """Return the row of the innermost cause that has one, wrappers last; None if none has."""
     names = [cause.name for cause in chain.causes]
-    writes = _STAGING in names
     of_a_worker = chain.causes[names.index(_WORKER) + 1 :] if _WORKER in names else ()
     for cause in chain.from_inside:
         told = _of_a_system(cause) if cause in of_a_worker else _speaks_for_itself(cause)
         rule = None if cause.is_wrapper or _wraps(cause) else _rule_of_cause(cause, told)
-        # A topic that is written to is no input: what Kafka says of it loses nothing.
-        if rule is not None and not (writes and rule.sort is Sort.INPUT_LOST):
+        if rule is not None:
             return rule
     for cause in chain.from_inside:
         rule = rule_of_condition(cause.condition, cause.sqlstate) or _BY_CLASS.get(cause.name)

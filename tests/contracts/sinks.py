@@ -24,9 +24,9 @@ from tests.support.two_phase_app import picky
 from tests.support.two_phase_page import Ledger, sqlite_sink_class
 
 #: Behind the last of them the query fails in the middle of a checkpoint's commits.
-BEFORE_FAILURE = ("kafka-jvm", "delta", "files", "jdbc-postgres", "foreach", "foreach-checkpoint")
+BEFORE_FAILURE = ("kafka", "delta", "files", "jdbc-postgres", "foreach", "foreach-checkpoint")
 BEHIND_FAILURE = (
-    "kafka-python",
+    "kafka-second",
     "kafka-atomic",
     "delta-upsert",
     "jdbc-sqlite",

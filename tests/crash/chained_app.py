@@ -51,7 +51,7 @@ def main() -> None:
         restart_strategy=FixedDelay(attempts=10, delay_ms=200),
     )
     if args.role == "upstream":
-        chain.upstream(env, writer="python")
+        chain.upstream(env)
     else:
         chain.chained(env, _MODES[os.environ.get(MODE_VARIABLE, "ALIGNED")], max_offsets_per_trigger=60)
     env.observe(observer_from(os.environ))

@@ -14,7 +14,7 @@ from tests.crash.sweep.places import Place, place_from_json
 from tests.crash.sweep.sinks import SINKS
 
 #: In the order of their declaration, in which the job commits to them; the names are their uids.
-FAMILIES = ("kafka-jvm", "delta", "files", "kafka-python", "jdbc-postgres", "two-phase")
+FAMILIES = ("kafka", "delta", "files", "kafka-second", "jdbc-postgres", "two-phase")
 
 
 @dataclass(frozen=True)

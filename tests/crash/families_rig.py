@@ -103,9 +103,9 @@ class FamiliesRig(Rig):
                 name = re.sub(r"\W", "_", self._prefix)[-60:]
                 place = replace(place, database=self._shared.database(name))
             places.append(place)
-        if "kafka-python" in self._families:
+        if "kafka-second" in self._families:
             with KafkaAdmin(KafkaConnection(self.servers)) as admin:
-                admin.create_topic(self._place("kafka-python").output_topic, PARTITIONS)
+                admin.create_topic(self._place("kafka-second").output_topic, PARTITIONS)
         scratch = self.directory / "scratch"
         where = Whereabouts(self._job_dir, scratch, self.servers, self.input, self.group, tuple(places))
         self._told.write_text(where.to_json(), encoding="utf-8")

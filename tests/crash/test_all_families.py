@@ -44,7 +44,7 @@ def test_kills_that_are_always_made_and_some_that_are_drawn(run_directory: Path,
 
 
 def test_every_family_meets_both_sides_of_the_decision() -> None:
-    assert {"kafka-jvm", "kafka-python", "delta", "files", "two-phase"} <= set(FAMILIES) <= set(SINKS)
+    assert {"kafka", "kafka-second", "delta", "files", "two-phase"} <= set(FAMILIES) <= set(SINKS)
     assert any(name.startswith("jdbc") for name in FAMILIES)
     points = [KillPoint.parse(crash.point) for crash in ALWAYS if isinstance(crash, At)]
     around = [(point.step, point.moment) for point in points]

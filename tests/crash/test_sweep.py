@@ -11,7 +11,7 @@ from tests.crash.sweep.__main__ import chooser, summary
 from tests.crash.sweep.points import Fault
 from tests.crash.sweep.results import revision
 from tests.crash.sweep.rounds import Plan
-from tests.crash.sweep.sinks import SINKS
+from tests.crash.sweep.sinks import SWEPT
 from tests.crash.sweep.sweep import Sweep
 
 _RUNS = 1
@@ -47,4 +47,4 @@ def test_a_few_points_of_two_sinks(run_directory: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(1_200)
 def test_a_few_points_of_every_sink(run_directory: Path) -> None:
-    sample(run_directory, tuple(SINKS), *Fault)
+    sample(run_directory, SWEPT, *Fault)

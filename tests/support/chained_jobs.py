@@ -62,7 +62,7 @@ class Chain:
         settings = {"value": Json(ORDER), "aligned_with": upstream, **source}
         orders = env.from_source(KafkaSource(self.servers, [self.middle], **settings), uid="orders")
         passed = orders.key_by("user").process(PassOn(), output=ORDER, uid="pass-on")
-        sink = KafkaSink(self.servers, self.out, key="user", writer="python", barriers=WITH_BARRIERS)
+        sink = KafkaSink(self.servers, self.out, key="user", barriers=WITH_BARRIERS)
         passed.sink_to(sink, uid="out")
         return env
 

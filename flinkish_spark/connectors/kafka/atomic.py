@@ -216,7 +216,7 @@ class AtomicWriter(SinkWriter):
         most = int(request.rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
         owners = Owners(transaction.partitions, self._sink.topic, most)
         prefix = TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
-        names = [ticket_of(prefix, task) for task in range(owners.tasks)] if self._tasks.takes_tickets else []
+        names = [ticket_of(prefix, task) for task in range(owners.tasks)]
         before = transaction.tickets(names)
         producer = transaction.producer(prefix)
         found = self._tasks.shared_reports(
@@ -224,7 +224,7 @@ class AtomicWriter(SinkWriter):
         )
         outcomes = [_outcome(report) for report in found]
         given: dict[str, Ticket | None] = dict.fromkeys(names)
-        given.update((ticket_of(prefix, one.task), one.ticket) for one in outcomes if names)
+        given.update((ticket_of(prefix, one.task), one.ticket) for one in outcomes)
         # This order matters: a ticket that is taken later belongs to an attempt that sees what is written.
         why = why_other_attempts(before, transaction.tickets(names), given)
         if why:

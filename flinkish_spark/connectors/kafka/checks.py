@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from flinkish_spark.contracts.sink import Sink
-    from flinkish_spark.core.formats import Engine
     from flinkish_spark.core.job_dir import JobDir
     from flinkish_spark.core.offset_log import LoggedOffsets
 
@@ -233,7 +232,6 @@ def letters_of(
     policy: BadRecordPolicy,
     uid: str,
     connection: KafkaConnection,
-    writer: Engine,
     peers: Sequence[Sink],
 ) -> SideOutput:
     from flinkish_spark.connectors.kafka.sink import KafkaSink
@@ -251,7 +249,6 @@ def letters_of(
         on_bad_record=DeadLetter(topic),
         options=connection.options,
         producer={"max.request.size": str(_MOST_LETTER_BYTES)},
-        writer=writer,
         headers=HEADERS,
     )
     letters = bad.select(

@@ -1,19 +1,16 @@
 """The Kafka sink: one transaction per task and micro-batch, committed with the checkpoint.
 
-Executors write through the JAR of this package, or in Python, and leave the transaction open; the driver ends
-it later from its handle (transactional id, producer id, epoch). Each task attempt has an id of its own,
+Tasks write in Python and leave the transaction open; the driver ends it later from its handle (transactional
+id, producer id, epoch). Each task attempt has an id of its own,
 InitProducerId comes before every transaction, and an id is used again only after the receipt, so a handle can
 never name somebody else's transaction. Under a weaker `DeliveryGuarantee` there are no transactions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flinkish_spark.bridge.session import has_shim
-from flinkish_spark.bridge.shim import refused_producer_setting
 from flinkish_spark.connectors.formats.encoding import check_written
 from flinkish_spark.connectors.kafka.atomic import AtomicWriter, check_atomic
 from flinkish_spark.connectors.kafka.client.admin import (
@@ -27,25 +24,14 @@ from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.batches import require_codec
 from flinkish_spark.connectors.kafka.client.client import KafkaWire, ProduceClient
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
-from flinkish_spark.connectors.kafka.client.settings import (
-    DEFAULT_MAX_REQUEST_BYTES,
-    DeliveryGuarantee,
-    ProducerSettings,
-)
+from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, ProducerSettings
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
-from flinkish_spark.connectors.kafka.writer import (
-    JvmWriter,
-    KafkaCommitter,
-    PythonWriter,
-    check_columns,
-    jvm_options,
-)
+from flinkish_spark.connectors.kafka.writer import KafkaCommitter, KafkaWriter, check_columns
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, raise_translated
-from flinkish_spark.core.formats import Engine
 from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
 
 if TYPE_CHECKING:
@@ -78,10 +64,6 @@ def with_advice(refused: ConfigError, uid: str, needed_ms: int) -> ConfigError:
     )
 
 
-#: What must fit into delivery.timeout.ms, with the writer's own defaults.
-_DELIVERY_PARTS_MS = {"linger.ms": 20, "request.timeout.ms": 30_000}
-
-
 def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext) -> None:
     check_columns(sink, context.schema, context.uid)
     for part, form in (("key", sink.key_format), ("value", sink.value)):
@@ -90,7 +72,7 @@ def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext
             fields = sink.fields_of(context.schema)
             check_written(spark, form, fields, sink.data_topics, part, whose)
     _check_barriers(sink, context)
-    _check_settings(sink, spark, context.uid)
+    require_codec(ProducerSettings.of(sink.producer, sink.delivery).codec)
     is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
     if is_exact:
         _check_timeout(sink, context)
@@ -125,35 +107,6 @@ def _check_barriers(sink: KafkaSinkSettings, context: SinkContext) -> None:
             "CheckpointingMode.AT_LEAST_ONCE",
             why="then a branch may stage records of a checkpoint behind the barrier record of it",
             what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave barriers out",
-        )
-
-
-def _check_settings(sink: KafkaSinkSettings, spark: SparkSession, uid: str) -> None:
-    if not sink.needs_shim:
-        require_codec(ProducerSettings.of(sink.producer, sink.delivery).codec)
-        return
-    refused = refused_producer_setting(spark, jvm_options(sink, DEFAULT_MAX_REQUEST_BYTES))
-    if refused:
-        raise ConfigError(
-            f"the Kafka client refuses the producer's settings of sink '{uid}'{refused}",
-            what_to_do="correct them; their values are not shown, they may be secret",
-        )
-    check_delivery_timeout({**sink.connection.for_java(), **sink.producer}, uid)
-
-
-def check_delivery_timeout(settings: Mapping[str, str], uid: str) -> None:
-    """Refuse a delivery timeout that the client refuses only when a task makes a producer."""
-    known = {name.removeprefix("kafka."): value for name, value in settings.items()}
-    if "delivery.timeout.ms" not in known:
-        return
-    parts = {name: int(known.get(name, default)) for name, default in _DELIVERY_PARTS_MS.items()}
-    if int(known["delivery.timeout.ms"]) < sum(parts.values()):
-        raise ConfigError(
-            f"the Kafka client refuses the producer's settings of sink '{uid}': delivery.timeout.ms is less "
-            f"than {sum(parts.values())} ms",
-            why=" + ".join(f"{name} ({value} ms)" for name, value in parts.items()) + " must fit into it",
-            what_to_do="raise delivery.timeout.ms, or lower the others",
-            setting="delivery.timeout.ms",
         )
 
 
@@ -210,9 +163,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
     producer
         Further settings of the producer, such as ``{"compression.type": "zstd"}``.
     writer
-        ``"jvm"``: the writer in the JAR of this package. ``"python"``: its twin in Python, which
-        needs no JAR. None: the JAR's where the session has it. May differ from one start of a job to the
-        next.
+        ``"python"``, or None: tasks write in Python, and need no JAR.
     barriers
         ``BarrierRecords.EACH_CHECKPOINT`` writes one barrier record per partition and checkpoint, which
         a job chained behind this one can align on (`docs/chained-jobs.md`). Other readers have to
@@ -249,12 +200,6 @@ class KafkaSink(KafkaSinkSettings, Sink):
         Kafka 3.7 or later and the right to READ the topics (`docs/kafka-sink.md`).
     """
 
-    def in_session(self, spark: SparkSession) -> Sink:
-        """Return the sink with the writer that the session can have."""
-        if not self._finds_writer or getattr(spark, "_jvm", None) is None or has_shim(spark):
-            return self
-        return replace(self, writer=Engine.PYTHON)
-
     def datasets(self) -> tuple[Dataset, ...]:
         """Return the topics of records, without those of dead letters."""
         return Dataset.of_topics(self.connection.servers, self.data_topics)
@@ -269,7 +214,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
         preflight(self, spark, context)
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
-        tasks = JvmWriter(self, context) if self.needs_shim else PythonWriter(self, context)
+        tasks = KafkaWriter(self, context)
         return AtomicWriter(self, context, tasks) if self.atomic else tasks
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:

@@ -20,7 +20,6 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import (
     BadRecordPolicy,
     DeadLetter,
-    Engine,
     Format,
     Json,
     OnBadRecord,
@@ -67,7 +66,7 @@ class KafkaSinkSettings:
     on_oversize: BadRecordPolicy | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     producer: Mapping[str, str] = field(default_factory=dict, repr=False)
-    writer: str | Engine | None = None
+    writer: str | None = None
     barriers: BarrierRecords = BarrierRecords.NONE
     delivery: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
     headers: Mapping[str, str] | str = field(default_factory=dict)
@@ -79,14 +78,10 @@ class KafkaSinkSettings:
     record_headers: RecordHeaders = RecordHeaders.NONE
     row_kind: str = ""
     atomic: bool = False
-    #: Whether nobody chose the writer: then it follows from what the session has.
-    _finds_writer: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        object.__setattr__(self, "_finds_writer", self.writer is None)
-        writer = Engine.JVM if self.writer is None else Engine.of(self.writer, "writer")
-        object.__setattr__(self, "writer", writer)
+        object.__setattr__(self, "writer", _writer(self.writer))
         object.__setattr__(self, "barriers", _barriers(self.barriers))
         instance_of(
             "delivery", self.delivery, DeliveryGuarantee, what_to_do="use DeliveryGuarantee.EXACTLY_ONCE"
@@ -182,10 +177,6 @@ class KafkaSinkSettings:
                 )
 
     @property
-    def needs_shim(self) -> bool:
-        return self.writer is Engine.JVM
-
-    @property
     def key_format(self) -> Format | None:
         """How the key is made; None for no key."""
         if isinstance(self.key, str):
@@ -226,6 +217,14 @@ class KafkaSinkSettings:
     def producer_option(self, name: str) -> str | None:
         """Return a producer's setting by Kafka's name, however it was spelt; None if it is not set."""
         return self.producer.get(name, self.producer.get(f"kafka.{name}"))
+
+
+def _writer(value: object) -> str:
+    if value not in (None, "python"):
+        raise ConfigError(
+            f"writer is {value!r}", why="tasks write to Kafka in Python", what_to_do="leave writer out"
+        )
+    return "python"
 
 
 def _barriers(value: object) -> BarrierRecords:

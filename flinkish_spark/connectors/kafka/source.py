@@ -66,7 +66,7 @@ from flinkish_spark.core.errors import (
     ConfigError,
     GraphError,
 )
-from flinkish_spark.core.formats import Engine, Format, OnTombstone, Raw, check_format
+from flinkish_spark.core.formats import Format, OnTombstone, Raw, check_format
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, values_by_name
 from flinkish_spark.protocol.choices import closest
@@ -443,7 +443,7 @@ class KafkaSource(EndsAtOffsets):
             return ()
         raw = self._records(spark, place, {"includeHeaders": "true"}, HEADERS)
         bad = self._decoding.deserializer(uid, place, self.topics).bad(raw)
-        return (letters_of(bad, self._decoding.policy, uid, self.connection, Engine.PYTHON, peers),)
+        return (letters_of(bad, self._decoding.policy, uid, self.connection, peers),)
 
     def _records(
         self, spark: SparkSession, place: JobPlace, more: Mapping[str, str], *columns: str

@@ -64,7 +64,7 @@ from flinkish_spark.contracts.source import JobPlace, SideOutput
 from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import Engine, Format, OnTombstone
+from flinkish_spark.core.formats import Format, OnTombstone
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, values_by_name
@@ -405,7 +405,7 @@ class KafkaRecordsSource(SplitSource):
         scan = scan._with("_fs_format", f"{self._fs_format}-letters")
         raw = super(KafkaRecordsSource, scan).load(spark, place)
         bad = self.decoding.deserializer(uid, place, self._wanted.topics).bad(raw)
-        return (letters_of(bad, self.decoding.policy, uid, self.connection, Engine.PYTHON, peers),)
+        return (letters_of(bad, self.decoding.policy, uid, self.connection, peers),)
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics and partitions that do not exist."""

@@ -1,12 +1,11 @@
-"""Both halves of the Kafka sink behind its settings: columns, the writers, barriers, the committer."""
+"""Both halves of the Kafka sink behind its settings: columns, the writer, barriers, the committer."""
 
 from __future__ import annotations
 
 import json
 import logging
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import Selection
-from flinkish_spark.bridge.shim import stage_kafka
 from flinkish_spark.connectors.formats.encoding import (
     check_encodable,
     encoded,
@@ -27,7 +25,6 @@ from flinkish_spark.connectors.formats.encoding import (
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords, BarrierWriter
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
-from flinkish_spark.connectors.kafka.client.producer import MAX_ATTEMPT_INDEX
 from flinkish_spark.connectors.kafka.client.settings import (
     DEFAULT_MAX_REQUEST_BYTES,
     DeliveryGuarantee,
@@ -398,9 +395,6 @@ BATCH_HEADER = "flinkish-batch"
 class KafkaWriter(JoiningWriter):
     """Writes the records of a micro-batch into one output per task."""
 
-    #: Whether tasks that write into a shared transaction take tickets; else only their first attempts write.
-    takes_tickets = False
-
     def __init__(self, sink: KafkaSinkSettings, context: SinkContext) -> None:
         self._sink, self._context = sink, context
         with KafkaAdmin(sink.connection) as admin:
@@ -427,14 +421,12 @@ class KafkaWriter(JoiningWriter):
 
     def stage(self, request: StageRequest) -> StageResult:
         rows = self._parts.of(request.rows)
-        (found,) = self._reports(rows, self._names, [self._own(request)])
+        (found,) = _written(rows, [self._own(request)])
         return self._staged(found, request)
 
     @classmethod
     def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
-        rows = staging[0][1].rows
-        names = rows.columns[len(C.SINK_CONTROL) :]
-        found = cls._reports(rows, names, [writer._own(request) for writer, request in staging])
+        found = _written(staging[0][1].rows, [writer._own(request) for writer, request in staging])
         return [writer._staged(own, request) for own, (writer, request) in zip(found, staging, strict=True)]
 
     def _staged(self, found: Sequence[Mapping[str, Any]], request: StageRequest) -> StageResult:
@@ -457,32 +449,44 @@ class KafkaWriter(JoiningWriter):
         producer: SharedProducer,
     ) -> Sequence[Mapping[str, Any]]:
         """Write into a transaction that is not the tasks' own; return each task's report."""
-        names = self._names if PARTITION in self._names else (*self._names, PARTITION)
-        rows = owned(self._parts.of(request.rows))
-        told = self._shared(self._told(request, transactional_id, partitions), producer)
-        (found,) = self._reports(rows, names, [told])
+        told = self._told(request, transactional_id, partitions)
+        columns = tuple(dict.fromkeys((*told.columns, PARTITION)))
+        told = replace(told, settings=replace(told.settings, shared=producer), columns=columns)
+        (found,) = _written(owned(self._parts.of(request.rows)), [told])
         return found
 
-    @classmethod
-    @abstractmethod
-    def _reports(
-        cls, rows: DataFrame, columns: Sequence[str], sinks: Sequence[Any]
-    ) -> Sequence[Sequence[Mapping[str, Any]]]:
-        """Write; return by sink each task's ack with its committable."""
-
-    @abstractmethod
-    def _told(
-        self, request: StageRequest, transactional_id: str, partitions: Mapping[str, int] | None
-    ) -> Any:
-        """Return what tasks are told of this sink."""
-
-    @abstractmethod
-    def _shared(self, told: Any, producer: SharedProducer) -> Any:
-        """Return the same for tasks that share a transaction."""
-
-    def _own(self, request: StageRequest) -> Any:
+    def _own(self, request: StageRequest) -> SinkInPython:
         prefix = TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
         return self._told(request, prefix, self._partitions())
+
+    def _told(
+        self, request: StageRequest, transactional_id: str, partitions: Mapping[str, int] | None
+    ) -> SinkInPython:
+        sink = self._sink
+        is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
+        oversize, letters = _policy(sink.oversize_policy)
+        bad_record, bad_letters = _policy(sink.on_bad_record)
+        settings = StagingSettings(
+            connection=sink.connection,
+            transactional_id=transactional_id if is_exact else None,
+            transaction_timeout_ms=sink.transaction_timeout_ms,
+            guarantee=sink.delivery,
+            uid=self._context.uid,
+            max_record_bytes=self._max_record_bytes,
+            max_dead_letter_bytes=self._max_dead_letter_bytes,
+            times=self._times,
+            compacted=frozenset(self._compacted),
+            default_topic=sink.topic,
+            topics=frozenset(sink.data_topics) if sink.topic_column else None,
+            partitions=partitions,
+            oversize=oversize,
+            dead_letter_topic=letters,
+            bad_record=bad_record,
+            bad_record_topic=bad_letters,
+            producer=ProducerSettings.of(sink.producer, sink.delivery),
+        )
+        headers = tuple((name, text.encode()) for name, text in self._headers(request).items())
+        return SinkInPython(settings, headers, self._names)
 
     def _headers(self, request: StageRequest) -> dict[str, str]:
         batch = {BATCH_HEADER: f"{request.lineage}/{request.batch}"}
@@ -496,9 +500,6 @@ class KafkaWriter(JoiningWriter):
                 checkpoint = str(request.checkpoint)
                 return {JOB_HEADER: job, UID_HEADER: uid, CHECKPOINT_HEADER: checkpoint, **batch}
 
-    def _declared(self) -> list[str] | None:
-        return list(self._sink.data_topics) if self._sink.topic_column else None
-
     def _partitions(self) -> dict[str, int] | None:
         """Ask now: partitions may have been added, and a record may name one of them."""
         if not self._sink.partition:
@@ -511,106 +512,10 @@ def ticket_of(prefix: str, task: int) -> str:
     return f"{prefix}-{task}-0"
 
 
-class PythonWriter(KafkaWriter):
-    #: PySpark does not tell which attempt of its stage a task belongs to.
-    takes_tickets = True
-
-    @classmethod
-    def _reports(
-        cls, rows: DataFrame, columns: Sequence[str], sinks: Sequence[Any]
-    ) -> Sequence[Sequence[Mapping[str, Any]]]:
-        found = reports(rows, StageInPython(tuple(sinks)))
-        return [found[place :: len(sinks)] for place in range(len(sinks))]
-
-    def _shared(self, told: Any, producer: SharedProducer) -> Any:
-        columns = tuple(dict.fromkeys((*told.columns, PARTITION)))
-        return replace(told, settings=replace(told.settings, shared=producer), columns=columns)
-
-    def _told(
-        self, request: StageRequest, transactional_id: str, partitions: Mapping[str, int] | None
-    ) -> SinkInPython:
-        sink = self._sink
-        is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
-        oversize, letters = _policy(sink.oversize_policy)
-        bad_record, bad_letters = _policy(sink.on_bad_record)
-        declared = self._declared()
-        settings = StagingSettings(
-            connection=sink.connection,
-            transactional_id=transactional_id if is_exact else None,
-            transaction_timeout_ms=sink.transaction_timeout_ms,
-            guarantee=sink.delivery,
-            uid=self._context.uid,
-            max_record_bytes=self._max_record_bytes,
-            max_dead_letter_bytes=self._max_dead_letter_bytes,
-            times=self._times,
-            compacted=frozenset(self._compacted),
-            default_topic=sink.topic,
-            topics=None if declared is None else frozenset(declared),
-            partitions=partitions,
-            oversize=oversize,
-            dead_letter_topic=letters,
-            bad_record=bad_record,
-            bad_record_topic=bad_letters,
-            producer=ProducerSettings.of(sink.producer, sink.delivery),
-        )
-        headers = tuple((name, text.encode()) for name, text in self._headers(request).items())
-        return SinkInPython(settings, headers, self._names)
-
-
-class JvmWriter(KafkaWriter):
-    @classmethod
-    def _reports(
-        cls, rows: DataFrame, columns: Sequence[str], sinks: Sequence[Any]
-    ) -> Sequence[Sequence[Mapping[str, Any]]]:
-        places = {name: len(C.SINK_CONTROL) + place for place, name in enumerate(columns)}
-        optional = {"partition": PARTITION, "timestamp": TIMESTAMP, "headers": HEADERS, "misfit": MISFIT}
-        optional["sink"] = C.SINK
-        known = {option: places[name] for option, name in optional.items() if name in places}
-        return stage_kafka(rows, [{**told, "columns": known} for told in sinks])
-
-    def _shared(self, told: Any, producer: SharedProducer) -> Any:
-        shared = {
-            "transactional_id": told["transactional_id_prefix"],
-            "producer_id": producer.producer_id,
-            "producer_epoch": producer.producer_epoch,
-            "next_sequences": {topic: list(known) for topic, known in producer.next_sequences.items()},
-        }
-        return {**told, "shared": shared}
-
-    def _told(
-        self, request: StageRequest, transactional_id: str, partitions: Mapping[str, int] | None
-    ) -> dict[str, Any]:
-        return {
-            **jvm_options(self._sink, self._max_record_bytes),
-            "transactional_id_prefix": transactional_id,
-            "headers": self._headers(request),
-            "uid": self._context.uid,
-            "max_dead_letter_bytes": self._max_dead_letter_bytes,
-            "times": asdict(self._times),
-            "compacted": self._compacted,
-            "topics": self._declared(),
-            "partitions": partitions,
-        }
-
-
-def jvm_options(sink: KafkaSinkSettings, max_record_bytes: int) -> dict[str, Any]:
-    """Return the options of the JAR's writer that are the same for all micro-batches of a sink."""
-    producer = {name.removeprefix("kafka."): value for name, value in sink.producer.items()}
-    oversize, letters = _policy(sink.oversize_policy)
-    bad_record, bad_letters = _policy(sink.on_bad_record)
-    return {
-        "producer": {**sink.connection.for_java(), **producer},
-        "delivery": sink.delivery.value,
-        "topic": sink.topic,
-        "transactional_id_prefix": "",
-        "max_attempt_index": MAX_ATTEMPT_INDEX,
-        "transaction_timeout_ms": sink.transaction_timeout_ms,
-        "max_record_bytes": max_record_bytes,
-        "oversize": oversize.value,
-        "dead_letter_topic": letters,
-        "bad_record": bad_record.value,
-        "bad_record_topic": bad_letters,
-    }
+def _written(rows: DataFrame, sinks: Sequence[SinkInPython]) -> Sequence[Sequence[Mapping[str, Any]]]:
+    """Write; return by sink each task's ack with its committable."""
+    found = reports(rows, StageInPython(tuple(sinks)))
+    return [found[place :: len(sinks)] for place in range(len(sinks))]
 
 
 def _policy(policy: BadRecordPolicy) -> tuple[OnRefusal, str | None]:

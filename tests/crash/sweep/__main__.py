@@ -15,7 +15,7 @@ from demo.rig import ROOT
 from tests.crash.sweep.points import Fault, Run, fault_runs, kill_runs
 from tests.crash.sweep.results import Results, revision
 from tests.crash.sweep.rounds import Plan
-from tests.crash.sweep.sinks import SINKS
+from tests.crash.sweep.sinks import SWEPT
 from tests.crash.sweep.sweep import Sweep
 
 
@@ -58,7 +58,7 @@ def summary(
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash.sweep", description=__doc__)
-    parser.add_argument("--sinks", default=",".join(SINKS), help="names, with commas between them")
+    parser.add_argument("--sinks", default=",".join(SWEPT), help="names, with commas between them")
     parser.add_argument("--faults", default=",".join(fault.value for fault in Fault))
     parser.add_argument("--points", default="", help="only points with this in their name")
     parser.add_argument("--sample", type=int, default=0, help="so many runs of each kind; 0 is all")

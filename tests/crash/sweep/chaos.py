@@ -23,7 +23,7 @@ from tests.crash.sweep.life import DiedEarly, Life
 from tests.crash.sweep.points import Fault, Point, Run
 from tests.crash.sweep.results import Result, Results, revision
 from tests.crash.sweep.rounds import Lane, Plan, Rounds
-from tests.crash.sweep.sinks import SINKS
+from tests.crash.sweep.sinks import SWEPT
 from tests.crash.sweep.subject import Verdict
 
 #: A driver may die up to so long after all jobs have recovered: two or three checkpoints.
@@ -119,7 +119,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=600.0)
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "chaos-sinks")
     args = parser.parse_args()
-    sinks = tuple(SINKS) if args.sinks == "all" else tuple(args.sinks.split(","))
+    sinks = SWEPT if args.sinks == "all" else tuple(args.sinks.split(","))
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1_000_000)
     print(f"seed {seed}")
     code, deadline = revision(), time.monotonic() + args.minutes * 60

@@ -50,13 +50,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]
         yield brokers
 
 
-@pytest.mark.parametrize("engine", ["jvm", "python"])
 def test_a_broker_dies_between_two_micro_batches_and_in_front_of_the_commit(
-    spark: Any, cluster: BrokerCluster, engine: str
+    spark: Any, cluster: BrokerCluster
 ) -> None:
     """Each of the three in turn, so that leaders of partitions move, and the coordinator."""
     topic, seen = made(cluster.bootstrap_servers, 3), Counter[str]()
-    rig = Rig(spark, cluster.bootstrap_servers, engine, topic)
+    rig = Rig(spark, cluster.bootstrap_servers, topic)
     for number, node in enumerate(cluster.nodes):
         first = rig.stage(names(300 * number, 100))
         node.kill()

@@ -37,16 +37,15 @@ from tests.support.jobs import (
 from tests.support.open_transactions import still_open
 
 pytestmark = pytest.mark.timeout(300)
-ENGINES = ("jvm", pytest.param("python", marks=pytest.mark.nightly))
 
 
-def job(spark, broker, job_dir, source, topic, engine):
+def job(spark, broker, job_dir, source, topic):
     env = environment(spark, job_dir, checkpoint=CheckpointConfig(interval_ms=600_000, retained=100))
     orders = env.from_source(
         orders_source(broker.bootstrap_servers, source, group_id=f"group-of-{source}"), uid="orders"
     )
     totals = orders.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals")
-    sink = KafkaSink(broker.bootstrap_servers, topic, key="user", writer=engine, atomic=True)
+    sink = KafkaSink(broker.bootstrap_servers, topic, key="user", atomic=True)
     totals.sink_to(sink, uid="out")
     return env
 
@@ -61,13 +60,12 @@ def transactions(decision):
     return {KafkaStaged.of(c.payload).transaction for staged in decision.batches for c in staged.committables}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_checkpoint_is_one_transaction_through_a_failure_in_front_of_a_decision(
-    spark, broker, topic, job_dir, engine
+    spark, broker, topic, job_dir
 ):
     """What is staged and undecided does not go on: the job goes back and stages all of it as one."""
     source, out = topic(2), topic(3)
-    env = job(spark, broker, job_dir, source, out, engine)
+    env = job(spark, broker, job_dir, source, out)
     stumbling = Stumbling()
     env.observe(stumbling)
     with running(env) as client:
@@ -101,12 +99,9 @@ def _uuid_of(name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("engine", ["jvm", "python"])
-def test_a_decided_transaction_that_the_broker_aborts_is_replayed_as_a_whole(
-    spark, broker, topic, job_dir, engine
-):
+def test_a_decided_transaction_that_the_broker_aborts_is_replayed_as_a_whole(spark, broker, topic, job_dir):
     source, out = topic(2), topic(3)
-    env = job(spark, broker, job_dir, source, out, engine)
+    env = job(spark, broker, job_dir, source, out)
     thief = AfterDecisions(job_dir, abort_transactions(broker, lambda position: position == 0), spared=1)
     env.observe(thief)
     with running(env) as client:

@@ -1,4 +1,4 @@
-"""The atomic Kafka sink on both engines: one transaction for a checkpoint, in doubt none."""
+"""The atomic Kafka sink: one transaction for a checkpoint, in doubt none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from tests.support.open_transactions import still_open
 from tests.support.sinks import sink_context_of
 
 pytestmark = pytest.mark.timeout(240)
-ENGINES = ("jvm", "python")
 SCHEMA = "k STRING, v BINARY, p INT"
 CONTROL = f"{C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT, {C.HASH} BIGINT"
 FIVE = CheckpointId(5)
@@ -43,7 +42,7 @@ Topics = Callable[..., str]
 class Rig:
     """Stages micro-batches by a sink's own writer, and ends them by its committer."""
 
-    def __init__(self, spark: Any, servers: str, engine: str, topic: str, **settings: Any) -> None:
+    def __init__(self, spark: Any, servers: str, topic: str, **settings: Any) -> None:
         self.spark, self.servers, self.topic = spark, servers, topic
         self.job = JobUuid(uuid.uuid4().hex)
         self.client = TransactionClient(KafkaConnection(servers))
@@ -55,7 +54,7 @@ class Rig:
             "atomic": True,
             **settings,
         }
-        self.sink = KafkaSink(servers, topic, writer=engine, **given)
+        self.sink = KafkaSink(servers, topic, **given)
         fields = spark.createDataFrame([], SCHEMA).schema
         config = CheckpointConfig(interval_ms=1_000, restart_budget_ms=10_000)
         self.context = sink_context_of(self.job, OwnerEpoch(1), "out", fields, config)
@@ -110,14 +109,9 @@ class Rig:
         return {KafkaStaged.of(one.payload).transaction for one in self.committables(*results)}
 
 
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
-def rig(spark: Any, broker: Any, topic: Topics, engine: str) -> Iterator[Rig]:
-    made = Rig(spark, broker.bootstrap_servers, engine, topic(partitions=4))
+def rig(spark: Any, broker: Any, topic: Topics) -> Iterator[Rig]:
+    made = Rig(spark, broker.bootstrap_servers, topic(partitions=4))
     yield made
     made.close()
 
@@ -153,7 +147,7 @@ def test_the_micro_batches_of_a_checkpoint_are_one_transaction_and_show_together
 
 def test_records_lie_where_the_partitioner_of_kafka_puts_them(rig: Rig, topic: Topics) -> None:
     """As those of a sink that is not atomic."""
-    plain = Rig(rig.spark, rig.servers, "python", topic(partitions=4))
+    plain = Rig(rig.spark, rig.servers, topic(partitions=4))
     object.__setattr__(plain.sink, "atomic", False)
     plain.writer = plain.sink.create_writer(plain.spark, plain.context)
     for one in (rig, plain):
@@ -178,9 +172,7 @@ def test_nothing_stays_open_where_nothing_was_written(rig: Rig) -> None:
     assert still_open(rig.client, rig.job) == []
 
 
-def test_the_cases_of_the_contract(
-    spark: Any, broker: Any, topic: Topics, tmp_path: Path, engine: str
-) -> None:
+def test_the_cases_of_the_contract(spark: Any, broker: Any, topic: Topics, tmp_path: Path) -> None:
     """Each on a topic of its own: what a case leaves open hides what comes behind it, in every partition."""
     servers = broker.bootstrap_servers
 
@@ -190,7 +182,7 @@ def test_the_cases_of_the_contract(
             return [(row["user"], row["amount"]) for row in rows]
 
         def sink() -> KafkaSink:
-            return KafkaSink(servers, name, key="user", value=Json(), writer=engine, atomic=True)
+            return KafkaSink(servers, name, key="user", value=Json(), atomic=True)
 
         made = SinkUnderTest(sink, visible, spark, tmp_path)
         made.count_open = lambda: len(still_open(client, made.job))
@@ -257,7 +249,7 @@ def test_a_second_attempt_of_a_task_that_has_written_gives_the_transaction_up(
         return found.mapInArrow(_FailingOnce(mark), found.schema)
 
     monkeypatch.setattr(Owners, "owned", owned_by_a_task_that_fails)
-    # Of a size at which either writer has sent some when the last one comes.
+    # Of a size at which a task has sent some when the last one comes.
     small = "spark.sql.execution.arrow.maxRecordsPerBatch"
     rig.spark.conf.set(small, "500")
     try:
@@ -274,9 +266,8 @@ def test_a_second_attempt_of_a_task_that_has_written_gives_the_transaction_up(
 
 
 def test_a_second_attempt_of_a_task_that_has_not_written_is_no_doubt(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine: str
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where attempts are counted; the JAR lets the first attempt write alone."""
     mark, owned = tmp_path / "failed", Owners.owned
 
     def owned_by_a_task_that_fails(self: Owners, rows: Any) -> Any:
@@ -284,10 +275,6 @@ def test_a_second_attempt_of_a_task_that_has_not_written_is_no_doubt(
         return found.mapInArrow(_FailingOnce(mark), found.schema)
 
     monkeypatch.setattr(Owners, "owned", owned_by_a_task_that_fails)
-    if engine == "jvm":
-        with pytest.raises(Exception, match="not the first attempt"):
-            rig.stage(names(0, 10), barrier=FIVE)
-        return
     rig.commit(rig.stage(names(0, 10), barrier=FIVE))
     assert mark.exists()
     assert rig.seen() == Counter(names(0, 10))
@@ -392,11 +379,9 @@ def test_a_partition_that_is_added_meanwhile_is_used_from_the_next_checkpoint_on
 # -- what is refused --------------------------------------------------------------------------------
 
 
-def test_a_named_partition_that_there_is_not_meets_the_policy(
-    spark: Any, broker: Any, topic: Topics, engine: str
-) -> None:
+def test_a_named_partition_that_there_is_not_meets_the_policy(spark: Any, broker: Any, topic: Topics) -> None:
     settings = {"partition": "p", "on_bad_record": OnBadRecord.DROP}
-    rig = Rig(spark, broker.bootstrap_servers, engine, topic(partitions=2), **settings)
+    rig = Rig(spark, broker.bootstrap_servers, topic(partitions=2), **settings)
     staged = rig.stage(names(0, 5), partition=7)
     kept = rig.stage(names(5, 5), partition=1, barrier=FIVE)
     rig.commit(staged, kept)
@@ -406,10 +391,10 @@ def test_a_named_partition_that_there_is_not_meets_the_policy(
 
 
 def test_a_record_may_name_a_partition_that_is_added_while_its_checkpoint_is_staged(
-    spark: Any, broker: Any, topic: Topics, engine: str
+    spark: Any, broker: Any, topic: Topics
 ) -> None:
     settings = {"partition": "p", "on_bad_record": OnBadRecord.DROP}
-    rig = Rig(spark, broker.bootstrap_servers, engine, topic(partitions=2), **settings)
+    rig = Rig(spark, broker.bootstrap_servers, topic(partitions=2), **settings)
     rig.stage(names(0, 5), partition=1)
     admin = KafkaAdminClient(bootstrap_servers=rig.servers)
     admin.create_partitions({rig.topic: NewPartitions(3)})

@@ -69,14 +69,11 @@ def created(servers: str, partitions: int = 4) -> str:
     return name
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @WAYS
-def test_transactions_of_before_kafka_4_are_enough(
-    spark: Any, old_broker: LocalBroker, atomic: bool, engine: str
-) -> None:
+def test_transactions_of_before_kafka_4_are_enough(spark: Any, old_broker: LocalBroker, atomic: bool) -> None:
     """What is committed shows once, what is aborted never, and what outlives its transaction is refused."""
     servers = old_broker.bootstrap_servers
-    rig = Rig(spark, servers, engine, created(servers), atomic=atomic)
+    rig = Rig(spark, servers, created(servers), atomic=atomic)
     first, second = rig.stage(names(0, 50)), rig.stage(names(50, 50), barrier=FIVE)
     assert rig.committer.why_dead(rig.committables(first, second)) == {}
     committed(rig, first, second)
@@ -131,7 +128,7 @@ def test_a_job_on_brokers_with_the_requests_of_redpanda(spark: Any, as_redpanda:
 
 
 def test_what_such_brokers_do_with_a_transaction(spark: Any, as_redpanda: str) -> None:
-    rig = Rig(spark, as_redpanda, "python", created(as_redpanda), atomic=False)
+    rig = Rig(spark, as_redpanda, created(as_redpanda), atomic=False)
     first, second = rig.stage(names(0, 50), barrier=FIVE), rig.stage(names(50, 50), barrier=FIVE)
     assert rig.commit(first)[-1] is Outcome.COMMITTED
     rig.committer.abort(rig.committables(second))
@@ -144,7 +141,7 @@ def test_what_such_brokers_do_with_a_transaction(spark: Any, as_redpanda: str) -
 def test_an_atomic_sink_is_refused_there(spark: Any, as_redpanda: str) -> None:
     """By the versions that they know nobody can tell that they refuse what comes too late."""
     with pytest.raises(ConfigError, match=r"older than Kafka 3\.7, or of another make"):
-        Rig(spark, as_redpanda, "python", created(as_redpanda), atomic=True)
+        Rig(spark, as_redpanda, created(as_redpanda), atomic=True)
 
 
 # -- an upgrade -------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_unaligned_jobs_replay_what_was_in_flight(spark, broker, chain):
     orders = Orders(chain)
     orders.put(2)
     with ExitStack() as stack:
-        first = stack.enter_context(running(upstream_job(spark, chain, writer="python")))
+        first = stack.enter_context(running(upstream_job(spark, chain)))
         await_that(lambda: first.progress.checkpoints > 0, first)
         with held_back(chain, partition=1):
             with running(chained_job(spark, chain, UNALIGNED)) as second:

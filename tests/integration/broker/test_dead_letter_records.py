@@ -104,7 +104,7 @@ def test_the_sink_decides_how_long_dead_letters_may_wait(
         orders = env.from_source(
             KafkaSource(servers, ["in"], value=value, ending=EndAtLatest()), uid="orders"
         )
-        orders.sink_to(KafkaSink(servers, "out", writer="python", **settings), uid="out")
+        orders.sink_to(KafkaSink(servers, "out", **settings), uid="out")
         return env
 
     with running(job("one", DeadLetter("bad"), transaction_timeout_ms=240_000)) as client:

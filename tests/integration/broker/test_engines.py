@@ -1,4 +1,4 @@
-"""Jobs whose Kafka side runs in Python: the same results, and writers that take turns."""
+"""Jobs whose Kafka side runs in Python."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ def put(servers, topic, first, count):
     return {user: [first + n for n in range(count)] for user in USERS}
 
 
-def totals_job(spark, job_dir, servers, source, out, writer="python", **source_settings):
+def totals_job(spark, job_dir, servers, source, out, **source_settings):
     env = environment(spark, job_dir)
     orders = env.from_source(orders_source(servers, source, **source_settings), uid="orders")
     totals = orders.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals")
-    totals.sink_to(KafkaSink(servers, out, key="user", writer=writer), uid="out")
+    totals.sink_to(KafkaSink(servers, out, key="user"), uid="out")
     return env, orders, totals
 
 
 @pytest.mark.nightly
-def test_the_writers_take_turns_on_one_job(spark, broker, topic, job_dir):
+def test_a_job_that_starts_again_leaves_no_transaction_open(spark, broker, topic, job_dir):
     servers, source, out = broker.bootstrap_servers, topic(3), topic(2)
     amounts = {user: [] for user in USERS}
-    for turn, writer in enumerate(("jvm", "python")):
+    for turn in range(2):
         for user, more in put(servers, source, 10 * turn, 10).items():
             amounts[user] += more
-        env, _, _ = totals_job(spark, job_dir, servers, source, out, writer)
+        env, _, _ = totals_job(spark, job_dir, servers, source, out)
         done = 10 * (turn + 1) * len(USERS)
         run_until(env, lambda _, done=done: sum(totals_in(servers, out).values()) == done)
     assert totals_in(servers, out) == expected_totals(amounts)
@@ -68,18 +68,18 @@ def test_the_writers_take_turns_on_one_job(spark, broker, topic, job_dir):
 
 
 @pytest.mark.nightly
-def test_what_one_writer_staged_the_other_sides_start_commits(spark, broker, topic, job_dir):
-    """Cancelled with data staged and not decided; the next start keeps it, whoever writes then."""
+def test_what_one_start_staged_the_next_one_commits(spark, broker, topic, job_dir):
+    """Cancelled with data staged and not decided; the next start keeps it."""
     servers, source, out = broker.bootstrap_servers, topic(2), topic(2)
     amounts = put(servers, source, 0, 20)
-    env, _, _ = totals_job(spark, job_dir, servers, source, out, "jvm")
+    env, _, _ = totals_job(spark, job_dir, servers, source, out)
     with running(env) as client:
         await_that(lambda: rows(client, "out") == 20 * len(USERS), client)
         for user, more in put(servers, source, 20, 5).items():
             amounts[user] += more
         client.cancel()
         client.wait(timeout_ms=240_000)
-    env, _, _ = totals_job(spark, job_dir, servers, source, out, "python")
+    env, _, _ = totals_job(spark, job_dir, servers, source, out)
     run_until(env, lambda _: sum(totals_in(servers, out).values()) == 25 * len(USERS))
     assert totals_in(servers, out) == expected_totals(amounts)
 
@@ -119,8 +119,8 @@ def test_transforms_expressions_and_several_sinks_of_one_stream(spark, broker, t
     # A key that would fail on a row without fields, as barriers are.
     key = F.when(F.col("user").isNull(), F.raise_error(F.lit("no user"))).otherwise(F.col("user"))
     totals = orders.key_by(key).process(RunningTotal(), output=TOTAL, uid="totals")
-    totals.sink_to(KafkaSink(servers, out, key="user", writer="python"), uid="out")
-    large.sink_to(KafkaSink(servers, plain, key="user", writer="python"), uid="plain")
+    totals.sink_to(KafkaSink(servers, out, key="user"), uid="out")
+    large.sink_to(KafkaSink(servers, plain, key="user"), uid="plain")
     orders.sink_to(DeltaSink(str(tmp_path / "table")), uid="table")
     run_until(
         env,
@@ -179,5 +179,3 @@ def test_the_latest_offsets_are_those_of_the_first_start(spark, broker, topic, j
 def test_an_engine_that_there_is_not_is_refused():
     with pytest.raises(ConfigError, match="reader is 'rust'"):
         KafkaSource("localhost:9092", ["a"], reader="rust")
-    with pytest.raises(ConfigError, match="writer is 'rust'"):
-        KafkaSink("localhost:9092", "a", writer="rust")

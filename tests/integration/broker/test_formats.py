@@ -176,7 +176,7 @@ def avro_record(number: int, *texts: str) -> bytes:
 def users_job(spark, job_dir, servers, source, out, value, **settings):
     env = environment(spark, job_dir, **settings)
     users = env.from_source(KafkaSource(servers, [source], value=value), uid="users")
-    users.sink_to(KafkaSink(servers, out, value=Json(), writer="python"), uid="out")
+    users.sink_to(KafkaSink(servers, out, value=Json()), uid="out")
     return env
 
 
@@ -379,7 +379,7 @@ def test_rows_that_do_not_fit_and_schemas_that_are_not_compatible(spark, broker,
     def job(value, name):
         env = environment(spark, job_dir / name)
         given = env.from_source(KafkaSource(servers, [source], value=Json(PLAIN)), uid="in")
-        sink = KafkaSink(servers, out, value=value, writer="python", on_bad_record=DeadLetter(letters))
+        sink = KafkaSink(servers, out, value=value, on_bad_record=DeadLetter(letters))
         given.sink_to(sink, uid="out")
         return env
 

@@ -51,11 +51,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]
 
 @contextmanager
 def rig_on(
-    spark: Any, cluster: BrokerCluster, engine: str, atomic: bool, configs: dict[str, str] | None = None
+    spark: Any, cluster: BrokerCluster, atomic: bool, configs: dict[str, str] | None = None
 ) -> Iterator[Rig]:
     topic = f"out-{uuid.uuid4().hex[:8]}"
     cluster.create_topic(topic, 4, configs or {})
-    rig = Rig(spark, cluster.bootstrap_servers, engine, topic, atomic=atomic)
+    rig = Rig(spark, cluster.bootstrap_servers, topic, atomic=atomic)
     try:
         yield rig
     finally:
@@ -161,25 +161,16 @@ def killed_under_way(cluster: BrokerCluster, name: str) -> None:
 
 LOSSES = {one.__name__: one for one in (killed, paused, moved, killed_under_way)}
 PHASES = ("begin", "go on", "look", "commit", "commit again", "abort")
-WAYS = ((True, "jvm"), (False, "python")), ((True, "python"), (False, "jvm"))
 
 
-def each_in_two_ways() -> list[Any]:
-    """Every loss in every phase, atomic and not; the engines take turns."""
-    return [
-        pytest.param(phase, loss, *way, id=f"{phase}-{loss}-{'atomic' if way[0] else 'default'}-{way[1]}")
-        for row, phase in enumerate(PHASES)
-        for column, loss in enumerate(LOSSES)
-        for way in WAYS[(row + column) % 2]
-    ]
-
-
-@pytest.mark.parametrize(("phase", "loss", "atomic", "engine"), each_in_two_ways())
+@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "default"])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("phase", PHASES)
 def test_a_coordinator_is_lost_in_a_phase_of_a_checkpoint(
-    spark: Any, cluster: BrokerCluster, phase: str, loss: str, atomic: bool, engine: str
+    spark: Any, cluster: BrokerCluster, phase: str, loss: str, atomic: bool
 ) -> None:
     """Whatever the phase and the loss: the records of what is committed, each once, and nothing left open."""
-    with rig_on(spark, cluster, engine, atomic) as rig:
+    with rig_on(spark, cluster, atomic) as rig:
         left = [phase]
 
         def lose(at: str, name: str) -> None:
@@ -265,13 +256,12 @@ def lose_leader(cluster: BrokerCluster, topic: str, how: str) -> None:
         (leader.kill if how == "killed" else leader.pause)()
 
 
-@pytest.mark.parametrize("engine", ["jvm", "python"])
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "default"])
 @pytest.mark.parametrize("how", ["killed", "paused", "moved"])
 def test_the_leader_of_a_partition_is_lost_between_micro_batches(
-    spark: Any, cluster: BrokerCluster, how: str, atomic: bool, engine: str
+    spark: Any, cluster: BrokerCluster, how: str, atomic: bool
 ) -> None:
-    with rig_on(spark, cluster, engine, atomic) as rig:
+    with rig_on(spark, cluster, atomic) as rig:
         left = [how]
 
         def stage() -> list[Any]:
@@ -294,13 +284,12 @@ def test_the_leader_of_a_partition_is_lost_between_micro_batches(
 ALL_THREE = {"min.insync.replicas": "3"}
 
 
-@pytest.mark.parametrize("engine", ["jvm", "python"])
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "default"])
 def test_staging_waits_while_too_few_replicas_are_in_sync(
-    spark: Any, cluster: BrokerCluster, atomic: bool, engine: str
+    spark: Any, cluster: BrokerCluster, atomic: bool
 ) -> None:
     """Some batches are refused before they are written, others are written and not acknowledged."""
-    with rig_on(spark, cluster, engine, atomic, ALL_THREE) as rig:
+    with rig_on(spark, cluster, atomic, ALL_THREE) as rig:
         first = rig.stage(names(0, 100))
         away = cluster.nodes[2]
         away.kill()
@@ -315,13 +304,12 @@ def test_staging_waits_while_too_few_replicas_are_in_sync(
         assert rig.seen() == Counter(names(0, 200))
 
 
-@pytest.mark.parametrize("engine", ["jvm", "python"])
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "default"])
 def test_a_commit_counts_though_its_markers_have_to_wait(
-    spark: Any, cluster: BrokerCluster, atomic: bool, engine: str
+    spark: Any, cluster: BrokerCluster, atomic: bool
 ) -> None:
     """The coordinator's word is enough; readers see it when the replicas are back."""
-    with rig_on(spark, cluster, engine, atomic, ALL_THREE) as rig:
+    with rig_on(spark, cluster, atomic, ALL_THREE) as rig:
         staged = rig.stage(names(0, 100), barrier=FIVE)
         cluster.nodes[2].kill()
         committed(rig, staged)
@@ -338,7 +326,7 @@ def test_what_stays_unwritable_is_an_outage_and_no_fault_of_the_job(
     from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
     from flinkish_spark.connectors.kafka.client.settings import ProducerSettings, StagingSettings
 
-    with rig_on(spark, cluster, "python", False, ALL_THREE) as rig:
+    with rig_on(spark, cluster, False, ALL_THREE) as rig:
         away: LocalBroker = cluster.nodes[2]
         away.kill()
         settings = StagingSettings(

@@ -1,7 +1,4 @@
-"""The Python writer against a real broker: what it prepares, how it fails, what faults do to it.
-
-The cases are those of test_shim.py, because the two writers must mean the same.
-"""
+"""What a task writes to a real broker: what it prepares, how it fails, what faults do to it."""
 
 from __future__ import annotations
 
@@ -302,7 +299,7 @@ def test_oversize_records_go_to_the_dead_letter_topic_with_the_rest(kafka: Kafka
 
 
 def test_a_size_that_only_the_broker_refuses(kafka: Kafka, topic: Topics) -> None:
-    """A batch of several records is cut, a single record is a bad one."""
+    """Behaviour 145. A batch of several records is cut, a single record is a bad one."""
     name = topic(configs={"max.message.bytes": "1000"})
     with StagedTransaction(kafka.settings(name)) as transaction:
         transaction.write(None, numbers(2_000))
@@ -336,7 +333,7 @@ def test_unknown_topics_and_partitions_are_named(kafka: Kafka, topic: Topics) ->
 
 
 def test_an_old_handle_never_commits_a_newer_transaction(kafka: Kafka, topic: Topics) -> None:
-    """InitProducerId must run for every transaction: else one handle would name two of them."""
+    """Behaviour 141. InitProducerId must run for each transaction: else a handle would name two of them."""
     name = topic()
     settings = kafka.settings(name)
     first = kafka.stage(settings, b"1")

@@ -209,41 +209,40 @@ def test_no_right_on_the_transactional_id(spark, guarded, job_dir, caplog) -> No
 
 @pytest.mark.nightly
 def test_the_rights_of_an_atomic_sink(spark, guarded, job_dir) -> None:
-    """Those that docs/kafka-sink.md lists, each of which is missed by name; with them both engines write."""
+    """Those that docs/kafka-sink.md lists, each of which is missed by name; with them the job writes."""
     plain, servers = guarded
-    names = ("atomic-in", "atomic-jvm", "atomic-python")
+    names = ("atomic-in", "atomic-out")
     with KafkaAdmin(KafkaConnection(plain)) as admin:
         for name in names:
             admin.create_topic(name, 2)
     produce(plain, "atomic-in", [order("ann"), order("bob")])
 
-    def job(engine: str):
-        env = environment(spark, job_dir / engine, job=engine)
+    def job():
+        env = environment(spark, job_dir, job="atomic")
         login_of_it = login("atomic")
-        orders = orders_source(servers, "atomic-in", group_id=f"atomic-{engine}", options=login_of_it)
+        orders = orders_source(servers, "atomic-in", group_id="atomic-group", options=login_of_it)
         stream = env.from_source(orders, uid="orders")
-        sink = KafkaSink(servers, f"atomic-{engine}", writer=engine, atomic=True, options=login_of_it)
+        sink = KafkaSink(servers, "atomic-out", atomic=True, options=login_of_it)
         stream.sink_to(sink, uid="copy")
         return env
 
     allow(plain, ("TOPIC", "atomic-in", ("READ",)), ("GROUP", "atomic-", ("DESCRIBE",)), user="atomic")
     missing = (
-        (("TOPIC", "atomic-", ("WRITE",)), ("atomic-jvm", "allows READ on it for a source, WRITE")),
-        (("TOPIC", "atomic-", ("READ",)), ("READ on the topic 'atomic-jvm'", "DescribeProducers")),
+        (("TOPIC", "atomic-", ("WRITE",)), ("atomic-out", "allows READ on it for a source, WRITE")),
+        (("TOPIC", "atomic-", ("READ",)), ("READ on the topic 'atomic-out'", "DescribeProducers")),
         (("TRANSACTIONAL_ID", "flinkish-", ("WRITE", "DESCRIBE")), ("transactional id", "'flinkish-'")),
     )
     for right, parts in missing:
-        assert_refused(job("jvm"), AuthorizationError, job_dir / "jvm", *parts)
+        assert_refused(job(), AuthorizationError, job_dir, *parts)
         allow(plain, right, user="atomic")
-    error = failure_of(job("jvm"))
-    assert isinstance(error, AuthorizationError) and "READ on the consumer group atomic-jvm" in str(error)
-    assert "atomic-secret" not in str(error) and read_committed(plain, "atomic-jvm") == []
+    error = failure_of(job())
+    assert isinstance(error, AuthorizationError) and "READ on the consumer group atomic-group" in str(error)
+    assert "atomic-secret" not in str(error) and read_committed(plain, "atomic-out") == []
     allow(plain, ("GROUP", "atomic-", ("READ",)), user="atomic")
-    for engine in ("jvm", "python"):
-        run_until(job(engine), lambda c: c.progress.rows_by_sink.get("copy"))
-        assert len(read_committed(plain, f"atomic-{engine}")) == 2
-        with KafkaAdmin(KafkaConnection(plain)) as admin:
-            assert sum(admin.committed_offsets(f"atomic-{engine}").values()) == 2
+    run_until(job(), lambda c: c.progress.rows_by_sink.get("copy"))
+    assert len(read_committed(plain, "atomic-out")) == 2
+    with KafkaAdmin(KafkaConnection(plain)) as admin:
+        assert sum(admin.committed_offsets("atomic-group").values()) == 2
 
 
 def test_a_login_that_is_refused(spark, guarded, job_dir) -> None:

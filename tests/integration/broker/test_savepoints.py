@@ -48,7 +48,7 @@ def job(spark, job_dir, servers, source, out, checkpoint=None, **settings):
     env = environment(spark, job_dir, **({} if checkpoint is None else {"checkpoint": checkpoint}))
     orders = env.from_source(orders_source(servers, source, **settings), uid="orders")
     totals = orders.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals")
-    totals.sink_to(KafkaSink(servers, out, key="user", writer="python"), uid="out")
+    totals.sink_to(KafkaSink(servers, out, key="user"), uid="out")
     return env
 
 
@@ -166,10 +166,10 @@ def test_a_sink_behind_a_new_operator_gets_nothing_twice(spark, broker, topic, j
         env = environment(spark, job_dir)
         orders = env.from_source(orders_source(servers, source), uid="orders")
         totals = orders.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals")
-        totals.sink_to(KafkaSink(servers, out, key="user", writer="python"), uid="out")
+        totals.sink_to(KafkaSink(servers, out, key="user"), uid="out")
         if is_counted:
             orders = orders.key_by("user").process(Count(), output=COUNT, uid="counts")
-        orders.sink_to(KafkaSink(servers, copied, key="user", writer="python"), uid="copy")
+        orders.sink_to(KafkaSink(servers, copied, key="user"), uid="copy")
         return env
 
     put(servers, source, 1, 5)

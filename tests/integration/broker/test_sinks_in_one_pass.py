@@ -42,7 +42,6 @@ pytestmark = pytest.mark.timeout(600)
 USERS = ("ann", "bob", "eve", "max" * 20)
 ORDERS = 4_000
 TOTALS = "user STRING, total LONG, at TIMESTAMP"
-WRITERS = ("jvm", "python")
 
 
 class TimedTotals(Totals):
@@ -60,24 +59,21 @@ class Programs:
         self.servers, self.table = servers, table
         kinds = ("plain", "text", "odd", "sums", "checked", "large", "letters", "small")
         limits: dict[str, Any] = {"small": {"configs": {"max.message.bytes": "180"}}}
-        self.topics = {
-            f"{kind}-{writer}": topic(2, **limits.get(kind, {})) for kind in kinds for writer in WRITERS
-        }
+        self.topics = {kind: topic(2, **limits.get(kind, {})) for kind in kinds}
 
     def declare(self, env: Any, source: str) -> None:
         orders = env.from_source(orders_source(self.servers, source), uid="orders")
         totals = orders.key_by("user").process(TimedTotals(), output=TOTALS, uid="totals")
         sums = totals.key_by("user").sum("total", uid="sums", emit=Emit.PER_ELEMENT)
         large = totals.filter(lambda row: row.total > 10)
-        for writer in WRITERS:
-            streams = {"odd": totals.get_side_output(ODD), "sums": sums, "large": large}
-            for kind, settings in self.settings(writer).items():
-                sink = KafkaSink(self.servers, self.topics[f"{kind}-{writer}"], writer=writer, **settings)
-                streams.get(kind, totals).sink_to(sink, uid=f"{kind}-{writer}")
+        streams = {"odd": totals.get_side_output(ODD), "sums": sums, "large": large}
+        for kind, settings in self.settings().items():
+            sink = KafkaSink(self.servers, self.topics[kind], **settings)
+            streams.get(kind, totals).sink_to(sink, uid=f"to-{kind}")
         totals.sink_to(DeltaSink(str(self.table)), uid="table")
 
-    def settings(self, writer: str) -> dict[str, dict[str, Any]]:
-        letters = DeadLetter(self.topics[f"letters-{writer}"])
+    def settings(self) -> dict[str, dict[str, Any]]:
+        letters = DeadLetter(self.topics["letters"])
         return {
             "plain": {"key": "user", "value": Json(), "timestamp": "total"},
             # The same rows as another sink, in another form, with more around them.
@@ -116,7 +112,7 @@ def values(records: Any) -> Counter[Any]:
 def test_each_sink_gets_its_rows_in_its_form(
     spark: Any, broker: Any, topic: Any, job_dir: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Over a restart: same rows in two forms, a side output, another operator, policies, both writers."""
+    """Over a restart: same rows in two forms, a side output, another operator, policies."""
     joined: list[set[str]] = []
     found = spark_engine._joined
 
@@ -138,44 +134,39 @@ def test_each_sink_gets_its_rows_in_its_form(
         done = sum(map(len, amounts.values()))
         run_until(env, lambda _, done=done: len(read_delta(own.table)) == done)
     together = ("plain", "text", "odd", "sums", "small")
-    assert joined == [{f"{kind}-{writer}" for kind in together} for writer in WRITERS] * 2
+    assert joined == [{f"to-{kind}" for kind in together}] * 2
     totals = {user: [sum(known[: at + 1]) for at in range(len(known))] for user, known in amounts.items()}
     flat = [(user, total) for user, known in totals.items() for total in known]
     assert Counter((row["user"], row["total"]) for row in read_delta(own.table)) == Counter(flat)
-    for writer in WRITERS:
-        read = {
-            kind: read_committed(own.servers, own.topics[f"{kind}-{writer}"])
-            for kind in (*own.settings(writer), "letters")
-        }
-        plain = Counter(
-            (one.key.decode(), json.loads(one.value)["user"], json.loads(one.value)["total"])
-            for one in read["plain"]
-        )
-        assert plain == Counter((user, user, total) for user, total in flat)
-        assert all(one.timestamp == json.loads(one.value)["total"] for one in read["plain"])
-        assert Counter(
-            (json.loads(one.key)["user"], json.loads(one.key)["total"], one.value.decode())
-            for one in read["text"]
-        ) == Counter((user, total, user) for user, total in flat)
-        assert all(one.timestamp == json.loads(one.key)["total"] * 1_000 for one in read["text"])
-        assert all([*one.headers] == [("total-of", one.value)] for one in read["text"])
-        odd = ((user, amount) for user, known in amounts.items() for amount in known if amount % 2)
-        assert values(read["odd"]) == Counter((user.encode(), b"%d" % amount) for user, amount in odd)
-        summed = [sum(known[: at + 1]) for known in totals.values() for at in range(len(known))]
-        assert Counter(json.loads(one.value)["total"] for one in read["sums"] if one.value) == Counter(summed)
-        assert len(read["checked"]) == len(flat)
-        assert Counter(json.loads(one.value)["total"] for one in read["large"]) == Counter(
-            total for _, total in flat if total > 10
-        )
-        small, letters = (
-            Counter(json.loads(one.value)["user"] for one in read[kind]) for kind in ("small", "letters")
-        )
-        assert (small, letters) == (dict.fromkeys(USERS[:3], 12), {USERS[3]: 12})
+    read = {kind: read_committed(own.servers, name) for kind, name in own.topics.items()}
+    plain = Counter(
+        (one.key.decode(), json.loads(one.value)["user"], json.loads(one.value)["total"])
+        for one in read["plain"]
+    )
+    assert plain == Counter((user, user, total) for user, total in flat)
+    assert all(one.timestamp == json.loads(one.value)["total"] for one in read["plain"])
+    assert Counter(
+        (json.loads(one.key)["user"], json.loads(one.key)["total"], one.value.decode())
+        for one in read["text"]
+    ) == Counter((user, total, user) for user, total in flat)
+    assert all(one.timestamp == json.loads(one.key)["total"] * 1_000 for one in read["text"])
+    assert all([*one.headers] == [("total-of", one.value)] for one in read["text"])
+    odd = ((user, amount) for user, known in amounts.items() for amount in known if amount % 2)
+    assert values(read["odd"]) == Counter((user.encode(), b"%d" % amount) for user, amount in odd)
+    summed = [sum(known[: at + 1]) for known in totals.values() for at in range(len(known))]
+    assert Counter(json.loads(one.value)["total"] for one in read["sums"] if one.value) == Counter(summed)
+    assert len(read["checked"]) == len(flat)
+    assert Counter(json.loads(one.value)["total"] for one in read["large"]) == Counter(
+        total for _, total in flat if total > 10
+    )
+    small, letters = (
+        Counter(json.loads(one.value)["user"] for one in read[kind]) for kind in ("small", "letters")
+    )
+    assert (small, letters) == (dict.fromkeys(USERS[:3], 12), {USERS[3]: 12})
 
 
-@pytest.mark.parametrize("writer", ["jvm", pytest.param("python", marks=pytest.mark.nightly)])
 def test_what_one_sink_refuses_fails_the_micro_batch_of_all(
-    spark: Any, broker: Any, topic: Any, job_dir: Any, writer: str
+    spark: Any, broker: Any, topic: Any, job_dir: Any
 ) -> None:
     """Nothing of it is seen in any topic; what comes behind it is written once the record may be dropped."""
     servers, source, wide = broker.bootstrap_servers, topic(1), topic(1)
@@ -185,8 +176,8 @@ def test_what_one_sink_refuses_fails_the_micro_batch_of_all(
         env = environment(spark, job_dir)
         orders = env.from_source(orders_source(servers, source), uid="orders")
         counted = orders.key_by("user").sum("amount", uid="sums", emit=Emit.PER_ELEMENT)
-        counted.sink_to(KafkaSink(servers, wide, value=Json(), writer=writer), uid="wide")
-        limited = KafkaSink(servers, narrow, value=Json(), writer=writer, on_bad_record=policy)
+        counted.sink_to(KafkaSink(servers, wide, value=Json()), uid="wide")
+        limited = KafkaSink(servers, narrow, value=Json(), on_bad_record=policy)
         counted.sink_to(limited, uid="narrow")
         return env
 
@@ -203,9 +194,8 @@ def test_what_one_sink_refuses_fails_the_micro_batch_of_all(
     assert [sorted(one) for one in written()] == [[1, 2, 3, 5], [1, 2, 5]]
 
 
-@pytest.mark.parametrize("writer", ["jvm", pytest.param("python", marks=pytest.mark.nightly)])
 def test_records_name_topics_and_tasks_are_repeated(
-    spark: Any, broker: Any, topic: Any, job_dir: Any, tmp_path: Path, writer: str
+    spark: Any, broker: Any, topic: Any, job_dir: Any, tmp_path: Path
 ) -> None:
     """Two sinks whose columns of topics have collations of their own, and a third whose has none."""
     servers, source = broker.bootstrap_servers, topic(2)
@@ -226,7 +216,6 @@ def test_records_name_topics_and_tasks_are_repeated(
             value=Json("amount LONG"),
             topic_column="route",
             other_topics=topics[1:],
-            writer=writer,
         )
         routed.sink_to(sink, uid=f"out-{uid}")
         written[uid] = topics

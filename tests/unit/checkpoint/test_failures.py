@@ -39,7 +39,6 @@ from flinkish_spark.protocol.process_loss import JobProcess
 
 ADMISSION = "flinkish_spark.connectors.kafka.client.admission"
 TASK = "org.apache.spark.api.python.PythonException: Traceback (most recent call last):"
-STAGING = "io.github.flinkishspark.shim.StagingException: it failed"
 PLACE = '{"topic":"orders","partition":3,"offset":17}'
 
 
@@ -82,8 +81,6 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
             Outage,
             True,
         ),
-        (f"{STAGING}\nCaused by: org.apache.kafka.x.UnknownTopicOrPartitionException: t", QueryFailed, True),
-        (f"{STAGING}\nCaused by: org.apache.kafka.x.TimeoutException: t", Outage, True),
         (f"{TASK}\nflinkish_spark.core.errors.BrokerUnavailableError: none answers.", Outage, True),
         (f"{TASK}\nflinkish_spark.core.errors.InternalError: a rule was broken.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.core.errors.CorruptObjectError: no value.", CorruptObjectError, False),

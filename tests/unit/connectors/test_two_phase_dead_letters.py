@@ -229,8 +229,7 @@ def test_what_cannot_be_combined_is_refused() -> None:
 
 def test_topics_and_the_jar_are_those_of_both() -> None:
     sink = WithDeadLetters(Recording(), KafkaSink("host:9092", "refused"))
-    assert sink.topics == ("refused",) and sink.needs_shim
-    assert not WithDeadLetters(Recording(), DeltaSink("/lake/b")).needs_shim
+    assert sink.topics == ("refused",)
     assert [uid for uid, _ in sink.parts("ledger")] == ["ledger", "ledger.dead-letters"]
 
 

@@ -60,7 +60,7 @@ def test_missing_jars_are_told_with_what_goes_without_them() -> None:
     found = list(doctor._jars(SparkProbe("4.2.0", False, False, False, False)))
     # Nothing is at fault: a job that needs one is told so, and how to have it.
     assert {one.health for one in found} == {Health.FINE}
-    assert "its JAR is in this package; KafkaSink works without it" in found[0].says
+    assert "its JAR is in this package; jobs work without it" in found[0].says
     assert 'jobs without a frame of format("kafka") work without it' in found[1].says
     assert all("flinkish jars DIR" in one.what_to_do for one in found)
 

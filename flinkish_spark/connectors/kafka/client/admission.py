@@ -17,6 +17,7 @@ from flinkish_spark.connectors.kafka.client.batches import (
     HEADERS_TYPE,
     Column,
     CommonHeaders,
+    all_within,
     binary,
     extents,
     joined,
@@ -148,7 +149,7 @@ def described(code: int) -> str:
 
 
 # What a task raises reaches the driver as text inside Spark's own error: so two causes open their message
-# with a marker, as the JVM writer's do. No message quotes a producer setting's value, and each is one line.
+# with a marker. No message quotes a producer setting's value, and each is one line.
 BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 
@@ -484,8 +485,7 @@ class _Letters:
 
 
 class Admission:
-    # Rules, their order and their words are those of the JVM writer (`Admission`, `Refusal` in jvm-shim). A
-    # record is judged before anything of it is sent: what a broker refuses ends the whole transaction.
+    # A record is judged before anything of it is sent: what a broker refuses ends the whole transaction.
 
     def __init__(self, settings: StagingSettings, common: CommonHeaders, clock: Clock) -> None:
         self._settings, self._common, self._clock = settings, tuple(common), clock
@@ -528,8 +528,10 @@ class Admission:
 
     def judged(self, topic: str, records: Addressed) -> Judged:
         settings, rows = self._settings, records.rows
-        sizes = record_sizes(rows.keys, rows.values, rows.headers)
-        checks = {Reason.OVERSIZE: sizes > settings.record_limit_bytes}
+        checks: dict[Reason, npt.NDArray[np.bool_]] = {}
+        if not all_within(settings.record_limit_bytes, rows.keys, rows.values, rows.headers):
+            sizes = record_sizes(rows.keys, rows.values, rows.headers)
+            checks[Reason.OVERSIZE] = sizes > settings.record_limit_bytes
         first_ms, last_ms = settings.times.range_at(self._clock.wall_ms())
         if (bad := (rows.timestamps_ms < first_ms) | (rows.timestamps_ms > last_ms)).any():
             checks[Reason.BAD_TIMESTAMP] = bad
@@ -541,25 +543,21 @@ class Admission:
             checks[Reason.UNDECLARED_TOPIC] = np.ones(len(rows), np.bool_)
         if records.misfits is not None and records.misfits.null_count < len(rows):
             checks[Reason.DOES_NOT_FIT] = records.misfits.is_valid().to_numpy(zero_copy_only=False)
-        refused = np.flatnonzero(np.logical_or.reduce(list(checks.values())))
-        if not len(refused):
+        if not any(check.any() for check in checks.values()):
             return Judged(records)
-        fine = np.ones(len(rows), np.bool_)
-        fine[refused] = False
-        return self._refused(topic, records, sizes, refused, checks, fine)
+        return self._refused(topic, records, checks)
 
     def _refused(
         self,
         topic: str,
         records: Addressed,
-        sizes: Int64s,
-        refused: npt.NDArray[np.int64],
         checks: dict[Reason, npt.NDArray[np.bool_]],
-        fine: npt.NDArray[np.bool_],
     ) -> Judged:
+        refused = np.logical_or.reduce(list(checks.values()))
+        sizes = record_sizes(records.rows.keys, records.rows.values, records.rows.headers)
         by_topic: dict[str, _Letters] = {}
         dropped = 0
-        for index in refused.tolist():
+        for index in np.flatnonzero(refused).tolist():
             reason = next(one for one in Reason if one in checks and checks[one][index])
             sentence = self._sentence(reason, topic, records, index, int(sizes[index]))
             match self._policy(reason):
@@ -571,7 +569,7 @@ class Admission:
                 case _:
                     raise refused_record(sentence, topic)
         made = tuple((name, _addressed(letters)) for name, letters in by_topic.items())
-        return Judged(records.take(np.flatnonzero(fine)), made, dropped)
+        return Judged(records.take(np.flatnonzero(~refused)), made, dropped)
 
     def _policy(self, reason: Reason) -> tuple[OnRefusal, str | None]:
         settings = self._settings
@@ -684,6 +682,8 @@ _WORD_BYTES = 8
 #: MurmurHash2's constants, with the seed that Kafka chose.
 _SEED = np.uint32(0x9747B28C)
 _FACTOR = np.uint32(0x5BD1E995)
+#: By the number of bytes behind a key's last whole word: which bits of the next word they are.
+_TAIL_MASKS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 #: The finalizer of MurmurHash3 and the golden ratio, for digests, which are stored: they must not change.
 _FIRST_FACTOR = np.uint64(0xFF51AFD7ED558CCD)
 _SECOND_FACTOR = np.uint64(0xC4CEB9FE1A85EC53)
@@ -695,36 +695,48 @@ def partitions_for_keys(keys: Column, partitions: int) -> npt.NDArray[np.int32]:
     """Return the partition of each key as Kafka's Java client chooses it, -1 for a null key."""
     keys = binary(keys)
     chosen = ((murmur2(keys) & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)).astype(np.int32)
-    chosen[lengths(keys) < 0] = -1
+    if keys.null_count:
+        chosen[keys.is_null().to_numpy(zero_copy_only=False)] = _NO_PARTITION
     return chosen
 
 
 def murmur2(keys: Column) -> UInt32s:
     """Return the MurmurHash2 of each key as Kafka computes it; that of a null key means nothing."""
     keys = binary(keys)
-    sizes = np.maximum(lengths(keys), 0)
-    # Longest first: the keys that still have a word to mix in are then a leading part.
-    order = np.argsort(-sizes, kind="stable")
-    sizes = sizes[order]
-    data, begins = _words(keys)
-    halves = data.view(np.dtype("<u4"))
-    firsts = begins[:-1][order] * 2
-    whole = sizes // 4
-    mixed = halves * _FACTOR
-    mixed ^= mixed >> np.uint32(24)
-    mixed *= _FACTOR
+    begins = extents(keys)
+    sizes = np.diff(begins)
+    # Longest first: the keys that still have a word to mix in are then a leading part. Short numbers are
+    # sorted ten times faster.
+    narrow = np.int16 if sizes.max(initial=0) < 2**15 else np.int64
+    order = np.argsort((-sizes).astype(narrow), kind="stable")
+    sizes, words = sizes[order], _words_anywhere(keys, begins)
+    at, whole = (begins[:-1] - begins[0])[order], sizes >> 2
     hashed = _SEED ^ sizes.astype(np.uint32)
-    for word, longer in enumerate((len(whole) - np.cumsum(np.bincount(whole)))[:-1].tolist()):
+    for place, longer in enumerate((len(whole) - np.cumsum(np.bincount(whole)))[:-1].tolist()):
+        mixed = words[at[:longer] + 4 * place]
+        mixed *= _FACTOR
+        mixed ^= mixed >> np.uint32(24)
+        mixed *= _FACTOR
         hashed[:longer] *= _FACTOR
-        hashed[:longer] ^= mixed[firsts[:longer] + word]
-    tailed = np.flatnonzero(sizes % 4)
-    hashed[tailed] = (hashed[tailed] ^ halves[(firsts + whole)[tailed]]) * _FACTOR
+        hashed[:longer] ^= mixed
+    left = sizes & 3
+    tails = words[at + 4 * whole] & _TAIL_MASKS[left]
+    hashed = np.where(left, (hashed ^ tails) * _FACTOR, hashed)
     hashed ^= hashed >> np.uint32(13)
     hashed *= _FACTOR
     hashed ^= hashed >> np.uint32(15)
     in_order = np.empty_like(hashed)
     in_order[order] = hashed
     return in_order
+
+
+def _words_anywhere(column: Any, begins: Int64s) -> UInt32s:
+    """Return the word that begins at each byte of a ``pa.LargeBinaryArray``; zeros follow the last one."""
+    data = column.buffers()[2]
+    count = int(begins[-1] - begins[0])
+    own = np.frombuffer(data, np.uint8, count, int(begins[0])) if count else np.empty(0, np.uint8)
+    padded = np.concatenate((own, np.zeros(4, np.uint8)))
+    return np.ndarray((count + 1,), np.dtype("<u4"), padded, strides=(1,))
 
 
 def row_digest(columns: Sequence[Column]) -> int:

@@ -260,6 +260,21 @@ def record_sizes(keys: Column, values: Column, headers: Column | CommonHeaders |
     )
 
 
+def all_within(limit: int, keys: Column, values: Column, headers: Column | CommonHeaders | None) -> bool:
+    """Whether the longest key, value and headers together are within a limit of :func:`record_sizes`."""
+    blocks = _header_blocks(headers, len(keys))
+    longest = [
+        _longest(keys),
+        _longest(values),
+        len(blocks) if isinstance(blocks, bytes) else _longest(blocks),
+    ]
+    return sum(longest) + 2 * _INT_BYTES + BATCH_OVERHEAD + _MOST_RECORD_OVERHEAD <= limit
+
+
+def _longest(column: Any) -> int:
+    return int(np.diff(extents(column)).max(initial=0))
+
+
 def binary(column: Column) -> Any:
     """Return a binary or string column as one ``pa.LargeBinaryArray``, without copying its data."""
     try:
@@ -304,8 +319,24 @@ def _zigzag(numbers: Int64s) -> npt.NDArray[np.uint64]:
     return ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
 
 
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """A column of numbers that become varints, and how many bytes each takes."""
+
+    coded: npt.NDArray[np.uint64]
+    sizes: Int64s
+
+    @classmethod
+    def of(cls, numbers: Int64s) -> _Numbers:
+        coded = _zigzag(numbers)
+        return cls(coded, _sizes_of(coded))
+
+
 def _varint_sizes(numbers: Int64s) -> Int64s:
-    coded = _zigzag(numbers)
+    return _sizes_of(_zigzag(numbers))
+
+
+def _sizes_of(coded: npt.NDArray[np.uint64]) -> Int64s:
     sizes = np.ones(len(coded), np.int64)
     septets, most = 1, int(coded.max(initial=0))
     while most >> (7 * septets):
@@ -314,23 +345,29 @@ def _varint_sizes(numbers: Int64s) -> Int64s:
     return sizes
 
 
-def _varints(*fields: Int64s) -> Any:
+def _varints(*fields: _Numbers) -> Any:
     """Return a column whose values are the varints of one number of each field, in this order."""
-    sizes = [_varint_sizes(field) for field in fields]
-    widths = [int(size.max(initial=1)) for size in sizes]
+    sizes = [field.sizes for field in fields]
+    bounds = [(int(size.min(initial=1)), int(size.max(initial=1))) for size in sizes]
     # Each byte of the longest varint of a field has a column; those that a row does not use go.
-    cells = np.empty((len(fields[0]), sum(widths)), np.uint8)
-    used = np.ones(cells.shape, np.bool_)
+    cells = np.empty((len(sizes[0]), sum(most for _, most in bounds)), np.uint8)
+    used = np.ones(cells.shape, np.bool_) if any(least < most for least, most in bounds) else None
     column = 0
-    for field, size, width in zip(fields, sizes, widths, strict=True):
-        coded = _zigzag(field)
-        for septet in range(width):
-            byte = (coded >> np.uint64(7 * septet)).astype(np.uint8) & 0x7F
-            cells[:, column] = byte | ((size > septet + 1).view(np.uint8) << 7)
-            if septet:
-                used[:, column] = size > septet
+    for field, (least, most) in zip(fields, bounds, strict=True):
+        rest = field.coded
+        for septet in range(most):
+            byte = rest.astype(np.uint8)
+            if septet + 1 < least:
+                byte |= 0x80
+            elif septet + 1 < most:
+                byte &= 0x7F
+                byte |= (field.sizes > septet + 1).view(np.uint8) << 7
+            cells[:, column] = byte
+            if used is not None and septet >= least:
+                used[:, column] = field.sizes > septet
+            rest = rest >> np.uint64(7) if septet + 1 < most else rest
             column += 1
-    return _large_binary(_running_total(sum(sizes[1:], sizes[0])), cells[used])
+    return _large_binary(_running_total(sum(sizes[1:], sizes[0])), cells if used is None else cells[used])
 
 
 def _running_total(sizes: Int64s) -> Int64s:
@@ -348,6 +385,13 @@ def _field_sizes(lengths: Int64s) -> Int64s:
     return _varint_sizes(lengths) + np.maximum(lengths, 0)
 
 
+def _coded_lengths(column: Any) -> tuple[_Numbers, Int64s]:
+    """Return the lengths of a column's values to be written, and the bytes of each value behind its own."""
+    found = lengths(column)
+    coded = _Numbers.of(found)
+    return coded, coded.sizes + np.maximum(found, 0)
+
+
 def _header_blocks(headers: Column | CommonHeaders | None, records: int) -> bytes | Any:
     """Return what follows a record's value: one block for all records, or a column of blocks."""
     if isinstance(headers, pa.Array | pa.ChunkedArray):
@@ -356,7 +400,7 @@ def _header_blocks(headers: Column | CommonHeaders | None, records: int) -> byte
         return _NO_HEADERS
     names = pa.array([name for name, _value in headers], pa.string())
     values = pa.array([value for _name, value in headers], pa.binary())
-    count = _varints(np.array([len(headers)], np.int64))
+    count = _varints(_Numbers.of(np.array([len(headers)], np.int64)))
     return b"".join([*count.to_pylist(), *_header_entries(names, values).to_pylist()])
 
 
@@ -376,7 +420,7 @@ def _listed_headers(headers: Column, records: int) -> Any:
     names, values = headers.flatten().flatten()
     entries = _header_entries(names, values)
     begins = extents(entries)[_running_total(counts)]
-    return joined(_varints(counts), _large_binary(begins, entries.buffers()[2]))
+    return joined(_varints(_Numbers.of(counts)), _large_binary(begins, entries.buffers()[2]))
 
 
 def _check_rows(column: Any, records: int, what: str) -> None:
@@ -393,7 +437,8 @@ def _header_entries(names: Any, values: Any) -> Any:
         raise BadRecordError(
             "A Kafka header needs a name, and one is null", what_to_do="leave headers without a name out"
         )
-    return joined(_varints(lengths(names)), names, _varints(lengths(values)), values)
+    coded = [_varints(_Numbers.of(lengths(column))) for column in (names, values)]
+    return joined(coded[0], names, coded[1], values)
 
 
 def _header_block_sizes(blocks: bytes | Any) -> Int64s | int:
@@ -431,10 +476,10 @@ class _Layout:
                 what_to_do="give times from 1970 on",
             )
         self._blocks = _header_blocks(headers, records)
-        self._key_lengths, self._value_lengths = lengths(self._keys), lengths(self._values)
+        self._key_lengths, key_sizes = _coded_lengths(self._keys)
+        self._value_lengths, value_sizes = _coded_lengths(self._values)
         # All but the record's length and its deltas; one byte is the record's attributes.
-        self._content = 1 + _field_sizes(self._key_lengths) + _field_sizes(self._value_lengths)
-        self._content += _header_block_sizes(self._blocks)
+        self._content = key_sizes + value_sizes + (1 + _header_block_sizes(self._blocks))
         # By what a record takes at most: its offset and timestamp are written relative to its batch.
         self._firsts = self._cut(max_body_bytes)
 
@@ -467,10 +512,10 @@ class _Layout:
     def _written(self, records: Int64s) -> Any:
         """Return the records as they are written, as a column; `records` counts those of each batch."""
         firsts = np.repeat(self._firsts[:-1], records)
-        offset_deltas = np.arange(len(firsts)) - firsts
-        timestamp_deltas = self._timestamps - self._timestamps[firsts]
-        sizes = self._content + _varint_sizes(offset_deltas) + _varint_sizes(timestamp_deltas)
-        attributes = np.zeros(len(firsts), np.int64)
+        offset_deltas = _Numbers.of(np.arange(len(firsts)) - firsts)
+        timestamp_deltas = _Numbers.of(self._timestamps - self._timestamps[firsts])
+        sizes = _Numbers.of(self._content + offset_deltas.sizes + timestamp_deltas.sizes)
+        attributes = _Numbers(np.zeros(len(firsts), np.uint64), np.ones(len(firsts), np.int64))
         heads = _varints(sizes, attributes, timestamp_deltas, offset_deltas, self._key_lengths)
         return joined(heads, self._keys, _varints(self._value_lengths), self._values, self._blocks)
 

@@ -931,7 +931,6 @@ def abandon_all(transactions: Iterable[StagedTransaction]) -> None:
 
 #: Spark's attempt numbers begin anew with every attempt of a stage; each of those has so many ids.
 _ATTEMPTS_PER_STAGE_ATTEMPT = 16
-#: The JVM writer takes the same numbers, by the stage attempt that it can see.
 MAX_ATTEMPT_INDEX = 64
 _ONGOING = "Ongoing"
 

@@ -188,7 +188,7 @@ def _word(option: str, text: str, values: Mapping[str, Any]) -> Any:
 
 
 class DeliveryGuarantee(Choice):
-    """What becomes of the records of a Kafka sink when something fails; the values are the JVM writer's."""
+    """What becomes of the records of a Kafka sink when something fails."""
 
     #: Transactions that are committed with the checkpoint: a read_committed reader sees each record once.
     EXACTLY_ONCE = "exactly-once"
@@ -224,7 +224,7 @@ class Acks(enum.IntEnum):
 
 
 class OnRefusal(enum.Enum):
-    """What to do with a record that cannot be written as it is; the values are the JVM writer's."""
+    """What to do with a record that cannot be written as it is."""
 
     FAIL = "fail"
     DROP = "drop"
@@ -270,7 +270,7 @@ class ProducerSettings:
                 raise ConfigError(
                     f"the producer setting '{given}' is not known",
                     why="records are written from Python, without Kafka's Java producer",
-                    what_to_do=closest(name, _KNOWN.keys() | PRODUCER_WITHOUT_MEANING)
+                    what_to_do=closest(name, PRODUCER_SETTINGS)
                     or f"leave it out; known are {', '.join(sorted(_KNOWN))}",
                     setting=given,
                 )
@@ -459,7 +459,7 @@ _KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "max.request.size": ("max_request_bytes", _whole),
     "request.timeout.ms": ("request_timeout_ms", _whole),
 }
-#: Of the Java producer; nothing here corresponds to them. Taken so that the writers can take turns.
+#: Of the Java producer; nothing here corresponds to them. Taken so that settings of other programs serve.
 PRODUCER_WITHOUT_MEANING = frozenset(
     {
         "buffer.memory",
@@ -485,9 +485,5 @@ PRODUCER_WITHOUT_MEANING = frozenset(
         "socket.connection.setup.timeout.ms",
     }
 )
-#: The settings of a producer that change nothing that a sink promises; the Java producer's are all of them.
-PRODUCER_SETTINGS = (
-    frozenset(_KNOWN)
-    | PRODUCER_WITHOUT_MEANING
-    | {"compression.gzip.level", "compression.lz4.level", "compression.zstd.level"}
-)
+#: The settings of a producer that change nothing that a sink promises.
+PRODUCER_SETTINGS = frozenset(_KNOWN) | PRODUCER_WITHOUT_MEANING

@@ -381,13 +381,12 @@ class Settings:
         return self._policies[what.rpartition(" ")[2]]
 
 
-@pytest.mark.parametrize("writer", ["jvm", "python"])
-def test_barrier_records_need_checkpoints_that_are_exactly_once(writer: str) -> None:
+def test_barrier_records_need_checkpoints_that_are_exactly_once() -> None:
     """Where branches may show a barrier apart, records of checkpoint n come behind its barrier record."""
     schema = T.StructType([T.StructField("a", T.StringType())])
     config = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE)
     context = sink_context_of(JOB, OwnerEpoch(0), "out", schema, config)
-    sink = KafkaSink("h:1", "t", writer=writer, barriers=BarrierRecords.EACH_CHECKPOINT)
+    sink = KafkaSink("h:1", "t", barriers=BarrierRecords.EACH_CHECKPOINT)
     with pytest.raises(ConfigError, match=r"the sink 'out' writes barrier records.*leave barriers out"):
         sink.preflight(None, context)  # type: ignore[arg-type]
 

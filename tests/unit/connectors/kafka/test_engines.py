@@ -16,6 +16,7 @@ from flinkish_spark import (
 from flinkish_spark.connectors.kafka.client.settings import ProducerSettings
 from flinkish_spark.connectors.kafka.format.options import parse_sink, parse_stream
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.formats import Engine
 from flinkish_spark.sources import KafkaRecordsSource
 
 
@@ -73,13 +74,22 @@ def test_reader_options_that_change_no_promise_are_taken() -> None:
         ("ssl.key.password", "give it to options"),
     ],
 )
-@pytest.mark.parametrize("writer", ["jvm", "python"])
-def test_a_producer_setting_that_is_not_known_to_be_harmless_is_refused(
-    name: str, words: str, writer: str
-) -> None:
+def test_a_producer_setting_that_is_not_known_to_be_harmless_is_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
-        KafkaSink("b:9092", "copies", writer=writer, producer={name: "s3cret"})
+        KafkaSink("b:9092", "copies", producer={name: "s3cret"})
     assert f"'{name}' is not known" in str(refused.value) and "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("writer", [None, "python"])
+def test_records_are_written_in_python(writer: str | None) -> None:
+    assert KafkaSink("b:9092", "copies", writer=writer).writer == "python"
+
+
+@pytest.mark.parametrize("writer", ["jvm", "rust", "", Engine.PYTHON])
+def test_another_writer_is_refused(writer: Any) -> None:
+    with pytest.raises(ConfigError, match=f"writer is {writer!r}") as refused:
+        KafkaSink("b:9092", "copies", writer=writer)
+    assert refused.value.what_to_do == "leave writer out"
 
 
 def test_what_the_java_producer_takes_beside_is_taken_by_the_one_in_python() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from kafka.partitioner import murmur2 as murmur2_of_kafka_python
 
@@ -72,6 +73,22 @@ def test_keys_of_every_length_hash_as_in_kafka_python(seed: int) -> None:
         found = partitions_for_keys(pa.array(keys), partitions)
         assert found.dtype == np.int32
         assert found.tolist() == [(hashed & 0x7FFFFFFF) % partitions for hashed in expected]
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+def test_keys_of_a_part_of_a_column_hash_as_they_do_alone(seed: int) -> None:
+    """Bytes lie in front of the part, behind it, and behind its nulls."""
+    rng = random.Random(seed)
+    keys = [rng.randbytes(rng.randrange(10)) for _ in range(60)] + [rng.randbytes(40_000)]
+    hidden = pa.array([rng.random() < 0.2 for _ in keys])
+    column = pc.if_else(hidden, pa.scalar(None, pa.binary()), pa.array(keys, pa.binary()))
+    for _ in range(20):
+        first = rng.randrange(len(keys))
+        part = column.slice(first, rng.randrange(len(keys) - first + 1))
+        wanted = [
+            -1 if key is None else (murmur2_of_kafka_python(key) & 0x7FFFFFFF) % 7 for key in part.to_pylist()
+        ]
+        assert partitions_for_keys(part, 7).tolist() == wanted
 
 
 def test_a_null_key_has_no_partition() -> None:

@@ -30,6 +30,7 @@ from flinkish_spark.connectors.kafka.client.batches import (
     TimestampType,
     UnreadableCompression,
     UnsupportedFormat,
+    all_within,
     batches,
     compress,
     control_type,
@@ -331,6 +332,19 @@ def test_sizes_are_those_the_java_producer_estimates() -> None:
     assert record_sizes(keys, values, None).tolist() == estimates[0]
     assert record_sizes(keys, values, common).tolist() == estimates[1]
     assert record_sizes(keys, values, column).tolist() == estimates[1]
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+def test_what_is_within_a_limit_at_a_look_is_so_record_by_record(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(50):
+        rows = some_rows(rng, 9)
+        headers = rng.choice([None, rows[0][4], header_column(rows)])
+        keys, values = (pa.array([row[part] for row in rows], pa.large_binary()) for part in (2, 3))
+        largest = int(record_sizes(keys, values, headers).max())
+        assert not all_within(largest - 1, keys, values, headers)
+        # The look takes the longest of each of three parts to be in one record.
+        assert all_within(3 * largest, keys, values, headers)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -25,7 +25,6 @@ from flinkish_spark.connectors.kafka.client.batches import (
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import Acks, OnRefusal, ProducerSettings, StagingSettings
-from flinkish_spark.connectors.kafka.sink import check_delivery_timeout
 from flinkish_spark.core.errors import BadRecordError, ConfigError, SchemaError
 from flinkish_spark.core.formats import Raw
 from flinkish_spark.types.ddl import parse_ddl
@@ -92,21 +91,6 @@ def test_producer_settings_that_are_the_sinks_own_are_refused(
     with pytest.raises(ConfigError, match="cannot be set") as refused:
         sink(delivery=guarantee, producer={name: "s3cret"})
     assert "s3cret" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"delivery.timeout.ms": "30019"},
-        {"kafka.delivery.timeout.ms": "120000", "kafka.request.timeout.ms": "120000"},
-        {"delivery.timeout.ms": "5000", "request.timeout.ms": "1000", "linger.ms": "4001"},
-    ],
-)
-def test_a_delivery_timeout_that_is_too_short_is_refused_before_a_task_finds_out(settings) -> None:
-    with pytest.raises(ConfigError, match=r"delivery\.timeout\.ms is less than \d+ ms"):
-        check_delivery_timeout(settings, "out")
-    check_delivery_timeout({**settings, "delivery.timeout.ms": "120020"}, "out")
-    check_delivery_timeout({"request.timeout.ms": "500000"}, "out")
 
 
 def test_what_changes_nothing_may_be_set() -> None:
@@ -287,7 +271,7 @@ def test_what_can_be_written_is_admitted_as_it_is() -> None:
 
 
 def test_a_letter_says_first_what_comes_first() -> None:
-    """A record with every fault is told of by its format, as in the JVM writer."""
+    """A record with every fault is told of by its format."""
     limits = {"topics": frozenset("b"), "partitions": {"a": 1}, "max_record_bytes": 10, **LETTERS}
     limits["compacted"] = frozenset("a")
     faults: dict[str, Any] = {"partitions": pa.array([1]), "timestamps_ms": [-1]}
