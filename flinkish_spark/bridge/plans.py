@@ -27,7 +27,7 @@ from flinkish_spark.protocol.plan_layout import (
 _PREFIX = "flinkish"
 #: Between a chain and the name of an input; no uid has it.
 _OF = "="
-_RECORDS = f"{_PREFIX}:records"
+_RECORDS = f"{_PREFIX}:source"
 _SOURCES = ("StreamingRelationV2", "StreamingRelation", "StreamingExecutionRelation")
 _STATEFUL = "FlatMapGroupsInPandasWithState"
 

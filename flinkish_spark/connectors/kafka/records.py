@@ -254,7 +254,7 @@ class Deserializer:
             if policy is OnBadRecord.DROP:
                 made = without_bad(made, policy, counted_as).drop(REASON)
             return with_intervals_of(made, parts.fields)
-        read = self._read_apart(raw, parts)
+        read = self._read_apart(raw, parts, fails=policy is OnBadRecord.FAIL)
         if policy is not OnBadRecord.FAIL:
             read, reason = self._with_misfit(self.changelog, read)
             read = without_bad(read.withColumn(REASON, reason), policy, counted_as)
@@ -271,7 +271,7 @@ class Deserializer:
         if self.changelog is None:
             find = FindBadRecords(parts, raw.schema)
             return C.map_in_arrow(raw, find, find.columns)
-        read, reason = self._with_misfit(self.changelog, self._read_apart(raw, parts))
+        read, reason = self._with_misfit(self.changelog, self._read_apart(raw, parts, fails=False))
         return read.withColumn(REASON, reason).where(F.col(REASON).isNotNull())
 
     def _parts(self, raw: DataFrame) -> RecordParts:
@@ -286,9 +286,8 @@ class Deserializer:
             session_time_zone(raw.sparkSession),
         )
 
-    def _read_apart(self, raw: DataFrame, parts: RecordParts) -> DataFrame:
+    def _read_apart(self, raw: DataFrame, parts: RecordParts, *, fails: bool) -> DataFrame:
         """Add what the parts are read as, for the expressions of a changelog."""
-        fails = self.decoding.policy is OnBadRecord.FAIL
         read = ReadParts(parts, raw.schema, fails)
         frame = C.map_in_arrow(C.as_records(raw), read, read.columns)
         for part in parts.all:
