@@ -169,8 +169,8 @@ class MicroBatchCommits:
         return max(self._dir.decided_ids(), default=CheckpointId(0))
 
     def _goes_on(self, owner: OwnerEpoch) -> bool:
-        # The transactional ids of an attempt that was cut off are given up for ever, with its owner: its tasks
-        # may still be alive, and would fence, or be fenced by, their successors.
+        # The transactional ids of an attempt that was cut off are given up for ever, with its owner: its
+        # tasks may still be alive, and would fence, or be fenced by, their successors.
         return self._is_mine(owner) and self._dir.receipt(self._newest()) is not None
 
     def _is_mine(self, owner: OwnerEpoch) -> bool:
@@ -455,7 +455,8 @@ def _not_now(decided: Decision, answer: CommitAnswer) -> FlinkishError:
     return BrokerUnavailableError(
         f"batch {decided.batch} cannot be committed now",
         why=answer.detail,
-        what_to_do="start the query again when the brokers answer; the commit is recorded and will be finished",
+        what_to_do="start the query again when the brokers answer; the commit is recorded and "
+        "will be finished",
     )
 
 
