@@ -19,7 +19,7 @@ import flinkish_spark
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
-from flinkish_spark.connectors.kafka.format.commits import SINK, MicroBatchCommits, Staged
+from flinkish_spark.connectors.kafka.format.commits import SINK, MicroBatchCommits, staged_batch
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.core.stream_readers import TELLS_READERS
 from flinkish_spark.protocol.ids import BatchId
@@ -291,7 +291,7 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
                     transaction.write(pa.nulls(3, pa.binary()), rows, topics=out)
                     staged.append(Committable(SINK, transaction.prepare().to_json()))
                     acks.append(TaskAck(task, 3, digest))
-            commits.commit(Staged(lease.owner, lease.attempt, tuple(acks), tuple(staged)), BatchId(0))
+            commits.commit(staged_batch(lease.owner, lease.attempt, BatchId(0), acks, staged))
 
     with pytest.raises(Dies):
         attempt(DieBehindTheDecision(), 1)

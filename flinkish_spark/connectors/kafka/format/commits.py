@@ -43,7 +43,14 @@ from flinkish_spark.core.steps import Observer, Step
 from flinkish_spark.core.store import CreateResult, LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord, Verdict
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.ids import (
+    BatchId,
+    CheckpointId,
+    CheckpointPurpose,
+    JobUuid,
+    OwnerEpoch,
+    TransactionalId,
+)
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import (
@@ -62,7 +69,7 @@ FOLDER = "flinkish-kafka"
 #: The only sink, as records and marks name it.
 SINK = "micro-batches"
 #: An owner has one micro-batch at a time, so its transactional ids have one block.
-BLOCK = 1
+_BLOCK = 1
 #: The steps of a micro-batch, in order; SINK_COMMIT is one transaction's.
 STEPS = (Step.TRIGGER, Step.DECISION, Step.SINK_COMMIT, Step.RECEIPT)
 #: A fact of a checkpoint that a full refresh has replaced, and the note of an owner's driver.
@@ -89,19 +96,22 @@ class Lease:
     owner: OwnerEpoch
     attempt: CheckpointId
 
+    @property
+    def transactional_ids(self) -> str:
+        """What those of its tasks begin with."""
+        return TransactionalId.prefix(self.sink, self.owner, _BLOCK)
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """What the tasks of an attempt staged."""
 
-    owner: OwnerEpoch
-    attempt: CheckpointId
-    tasks: tuple[TaskAck, ...]
-    committables: tuple[Committable, ...]
-
-    def of(self, batch: BatchId) -> StagedBatch:
-        acks = (SinkAck(SINK, self.tasks),)
-        return StagedBatch(FIRST_LINEAGE, batch, self.owner, 1, acks, self.committables, (BLOCK,))
+def staged_batch(
+    owner: OwnerEpoch,
+    attempt: CheckpointId,
+    batch: BatchId,
+    tasks: Sequence[TaskAck],
+    committables: Sequence[Committable],
+) -> StagedBatch:
+    """Return what the tasks of an attempt staged."""
+    acks = (SinkAck(SINK, tuple(tasks)),)
+    return StagedBatch(FIRST_LINEAGE, batch, owner, int(attempt), acks, tuple(committables), (_BLOCK,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +193,7 @@ class MicroBatchCommits:
         self._require_ours(ownership, committer, decided)
         kept: Sequence[Committable] = ()
         if decided is not None and self._dir.receipt(decided.checkpoint) is None:
-            if self._finish(committer, decided) is None:
+            if self._finish(ownership, committer, decided) is None:
                 self._confirm(ownership, decided)
             else:
                 kept = _committables(decided)
@@ -200,15 +210,15 @@ class MicroBatchCommits:
         self._dir.recorded_once(_GIVEN_UP, {"why": "full refresh"})
         self._take_over()
 
-    def commit(self, staged: Staged, batch: BatchId) -> None:
+    def commit(self, staged: StagedBatch) -> None:
         """Decide and commit a micro-batch, or finish it if an earlier attempt decided it."""
-        ownership = Ownership(self._dir, staged.owner, self._dir.timeline())
+        ownership = Ownership(self._dir, staged.owner_epoch, self._dir.timeline())
         committer, newest = self._committer(ownership), self._dir.newest_commit()
-        if newest is None or newest.batch < batch:
-            decided = self._decide(ownership, committer, staged, batch, newest)
-        elif newest.batch > batch:
+        if newest is None or newest.batch < staged.batch:
+            decided = self._decide(ownership, committer, staged, newest)
+        elif newest.batch > staged.batch:
             raise JobDirError(
-                f"Spark runs batch {batch}, although batch {newest.batch} is confirmed",
+                f"Spark runs batch {staged.batch}, although batch {newest.batch} is confirmed",
                 why="Spark's checkpoint was set back or replaced, and its rows would be written twice",
                 what_to_do="use a new checkpointLocation, or restore the whole folder from one backup",
             )
@@ -220,52 +230,48 @@ class MicroBatchCommits:
                 self.abort(staged)
                 return
             decided = self._repeat(ownership, committer, staged, newest)
-        loss = self._finish(committer, decided)
+        loss = self._finish(ownership, committer, decided)
         if loss is not None:
             raise _lost(decided, loss, "the query must run the batch again to replace it")
         # This order matters: once the receipt is there, the next attempt may use the same ids.
         self._sweep_behind(committer, _committables(decided))
         self._confirm(ownership, decided)
-        self._prune()
+        self._prune(committer)
 
     def _decide(
-        self,
-        ownership: Ownership,
-        committer: KafkaCommitter,
-        staged: Staged,
-        batch: BatchId,
-        newest: Decision | None,
+        self, ownership: Ownership, committer: KafkaCommitter, staged: StagedBatch, newest: Decision | None
     ) -> Decision:
         self._require_ours(ownership, committer, newest)
         dead = committer.why_dead(staged.committables)
         if dead:
             self.abort(staged)
             raise StagedDataDied(
-                f"staged data of batch {batch} is gone before its decision: {next(iter(dead.values()))}",
+                f"staged data of batch {staged.batch} is gone before its decision",
+                why=next(iter(dead.values())),
                 what_to_do="start the query again, nothing is lost; if a micro-batch takes longer than "
                 "kafka.transaction.timeout.ms, raise that or set maxOffsetsPerTrigger",
             )
         decision = Decision(
-            staged.attempt,
+            CheckpointId(staged.attempt),
             Verdict.COMMIT,
             ownership.epoch,
             _CLOCK.wall_ms(),
-            batches=(staged.of(batch),),
-            offsets_text=self._offsets_of(batch),
+            batches=(staged,),
+            offsets_text=self._offsets_of(staged.batch),
             uids=(SINK,),
         )
         decide(decision, ownership, _CLOCK, self._observer)
         return decision
 
     def _repeat(
-        self, ownership: Ownership, committer: KafkaCommitter, staged: Staged, decided: Decision
+        self, ownership: Ownership, committer: KafkaCommitter, staged: StagedBatch, decided: Decision
     ) -> Decision:
         """Finish the recorded commit; give up this attempt but for what replaces what is lost."""
-        loss = self._finish(committer, decided)
+        loss = self._finish(ownership, committer, decided)
         if loss is None:
             self.abort(staged)
             return decided
-        plan, found = _replacement(committer, decided, loss, staged.of(decided.batch))
+        plan, found = _replacement(committer, decided, loss, staged)
         if isinstance(found, CannotReplay):
             self.abort(staged)
             raise _lost(decided, loss, f"it cannot be replaced: {found.why}")
@@ -291,34 +297,39 @@ class MicroBatchCommits:
                 f"batch {decided.batch} was staged again by another driver at the same time",
                 what_to_do="let this one end; nothing of it is visible",
             )
-        self._seal(staged, f"it stands for what attempt {decided.checkpoint} has lost")
+        self._seal(
+            ownership.epoch, staged.attempt, f"it stands for what attempt {decided.checkpoint} has lost"
+        )
         self._abort_all(committer, found.surplus)
         return restaged.apply(decided)
 
-    def abort(self, staged: Staged | None) -> None:
+    def abort(self, staged: StagedBatch | None) -> None:
         """Give an attempt up, unless it is decided: Spark calls it behind a failed commit, too."""
-        if staged is None:
-            owner, attempt = self._dir.newest_owner(), self._newest()
-            if not self._is_mine(owner) or attempt == CheckpointId(0):
-                return
-            staged = Staged(owner, attempt, (), ())
-        committer = self._committer(Ownership(self._dir, staged.owner))
-        if self._seal(staged, "the attempt failed") is Verdict.COMMIT:
+        if staged is not None:
+            self._give_up(staged.owner_epoch, staged.attempt, staged.committables)
+            return
+        owner, attempt = self._dir.newest_owner(), self._newest()
+        if self._is_mine(owner) and attempt > CheckpointId(0):
+            self._give_up(owner, int(attempt), ())
+
+    def _give_up(self, owner: OwnerEpoch, attempt: int, staged: Sequence[Committable]) -> None:
+        committer = self._committer(Ownership(self._dir, owner))
+        if self._seal(owner, attempt, "the attempt failed") is Verdict.COMMIT:
             return
         newest = self._dir.newest_commit()
         kept: Sequence[Committable] = ()
         if newest is not None and self._dir.receipt(newest.checkpoint) is None:
             kept = _committables(newest)
         # What it has staged may stand for what was lost.
-        self._abort_all(committer, [one for one in staged.committables if one not in kept])
+        self._abort_all(committer, [one for one in staged if one not in kept])
         self._sweep_behind(committer, kept)
 
-    def _seal(self, staged: Staged, reason: str) -> Verdict | None:
+    def _seal(self, owner: OwnerEpoch, attempt: int, reason: str) -> Verdict:
         """Decide that an attempt is given up; return what is decided."""
-        abort = Decision(staged.attempt, Verdict.ABORT, staged.owner, _CLOCK.wall_ms(), reason=reason)
+        abort = Decision(CheckpointId(attempt), Verdict.ABORT, owner, _CLOCK.wall_ms(), reason=reason)
         self._dir.create_decision(abort)
-        found = self._dir.first_decision(staged.attempt)
-        return None if found is None else found.verdict
+        found = self._dir.first_decision(abort.checkpoint)
+        return abort.verdict if found is None else found.verdict
 
     def _committer(self, ownership: Ownership) -> KafkaCommitter:
         folder = StoreSpec(str(self._spark_checkpoint / FOLDER))
@@ -342,8 +353,9 @@ class MicroBatchCommits:
             if ownership.timeline.why_not_ours(mark, upto):
                 raise _another_timeline(mark.checkpoint, upto)
 
-    def _finish(self, committer: KafkaCommitter, decided: Decision) -> _Loss | None:
+    def _finish(self, ownership: Ownership, committer: KafkaCommitter, decided: Decision) -> _Loss | None:
         """Commit a decided micro-batch as a whole; repeating it changes nothing."""
+        ownership.check()
         try:
             answers = committer.commit(decided.checkpoint, _committables(decided))
         except AnotherTimelineError as error:
@@ -393,7 +405,7 @@ class MicroBatchCommits:
         except FlinkishError as error:
             LOG.warning("leftovers are swept by a later attempt: %s", error)
 
-    def _prune(self) -> None:
+    def _prune(self, committer: KafkaCommitter) -> None:
         """Delete what belongs to attempts long past; the newest, which is confirmed, stays."""
         ids = self._dir.decided_ids()
         if len(ids) <= _KEPT + _KEPT // 2:
@@ -403,6 +415,8 @@ class MicroBatchCommits:
             for part in (Part.TRIGGER, Part.DECISION, Part.RECEIPT):
                 self._dir.delete_all(f"checkpoints/{one}/{part.value}" for one in gone)
             self._dir.forget_restaged(gone)
+            # The newest mark may be older, of a query that had no rows since.
+            self._dir.forget_stretches(min([ids[-_KEPT], *(m.checkpoint for m in committer.newest_marks())]))
         except FlinkishError as error:
             LOG.warning("old files of the sink are deleted by a later batch: %s", error)
 

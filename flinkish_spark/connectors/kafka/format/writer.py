@@ -30,13 +30,12 @@ from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
 from flinkish_spark.connectors.kafka.client.settings import DEFAULT_MAX_REQUEST_BYTES, StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 from flinkish_spark.connectors.kafka.format.commits import (
-    BLOCK,
     FOLDER,
     SINK,
     Lease,
     MicroBatchCommits,
-    Staged,
     sink_dir,
+    staged_batch,
     uuid_of,
 )
 from flinkish_spark.connectors.kafka.format.options import SinkOptions, checkpoint_path
@@ -46,8 +45,8 @@ from flinkish_spark.core.errors import BrokerUnavailableError, ConfigError, Flin
 from flinkish_spark.core.job_dir import JOB_KEY
 from flinkish_spark.core.steps import Observer
 from flinkish_spark.protocol.decisions import Receipt
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch, TransactionalId
-from flinkish_spark.protocol.records import Committable, TaskAck
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.records import Committable, StagedBatch, TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.worker.daemon import freeze_modules
 
@@ -76,7 +75,7 @@ def settle(checkpoint_location: str, batch: int) -> None:
     query goes on behind that micro-batch; what the repetition of it stages is aborted.
     """
     sink = sink_dir(checkpoint_path(checkpoint_location))
-    decided = next((one for one in sink.live_commits() if one.batch.value == batch), None)
+    decided = next((one for one in reversed(sink.live_commits()) if one.batch.value == batch), None)
     if decided is None:
         raise ConfigError(
             f"micro-batch {batch} was not decided by the sink in {checkpoint_location}",
@@ -148,7 +147,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             raise InternalError("a task of the Kafka sink runs without a lease")
         settings = StagingSettings(
             connection=options.connection,
-            transactional_id=TransactionalId.prefix(lease.sink, lease.owner, BLOCK),
+            transactional_id=lease.transactional_ids,
             transaction_timeout_ms=options.transaction_timeout_ms,
             max_record_bytes=options.producer.max_request_bytes or DEFAULT_MAX_REQUEST_BYTES,
             default_topic=options.topic,
@@ -181,19 +180,19 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         """Commit a micro-batch, or finish the commit of an earlier attempt of it."""
         if any(not isinstance(message, StagedMessage) for message in messages):
             raise InternalError("Spark commits a micro-batch of which a task reported nothing")
-        staged = _staged(messages)
+        staged = _staged(messages, batchId)
         if staged is None:
             # A micro-batch without tasks has nothing to commit, and no attempt to name.
             return
         with self._commits(self._options.checkpoint_location) as commits:
-            commits.commit(staged, BatchId(batchId))
+            commits.commit(staged)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         with self._commits(self._options.checkpoint_location) as commits:
-            commits.abort(_staged(messages))
+            commits.abort(_staged(messages, batchId))
 
 
-def _staged(messages: list[WriterCommitMessage | None]) -> Staged | None:
+def _staged(messages: list[WriterCommitMessage | None], batch: int) -> StagedBatch | None:
     found = [message for message in messages if isinstance(message, StagedMessage)]
     attempts = sorted({(message.owner, message.attempt) for message in found})
     if len(attempts) > 1:
@@ -201,9 +200,10 @@ def _staged(messages: list[WriterCommitMessage | None]) -> Staged | None:
     if not attempts:
         return None
     (owner, attempt), reports = attempts[0], [message.report for message in found]
-    return Staged(
+    return staged_batch(
         OwnerEpoch(owner),
         CheckpointId(attempt),
-        tuple(TaskAck.from_json(report) for report in reports),
-        tuple(Committable(SINK, report["committable"]) for report in reports if report["committable"]),
+        BatchId(batch),
+        [TaskAck.from_json(report) for report in reports],
+        [Committable(SINK, report["committable"]) for report in reports if report["committable"]],
     )

@@ -6,7 +6,7 @@ import contextlib
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,8 @@ from flinkish_spark.connectors.kafka.client.transactions import (
 from flinkish_spark.connectors.kafka.format.commits import (
     SINK,
     MicroBatchCommits,
-    Staged,
     sink_dir,
+    staged_batch,
     uuid_of,
 )
 from flinkish_spark.connectors.kafka.format.writer import before_full_refresh, settle
@@ -41,8 +41,8 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import SilentObserver, Step
 from flinkish_spark.core.store import CreateResult
 from flinkish_spark.protocol.decisions import Decision, Verdict
-from flinkish_spark.protocol.ids import BatchId, JobUuid, TransactionalId
-from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, TransactionalId
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, StagedBatch, TaskAck
 from tests.support.door_files import decided
 
 
@@ -169,7 +169,7 @@ class Driver:
             marks = KafkaMarks(self.group, uuid_of(sink_dir(self.checkpoint)), SINK, "out")  # type: ignore[arg-type]
         return MicroBatchCommits(self.checkpoint, self.brokers, self.observer, self.name, marks)  # type: ignore[arg-type]
 
-    def stage(self, content: dict[int, list[int]]) -> Staged:
+    def stage(self, content: dict[int, list[int]], batch: int = 0) -> StagedBatch:
         lease = self.commits().plan()
         acks, found = [], []
         for task, rows in content.items():
@@ -177,14 +177,14 @@ class Driver:
             if rows:
                 name = TransactionalId(lease.sink, lease.owner, 1, task, 0)
                 found.append(Committable(SINK, self.brokers.stage(str(name), rows).to_json()))
-        return Staged(lease.owner, lease.attempt, tuple(acks), tuple(found))
+        return staged_batch(lease.owner, lease.attempt, BatchId(batch), acks, found)
 
     def run(self, batch: int, content: dict[int, list[int]]) -> None:
         """Run a micro-batch as Spark does: offsets, tasks, commit, commits/N; abort if that fails."""
         _write(self.checkpoint / "offsets" / str(batch), f"v1\n{{}}\n{sorted(content.items())}")
-        staged = self.stage(content)
+        staged = self.stage(content, batch)
         try:
-            self.commits().commit(staged, BatchId(batch))
+            self.commits().commit(staged)
         except FlinkishError:
             self.commits().abort(staged)
             raise
@@ -220,13 +220,59 @@ def test_a_checkpoint_that_is_an_older_copy_writes_nothing(tmp_path: Path) -> No
     shutil.copytree(here, backup)
     for batch in range(2, 5):
         Driver(here, brokers, name="second", group=group).run(batch, _content(batch))
-    for name in ("third", "second"):
+    # The first one goes on as if nothing had happened, as a driver does whose folder was put back under it.
+    for name in ("first", "third", "second"):
         with pytest.raises(AnotherTimelineError, match=r"holds attempt 5 of this query.* its newest is 2"):
             Driver(backup, brokers, name=name, group=group).run(2, _content(2))
     assert brokers.visible() == _all_rows(5)
     assert brokers.open() == []
     Driver(here, brokers, name="third", group=group).run(5, _content(5))
     assert brokers.visible() == _all_rows(6)
+
+
+def test_an_older_copy_that_its_own_driver_goes_on_with_is_noticed_at_its_next_attempt(
+    tmp_path: Path,
+) -> None:
+    """Its attempt has the number, and the owner, of the one that was committed meanwhile."""
+    brokers, group = Brokers(), Group()
+    here, backup = tmp_path / "here", tmp_path / "backup"
+    Driver(here, brokers, group=group).run(0, _content(0))
+    shutil.copytree(here, backup)
+    Driver(here, brokers, group=group).run(1, _content(1))
+    with pytest.raises(AnotherTimelineError, match=r"holds attempt 2 of this query.* its newest is 1"):
+        Driver(backup, brokers, group=group).run(1, _content(1))
+    assert brokers.visible() == _all_rows(2)
+
+
+def test_an_attempt_that_a_copy_has_given_up_and_the_original_commits_is_noticed(tmp_path: Path) -> None:
+    brokers, group = Brokers(), Group()
+    here, copy = Driver(tmp_path / "here", brokers, group=group), tmp_path / "copy"
+    here.run(0, _content(0))
+    _write(here.checkpoint / "offsets" / "1", "v1\n{}\nx")
+    staged = here.stage(_content(1), 1)
+    shutil.copytree(here.checkpoint, copy)
+    elsewhere = Driver(copy, brokers, name="elsewhere", group=group)
+    with pytest.raises(Died):
+        Driver(copy, brokers, DieAt(2), "elsewhere", group).stage(_content(1), 1)
+    for one in staged.committables:
+        brokers.state[one.payload["transactional_id"], one.payload["producer_epoch"]] = "open"
+    here.commits().commit(staged)
+    with pytest.raises(AnotherTimelineError, match=r"holds attempt 2 of this query.* its newest is 1"):
+        elsewhere.run(1, _content(1))
+    assert brokers.visible() == _all_rows(2)
+
+
+def test_stretches_are_forgotten_but_for_that_of_the_newest_mark(tmp_path: Path) -> None:
+    brokers, group = Brokers(), Group()
+    for batch in range(40):
+        Driver(tmp_path, brokers, name=f"{batch}", group=group).run(batch, _content(batch))
+    kept = list((tmp_path / "flinkish-kafka" / "timeline").iterdir())
+    assert len(kept) <= 31
+    # Nothing is written for long.
+    for batch in range(40, 120):
+        Driver(tmp_path, brokers, name=f"{batch % 3}", group=group).run(batch, {0: []})
+    Driver(tmp_path, brokers, name="last", group=group).run(120, _content(40))
+    assert brokers.visible() == _all_rows(41)
 
 
 def test_of_two_copies_that_run_at_once_the_second_commits_nothing(tmp_path: Path) -> None:
@@ -239,7 +285,7 @@ def test_of_two_copies_that_run_at_once_the_second_commits_nothing(tmp_path: Pat
     staged = other.stage(_content(1))
     one.run(1, _content(1))
     with pytest.raises(FlinkishError):
-        other.commits().commit(staged, BatchId(1))
+        other.commits().commit(replace(staged, batch=BatchId(1)))
     assert brokers.visible() == _all_rows(2)
 
 
@@ -273,7 +319,7 @@ def test_many_random_crashes_and_zombies_stay_exact(tmp_path: Path) -> None:
     for seed in range(25):
         chance.seed(seed)
         brokers, checkpoint = Brokers(), tmp_path / str(seed)
-        zombies: list[tuple[int, Staged]] = []
+        zombies: list[tuple[int, StagedBatch]] = []
         for batch in range(6):
             for _ in range(chance.randrange(3)):
                 try:
@@ -289,7 +335,9 @@ def test_many_random_crashes_and_zombies_stay_exact(tmp_path: Path) -> None:
                 Driver(checkpoint, brokers).run(batch, _content(batch))
             for of_batch, staged in zombies:
                 with pytest.raises(FlinkishError):
-                    Driver(checkpoint, brokers).commits().commit(staged, BatchId(of_batch + 10))
+                    Driver(checkpoint, brokers).commits().commit(
+                        replace(staged, batch=BatchId(of_batch + 10))
+                    )
             zombies.clear()
         assert brokers.visible() == _all_rows(6), seed
         assert not brokers.open(), seed
@@ -302,7 +350,7 @@ def test_a_zombie_cannot_decide_after_a_later_attempt_was_planned(tmp_path: Path
     staged = zombie.stage(_content(0))
     Driver(tmp_path, brokers).run(0, _content(0))
     # It finds the batch decided and gives its own attempt up.
-    zombie.commits().commit(staged, BatchId(0))
+    zombie.commits().commit(staged)
     assert brokers.visible() == _all_rows(1)
     assert not brokers.open()
 
@@ -335,7 +383,7 @@ def test_who_lives_on_in_a_checkpoint_that_is_given_up_decides_nothing(tmp_path:
     staged = zombie.stage(_content(0))
     Driver(tmp_path, brokers, name="refresh").commits().give_up()
     with pytest.raises((FencedError, StagedDataDied)):
-        zombie.commits().commit(staged, BatchId(0))
+        zombie.commits().commit(staged)
     assert not brokers.visible() and not brokers.open()
 
 
@@ -365,8 +413,8 @@ def test_a_sealed_attempt_of_an_undecided_batch_is_fenced(tmp_path: Path) -> Non
     staged = zombie.stage(_content(0))
     later = newer.stage(_content(0))
     with pytest.raises((FencedError, StagedDataDied)):
-        zombie.commits().commit(staged, BatchId(0))
-    newer.commits().commit(later, BatchId(0))
+        zombie.commits().commit(staged)
+    newer.commits().commit(later)
     assert brokers.visible() == _all_rows(1)
 
 
@@ -403,7 +451,7 @@ def test_what_stands_for_a_lost_part_may_be_lost_in_turn(tmp_path: Path) -> None
     staged = driver.stage(_content(0))
     with pytest.raises(Died):
         # Behind the mend, before its first commit.
-        Driver(tmp_path, brokers, DieAt(4)).commits().commit(staged, BatchId(0))
+        Driver(tmp_path, brokers, DieAt(4)).commits().commit(staged)
     brokers.expire(KafkaCommittable.from_json(staged.committables[0].payload))
     driver.run(0, _content(0))
     assert brokers.visible() == _all_rows(1)
@@ -424,7 +472,7 @@ def test_a_lost_part_that_does_not_match_stops_the_query(tmp_path: Path, what: s
     driver = Driver(tmp_path, brokers)
     staged = driver.stage(now)
     with pytest.raises(CommittableLostError) as stopped:
-        driver.commits().commit(staged, BatchId(0))
+        driver.commits().commit(staged)
     assert "cannot be replaced" in str(stopped.value)
     # Nothing is shown of a micro-batch that cannot be shown whole, unless it was before.
     assert brokers.visible() == ([] if step == 4 else _content(0)[0])
@@ -440,14 +488,14 @@ def test_brokers_that_do_not_answer_behind_the_decision_are_waited_for(tmp_path:
     staged = driver.stage(_content(0))
     brokers.is_down = True
     with pytest.raises(BrokerUnavailableError):
-        driver.commits().commit(staged, BatchId(0))
+        driver.commits().commit(staged)
     driver.commits().abort(staged)  # Spark does this behind a failed commit
     brokers.is_down = False
     with pytest.raises(JobDirError, match="other offsets"):
         driver.run(0, _content(5))
     _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
     staged = driver.stage(_content(0))
-    driver.commits().commit(staged, BatchId(0))
+    driver.commits().commit(staged)
     assert brokers.visible() == _all_rows(1)
 
 
@@ -458,7 +506,7 @@ def test_data_that_dies_before_the_decision_is_never_decided(tmp_path: Path) -> 
     staged = driver.stage(_content(0))
     brokers.expire(KafkaCommittable.from_json(staged.committables[2].payload))
     with pytest.raises(StagedDataDied):
-        driver.commits().commit(staged, BatchId(0))
+        driver.commits().commit(staged)
     assert brokers.visible() == []
     driver.run(0, _content(0))
     assert brokers.visible() == _all_rows(1)
@@ -485,12 +533,15 @@ def test_a_zombie_that_slept_until_its_seal_was_pruned_shows_nothing(tmp_path: P
     driver, sink = Driver(tmp_path, brokers), sink_dir(tmp_path)
     for batch in range(40):
         driver.run(batch, _content(batch))
-    assert staged.attempt not in sink.decided_ids()
+    pruned = CheckpointId(staged.attempt)
+    assert pruned not in sink.decided_ids()
     with pytest.raises(FlinkishError):
-        zombie.commits().commit(staged, BatchId(40))
-    sink.delete_all([f"checkpoints/{staged.attempt}/decision.json"])
+        zombie.commits().commit(replace(staged, batch=BatchId(40)))
+    sink.delete_all([f"checkpoints/{pruned}/decision.json"])
     # It fell asleep right before its create, behind all looks.
-    late = Decision(staged.attempt, Verdict.COMMIT, staged.owner, 0, batches=(staged.of(BatchId(40)),))
+    late = Decision(
+        pruned, Verdict.COMMIT, staged.owner_epoch, 0, batches=(replace(staged, batch=BatchId(40)),)
+    )
     assert sink.create_decision(late) is CreateResult.CREATED
     driver.run(40, _content(40))
     Driver(tmp_path, brokers, name="next").run(41, _content(41))
@@ -529,7 +580,7 @@ def test_an_abort_that_names_nothing_leaves_other_drivers_alone(tmp_path: Path) 
     old, newer = Driver(tmp_path, brokers, name="old"), Driver(tmp_path, brokers, name="new")
     staged = newer.stage(_content(0))
     old.commits().abort(None)
-    newer.commits().commit(staged, BatchId(0))
+    newer.commits().commit(staged)
     assert brokers.visible() == _all_rows(1)
     newer.stage(_content(1))
     newer.commits().abort(None)
