@@ -19,7 +19,7 @@ import flinkish_spark
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
-from flinkish_spark.connectors.kafka.format.commits import SINK, MicroBatchCommits, staged_batch
+from flinkish_spark.connectors.kafka.format.commits import MicroBatchCommits
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.core.stream_readers import TELLS_READERS
 from flinkish_spark.protocol.ids import BatchId
@@ -261,7 +261,7 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
     from flinkish_spark.connectors.kafka.client.settings import StagingSettings
     from flinkish_spark.core.errors import CommittableLostError
     from flinkish_spark.protocol.ids import TransactionalId
-    from flinkish_spark.protocol.records import Committable, TaskAck
+    from flinkish_spark.protocol.records import TaskAck
 
     out, connection = topic(1), KafkaConnection(door.servers)
     checkpoint = door.checkpoint()
@@ -289,9 +289,9 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
                 with StagedTransaction(settings) as transaction:
                     rows = pa.array([f"{task}-{n}".encode() for n in range(3)])
                     transaction.write(pa.nulls(3, pa.binary()), rows, topics=out)
-                    staged.append(Committable(SINK, transaction.prepare().to_json()))
+                    staged.append(transaction.prepare().to_json())
                     acks.append(TaskAck(task, 3, digest))
-            commits.commit(staged_batch(lease.owner, lease.attempt, BatchId(0), acks, staged))
+            commits.commit(lease.staged(BatchId(0), acks, staged))
 
     with pytest.raises(Dies):
         attempt(DieBehindTheDecision(), 1)

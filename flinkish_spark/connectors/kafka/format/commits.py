@@ -15,7 +15,7 @@ the folder beside Spark's checkpoint is a job directory, with what jobs have in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -101,17 +101,13 @@ class Lease:
         """What those of its tasks begin with."""
         return TransactionalId.prefix(self.sink, self.owner, _BLOCK)
 
-
-def staged_batch(
-    owner: OwnerEpoch,
-    attempt: CheckpointId,
-    batch: BatchId,
-    tasks: Sequence[TaskAck],
-    committables: Sequence[Committable],
-) -> StagedBatch:
-    """Return what the tasks of an attempt staged."""
-    acks = (SinkAck(SINK, tuple(tasks)),)
-    return StagedBatch(FIRST_LINEAGE, batch, owner, int(attempt), acks, tuple(committables), (_BLOCK,))
+    def staged(
+        self, batch: BatchId, tasks: Sequence[TaskAck], payloads: Sequence[Mapping[str, Any]]
+    ) -> StagedBatch:
+        """Return what its tasks staged."""
+        acks = (SinkAck(SINK, tuple(tasks)),)
+        committables = tuple(Committable(SINK, payload) for payload in payloads)
+        return StagedBatch(FIRST_LINEAGE, batch, self.owner, int(self.attempt), acks, committables, (_BLOCK,))
 
 
 @dataclass(frozen=True, slots=True)

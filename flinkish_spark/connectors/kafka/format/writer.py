@@ -35,7 +35,6 @@ from flinkish_spark.connectors.kafka.format.commits import (
     Lease,
     MicroBatchCommits,
     sink_dir,
-    staged_batch,
     uuid_of,
 )
 from flinkish_spark.connectors.kafka.format.options import SinkOptions, checkpoint_path
@@ -45,8 +44,8 @@ from flinkish_spark.core.errors import BrokerUnavailableError, ConfigError, Flin
 from flinkish_spark.core.job_dir import JOB_KEY
 from flinkish_spark.core.steps import Observer
 from flinkish_spark.protocol.decisions import Receipt
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch
-from flinkish_spark.protocol.records import Committable, StagedBatch, TaskAck
+from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.records import StagedBatch, TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.worker.daemon import freeze_modules
 
@@ -92,8 +91,7 @@ def settle(checkpoint_location: str, batch: int) -> None:
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    owner: int
-    attempt: int
+    lease: Lease
     #: What the task told: its ack with its committable.
     report: dict[str, Any]
 
@@ -156,9 +154,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         names = tuple(dict.fromkeys((*options.columns, KEY, TOPIC)))
         stage = StageInPython((SinkInPython(settings, (), names),))
         (found,) = stage(self._elements(batch) for batch in iterator if batch.num_rows)
-        return StagedMessage(
-            int(lease.owner), int(lease.attempt), json.loads(found.column("report")[0].as_py())
-        )
+        return StagedMessage(lease, json.loads(found.column("report")[0].as_py()))
 
     def _elements(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows as a sink of a job gets them: with their control columns, and all parts of a record."""
@@ -194,16 +190,10 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
 
 def _staged(messages: list[WriterCommitMessage | None], batch: int) -> StagedBatch | None:
     found = [message for message in messages if isinstance(message, StagedMessage)]
-    attempts = sorted({(message.owner, message.attempt) for message in found})
-    if len(attempts) > 1:
-        raise InternalError(f"the tasks of one micro-batch belong to the attempts {attempts}")
-    if not attempts:
-        return None
-    (owner, attempt), reports = attempts[0], [message.report for message in found]
-    return staged_batch(
-        OwnerEpoch(owner),
-        CheckpointId(attempt),
-        BatchId(batch),
-        [TaskAck.from_json(report) for report in reports],
-        [Committable(SINK, report["committable"]) for report in reports if report["committable"]],
+    leases, reports = {message.lease for message in found}, [message.report for message in found]
+    if len(leases) > 1:
+        raise InternalError(f"the tasks of one micro-batch belong to several attempts: {leases}")
+    payloads = [report["committable"] for report in reports if report["committable"]]
+    return (
+        leases.pop().staged(BatchId(batch), [*map(TaskAck.from_json, reports)], payloads) if leases else None
     )

@@ -23,7 +23,6 @@ from flinkish_spark.connectors.kafka.format.commits import (
     SINK,
     MicroBatchCommits,
     sink_dir,
-    staged_batch,
     uuid_of,
 )
 from flinkish_spark.connectors.kafka.format.writer import before_full_refresh, settle
@@ -42,7 +41,7 @@ from flinkish_spark.core.steps import SilentObserver, Step
 from flinkish_spark.core.store import CreateResult
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, TransactionalId
-from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, StagedBatch, TaskAck
+from flinkish_spark.protocol.records import CommitAnswer, Outcome, StagedBatch, TaskAck
 from tests.support.door_files import decided
 
 
@@ -176,8 +175,8 @@ class Driver:
             acks.append(TaskAck(task, len(rows), sum(hash((task, r)) for r in rows)))
             if rows:
                 name = TransactionalId(lease.sink, lease.owner, 1, task, 0)
-                found.append(Committable(SINK, self.brokers.stage(str(name), rows).to_json()))
-        return staged_batch(lease.owner, lease.attempt, BatchId(batch), acks, found)
+                found.append(self.brokers.stage(str(name), rows).to_json())
+        return lease.staged(BatchId(batch), acks, found)
 
     def run(self, batch: int, content: dict[int, list[int]]) -> None:
         """Run a micro-batch as Spark does: offsets, tasks, commit, commits/N; abort if that fails."""
