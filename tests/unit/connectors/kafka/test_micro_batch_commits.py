@@ -342,6 +342,30 @@ def test_many_random_crashes_and_zombies_stay_exact(tmp_path: Path) -> None:
         assert not brokers.open(), seed
 
 
+def test_many_random_crashes_with_losses_behind_decisions_stay_exact(tmp_path: Path) -> None:
+    for seed in range(25):
+        chance, brokers, checkpoint = random.Random(seed), Brokers(), tmp_path / str(seed)
+        lost = 0
+        for batch in range(6):
+            for _ in range(chance.randrange(5)):
+                try:
+                    Driver(checkpoint, brokers, DieAt(chance.randint(1, 14))).run(batch, _content(batch))
+                except Died:
+                    newest = sink_dir(checkpoint).newest_commit()
+                    named = [] if newest is None else [one.payload for one in newest.batches[0].committables]
+                    for payload in named:
+                        key = payload["transactional_id"], payload["producer_epoch"]
+                        if key in brokers.open() and chance.random() < 0.4:
+                            brokers.state[key] = "aborted"
+                            lost += 1
+                    continue
+                break
+            if not (checkpoint / "commits" / str(batch)).exists():
+                Driver(checkpoint, brokers).run(batch, _content(batch))
+        assert brokers.visible() == _all_rows(6), (seed, lost)
+        assert not brokers.open(), seed
+
+
 def test_a_zombie_cannot_decide_after_a_later_attempt_was_planned(tmp_path: Path) -> None:
     brokers = Brokers()
     _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
