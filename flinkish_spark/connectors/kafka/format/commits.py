@@ -230,7 +230,7 @@ class MicroBatchCommits:
         if loss is not None:
             raise _lost(decided, loss, "the query must run the batch again to replace it")
         # This order matters: once the receipt is there, the next attempt may use the same ids.
-        self._sweep_behind(committer, _committables(decided))
+        self._sweep(committer, _committables(decided))
         self._confirm(ownership, decided)
         self._prune(committer)
 
@@ -296,29 +296,23 @@ class MicroBatchCommits:
         self._seal(
             ownership.epoch, staged.attempt, f"it stands for what attempt {decided.checkpoint} has lost"
         )
-        self._abort_all(committer, found.surplus)
         return restaged.apply(decided)
 
     def abort(self, staged: StagedBatch | None) -> None:
         """Give an attempt up, unless it is decided: Spark calls it behind a failed commit, too."""
         if staged is not None:
-            self._give_up(staged.owner_epoch, staged.attempt, staged.committables)
-            return
-        owner, attempt = self._dir.newest_owner(), self._newest()
-        if self._is_mine(owner) and attempt > CheckpointId(0):
-            self._give_up(owner, int(attempt), ())
-
-    def _give_up(self, owner: OwnerEpoch, attempt: int, staged: Sequence[Committable]) -> None:
-        committer = self._committer(Ownership(self._dir, owner))
+            owner, attempt = staged.owner_epoch, staged.attempt
+        else:
+            owner, attempt = self._dir.newest_owner(), int(self._newest())
+            if not self._is_mine(owner) or not attempt:
+                return
         if self._seal(owner, attempt, "the attempt failed") is Verdict.COMMIT:
             return
         newest = self._dir.newest_commit()
-        kept: Sequence[Committable] = ()
-        if newest is not None and self._dir.receipt(newest.checkpoint) is None:
-            kept = _committables(newest)
-        # What it has staged may stand for what was lost.
-        self._abort_all(committer, [one for one in staged if one not in kept])
-        self._sweep_behind(committer, kept)
+        is_open = newest is not None and self._dir.receipt(newest.checkpoint) is None
+        # What this attempt has staged may stand for what was lost.
+        kept = _committables(newest) if newest is not None and is_open else ()
+        self._sweep(self._committer(Ownership(self._dir, owner)), kept)
 
     def _seal(self, owner: OwnerEpoch, attempt: int, reason: str) -> Verdict:
         """Decide that an attempt is given up; return what is decided."""
@@ -387,15 +381,8 @@ class MicroBatchCommits:
                 what_to_do="use a new checkpointLocation, or delete the whole checkpoint",
             )
 
-    def _abort_all(self, committer: KafkaCommitter, committables: Sequence[Committable]) -> None:
-        """End transactions with ABORT; what cannot be ended now is swept by whoever takes over."""
-        try:
-            committer.abort(committables)
-        except FlinkishError as error:
-            LOG.warning("what was given up is left to the next attempt: %s", error)
-
-    def _sweep_behind(self, committer: KafkaCommitter, kept: Sequence[Committable]) -> None:
-        """Abort what failed and speculative tasks of an attempt left; a failure costs time only."""
+    def _sweep(self, committer: KafkaCommitter, kept: Sequence[Committable]) -> None:
+        """Abort all else that tasks of this owner and earlier ones left; a failure costs time only."""
         try:
             committer.sweep(kept, frozenset)
         except FlinkishError as error:
