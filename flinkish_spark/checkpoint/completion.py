@@ -14,6 +14,7 @@ from flinkish_spark.checkpoint.accumulators import NO_ACCUMULATORS, AccumulatorK
 from flinkish_spark.checkpoint.commit import Interrupted
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import ControlFile
+from flinkish_spark.checkpoint.decision_point import StagedDataDied, decide
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate
 from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
 from flinkish_spark.checkpoint.failures import Patience, classify
@@ -21,15 +22,12 @@ from flinkish_spark.checkpoint.statistics import StagedAge
 from flinkish_spark.core.clock import backoff_ms
 from flinkish_spark.core.errors import (
     EnvironmentFault,
-    FencedError,
     FlinkishError,
     InternalError,
     SparkGoneError,
     StoreError,
     raise_translated,
 )
-from flinkish_spark.core.steps import Step
-from flinkish_spark.core.store import CreateResult
 from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.checkpoint import PendingCheckpoint
@@ -41,20 +39,6 @@ from flinkish_spark.protocol.records import Committable, StagedBatch
 
 LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 2_000
-
-
-class StagedDataDied(EnvironmentFault):
-    """Something staged cannot be committed any more; nothing was decided, so the job rewinds."""
-
-    restartable = True
-    ends_when_repeated = True
-
-
-class DecisionRefused(EnvironmentFault):
-    """The store did not take the decision; the checkpoint is aborted, what it staged is kept."""
-
-    restartable = True
-    ends_when_repeated = True
 
 
 class _Swept(enum.Enum):
@@ -155,64 +139,7 @@ class Completion:
                 self._job.clock.sleep_ms(next(pauses_ms))
 
     def _decide(self, decision: Decision) -> None:
-        job = self._job
-        job.ownership.check()
-        job.observer.before(Step.DECISION, str(decision.checkpoint))
-        try:
-            # DECISION POINT: with this create the checkpoint is complete and must be finished by
-            # whoever owns the job. Before it the epoch can vanish as a whole; after it, never.
-            created = job.job_dir.create_decision(decision)
-        except StoreError as error:
-            created = self._resolve(decision, error)
-        job.observer.after(Step.DECISION, str(decision.checkpoint))
-        if created is CreateResult.EXISTS:
-            job.ownership.check()
-            found = job.job_dir.decision(decision.checkpoint)
-            if (
-                found is not None
-                and found.verdict is Verdict.ABORT
-                and found.owner_epoch < job.ownership.epoch
-            ):
-                # A zombie was still sealing what it took to be its predecessor's.
-                raise DecisionRefused(
-                    f"checkpoint {decision.checkpoint} was sealed by owner {found.owner_epoch}, who has "
-                    "lost the job",
-                    what_to_do="none: what was staged passes to the next checkpoint",
-                )
-            raise FencedError(
-                f"checkpoint {decision.checkpoint} was decided by somebody else",
-                what_to_do="let this process end; the newer owner goes on",
-            )
-        # A newer owner that took over between the check above and the create has either found the
-        # id and sealed it, and the create lost, or will find this decision and finish it.
-
-    def _resolve(self, decision: Decision, error: StoreError) -> CreateResult:
-        """Find out what a create with unknown outcome did, and make it final."""
-        # The write may have arrived although its answer did not, or may arrive later. Whichever of COMMIT and
-        # ABORT is there first stands, so an ABORT is offered: it answers the question.
-        job, checkpoint = self._job, decision.checkpoint
-        LOG.warning("the store did not say whether checkpoint %s is decided: %s", checkpoint, error)
-        offered = Decision(
-            checkpoint,
-            Verdict.ABORT,
-            job.ownership.epoch,
-            job.clock.wall_ms(),
-            reason="the store did not take the decision",
-        )
-        if job.job_dir.create_decision(offered) is CreateResult.EXISTS:
-            found = job.job_dir.decision(checkpoint)
-            if found is not None and (found.verdict, found.owner_epoch) == (
-                Verdict.COMMIT,
-                job.ownership.epoch,
-            ):
-                return CreateResult.CREATED
-            if found is None or found.owner_epoch != job.ownership.epoch:
-                return CreateResult.EXISTS
-        raise DecisionRefused(
-            f"checkpoint {checkpoint} could not be decided",
-            why=str(error),
-            what_to_do="see to the job directory's disk; what was staged passes to the next checkpoint",
-        ) from error
+        decide(decision, self._job.ownership, self._job.clock, self._job.observer)
 
     def _clean_up(self, decision: Decision) -> None:
         parts = self._parts

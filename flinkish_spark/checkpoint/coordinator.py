@@ -17,11 +17,10 @@ from flinkish_spark.checkpoint.commit import Interrupted
 from flinkish_spark.checkpoint.completion import (
     Completion,
     CoordinatorParts,
-    DecisionRefused,
-    StagedDataDied,
     decision_of,
 )
 from flinkish_spark.checkpoint.context import JobContext
+from flinkish_spark.checkpoint.decision_point import DecisionRefused, StagedDataDied
 from flinkish_spark.checkpoint.hooks import HookFailed
 from flinkish_spark.checkpoint.statistics import StagedAges
 from flinkish_spark.core.clock import RunningThread, Threads

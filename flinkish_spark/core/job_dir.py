@@ -11,6 +11,7 @@ import os
 import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -175,6 +176,16 @@ class JobDir:
         keys = [f"{_TIMELINE}/{epoch}.json" for epoch in epochs]
         stretches = [self._objects.read(key, "stretch", Stretch.from_json) for key in keys]
         return Timeline(tuple(stretches), CheckpointId(max(self._objects.numbers(_ACCEPTED), default=0)))
+
+    def forget_stretches(self, oldest: CheckpointId) -> None:
+        """Delete the stretches that end below an id; the one that it is in stays."""
+        epochs = sorted(self._objects.numbers(_TIMELINE))
+        for epoch, following in pairwise(epochs):
+            if (
+                self._objects.read(f"{_TIMELINE}/{following}.json", "stretch", Stretch.from_json).first
+                <= oldest
+            ):
+                self.store.delete(f"{_TIMELINE}/{epoch}.json")
 
     def accept_marks(self, upto: CheckpointId, why: str) -> None:
         self.store.create_if_absent(f"{_ACCEPTED}/{upto}.json", seal("accepted-marks", {"why": why}))

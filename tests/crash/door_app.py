@@ -20,7 +20,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from flinkish_spark.connectors.kafka.format.data_source import FlinkishKafka
-from flinkish_spark.connectors.kafka.format.writer import EpochStep
+from flinkish_spark.core.steps import Step
 from tests.crash.light_session import light_session
 
 TRIPWIRE = "FLINKISH_TRIPWIRE"
@@ -32,10 +32,10 @@ class Tripwire:
     def __init__(self) -> None:
         self._directory = Path(os.environ[TRIPWIRE])
 
-    def before(self, step: EpochStep, subject: str) -> None:
+    def before(self, step: Step, subject: str) -> None:
         self._at(f"{step.value}:before")
 
-    def after(self, step: EpochStep, subject: str) -> None:
+    def after(self, step: Step, subject: str) -> None:
         self._at(f"{step.value}:after")
 
     def _at(self, place: str) -> None:

@@ -22,10 +22,11 @@ from demo.rig import _environment
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
-from flinkish_spark.connectors.kafka.format.writer import EpochDir, EpochStep
+from flinkish_spark.core.steps import Step
 from flinkish_spark.testing import LocalBroker
 from tests.crash.door_app import TRIPWIRE
 from tests.support.connect_server import ConnectServer
+from tests.support.door_files import confirmed, sink_uuid
 from tests.support.jobs import read_committed
 from tests.support.open_transactions import still_open
 from tests.support.services import scratch
@@ -39,7 +40,7 @@ _PATIENCE_S = 600.0
 class At:
     """Kill `victim` at a step; the process that takes it lives on as a zombie unless it is hit."""
 
-    step: EpochStep
+    step: Step
     moment: str
     victim: Victim
     occurrence: int = 1
@@ -61,28 +62,28 @@ class Shot:
 Crash = At | Shot
 
 _V = Victim
-#: Every step on both sides, every kind of victim, and moments of chance. `plan:before` comes right
+#: Every step on both sides, every kind of victim, and moments of chance. `trigger:before` comes right
 #: behind Spark's commits/N, `receipt:after` right before it.
 EVERY_POINT: tuple[Crash, ...] = (
-    At(EpochStep.PLAN, "before", _V.GROUP, 2),
-    At(EpochStep.PLAN, "after", _V.DRIVER, 2),
+    At(Step.TRIGGER, "before", _V.GROUP, 2),
+    At(Step.TRIGGER, "after", _V.DRIVER, 2),
     Shot(_V.WORKER),
-    At(EpochStep.DECISION, "before", _V.JVM, 2),
-    At(EpochStep.DECISION, "after", _V.GROUP, 2),
+    At(Step.DECISION, "before", _V.JVM, 2),
+    At(Step.DECISION, "after", _V.GROUP, 2),
     Shot(_V.DRIVER),
-    At(EpochStep.END_TRANSACTION, "before", _V.DRIVER, 2),
-    At(EpochStep.END_TRANSACTION, "after", _V.GROUP, 1),
+    At(Step.SINK_COMMIT, "before", _V.DRIVER, 2),
+    At(Step.SINK_COMMIT, "after", _V.GROUP, 1),
     Shot(_V.JVM),
-    At(EpochStep.END_TRANSACTION, "before", _V.WORKER, 3),
-    At(EpochStep.END_TRANSACTION, "after", _V.JVM, 2),
+    At(Step.SINK_COMMIT, "before", _V.WORKER, 3),
+    At(Step.SINK_COMMIT, "after", _V.JVM, 2),
     Shot(_V.GROUP),
-    At(EpochStep.RECEIPT, "before", _V.GROUP, 2),
-    At(EpochStep.RECEIPT, "after", _V.DRIVER, 1),
+    At(Step.RECEIPT, "before", _V.GROUP, 2),
+    At(Step.RECEIPT, "after", _V.DRIVER, 1),
     Shot(_V.WORKER),
-    At(EpochStep.DECISION, "before", _V.WORKER, 1),
-    At(EpochStep.DECISION, "after", _V.DRIVER, 1),
-    At(EpochStep.PLAN, "before", _V.JVM, 2),
-    At(EpochStep.RECEIPT, "after", _V.WORKER, 2),
+    At(Step.DECISION, "before", _V.WORKER, 1),
+    At(Step.DECISION, "after", _V.DRIVER, 1),
+    At(Step.TRIGGER, "before", _V.JVM, 2),
+    At(Step.RECEIPT, "after", _V.WORKER, 2),
     Shot(_V.GROUP),
 )
 
@@ -197,8 +198,8 @@ class DoorRun:
             job.start()
 
     def _batches(self) -> int:
-        confirmed = EpochDir(self._checkpoint).confirmed() if self._checkpoint.exists() else ()
-        return max((batch.value for batch in confirmed), default=-1)
+        found = confirmed(self._checkpoint) if self._checkpoint.exists() else ()
+        return max((batch.value for batch in found), default=-1)
 
     def _await_batches(self, job: JobProcess, count: int) -> None:
         self._start(job)
@@ -225,7 +226,7 @@ class DoorRun:
         job.reap()
         found = _content(servers, self._output)
         with TransactionClient(KafkaConnection(servers)) as client:
-            left = still_open(client, EpochDir(self._checkpoint).sink_uuid())
+            left = still_open(client, sink_uuid(self._checkpoint))
         return DoorOutcome(
             sent=sum(sent.values()),
             lost=sum((sent - found).values()),

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from demo.process import Victim
-from flinkish_spark.connectors.kafka.format.writer import EpochStep
+from flinkish_spark.connectors.kafka.format.commits import STEPS
+from flinkish_spark.core.steps import Step
 from flinkish_spark.testing import LocalBroker
 from tests.crash.door_harness import EVERY_POINT, At, ConnectDoorRun, Crash, DoorRun, Shot
 
 
 def test_the_list_holds_every_victim_and_both_sides_of_every_step() -> None:
     at = [crash for crash in EVERY_POINT if isinstance(crash, At)]
-    assert {(c.step, c.moment) for c in at} == {(s, m) for s in EpochStep for m in ("before", "after")}
+    assert {(c.step, c.moment) for c in at} == {(s, m) for s in STEPS for m in ("before", "after")}
     assert {c.victim for c in at} == set(Victim)
     assert {c.victim for c in EVERY_POINT if isinstance(c, Shot)} == set(Victim)
     assert len(EVERY_POINT) == 20
@@ -34,7 +35,7 @@ def test_twenty_kills_at_the_door(run_directory: Path, broker: LocalBroker) -> N
 
 
 #: Behind the decision the server dies, so the next one finishes it; a client's death stops no query.
-BY_DAY = (At(EpochStep.DECISION, "after", Victim.JVM, 2), Shot(Victim.DRIVER), Shot(Victim.WORKER))
+BY_DAY = (At(Step.DECISION, "after", Victim.JVM, 2), Shot(Victim.DRIVER), Shot(Victim.WORKER))
 
 
 @pytest.mark.timeout(1_800)

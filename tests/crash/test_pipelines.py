@@ -19,9 +19,9 @@ import pytest
 
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
-from flinkish_spark.connectors.kafka.format.writer import EpochDir
 from flinkish_spark.testing import LocalBroker
 from tests.support.connect_server import ConnectServer
+from tests.support.door_files import sink_uuid
 from tests.support.jobs import produce, read_committed
 from tests.support.open_transactions import still_open
 from tests.support.services import ROOT, scratch
@@ -79,14 +79,14 @@ class Pipeline:
         said, _ = self.start(server, *arguments).communicate(timeout=_PATIENCE_S)
         assert "Run is COMPLETED" in said, said[-3000:]
 
-    def checkpoints(self, number: int) -> list[EpochDir]:
-        """The sink's files of each flow, of the checkpoint with a number."""
-        found = self._folder.glob(f"storage/_checkpoints/**/{number}/flinkish-kafka/sink.json")
-        return [EpochDir(one.parents[1]) for one in sorted(found)]
+    def checkpoints(self, number: int) -> list[Path]:
+        """The checkpoint with a number of each flow, once its sink was used."""
+        found = self._folder.glob(f"storage/_checkpoints/**/{number}/flinkish-kafka/job.json")
+        return [one.parents[1] for one in sorted(found)]
 
     def open_transactions(self, number: int = 0) -> list[str]:
         with TransactionClient(KafkaConnection(self._servers)) as client:
-            found = [one for sink in self.checkpoints(number) for one in still_open(client, sink.sink_uuid())]
+            found = [one for sink in self.checkpoints(number) for one in still_open(client, sink_uuid(sink))]
         return [str(one.transactional_id) for one in found]
 
     def start_and_stage(self, server: ConnectServer, number: int = 0) -> subprocess.Popen[str]:
@@ -94,7 +94,7 @@ class Pipeline:
         run = self.start(server)
         deadline = time.monotonic() + _PATIENCE_S
         with TransactionClient(KafkaConnection(self._servers)) as client:
-            while not any(client.list_of_job(sink.sink_uuid()) for sink in self.checkpoints(number)):
+            while not any(client.list_of_job(sink_uuid(sink)) for sink in self.checkpoints(number)):
                 assert run.poll() is None, run.communicate()[0][-3000:]
                 assert time.monotonic() < deadline, "no transaction was opened"
                 time.sleep(0.01)
@@ -175,7 +175,7 @@ def test_two_flows_into_one_sink_survive_kills_and_a_full_refresh(
     pipeline.run(server)
     assert pipeline.found() == pipeline.sent()
     assert pipeline.open_transactions() == []
-    assert len({str(one.sink_uuid()) for one in pipeline.checkpoints(0)}) == 2
+    assert len({str(sink_uuid(one)) for one in pipeline.checkpoints(0)}) == 2
 
     # What a full refresh finds open is ended by it: whole micro-batches of the first time, and all once more.
     pipeline.put(400)

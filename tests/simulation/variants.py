@@ -11,10 +11,11 @@ from typing import Any
 from unittest import mock
 
 from flinkish_spark.checkpoint import barriers as barrier_counter
-from flinkish_spark.checkpoint import coordinator, ownership
+from flinkish_spark.checkpoint import coordinator, decision_point, ownership
 from flinkish_spark.checkpoint import retention as retiring
 from flinkish_spark.checkpoint.commit import Confirmation
-from flinkish_spark.checkpoint.completion import Completion, DecisionRefused
+from flinkish_spark.checkpoint.completion import Completion
+from flinkish_spark.checkpoint.decision_point import DecisionRefused
 from flinkish_spark.checkpoint.hooks import MasterHooks
 from flinkish_spark.checkpoint.ownership import Ownership
 from flinkish_spark.checkpoint.spark_log import SparkLog
@@ -64,10 +65,10 @@ def _no_fencing() -> Sequence[Patch]:
 
 
 def _blind_retry() -> Sequence[Patch]:
-    def resolve(self: Any, decision: Any, error: Exception) -> Any:
+    def resolve(decision: Any, error: Exception, owner: Any, clock: Any) -> Any:
         raise DecisionRefused("the write failed, so it did not happen") from error
 
-    return [mock.patch.object(Completion, "_resolve", resolve)]
+    return [mock.patch.object(decision_point, "resolve", resolve)]
 
 
 def _delete_before_receipt() -> Sequence[Patch]:

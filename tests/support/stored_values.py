@@ -51,9 +51,6 @@ RECORDS = (
     "protocol.savepoints Claim",
     "protocol.savepoints SeededChain",
     "protocol.savepoints Seed",
-    "protocol.micro_batches Attempt",
-    "protocol.micro_batches StagedPart",
-    "protocol.micro_batches AttemptDecision",
     "protocol.replay RestagedEpoch",
     "protocol.timeline Stretch",
     "protocol.decisions SinkShare",
@@ -194,14 +191,10 @@ class Drawn:
             "BatchId": lambda: self._counter("BatchId", 0),
             "OwnerEpoch": lambda: self._counter("OwnerEpoch", 0),
             "Lineage": lambda: self._counter("Lineage", 0),
-            "AttemptNumber": lambda: st.integers(1, 1 << 40).map(
-                record(self.package, "protocol.micro_batches AttemptNumber")
-            ),
             "JobUuid": lambda: HEX32.map(record(self.package, "protocol.ids JobUuid")),
             "AccumulatorValue": self._accumulators,
             "Stretch": lambda: self._valid("Stretch", first=self._counter("CheckpointId", 1)),
             "Decision": self._decisions,
-            "AttemptDecision": self._attempt_decisions,
             "RestagedEpoch": lambda: self._valid("RestagedEpoch", batches=self._some("StagedBatch")),
             "CheckpointStatistics": self._statistics,
             "CheckpointCounts": lambda: self._valid(
@@ -290,13 +283,6 @@ class Drawn:
         return st.one_of(
             self._valid("Decision", batches=self._some("StagedBatch")),
             self._valid("Decision", batches=st.just(()), verdict=st.just(verdicts.ABORT)),
-        )
-
-    def _attempt_decisions(self) -> st.SearchStrategy[Any]:
-        verdicts = record(self.package, "protocol.decisions Verdict")
-        return st.one_of(
-            self._valid("AttemptDecision", batch=self._counter("BatchId", 0)),
-            self._valid("AttemptDecision", verdict=st.just(verdicts.ABORT)),
         )
 
     def _inputs(self) -> st.SearchStrategy[Any]:

@@ -19,11 +19,8 @@ from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_top
 from flinkish_spark.connectors.kafka.client.admission import Addressed, Spreader, by_partition
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
 from flinkish_spark.connectors.kafka.client.client import (
-    UNSETTLED,
-    EndAction,
     Isolation,
     KafkaWire,
-    pauses_ms,
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.producer import ABORT_BOUND_MS, Outbox, TransactionSession
@@ -33,6 +30,7 @@ from flinkish_spark.connectors.kafka.client.settings import (
     ReaderSettings,
     StagingSettings,
 )
+from flinkish_spark.connectors.kafka.client.transactions import abort_own
 from flinkish_spark.core.errors import BadRecordError, ConfigError, EnvironmentFault, UserError
 from flinkish_spark.protocol.ids import Place
 
@@ -305,21 +303,10 @@ class _Transactions:
         try:
             if self._is_open:
                 self._outbox.hush(ABORT_BOUND_MS)
-                self._abort()
+                session, name = self.session, str(self.session.settings.transactional_id)
+                abort_own(self._wire, name, session.producer_id, session.producer_epoch, ABORT_BOUND_MS)
         finally:
             self._wire.close()
-
-    def _abort(self) -> None:
-        name = str(self.session.settings.transactional_id)
-        handle = (name, self.session.producer_id, self.session.producer_epoch)
-        for left_ms in pauses_ms(ABORT_BOUND_MS, self._wire.clock):
-            try:
-                code = self._wire.end_transaction(*handle, EndAction.ABORT, connect_within_ms=left_ms)
-            except EnvironmentFault:
-                # What ended the run is on its way to the user already.
-                continue
-            if code not in UNSETTLED:
-                return
 
 
 class _LeftBehind:

@@ -19,9 +19,11 @@ import flinkish_spark
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
-from flinkish_spark.connectors.kafka.format.writer import EpochDir, SinkEpochs
+from flinkish_spark.connectors.kafka.format.commits import MicroBatchCommits
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.core.stream_readers import TELLS_READERS
+from flinkish_spark.protocol.ids import BatchId
+from tests.support.door_files import decided, sink_uuid
 from tests.support.jobs import eventually, produce, read_committed
 from tests.support.open_transactions import still_open
 
@@ -83,7 +85,7 @@ class Door:
 
     def open_transactions(self, name="c"):
         with TransactionClient(KafkaConnection(self.servers)) as client:
-            return still_open(client, EpochDir(self.checkpoint(name)).sink_uuid())
+            return still_open(client, sink_uuid(self.checkpoint(name)))
 
 
 # -- Spark's own examples, with the word changed -------------------------------------------------------
@@ -158,7 +160,8 @@ def test_a_batch_run_again_after_its_commit_finishes_the_recorded_one(door, topi
     # What a crash right before commits/N leaves; and one right behind the write-ahead.
     (door.checkpoint() / "commits" / str(newest)).unlink()
     (door.checkpoint() / "commits" / f".{newest}.crc").unlink()
-    (door.checkpoint() / "flinkish-kafka" / "receipts" / f"{newest}.json").unlink()
+    attempt = decided(door.checkpoint())[BatchId(newest)].checkpoint
+    (door.checkpoint() / "flinkish-kafka" / "checkpoints" / str(attempt) / "receipt.json").unlink()
     door.put(name, 50, first=200)
     door.run(door.stream(name).select("value"), topic=out)
     assert Counter(door.values(out)) == Counter(str(n).encode() for n in range(250))
@@ -257,8 +260,8 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
     from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
     from flinkish_spark.connectors.kafka.client.settings import StagingSettings
     from flinkish_spark.core.errors import CommittableLostError
-    from flinkish_spark.protocol.ids import BatchId, OwnerEpoch, TransactionalId
-    from flinkish_spark.protocol.micro_batches import StagedPart
+    from flinkish_spark.protocol.ids import TransactionalId
+    from flinkish_spark.protocol.records import TaskAck
 
     out, connection = topic(1), KafkaConnection(door.servers)
     checkpoint = door.checkpoint()
@@ -275,24 +278,25 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
 
     def attempt(observer, digest):
         with TransactionClient(connection) as client:
-            epochs = SinkEpochs(EpochDir(checkpoint), client, observer, "test")
-            lease = epochs.plan()
-            parts = []
+            commits = MicroBatchCommits(checkpoint, client, observer, "test")
+            lease = commits.plan()
+            acks, staged = [], []
             for task in range(2):
-                name = TransactionalId(lease.sink, OwnerEpoch(0), lease.attempt.block, task, 0)
+                name = TransactionalId(lease.sink, lease.owner, 1, task, 0)
                 settings = StagingSettings(
                     connection=connection, transactional_id=str(name), transaction_timeout_ms=60_000
                 )
                 with StagedTransaction(settings) as transaction:
                     rows = pa.array([f"{task}-{n}".encode() for n in range(3)])
                     transaction.write(pa.nulls(3, pa.binary()), rows, topics=out)
-                    parts.append(StagedPart(task, 3, digest, transaction.prepare().to_json()))
-            epochs.commit(lease.attempt.number, BatchId(0), parts)
+                    staged.append(transaction.prepare().to_json())
+                    acks.append(TaskAck(task, 3, digest))
+            commits.commit(lease.staged(BatchId(0), acks, staged))
 
     with pytest.raises(Dies):
         attempt(DieBehindTheDecision(), 1)
-    decided = EpochDir(checkpoint).decisions()[-1]
-    lost = TransactionalId.parse(decided.parts[1].payload["transactional_id"])
+    (staged,) = decided(checkpoint)[BatchId(0)].batches
+    lost = TransactionalId.parse(staged.committables[1].payload["transactional_id"])
     with TransactionClient(connection) as client:
         client.abort_open(lost)
     with pytest.raises(CommittableLostError, match="other ones"):

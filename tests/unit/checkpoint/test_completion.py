@@ -8,7 +8,8 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from flinkish_spark.checkpoint.commit import Interrupted
-from flinkish_spark.checkpoint.completion import Completion, DecisionRefused, StagedDataDied
+from flinkish_spark.checkpoint.completion import Completion
+from flinkish_spark.checkpoint.decision_point import DecisionRefused, StagedDataDied
 from flinkish_spark.checkpoint.failures import QueryFailed
 from flinkish_spark.checkpoint.ownership import take_over
 from flinkish_spark.core.errors import (

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer, PendingAnswer
-from flinkish_spark.checkpoint.completion import StagedDataDied
 from flinkish_spark.checkpoint.coordinator import (
     FINAL_PAUSE_MS,
     CheckpointCoordinator,
@@ -16,6 +15,7 @@ from flinkish_spark.checkpoint.coordinator import (
     TooManyCheckpointFailures,
     why_ended,
 )
+from flinkish_spark.checkpoint.decision_point import StagedDataDied
 from flinkish_spark.checkpoint.epoch_writer import JobStopping
 from flinkish_spark.checkpoint.ownership import seal_open_ids, take_over
 from flinkish_spark.core.clock import SystemClock, SystemThreads

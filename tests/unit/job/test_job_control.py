@@ -13,8 +13,8 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer, PendingAnswer
-from flinkish_spark.checkpoint.completion import DecisionRefused, StagedDataDied
 from flinkish_spark.checkpoint.coordinator import StopFailed, TooManyCheckpointFailures
+from flinkish_spark.checkpoint.decision_point import DecisionRefused, StagedDataDied
 from flinkish_spark.checkpoint.failures import Outage, QueryFailed, RepeatableUserError, classify, kind_of
 from flinkish_spark.checkpoint.hooks import HookFailed, HookHangs
 from flinkish_spark.connectors.dead_letters import DeadLettersDiffer

@@ -739,11 +739,6 @@ def _words_anywhere(column: Any, begins: Int64s) -> UInt32s:
     return np.ndarray((count + 1,), np.dtype("<u4"), padded, strides=(1,))
 
 
-def row_digest(columns: Sequence[Column]) -> int:
-    """Return the sum of :func:`row_hashes` modulo 2**64; the digest of rows is the sum of their parts'."""
-    return int(row_hashes(columns).sum(dtype=np.uint64)) if columns else 0
-
-
 def row_hashes(columns: Sequence[Column]) -> UInt64s:
     """Return a 64-bit hash of each row; the order of columns counts, and the widths of types do not."""
     # Not zero, so that a row of nothing but empty values and zeros counts in a digest.

@@ -34,7 +34,6 @@ from flinkish_spark.connectors.kafka.client.batches import (
     sequence_after,
 )
 from flinkish_spark.connectors.kafka.client.client import (
-    UNSETTLED,
     WIRES,
     BatchAnswer,
     Code,
@@ -49,7 +48,12 @@ from flinkish_spark.connectors.kafka.client.client import (
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, StagingSettings, TaskAttempt
-from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable, TransactionClient
+from flinkish_spark.connectors.kafka.client.transactions import (
+    Evidence,
+    KafkaCommittable,
+    TransactionClient,
+    abort_own,
+)
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import (
     AuthorizationError,
@@ -889,18 +893,12 @@ class StagedTransaction:
         # Its own connection with short time limits: the borrowed one may be what fails.
         wire = KafkaWire(self._settings.connection, timeout_ms=within_ms, clock=self._clock)
         try:
-            for left_ms in pauses_ms(within_ms, self._clock):
-                code = wire.end_transaction(
-                    name,
-                    self._session.producer_id,
-                    self._session.producer_epoch,
-                    EndAction.ABORT,
-                    connect_within_ms=left_ms,
-                )
-                if code not in UNSETTLED:
-                    break
+            session = self._session
+            left = abort_own(wire, name, session.producer_id, session.producer_epoch, within_ms)
         finally:
             wire.close()
+        if left:
+            raise faults.StagingFailed(f"{name} was not aborted", why=left)
 
     def _release(self) -> None:
         wire, self._wire = self._wire, None

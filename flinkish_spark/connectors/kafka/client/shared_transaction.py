@@ -25,15 +25,12 @@ from dataclasses import dataclass
 from flinkish_spark.connectors.kafka.client import admission as faults
 from flinkish_spark.connectors.kafka.client.batches import sequence_after
 from flinkish_spark.connectors.kafka.client.client import (
-    UNSETTLED,
     Code,
-    EndAction,
     KafkaWire,
-    pauses_ms,
 )
 from flinkish_spark.connectors.kafka.client.producer import Ticket, TransactionSession
 from flinkish_spark.connectors.kafka.client.settings import SharedProducer, StagingSettings
-from flinkish_spark.connectors.kafka.client.transactions import TransactionClient, why_not_counted
+from flinkish_spark.connectors.kafka.client.transactions import TransactionClient, abort_own, why_not_counted
 from flinkish_spark.protocol.ids import Place
 
 #: The task number in the transactional id; Spark numbers no partition so high.
@@ -128,17 +125,8 @@ class SharedTransaction:
 
     def abort(self) -> None:
         """Give up a transaction that nothing was written to; a sweep ends it if this cannot."""
-        session = self._session
-        for left_ms in pauses_ms(self._wire.timeout_ms, self._wire.clock):
-            code = self._wire.end_transaction(
-                self.transactional_id,
-                session.producer_id,
-                session.producer_epoch,
-                EndAction.ABORT,
-                connect_within_ms=left_ms,
-            )
-            if code not in UNSETTLED:
-                return
+        session, wire = self._session, self._wire
+        abort_own(wire, self.transactional_id, session.producer_id, session.producer_epoch, wire.timeout_ms)
 
 
 def why_other_attempts(

@@ -304,6 +304,35 @@ def why_not_counted(
     return ""
 
 
+def _settled(wire: KafkaWire, within_ms: int, ask: Callable[[int], int]) -> tuple[int, str]:
+    """Ask until the coordinator settles; return the last code and why nobody answered, if so."""
+    code, lost_detail = int(Code.COORDINATOR_NOT_AVAILABLE), ""
+    for left_ms in pauses_ms(within_ms, wire.clock):
+        try:
+            code, lost_detail = ask(left_ms), ""
+        except BrokerUnavailableError as lost:
+            lost_detail = str(lost)
+            continue
+        if code not in UNSETTLED:
+            break
+    return code, lost_detail
+
+
+def abort_own(
+    wire: KafkaWire, transactional_id: str, producer_id: int, producer_epoch: int, within_ms: int
+) -> str:
+    """Abort the transaction that this process has open; return why it may still be open, or ""."""
+    # Whatever the coordinator answers once it is settled, nothing of this epoch is open any more.
+    code, lost_detail = _settled(
+        wire,
+        within_ms,
+        lambda left_ms: wire.end_transaction(
+            transactional_id, producer_id, producer_epoch, EndAction.ABORT, connect_within_ms=left_ms
+        ),
+    )
+    return lost_detail or (name_of(code) if code in UNSETTLED else "")
+
+
 class TransactionClient:
     """Commits, aborts and looks up transactions that other processes prepared; used by one thread."""
 
@@ -411,21 +440,13 @@ class TransactionClient:
 
     def _settled(self, transactional_id: str, ask: Callable[[int], int]) -> tuple[int, str]:
         """Ask until the coordinator settles; return the last code and why nobody answered, if so."""
-        code, lost_detail = int(Code.COORDINATOR_NOT_AVAILABLE), ""
-        for left_ms in pauses_ms(self._budget_ms, self._wire.clock):
-            try:
-                code, lost_detail = ask(left_ms), ""
-            except BrokerUnavailableError as lost:
-                lost_detail = str(lost)
-                continue
-            if code in UNAUTHORIZED:
-                raise AuthorizationError(
-                    f"Kafka refuses this principal WRITE on transactional id {transactional_id!r} "
-                    f"or on a topic of its transaction ({name_of(code)})",
-                    code=code,
-                )
-            if code not in UNSETTLED:
-                break
+        code, lost_detail = _settled(self._wire, self._budget_ms, ask)
+        if code in UNAUTHORIZED:
+            raise AuthorizationError(
+                f"Kafka refuses this principal WRITE on transactional id {transactional_id!r} "
+                f"or on a topic of its transaction ({name_of(code)})",
+                code=code,
+            )
         return code, lost_detail
 
     def described(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:

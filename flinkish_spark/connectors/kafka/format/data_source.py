@@ -10,9 +10,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from flinkish_spark.bridge.refusals import say_refusals_last
 from flinkish_spark.bridge.settings import SETTINGS
 from flinkish_spark.connectors.kafka.format.options import parse_any, parse_batch, parse_sink, parse_stream
-from flinkish_spark.connectors.kafka.format.writer import EpochObserver
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.steps import SilentObserver
+from flinkish_spark.core.steps import Observer, SilentObserver
 from flinkish_spark.core.stream_readers import for_running_spark
 from flinkish_spark.transport import columns as C
 
@@ -74,7 +73,7 @@ class FlinkishKafka(DataSource):
         )
 
     @staticmethod
-    def observer() -> EpochObserver:
+    def observer() -> Observer:
         """Return who watches the steps of the sink; crash tests override it."""
         return SilentObserver()
 

@@ -1,17 +1,17 @@
-"""Attempts of micro-batches: the rules, and the driver's side of the drop-in sink over real files."""
+"""The driver's side of the drop-in sink over real files: attempts of micro-batches, crashes and zombies."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from flinkish_spark.checkpoint.decision_point import StagedDataDied
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
 from flinkish_spark.connectors.kafka.client.transactions import (
     Evidence,
@@ -19,14 +19,13 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     Liveness,
     OpenTransaction,
 )
-from flinkish_spark.connectors.kafka.format.writer import (
-    EpochDir,
-    EpochStep,
-    SinkEpochs,
-    StagedDataLostError,
-    before_full_refresh,
-    settle,
+from flinkish_spark.connectors.kafka.format.commits import (
+    SINK,
+    MicroBatchCommits,
+    sink_dir,
+    uuid_of,
 )
+from flinkish_spark.connectors.kafka.format.writer import before_full_refresh, settle
 from flinkish_spark.core.errors import (
     AnotherTimelineError,
     BrokerUnavailableError,
@@ -35,21 +34,15 @@ from flinkish_spark.core.errors import (
     FencedError,
     FlinkishError,
     JobDirError,
+    StoreError,
 )
-from flinkish_spark.core.steps import SilentObserver
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.steps import SilentObserver, Step
 from flinkish_spark.core.store import CreateResult
-from flinkish_spark.protocol.decisions import Verdict
-from flinkish_spark.protocol.ids import BatchId, JobUuid, OwnerEpoch, TransactionalId
-from flinkish_spark.protocol.micro_batches import (
-    Attempt,
-    AttemptDecision,
-    AttemptNumber,
-    StagedPart,
-    decided_batches,
-    next_attempt,
-    why_not_replaceable,
-)
-from flinkish_spark.protocol.records import CommitAnswer, Outcome
+from flinkish_spark.protocol.decisions import Decision, Verdict
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, TransactionalId
+from flinkish_spark.protocol.records import CommitAnswer, Outcome, StagedBatch, TaskAck
+from tests.support.door_files import decided
 
 
 @pytest.fixture(autouse=True)
@@ -139,10 +132,10 @@ class DieAt:
         if self._left == 0:
             raise Died
 
-    def before(self, step: EpochStep, subject: str) -> None:
+    def before(self, step: Step, subject: str) -> None:
         self._count()
 
-    def after(self, step: EpochStep, subject: str) -> None:
+    def after(self, step: Step, subject: str) -> None:
         self._count()
 
 
@@ -169,32 +162,30 @@ class Driver:
     name: str = "driver"
     group: Group | None = None
 
-    def epochs(self) -> SinkEpochs:
-        directory, marks = EpochDir(self.checkpoint), None
+    def commits(self) -> MicroBatchCommits:
+        marks = None
         if self.group is not None:
-            marks = KafkaMarks(self.group, directory.sink_uuid(), "micro-batches", "out")  # type: ignore[arg-type]
-        return SinkEpochs(directory, self.brokers, self.observer, self.name, marks)
+            marks = KafkaMarks(self.group, uuid_of(sink_dir(self.checkpoint)), SINK, "out")  # type: ignore[arg-type]
+        return MicroBatchCommits(self.checkpoint, self.brokers, self.observer, self.name, marks)  # type: ignore[arg-type]
 
-    def stage(self, content: dict[int, list[int]]) -> tuple[AttemptNumber, list[StagedPart]]:
-        lease = self.epochs().plan()
-        parts = []
+    def stage(self, content: dict[int, list[int]], batch: int = 0) -> StagedBatch:
+        lease = self.commits().plan()
+        acks, found = [], []
         for task, rows in content.items():
-            if not rows:
-                parts.append(StagedPart(task, 0, 0, None))
-                continue
-            name = TransactionalId(lease.sink, OwnerEpoch(0), lease.attempt.block, task, 0)
-            staged = self.brokers.stage(str(name), rows)
-            parts.append(StagedPart(task, len(rows), sum(hash((task, r)) for r in rows), staged.to_json()))
-        return lease.attempt.number, parts
+            acks.append(TaskAck(task, len(rows), sum(hash((task, r)) for r in rows)))
+            if rows:
+                name = TransactionalId(lease.sink, lease.owner, 1, task, 0)
+                found.append(self.brokers.stage(str(name), rows).to_json())
+        return lease.staged(BatchId(batch), acks, found)
 
     def run(self, batch: int, content: dict[int, list[int]]) -> None:
         """Run a micro-batch as Spark does: offsets, tasks, commit, commits/N; abort if that fails."""
         _write(self.checkpoint / "offsets" / str(batch), f"v1\n{{}}\n{sorted(content.items())}")
-        attempt, parts = self.stage(content)
+        staged = self.stage(content, batch)
         try:
-            self.epochs().commit(attempt, BatchId(batch), parts)
+            self.commits().commit(staged)
         except FlinkishError:
-            self.epochs().abort(attempt, parts)
+            self.commits().abort(staged)
             raise
         _write(self.checkpoint / "commits" / str(batch), "v1\n{}")
 
@@ -212,14 +203,12 @@ def _all_rows(batches: int) -> list[int]:
     return sorted(row for batch in range(batches) for rows in _content(batch).values() for row in rows)
 
 
-def _lose_a_decided_part(checkpoint: Path, brokers: Brokers) -> None:
-    """Leave batch 0 decided and not committed, and the transaction of its task 1 rolled back."""
+def _lose_a_decided_part(checkpoint: Path, brokers: Brokers, step: int = 4) -> None:
+    """Leave batch 0 decided and committed up to a step, and the transaction of its task 1 rolled back."""
     with pytest.raises(Died):
-        Driver(checkpoint, brokers, DieAt(4)).run(0, _content(0))
-    (decided,) = EpochDir(checkpoint).decided_batches()
-    payload = decided.first.parts[1].payload
-    assert payload is not None
-    brokers.expire(KafkaCommittable.from_json(payload))
+        Driver(checkpoint, brokers, DieAt(step)).run(0, _content(0))
+    (batch,) = decided(checkpoint)[BatchId(0)].batches
+    brokers.expire(KafkaCommittable.from_json(batch.committables[1].payload))
 
 
 def test_a_checkpoint_that_is_an_older_copy_writes_nothing(tmp_path: Path) -> None:
@@ -230,13 +219,59 @@ def test_a_checkpoint_that_is_an_older_copy_writes_nothing(tmp_path: Path) -> No
     shutil.copytree(here, backup)
     for batch in range(2, 5):
         Driver(here, brokers, name="second", group=group).run(batch, _content(batch))
-    for name in ("third", "second"):
+    # The first one goes on as if nothing had happened, as a driver does whose folder was put back under it.
+    for name in ("first", "third", "second"):
         with pytest.raises(AnotherTimelineError, match=r"holds attempt 5 of this query.* its newest is 2"):
             Driver(backup, brokers, name=name, group=group).run(2, _content(2))
     assert brokers.visible() == _all_rows(5)
     assert brokers.open() == []
     Driver(here, brokers, name="third", group=group).run(5, _content(5))
     assert brokers.visible() == _all_rows(6)
+
+
+def test_an_older_copy_that_its_own_driver_goes_on_with_is_noticed_at_its_next_attempt(
+    tmp_path: Path,
+) -> None:
+    """Its attempt has the number, and the owner, of the one that was committed meanwhile."""
+    brokers, group = Brokers(), Group()
+    here, backup = tmp_path / "here", tmp_path / "backup"
+    Driver(here, brokers, group=group).run(0, _content(0))
+    shutil.copytree(here, backup)
+    Driver(here, brokers, group=group).run(1, _content(1))
+    with pytest.raises(AnotherTimelineError, match=r"holds attempt 2 of this query.* its newest is 1"):
+        Driver(backup, brokers, group=group).run(1, _content(1))
+    assert brokers.visible() == _all_rows(2)
+
+
+def test_an_attempt_that_a_copy_has_given_up_and_the_original_commits_is_noticed(tmp_path: Path) -> None:
+    brokers, group = Brokers(), Group()
+    here, copy = Driver(tmp_path / "here", brokers, group=group), tmp_path / "copy"
+    here.run(0, _content(0))
+    _write(here.checkpoint / "offsets" / "1", "v1\n{}\nx")
+    staged = here.stage(_content(1), 1)
+    shutil.copytree(here.checkpoint, copy)
+    elsewhere = Driver(copy, brokers, name="elsewhere", group=group)
+    with pytest.raises(Died):
+        Driver(copy, brokers, DieAt(2), "elsewhere", group).stage(_content(1), 1)
+    for one in staged.committables:
+        brokers.state[one.payload["transactional_id"], one.payload["producer_epoch"]] = "open"
+    here.commits().commit(staged)
+    with pytest.raises(AnotherTimelineError, match=r"holds attempt 2 of this query.* its newest is 1"):
+        elsewhere.run(1, _content(1))
+    assert brokers.visible() == _all_rows(2)
+
+
+def test_stretches_are_forgotten_but_for_that_of_the_newest_mark(tmp_path: Path) -> None:
+    brokers, group = Brokers(), Group()
+    for batch in range(40):
+        Driver(tmp_path, brokers, name=f"{batch}", group=group).run(batch, _content(batch))
+    kept = list((tmp_path / "flinkish-kafka" / "timeline").iterdir())
+    assert len(kept) <= 31
+    # Nothing is written for long.
+    for batch in range(40, 120):
+        Driver(tmp_path, brokers, name=f"{batch % 3}", group=group).run(batch, {0: []})
+    Driver(tmp_path, brokers, name="last", group=group).run(120, _content(40))
+    assert brokers.visible() == _all_rows(41)
 
 
 def test_of_two_copies_that_run_at_once_the_second_commits_nothing(tmp_path: Path) -> None:
@@ -246,10 +281,10 @@ def test_of_two_copies_that_run_at_once_the_second_commits_nothing(tmp_path: Pat
     one = Driver(tmp_path / "one", brokers, name="one", group=group)
     other = Driver(tmp_path / "other", brokers, name="other", group=group)
     _write(other.checkpoint / "offsets" / "1", "v1\n{}\n")
-    attempt, parts = other.stage(_content(1))
+    staged = other.stage(_content(1))
     one.run(1, _content(1))
     with pytest.raises(FlinkishError):
-        other.epochs().commit(attempt, BatchId(1), parts)
+        other.commits().commit(replace(staged, batch=BatchId(1)))
     assert brokers.visible() == _all_rows(2)
 
 
@@ -262,9 +297,7 @@ def test_clean_batches_use_few_ids_and_leave_nothing_open(tmp_path: Path) -> Non
     assert not brokers.open()
     # One id per task for ever: brokers remember each id for a week.
     assert len(brokers.epochs) == 3
-    kept = {folder: len(list((tmp_path / "flinkish-kafka" / folder).iterdir())) for folder in
-            ("attempts", "decisions", "receipts")}  # fmt: skip
-    assert all(count <= 31 for count in kept.values()), kept
+    assert len(list((tmp_path / "flinkish-kafka" / "checkpoints").iterdir())) <= 31
 
 
 @pytest.mark.parametrize("step", range(1, 13))
@@ -285,7 +318,7 @@ def test_many_random_crashes_and_zombies_stay_exact(tmp_path: Path) -> None:
     for seed in range(25):
         chance.seed(seed)
         brokers, checkpoint = Brokers(), tmp_path / str(seed)
-        zombies: list[tuple[AttemptNumber, int, list[StagedPart]]] = []
+        zombies: list[tuple[int, StagedBatch]] = []
         for batch in range(6):
             for _ in range(chance.randrange(3)):
                 try:
@@ -295,15 +328,41 @@ def test_many_random_crashes_and_zombies_stay_exact(tmp_path: Path) -> None:
                 break
             if chance.random() < 0.3 and not (checkpoint / "commits" / str(batch)).exists():
                 _write(checkpoint / "offsets" / str(batch), f"v1\n{{}}\n{sorted(_content(batch).items())}")
-                attempt, parts = Driver(checkpoint, brokers).stage(_content(batch))
-                zombies.append((attempt, batch, parts))
+                staged = Driver(checkpoint, brokers).stage(_content(batch))
+                zombies.append((batch, staged))
             if not (checkpoint / "commits" / str(batch)).exists():
                 Driver(checkpoint, brokers).run(batch, _content(batch))
-            for attempt, of_batch, parts in zombies:
+            for of_batch, staged in zombies:
                 with pytest.raises(FlinkishError):
-                    Driver(checkpoint, brokers).epochs().commit(attempt, BatchId(of_batch + 10), parts)
+                    Driver(checkpoint, brokers).commits().commit(
+                        replace(staged, batch=BatchId(of_batch + 10))
+                    )
             zombies.clear()
         assert brokers.visible() == _all_rows(6), seed
+        assert not brokers.open(), seed
+
+
+def test_many_random_crashes_with_losses_behind_decisions_stay_exact(tmp_path: Path) -> None:
+    for seed in range(25):
+        chance, brokers, checkpoint = random.Random(seed), Brokers(), tmp_path / str(seed)
+        lost = 0
+        for batch in range(6):
+            for _ in range(chance.randrange(5)):
+                try:
+                    Driver(checkpoint, brokers, DieAt(chance.randint(1, 14))).run(batch, _content(batch))
+                except Died:
+                    newest = sink_dir(checkpoint).newest_commit()
+                    named = [] if newest is None else [one.payload for one in newest.batches[0].committables]
+                    for payload in named:
+                        key = payload["transactional_id"], payload["producer_epoch"]
+                        if key in brokers.open() and chance.random() < 0.4:
+                            brokers.state[key] = "aborted"
+                            lost += 1
+                    continue
+                break
+            if not (checkpoint / "commits" / str(batch)).exists():
+                Driver(checkpoint, brokers).run(batch, _content(batch))
+        assert brokers.visible() == _all_rows(6), (seed, lost)
         assert not brokers.open(), seed
 
 
@@ -311,10 +370,10 @@ def test_a_zombie_cannot_decide_after_a_later_attempt_was_planned(tmp_path: Path
     brokers = Brokers()
     _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
     zombie = Driver(tmp_path, brokers)
-    attempt, parts = zombie.stage(_content(0))
+    staged = zombie.stage(_content(0))
     Driver(tmp_path, brokers).run(0, _content(0))
     # It finds the batch decided and gives its own attempt up.
-    zombie.epochs().commit(attempt, BatchId(0), parts)
+    zombie.commits().commit(staged)
     assert brokers.visible() == _all_rows(1)
     assert not brokers.open()
 
@@ -329,11 +388,11 @@ def test_a_checkpoint_that_is_given_up_has_whole_batches_and_nothing_open(
     Driver(tmp_path, brokers, group=group).run(0, _content(0))
     with pytest.raises(Died):
         Driver(tmp_path, brokers, DieAt(step), group=group).run(1, _content(1))
-    was_decided = bool([one for one in EpochDir(tmp_path).decided_batches() if one.batch == BatchId(1)])
+    was_decided = BatchId(1) in decided(tmp_path)
     with contextlib.suppress(Died):
-        Driver(tmp_path, brokers, DieAt(again), "refresh", group).epochs().give_up()
+        Driver(tmp_path, brokers, DieAt(again), "refresh", group).commits().give_up()
     for _ in range(2):
-        Driver(tmp_path, brokers, name="refresh", group=group).epochs().give_up()
+        Driver(tmp_path, brokers, name="refresh", group=group).commits().give_up()
     assert brokers.visible() == _all_rows(2 if was_decided else 1)
     assert not brokers.open()
     with pytest.raises(FencedError, match="full refresh"):
@@ -344,29 +403,29 @@ def test_who_lives_on_in_a_checkpoint_that_is_given_up_decides_nothing(tmp_path:
     brokers = Brokers()
     _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
     zombie = Driver(tmp_path, brokers)
-    attempt, parts = zombie.stage(_content(0))
-    Driver(tmp_path, brokers, name="refresh").epochs().give_up()
-    with pytest.raises((FencedError, StagedDataLostError)):
-        zombie.epochs().commit(attempt, BatchId(0), parts)
+    staged = zombie.stage(_content(0))
+    Driver(tmp_path, brokers, name="refresh").commits().give_up()
+    with pytest.raises((FencedError, StagedDataDied)):
+        zombie.commits().commit(staged)
     assert not brokers.visible() and not brokers.open()
 
 
 def test_a_checkpoint_without_an_attempt_is_given_up_without_a_trace(tmp_path: Path) -> None:
-    Driver(tmp_path, Brokers()).epochs().give_up()
-    assert not (tmp_path / "flinkish-kafka" / "attempts").exists()
+    Driver(tmp_path, Brokers()).commits().give_up()
+    assert not (tmp_path / "flinkish-kafka").exists()
 
 
 def test_only_checkpoints_of_the_same_flow_of_a_pipeline_are_those_before_its_refresh(tmp_path: Path) -> None:
     flow = tmp_path / "_checkpoints" / "spark_catalog" / "default" / "totals" / "flow"
     for used in flow / "0", flow / "2", flow / "10", flow / "11", flow.parent / "other" / "1":
-        EpochDir(used).sink_uuid()
+        uuid_of(sink_dir(used))
     (flow / "3").mkdir()
     (flow / "0.bak").mkdir()
     assert before_full_refresh(flow / "10") == [flow / "0", flow / "2"]
     assert before_full_refresh(flow / "0") == []
     # Elsewhere numbers are somebody's own.
     for number in "1", "2":
-        EpochDir(tmp_path / "plain" / number).sink_uuid()
+        uuid_of(sink_dir(tmp_path / "plain" / number))
     assert before_full_refresh(tmp_path / "plain" / "2") == []
 
 
@@ -374,17 +433,19 @@ def test_a_sealed_attempt_of_an_undecided_batch_is_fenced(tmp_path: Path) -> Non
     brokers = Brokers()
     _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
     zombie, newer = Driver(tmp_path, brokers), Driver(tmp_path, brokers)
-    attempt, parts = zombie.stage(_content(0))
-    newer_attempt, newer_parts = newer.stage(_content(0))
-    with pytest.raises((FencedError, StagedDataLostError)):
-        zombie.epochs().commit(attempt, BatchId(0), parts)
-    newer.epochs().commit(newer_attempt, BatchId(0), newer_parts)
+    staged = zombie.stage(_content(0))
+    later = newer.stage(_content(0))
+    with pytest.raises((FencedError, StagedDataDied)):
+        zombie.commits().commit(staged)
+    newer.commits().commit(later)
     assert brokers.visible() == _all_rows(1)
 
 
-def test_a_lost_part_is_replaced_by_the_same_task_of_the_next_attempt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_lost_part_is_replaced_by_the_same_task_of_the_next_attempt(tmp_path: Path, step: int) -> None:
+    """Before anything of its micro-batch is committed, and when a part of it is."""
     brokers = Brokers()
-    _lose_a_decided_part(tmp_path, brokers)
+    _lose_a_decided_part(tmp_path, brokers, step)
     Driver(tmp_path, brokers).run(0, _content(0))
     assert brokers.visible() == _all_rows(1)
     assert not brokers.open()
@@ -393,10 +454,38 @@ def test_a_lost_part_is_replaced_by_the_same_task_of_the_next_attempt(tmp_path: 
     assert brokers.visible() == _all_rows(2)
 
 
-@pytest.mark.parametrize("what", ["other rows", "fewer rows", "no rows", "no proof"])
-def test_a_lost_part_that_does_not_match_stops_the_query(tmp_path: Path, what: str) -> None:
-    brokers = Brokers(forgets=what == "no proof")
+@pytest.mark.parametrize("again", range(1, 14))
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_crash_while_a_lost_part_is_replaced_changes_nothing(tmp_path: Path, step: int, again: int) -> None:
+    brokers = Brokers()
+    _lose_a_decided_part(tmp_path, brokers, step)
+    with contextlib.suppress(Died):
+        Driver(tmp_path, brokers, DieAt(again)).run(0, _content(0))
+    for batch in range(2):
+        Driver(tmp_path, brokers).run(batch, _content(batch))
+    assert brokers.visible() == _all_rows(2)
+    assert not brokers.open()
+
+
+def test_what_stands_for_a_lost_part_may_be_lost_in_turn(tmp_path: Path) -> None:
+    brokers = Brokers()
     _lose_a_decided_part(tmp_path, brokers)
+    driver = Driver(tmp_path, brokers)
+    staged = driver.stage(_content(0))
+    with pytest.raises(Died):
+        # Behind the mend, before its first commit.
+        Driver(tmp_path, brokers, DieAt(4)).commits().commit(staged)
+    brokers.expire(KafkaCommittable.from_json(staged.committables[0].payload))
+    driver.run(0, _content(0))
+    assert brokers.visible() == _all_rows(1)
+    assert not brokers.open()
+
+
+@pytest.mark.parametrize("what", ["other rows", "fewer rows", "no rows", "no proof"])
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_lost_part_that_does_not_match_stops_the_query(tmp_path: Path, what: str, step: int) -> None:
+    brokers = Brokers(forgets=what == "no proof")
+    _lose_a_decided_part(tmp_path, brokers, step)
     now = {
         "other rows": {**_content(0), 1: [10, 12]},
         "fewer rows": {**_content(0), 1: [10]},
@@ -404,29 +493,32 @@ def test_a_lost_part_that_does_not_match_stops_the_query(tmp_path: Path, what: s
         "no proof": _content(0),
     }[what]
     driver = Driver(tmp_path, brokers)
-    attempt, parts = driver.stage(now)
+    staged = driver.stage(now)
     with pytest.raises(CommittableLostError) as stopped:
-        driver.epochs().commit(attempt, BatchId(0), parts)
+        driver.commits().commit(staged)
     assert "cannot be replaced" in str(stopped.value)
-    assert brokers.visible() == sorted(r for t, rows in _content(0).items() if t != 1 for r in rows)
-    assert not brokers.open()
+    # Nothing is shown of a micro-batch that cannot be shown whole, unless it was before.
+    assert brokers.visible() == ([] if step == 4 else _content(0)[0])
+    assert stopped.value.facts["rows"] == len(_all_rows(1)) - len(brokers.visible())
+    ours = {one.payload["transactional_id"] for one in staged.committables}
+    assert not ours & {name for name, _ in brokers.open()}
 
 
 def test_brokers_that_do_not_answer_behind_the_decision_are_waited_for(tmp_path: Path) -> None:
     brokers = Brokers()
     driver = Driver(tmp_path, brokers)
     _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
-    attempt, parts = driver.stage(_content(0))
+    staged = driver.stage(_content(0))
     brokers.is_down = True
     with pytest.raises(BrokerUnavailableError):
-        driver.epochs().commit(attempt, BatchId(0), parts)
-    driver.epochs().abort(attempt, parts)  # Spark does this behind a failed commit
+        driver.commits().commit(staged)
+    driver.commits().abort(staged)  # Spark does this behind a failed commit
     brokers.is_down = False
     with pytest.raises(JobDirError, match="other offsets"):
         driver.run(0, _content(5))
     _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
-    attempt, parts = driver.stage(_content(0))
-    driver.epochs().commit(attempt, BatchId(0), parts)
+    staged = driver.stage(_content(0))
+    driver.commits().commit(staged)
     assert brokers.visible() == _all_rows(1)
 
 
@@ -434,11 +526,10 @@ def test_data_that_dies_before_the_decision_is_never_decided(tmp_path: Path) -> 
     brokers = Brokers()
     driver = Driver(tmp_path, brokers)
     _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
-    attempt, parts = driver.stage(_content(0))
-    assert parts[2].payload is not None
-    brokers.expire(KafkaCommittable.from_json(parts[2].payload))
-    with pytest.raises(StagedDataLostError):
-        driver.epochs().commit(attempt, BatchId(0), parts)
+    staged = driver.stage(_content(0))
+    brokers.expire(KafkaCommittable.from_json(staged.committables[2].payload))
+    with pytest.raises(StagedDataDied):
+        driver.commits().commit(staged)
     assert brokers.visible() == []
     driver.run(0, _content(0))
     assert brokers.visible() == _all_rows(1)
@@ -457,29 +548,41 @@ def test_a_checkpoint_that_was_set_back_is_refused(tmp_path: Path) -> None:
     assert not brokers.open()
 
 
-def test_a_zombie_that_slept_until_its_seal_was_pruned_decides_nothing(tmp_path: Path) -> None:
+def test_a_zombie_that_slept_until_its_seal_was_pruned_shows_nothing(tmp_path: Path) -> None:
     brokers = Brokers()
-    driver = Driver(tmp_path, brokers)
     _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
-    attempt, parts = driver.stage(_content(0))
+    zombie = Driver(tmp_path, brokers, name="zombie")
+    staged = zombie.stage(_content(0))
+    driver, sink = Driver(tmp_path, brokers), sink_dir(tmp_path)
     for batch in range(40):
         driver.run(batch, _content(batch))
-    decision = AttemptDecision(attempt, Verdict.COMMIT, BatchId(0), tuple(parts), "x")
-    directory = EpochDir(tmp_path)
-    assert directory.attempt(attempt) is None
-    assert directory.create_decision(decision) is CreateResult.EXISTS
+    pruned = CheckpointId(staged.attempt)
+    assert pruned not in sink.decided_ids()
+    with pytest.raises(FlinkishError):
+        zombie.commits().commit(replace(staged, batch=BatchId(40)))
+    sink.delete_all([f"checkpoints/{pruned}/decision.json"])
+    # It fell asleep right before its create, behind all looks.
+    late = Decision(
+        pruned, Verdict.COMMIT, staged.owner_epoch, 0, batches=(replace(staged, batch=BatchId(40)),)
+    )
+    assert sink.create_decision(late) is CreateResult.CREATED
     driver.run(40, _content(40))
-    assert brokers.visible() == _all_rows(41)
+    Driver(tmp_path, brokers, name="next").run(41, _content(41))
+    assert brokers.visible() == _all_rows(42)
+    assert not brokers.open()
 
 
-def test_a_decision_whose_answer_was_lost_is_known_by_its_content(tmp_path: Path) -> None:
-    driver = Driver(tmp_path, Brokers())
-    attempt, parts = driver.stage(_content(0))
-    decision = AttemptDecision(attempt, Verdict.COMMIT, BatchId(0), tuple(parts), "x")
-    for _ in range(2):
-        assert EpochDir(tmp_path).create_decision(decision) is CreateResult.CREATED
-    other = AttemptDecision(attempt, Verdict.ABORT)
-    assert EpochDir(tmp_path).create_decision(other) is CreateResult.EXISTS
+def test_a_decision_whose_answer_was_lost_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers, create = Brokers(), JobDir.create_decision
+
+    def answer_lost(self: JobDir, decision: Decision) -> CreateResult:
+        if create(self, decision) is CreateResult.CREATED:
+            raise StoreError("no answer")
+        return CreateResult.EXISTS
+
+    monkeypatch.setattr(JobDir, "create_decision", answer_lost)
+    Driver(tmp_path, brokers).run(0, _content(0))
+    assert brokers.visible() == _all_rows(1)
 
 
 def test_a_confirmed_batch_is_not_finished_again(tmp_path: Path) -> None:
@@ -498,12 +601,12 @@ def test_an_abort_that_names_nothing_leaves_other_drivers_alone(tmp_path: Path) 
     brokers = Brokers()
     _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
     old, newer = Driver(tmp_path, brokers, name="old"), Driver(tmp_path, brokers, name="new")
-    attempt, parts = newer.stage(_content(0))
-    old.epochs().abort(None, [])
-    newer.epochs().commit(attempt, BatchId(0), parts)
+    staged = newer.stage(_content(0))
+    old.commits().abort(None)
+    newer.commits().commit(staged)
     assert brokers.visible() == _all_rows(1)
     newer.stage(_content(1))
-    newer.epochs().abort(None, [])
+    newer.commits().abort(None)
     assert not brokers.open()
 
 
@@ -520,50 +623,5 @@ def test_lost_rows_are_settled_by_hand_and_the_query_goes_on(tmp_path: Path) -> 
         settle(str(tmp_path), 0)
     driver.run(0, _content(0))
     driver.run(1, _content(1))
-    lost = set(_content(0)[1])
-    assert brokers.visible() == [row for row in _all_rows(2) if row not in lost]
+    assert brokers.visible() == sorted(set(_all_rows(2)) - set(_all_rows(1)))
     assert not brokers.open()
-
-
-def test_an_attempt_cut_off_gives_its_block_up_for_ever() -> None:
-    first = next_attempt(None, "d", newest_is_confirmed=False)
-    assert next_attempt(first, "d", newest_is_confirmed=True).block == first.block
-    cut_off = next_attempt(first, "d", newest_is_confirmed=False)
-    assert cut_off.block == 2
-    assert next_attempt(Attempt(AttemptNumber(9), 2, 5, "d"), "d", newest_is_confirmed=False).block == 6
-
-
-def test_two_decisions_of_one_batch_are_a_broken_rule() -> None:
-    def decision(attempt: int, *, mends: bool = False) -> AttemptDecision:
-        return AttemptDecision(AttemptNumber(attempt), Verdict.COMMIT, BatchId(1), mends=mends)
-
-    with pytest.raises(ValueError, match="both decided"):
-        decided_batches([decision(1), decision(2)])
-    with pytest.raises(ValueError, match="nobody decided"):
-        decided_batches([decision(2, mends=True)])
-    (found,) = decided_batches([decision(3, mends=True), decision(1)])
-    assert (found.first.attempt.value, len(found.mends)) == (1, 1)
-
-
-def test_every_reason_against_a_replacement_names_the_task() -> None:
-    lost = StagedPart(4, 2, 7, {"x": 1})
-    offers = (None, StagedPart(4, 1, 7, {}), StagedPart(4, 2, 8, {}), StagedPart(4, 2, 7, None))
-    for offer, proven in itertools.product(offers, (frozenset({4}), frozenset[int]())):
-        offered = {} if offer is None else {4: offer}
-        assert "task 4" in why_not_replaceable([lost], proven, offered)
-    assert why_not_replaceable([lost], frozenset({4}), {4: lost}) == ""
-
-
-def test_decisions_round_trip() -> None:
-    decision = AttemptDecision(
-        AttemptNumber(3),
-        Verdict.COMMIT,
-        BatchId(2),
-        (StagedPart(0, 1, 2**63 + 1, {"a": 1}),),
-        "aa",
-        True,
-        "why",
-    )
-    assert AttemptDecision.from_json(decision.to_json()) == decision
-    with pytest.raises(ValueError, match="without a batch"):
-        AttemptDecision.from_json({**decision.to_json(), "batch": None})

@@ -1,0 +1,79 @@
+"""The one create by which a checkpoint is decided: of a job, and of a micro-batch of the drop-in sink."""
+
+from __future__ import annotations
+
+import logging
+
+from flinkish_spark.checkpoint.ownership import Ownership
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import EnvironmentFault, FencedError, StoreError
+from flinkish_spark.core.steps import Observer, Step
+from flinkish_spark.core.store import CreateResult
+from flinkish_spark.protocol.decisions import Decision, Verdict
+
+LOG = logging.getLogger(__name__)
+
+
+class StagedDataDied(EnvironmentFault):
+    """Something staged cannot be committed any more; nothing was decided, so the job rewinds."""
+
+    restartable = True
+    ends_when_repeated = True
+
+
+class DecisionRefused(EnvironmentFault):
+    """The store did not take the decision; the checkpoint is aborted, what it staged is kept."""
+
+    restartable = True
+    ends_when_repeated = True
+
+
+def decide(decision: Decision, ownership: Ownership, clock: Clock, observer: Observer) -> None:
+    """Decide a checkpoint; raise FencedError or DecisionRefused if it is not decided so."""
+    ownership.check()
+    job_dir = ownership.job_dir
+    observer.before(Step.DECISION, str(decision.checkpoint))
+    try:
+        # DECISION POINT: with this create the checkpoint is complete and must be finished by
+        # whoever owns the job. Before it the epoch can vanish as a whole; after it, never.
+        created = job_dir.create_decision(decision)
+    except StoreError as error:
+        created = resolve(decision, error, ownership, clock)
+    observer.after(Step.DECISION, str(decision.checkpoint))
+    if created is CreateResult.EXISTS:
+        ownership.check()
+        found = job_dir.decision(decision.checkpoint)
+        if found is not None and found.verdict is Verdict.ABORT and found.owner_epoch < ownership.epoch:
+            # A zombie was still sealing what it took to be its predecessor's.
+            raise DecisionRefused(
+                f"checkpoint {decision.checkpoint} was sealed by owner {found.owner_epoch}, who has "
+                "lost the job",
+                what_to_do="none: what was staged passes to the next checkpoint",
+            )
+        raise FencedError(
+            f"checkpoint {decision.checkpoint} was decided by somebody else",
+            what_to_do="let this process end; the newer owner goes on",
+        )
+    # A newer owner that took over between the check above and the create has either found the
+    # id and sealed it, and the create lost, or will find this decision and finish it.
+
+
+def resolve(decision: Decision, error: StoreError, ownership: Ownership, clock: Clock) -> CreateResult:
+    """Find out what a create with unknown outcome did, and make it final."""
+    # The write may have arrived although its answer did not, or may arrive later. Whichever of COMMIT and
+    # ABORT is there first stands, so an ABORT is offered: it answers the question.
+    job_dir, checkpoint = ownership.job_dir, decision.checkpoint
+    LOG.warning("the store did not say whether checkpoint %s is decided: %s", checkpoint, error)
+    reason = "the store did not take the decision"
+    offered = Decision(checkpoint, Verdict.ABORT, ownership.epoch, clock.wall_ms(), reason=reason)
+    if job_dir.create_decision(offered) is CreateResult.EXISTS:
+        found = job_dir.decision(checkpoint)
+        if found is not None and (found.verdict, found.owner_epoch) == (Verdict.COMMIT, ownership.epoch):
+            return CreateResult.CREATED
+        if found is None or found.owner_epoch != ownership.epoch:
+            return CreateResult.EXISTS
+    raise DecisionRefused(
+        f"checkpoint {checkpoint} could not be decided",
+        why=str(error),
+        what_to_do="see to the job directory's disk; what was staged passes to the next checkpoint",
+    ) from error
