@@ -41,7 +41,9 @@ from flinkish_spark.windows.spec import (
 from flinkish_spark.windows.time_window import TimeWindow
 from flinkish_spark.windows.triggers import EventTimeTrigger, Trigger, TriggerResult, check_result
 
-CONTENTS = "window/contents"
+#: Entries per key and window that is not over: what is in it, stored with when it is due and its place in
+#: that order; all windows have this form. An entry of None is a window in which nothing is.
+OPEN = "window/open"
 #: Field behind those of an element, for its event time.
 _TIME_FIELD = "__time_ms LONG"
 
@@ -102,8 +104,7 @@ class _Reduced(WindowContents):
     def open(self, states: KeyedStates) -> None:
         self._named = self._type.naming()
         self._reduce = _named_reduce(self._computation, self._named)
-        states.per_namespace(CONTENTS)
-        self._state = states.get_reducing_state(ReducingStateDescriptor(CONTENTS, self, self._type.ddl))
+        self._state = states.get_reducing_state(ReducingStateDescriptor(OPEN, self, self._type.ddl))
 
     def reduce(self, first: Any, second: Any) -> Any:
         return self._reduce(first, second)
@@ -120,11 +121,10 @@ class _Aggregated(WindowContents):
     def __init__(self, computation: AggregateWindow) -> None:
         self._then = computation.then
         self._descriptor = AggregatingStateDescriptor(
-            CONTENTS, computation.aggregate, computation.accumulator_type
+            OPEN, computation.aggregate, computation.accumulator_type
         )
 
     def open(self, states: KeyedStates) -> None:
-        states.per_namespace(CONTENTS)
         self._state = states.get_aggregating_state(self._descriptor)
 
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
@@ -139,8 +139,7 @@ class _Listed(WindowContents):
 
     def open(self, states: KeyedStates) -> None:
         self._named = self._type.naming()
-        states.per_namespace(CONTENTS)
-        self._state = states.get_list_state(ListStateDescriptor(CONTENTS, self._type.ddl))
+        self._state = states.get_list_state(ListStateDescriptor(OPEN, self._type.ddl))
 
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
         values = self._state.get()
@@ -159,8 +158,7 @@ class _Evicted(WindowContents):
         self._at_once = _at_once(self._computation, self._named)
         self._has_fields = self._type.has_fields
         fields = self._type.ddl if self._has_fields else f"value {self._type.ddl}"
-        states.per_namespace(CONTENTS)
-        self._state = states.get_list_state(ListStateDescriptor(CONTENTS, f"{fields}, {_TIME_FIELD}"))
+        self._state = states.get_list_state(ListStateDescriptor(OPEN, f"{fields}, {_TIME_FIELD}"))
 
     def add(self, value: Any, timestamp_ms: int | None) -> None:
         self._state.add((*value, timestamp_ms) if self._has_fields else (value, timestamp_ms))
@@ -508,9 +506,10 @@ class WindowOperator(KeyedStreamOperator):
         self._key_scope = KeyScope()
         of_key = states.through(self._key_scope)
         open_part(self._part, states.uid, states.max_parallelism)
+        states.per_namespace(OPEN, due=self.clock)
         self._contents.open(states)
         self._results.open(states)
-        self._kept = states.tables[CONTENTS]
+        self._table = states.tables[OPEN]
         self._trigger_context = TriggerScope(self._trigger, states, timers)
         function_states = FunctionStates(
             of_key.of_function(), states.of_function(), self._can_have_window_state
@@ -519,7 +518,6 @@ class WindowOperator(KeyedStreamOperator):
             self._function.open(function_states)
         function_states.seal()
         self._firing = FiringContext(function_states, context, timers)
-        self._open_windows(of_key)
 
     def processors(self) -> tuple[Processor, ...]:
         return (self.process_element,)
@@ -532,21 +530,17 @@ class WindowOperator(KeyedStreamOperator):
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         window = TimeWindow._make(timer.namespace)
-        place = self._place_of(window)
-        if place is None:
-            # A trigger has left a timer behind of a window that was merged or is over.
-            return
         if domain is TimeDomain.EVENT_TIME:
             result = self._trigger.on_event_time(timer.time_ms, window, self._trigger_context)
         else:
             result = self._trigger.on_processing_time(timer.time_ms, window, self._trigger_context)
-        self._obey(result, window, place)
+        self._obey(result, window)
         if domain is not self._assigner.clock:
             return
         if timer.time_ms >= self._cleanup_ms(window):
-            self._clean_up(window, place)
+            self._clean_up(window)
         else:
-            # It is there already, unless the program was changed to wait longer.
+            # It is there already, unless the trigger only waited, or the program was changed to wait longer.
             self._register_cleanup(window)
 
     def close(self) -> None:
@@ -554,15 +548,12 @@ class WindowOperator(KeyedStreamOperator):
         if self._function is not None:
             self._function.close()
 
-    def _open_windows(self, of_key: KeyedStates) -> None:
-        """Declare what is kept of a key's windows."""
-
     def _can_have_window_state(self, descriptor: StateDescriptor) -> None:
         """Refuse a state per window if there cannot be one."""
 
     def _add(self, value: Any, time_ms: int | None, windows: Sequence[TimeWindow]) -> bool:
         scope, contents, trigger, ctx = self._scope, self._contents, self._trigger, self._trigger_context
-        key, kept, is_taken, take = scope.key, self._kept.entries, False, self._take
+        key, kept, is_taken, take = scope.key, self._table.entries, False, self._take
         watermark_ms = self._timers.watermark_ms
         waiting = self._slots_waiting()
         # What ends after this is not over: most windows, which need no closer look.
@@ -581,7 +572,7 @@ class WindowOperator(KeyedStreamOperator):
                 continue
             result = trigger.on_element(self._own(value), time_ms, window, ctx)
             if result is not TriggerResult.CONTINUE:
-                self._obey(result, window, window)
+                self._obey(result, window)
             elif self._only_waits:
                 waiting.add(slot)
             if is_new:
@@ -598,16 +589,14 @@ class WindowOperator(KeyedStreamOperator):
             self._queues, self._waiting = self._timers.queues, set()
         return self._waiting
 
-    def _place_of(self, window: TimeWindow) -> TimeWindow | None:
-        return window
-
-    def _obey(self, result: TriggerResult, window: TimeWindow, place: TimeWindow) -> None:
+    def _obey(self, result: TriggerResult, window: TimeWindow) -> None:
         """Do what a trigger said; the window is the current one before and after."""
         if result is TriggerResult.CONTINUE:
             return
         check_result(self._trigger, result)
-        key = self._scope.key
-        self._scope.enter(key, place)
+        key, entries = self._scope.key, self._table.entries
+        slot = self._scope.slot
+        is_open = slot in entries
         if result.is_fire:
             self._firing.window = window
             self._contents.fire(self._emit, window, self._trigger_context)
@@ -615,7 +604,10 @@ class WindowOperator(KeyedStreamOperator):
             self._contents.clear()
             # The next result does not contain this one, so it does not replace it.
             self._results.settle(key, window)
-        self._scope.enter(key, window)
+        if is_open and slot not in entries:
+            # Nothing is in it any more, and it is there until its time is over.
+            entries[slot] = None
+            self._table.changed.add(slot)
 
     def _emit(self, elements: Sequence[Any]) -> None:
         """Emit what the function makes of a window's elements; of none, that its results do not stand."""
@@ -629,12 +621,9 @@ class WindowOperator(KeyedStreamOperator):
             rows = self._results.fired(self._scope.key, window, rows)
             self._context.emit(rows, window.max_timestamp_ms)
 
-    def _clean_up(self, window: TimeWindow, place: TimeWindow) -> None:
-        key = self._scope.key
-        self._scope.enter(key, place)
+    def _clean_up(self, window: TimeWindow) -> None:
         self._contents.clear()
-        self._results.settle(key, window)
-        self._scope.enter(key, window)
+        self._results.settle(self._scope.key, window)
         self._trigger.clear(window, self._trigger_context)
         if self._function is not None:
             self._enter_key()
@@ -661,6 +650,9 @@ class WindowOperator(KeyedStreamOperator):
         if time_ms == MAX_WATERMARK_MS:
             return
         if self._is_event_time:
+            if self._only_waits and window.max_timestamp_ms > self._timers.watermark_ms:
+                # The trigger's timer is there, and when it fires, this is called again.
+                return
             self._timers.register_event_time_timer(time_ms)
         else:
             self._timers.register_processing_time_timer(time_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,8 +24,6 @@ from flinkish_spark.operators.process import (
     TimerFailed,
 )
 from flinkish_spark.operators.vectorized import Batch, BatchContext, VectorizedProcessFunction, has_timers
-from flinkish_spark.operators.window_loop import form_of_loop
-from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.state.key_group import GroupLayout, GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import Array, KeyIndex
@@ -136,8 +134,6 @@ class ElementRunner:
         self._run = GroupRun(operator, uid, max_parallelism, taking(shape.outputs[0]))
         self.counts: dict[str, int] = {}
         self.layout = GroupLayout.of(self._run.states, shape.key_types)
-        if isinstance(operator, WindowOperator):
-            self.layout = replace(self.layout, other_form=form_of_loop(self.layout, operator.clock))
         self._readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
         self._writers = [RowWriter.of(fields) for fields in shape.outputs]
 

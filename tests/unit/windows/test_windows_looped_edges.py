@@ -125,7 +125,7 @@ def outcome(group: Group, steps: Any) -> Any:
         except TimerFailed as error:
             out.append(("timer", error.timer, error.domain, repr(error.error)))
         except StateValueError as error:
-            out.append(("state", str(error).replace("window/contents", "window/open")))
+            out.append(("state", str(error)))
     return out
 
 
