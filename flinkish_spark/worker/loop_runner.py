@@ -54,6 +54,7 @@ from flinkish_spark.worker.runners import (
     row_of_element,
     rows_between,
     rows_written,
+    runs,
 )
 
 #: From an error to what says which element, or which timer, is to blame for it.
@@ -226,8 +227,11 @@ def _spread(results: Sequence[Any]) -> list[Sequence[Any]] | None:
     return None
 
 
+@runs(LoopedWindows)
 class LoopedRunner:
     """Runs :class:`~flinkish_spark.operators.window_loop.LoopedWindows`, which has one entry."""
+
+    side = None
 
     def __init__(self, operator: LoopedWindows, uid: str, max_parallelism: int, shape: RowShape) -> None:
         self.operator, self.shape = operator, shape
