@@ -30,7 +30,7 @@ from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.aggregates import element_reduce, value_fold
 from flinkish_spark.operators.columnar_aggregates import ColumnAggregation
-from flinkish_spark.operators.windowing import OPEN
+from flinkish_spark.operators.window_contents import OPEN
 from flinkish_spark.state.codec import DUE_FIELDS
 from flinkish_spark.state.columnar import DueTable, Stored
 from flinkish_spark.state.descriptors import ValueStateDescriptor

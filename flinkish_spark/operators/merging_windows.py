@@ -152,21 +152,11 @@ class MergingWindowOperator(WindowOperator):
 
     def _gather(self, slots: Sequence[Any], into: Any) -> None:
         """Put the contents of windows into one, in their order; nothing may be in some."""
-        table, entries = self._table, self._table.entries
-        first = None
-        for slot in slots:
-            if entries.get(slot) is None:
-                entries.pop(slot, None)
-                table.changed.add(slot)
-            elif first is None:
-                first = slot
-            else:
-                self._contents.merge(slot, first)
-        if first is None:
-            entries[into] = None
-            table.changed.add(into)
-        elif first != into:
-            table.move(first, into)
+        first, *others = slots
+        for slot in others:
+            self._contents.merge(slot, first)
+        if first != into:
+            self._contents.merge(first, into)
 
     def _refuse_past(self, window: TimeWindow) -> None:
         now_ms = self._timers.watermark_ms if self._is_event_time else self._timers.processing_time_ms

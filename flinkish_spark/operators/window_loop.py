@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, length_hint
 from typing import Any
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain
-from flinkish_spark.core.iterators import NOT_RUN, USER_ERRORS, refuse_not_run
+from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.operators.columnar_windows import (
     AlignedWindows,
     ColumnWindows,
@@ -32,29 +32,27 @@ from flinkish_spark.operators.columnar_windows import (
 )
 from flinkish_spark.operators.context import close_part, open_part
 from flinkish_spark.operators.process import ElementFailed
-from flinkish_spark.operators.windowing import FIRED, OPEN, function_of, part_of
+from flinkish_spark.operators.window_contents import (
+    OPEN,
+    Folding,
+    folding_of,
+    function_of,
+    part_of,
+    stored_contents,
+)
+from flinkish_spark.operators.windowing import FIRED
 from flinkish_spark.state.codec import (
     decode_values,
     encode_values,
     values_in,
 )
 from flinkish_spark.state.columnar import DueTable, Stored
-from flinkish_spark.state.descriptors import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    ReducingStateDescriptor,
-    state_type,
-)
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import Array, KeyIndex
-from flinkish_spark.state.tables import owner_of
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.types.to_python import Take, owned, taken
 from flinkish_spark.windows.functions import ProcessWindowFunction, WithKeyAndWindow, WithWindow
 from flinkish_spark.windows.spec import (
-    AggregateWindow,
     ProcessWindow,
-    ReduceWindow,
     WindowComputation,
     WindowSpec,
 )
@@ -70,22 +68,6 @@ class OpenWindow:
     ) -> None:
         self.key, self.start_ms, self.end_ms = key, start_ms, end_ms
         self.order, self.accumulator, self.row = order, accumulator, row
-
-
-@dataclass(frozen=True)
-class Folding:
-    #: From the first element to the accumulator.
-    begin: Callable[[Any], Any]
-    #: From an element and the accumulator to the next one; never called with None for that.
-    add: Callable[[Any, Any], Any]
-    #: From the accumulators of two windows, the earlier one first, to that of both.
-    merge: Callable[[Any, Any], Any]
-    #: From the accumulator to the result; None for none.
-    result: Callable[[Any], Any]
-    #: From the result to what a window function is given.
-    elements: Callable[[Any], Sequence[Any]]
-    #: Copies an element for each further window that it is in; None: nothing in elements can change.
-    take: Take | None = None
 
 
 @dataclass(frozen=True)
@@ -344,16 +326,6 @@ class LoopedWindows:
         return self.windows.clock
 
     @property
-    def contents(self) -> AggregatingStateDescriptor | ReducingStateDescriptor | ListStateDescriptor:
-        """An accumulator, as a state has it."""
-        computation = self.computation
-        if isinstance(computation, AggregateWindow):
-            return AggregatingStateDescriptor(OPEN, computation.aggregate, computation.accumulator_type)
-        if isinstance(computation, ReduceWindow):
-            return ReducingStateDescriptor(OPEN, computation.reduce, self.element_type.ddl)
-        return ListStateDescriptor(OPEN, self.element_type.ddl)
-
-    @property
     def bounds(self) -> WithKeyAndWindow | WithWindow | None:
         """What of ours is put around results, if that is all; of classes made of them nobody knows."""
         then = None if isinstance(self.computation, ProcessWindow) else self.computation.then
@@ -371,12 +343,8 @@ class LoopedWindows:
         # Of a program that had retractions.
         states.drop_state(FIRED)
         states.per_namespace(OPEN, due=self.clock)
-        states.any_state(self.contents)
-        if isinstance(self.computation, AggregateWindow):
-            return _aggregating(self.computation, self.element_type)
-        if isinstance(self.computation, ReduceWindow):
-            return _reducing(self.computation, self.element_type)
-        return _collecting(self.element_type)
+        states.any_state(stored_contents(self.computation, self.element_type))
+        return folding_of(self.computation, self.element_type)
 
     def close(self) -> None:
         close_part(part_of(self.computation))
@@ -398,76 +366,6 @@ def looped_windows(
     if function is not None and own_open is not ProcessWindowFunction.open:
         return None
     return LoopedWindows(windows, computation, element_type, spec.late_output)
-
-
-def _aggregating(computation: AggregateWindow, element_type: ElementType) -> Folding:
-    aggregate = computation.aggregate
-    create, add, own = (
-        aggregate.create_accumulator,
-        aggregate.add,
-        owner_of(state_type(OPEN, computation.accumulator_type)),
-    )
-
-    def begin(value: Any) -> Any:
-        first = taken(create())
-        return own(add(value, first), value, first)
-
-    # For windows that do not merge it need not have `merge`.
-    return Folding(
-        begin=begin,
-        add=add if own is not owned else lambda value, before: own(add(value, before), value, before),
-        merge=lambda first, second: own(aggregate.merge(first, second), first, second),
-        result=aggregate.get_result,
-        elements=_alone,
-        take=element_type.take,
-    )
-
-
-def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
-    given: Any = computation.reduce
-    reduce: Callable[[Any, Any], Any] = getattr(given, "reduce", given)
-    named, take = element_type.naming(), element_type.take
-
-    def reduced(first: Any, second: Any) -> Any:
-        first = named(first)
-        made = reduce(first, second)
-        if type(made) in NOT_RUN:
-            refuse_not_run(made, "reduce()")
-        return made if take is None else owned(made, first, second)
-
-    return Folding(
-        begin=lambda value: value,
-        add=lambda value, before: reduced(before, value),
-        merge=lambda first, second: reduced(first, named(second)),
-        result=named,
-        elements=_alone,
-        take=take,
-    )
-
-
-def _collecting(element_type: ElementType) -> Folding:
-    named = element_type.naming()
-    return Folding(
-        begin=lambda value: [value],
-        add=_appended,
-        merge=lambda first, second: [*first, *second],
-        result=lambda held: list(map(named, held)),
-        elements=_all,
-        take=element_type.take,
-    )
-
-
-def _appended(value: Any, held: list[Any]) -> list[Any]:
-    held.append(value)
-    return held
-
-
-def _alone(result: Any) -> Sequence[Any]:
-    return (result,)
-
-
-def _all(result: Sequence[Any]) -> Sequence[Any]:
-    return result
 
 
 class StoredWindows:

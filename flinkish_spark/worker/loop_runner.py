@@ -25,9 +25,9 @@ from flinkish_spark.core.iterators import USER_ERRORS, elements_of
 from flinkish_spark.operators.columnar_windows import SessionWindows, last_of, timestamps
 from flinkish_spark.operators.context import FunctionContext
 from flinkish_spark.operators.process import ElementFailed, Emitted, TimerFailed
+from flinkish_spark.operators.window_contents import OPEN, Folding
 from flinkish_spark.operators.window_loop import (
     Arrived,
-    Folding,
     Late,
     LoopedWindows,
     OpenWindow,
@@ -35,7 +35,7 @@ from flinkish_spark.operators.window_loop import (
     StoredWindows,
     open_windows,
 )
-from flinkish_spark.operators.windowing import OPEN, FiringContext, FunctionStates, refuse_window_state
+from flinkish_spark.operators.windowing import FiringContext, FunctionStates, refuse_window_state
 from flinkish_spark.state.descriptors import StateDescriptor
 from flinkish_spark.state.key_group import GroupLayout, GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
