@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain, Timer
+from flinkish_spark.core.elements import TimeDomain, Timer
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.operators.windowing import WindowOperator, WindowResults, refuse_window_state
@@ -14,7 +14,6 @@ from flinkish_spark.types.rows import ElementType
 from flinkish_spark.windows.assigners import MergingWindowAssigner
 from flinkish_spark.windows.spec import WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import TimeWindow
-from flinkish_spark.windows.triggers import EventTimeTrigger
 
 
 class Merge(NamedTuple):
@@ -176,59 +175,3 @@ class MergingWindowOperator(WindowOperator):
         if found is None:
             found = self._of_keys[key] = MergingWindowSet(self._merging)
         return found
-
-
-def is_plain_session(spec: WindowSpec) -> bool:
-    """Return whether windows merge where they overlap, and fire once, at their end in event time."""
-    assigner = spec.assigner
-    return (
-        isinstance(assigner, MergingWindowAssigner)
-        and type(assigner).merge_windows is MergingWindowAssigner.merge_windows
-        and assigner.clock is TimeDomain.EVENT_TIME
-        and type(spec.actual_trigger) is EventTimeTrigger
-        and spec.allowed_lateness_ms == 0
-        and spec.retraction_field is None
-    )
-
-
-class SessionOperator(MergingWindowOperator):
-    """Windows of :func:`is_plain_session`: with the states, timers and results of its parent, for less."""
-
-    # Such a window has one timer, which fires it and ends it. A trigger that only waits for it need not be
-    # asked.
-
-    def _add(self, value: Any, time_ms: int | None, windows: Sequence[TimeWindow]) -> bool:
-        scope, timers, watermark_ms = self._scope, self._timers, self._timers.watermark_ms
-        if not windows:
-            return False
-        key, window = scope.key, windows[0]
-        start_ms, end_ms = window
-        known = self._windows_of(key).windows
-        # Most of a key's windows lie before the element: that is asked first.
-        near = [one for one in known if one[1] >= start_ms and one[0] <= end_ms]
-        if len(windows) > 1 or len(near) > 1 or end_ms == MAX_WATERMARK_MS:
-            return super()._add(value, time_ms, windows)
-        if not near:
-            if end_ms <= watermark_ms + 1:
-                return False
-            known.append(window)
-            scope.enter(key, window)
-            timers.register_event_time_timer(end_ms - 1)
-            self._contents.add(value, time_ms)
-            return True
-        (before,) = near
-        if before.end_ms <= watermark_ms + 1 or before.end_ms == MAX_WATERMARK_MS:
-            # It was to wait longer by an earlier program.
-            return super()._add(value, time_ms, windows)
-        actual = before.cover(window)
-        if actual != before:
-            known[known.index(before)] = actual
-            scope.enter(key, before)
-            timers.delete_event_time_timer(before.end_ms - 1)
-            self._table.move(scope.slot, (key, actual))
-            scope.enter(key, actual)
-            timers.register_event_time_timer(actual.end_ms - 1)
-        else:
-            scope.enter(key, actual)
-        self._contents.add(value, time_ms)
-        return True

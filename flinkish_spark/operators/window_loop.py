@@ -396,19 +396,23 @@ class StoredWindows:
             return []
         layout = self._table.layout.contents
         order, *contents = (column.take(pa.array(living)) for column in self._stored.values)
-        place = pc.fill_null(order, 0).to_numpy()
+        place = (pc.fill_null(order, 0) if order.null_count else order).to_numpy()
         number = self._stored_key[living].tolist()
-        is_there = (place >= 0).tolist()
         columns = [values_in(layout.name, column) for column in contents]
-        held = decode_values(layout, columns, [keys[at] for at in number], is_there)
-        if not all(is_there):
-            held = [one if there else None for one, there in zip(held, is_there, strict=True)]
+        is_empty = place < 0
+        of_row, there = list[Any](), list[bool]()
+        if layout.decode is not None:
+            of_row, there = [keys[at] for at in number], (~is_empty).tolist()
+        held = decode_values(layout, columns, of_row, there)
+        if is_empty.any():
+            place = np.where(is_empty, ~place, place)
+            held = [None if empty else one for one, empty in zip(held, is_empty.tolist(), strict=True)]
         rows: list[int | None] = living.tolist()
         for at in np.flatnonzero(due_ms[living] != last_ms[living]).tolist():
             # It was to do something before its end: it is stored anew.
             rows[at] = None
         bounds = start_ms[living].tolist(), end_ms[living].tolist()
-        return list(map(OpenWindow, number, *bounds, np.where(place < 0, ~place, place).tolist(), held, rows))
+        return list(map(OpenWindow, number, *bounds, place.tolist(), held, rows))
 
     def store(self, windows: Iterable[OpenWindow], keys: Sequence[Any]) -> bool:
         kept, changed = list[int](), list[OpenWindow]()

@@ -542,7 +542,7 @@ def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any
 
 
 def decode_values(
-    layout: TableLayout, columns: Sequence[Sequence[Any]], keys: Sequence[Any], alive: Sequence[bool]
+    layout: TableLayout, columns: Sequence[list[Any]], keys: Sequence[Any], alive: Sequence[bool]
 ) -> list[Any]:
     """Return values of their columns, as lists; those of removed entries do not matter."""
     if not layout.is_due:

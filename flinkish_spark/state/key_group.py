@@ -504,7 +504,7 @@ class GroupState:
         count = sum(len(self.timers.living(domain)[0]) for domain in TimeDomain)
         due = [name for name, table in self._layout.states.items() if table.is_due]
         entries = (self._tables[STATE_SECTION + name].merged() for name in due)
-        return count + sum(one.num_rows - one.column(DUE).null_count for one in entries)
+        return count + sum(int(one.num_rows - one.column(DUE).null_count) for one in entries)
 
     def dump(self, group: int, policy: BasePolicy, now_ms: int) -> bytes:
         """Return the value to store, without what has expired; move it into a new base if it is time to."""

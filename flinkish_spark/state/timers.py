@@ -76,13 +76,13 @@ class TimerQueue:
 
     def add_of_entries(self, timers: Sequence[tuple[Timer, int | None]]) -> None:
         """Add the timers that are stored with entries, each with its place."""
-        places = {place for _, place in timers} | set(self._live.values())
-        if None in places or len(places) < len(timers) + len(self._live):
+        placed = [(timer, place) for timer, place in timers if place is not None]
+        if len({*(place for _, place in placed), *self._live.values()}) < len(timers) + len(self._live):
             # A writer of savepoints has given them no places, or those that others have.
-            timers = [(timer, self.registered + at) for at, (timer, _) in enumerate(timers)]
-            self.registered += len(timers)
-        self._live.update(timers)
-        self._heap += [(timer.time_ms, place, timer) for timer, place in timers]
+            placed = [(timer, self.registered + at) for at, (timer, _) in enumerate(timers)]
+            self.registered += len(placed)
+        self._live.update(placed)
+        self._heap += [(timer.time_ms, place, timer) for timer, place in placed]
         heapq.heapify(self._heap)
 
     def first_of_entries(self, entries: Container[Any]) -> dict[Any, tuple[int, int]]:

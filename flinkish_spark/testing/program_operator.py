@@ -66,8 +66,8 @@ from flinkish_spark.types.schemas import PREFIX
 from flinkish_spark.types.to_arrow import ValueMismatch
 from flinkish_spark.types.to_python import to_values
 from flinkish_spark.worker.functions import AppendColumns, TimeStage
-from flinkish_spark.worker.keyed_operator import OperatorFailed, runner_of
-from flinkish_spark.worker.runners import InputRows, OutRows
+from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.runners import InputRows, OutRows, runner_of
 
 #: As mapInArrow calls it.
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]

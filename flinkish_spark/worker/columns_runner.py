@@ -33,7 +33,15 @@ from flinkish_spark.types.to_arrow import (
     first_valid,
     strict_array,
 )
-from flinkish_spark.worker.runners import InputRows, InputShape, OutRows, RowShape, rows_between, runs
+from flinkish_spark.worker.runners import (
+    InputRows,
+    InputShape,
+    OutRows,
+    PartitionSide,
+    RowShape,
+    rows_between,
+    runs,
+)
 
 
 def batch_of(frame: pd.DataFrame, kinds: Mapping[str, pa.DataType]) -> pa.RecordBatch:
@@ -117,7 +125,7 @@ _KEY = f"{PREFIX}key_"
 class ColumnsRunner:
     """Runs what takes columns; it has one entry."""
 
-    side = None
+    side: PartitionSide | None = None
 
     def __init__(
         self,

@@ -50,6 +50,7 @@ from flinkish_spark.windows.time_window import NoEventTime, TimeWindow
 from flinkish_spark.worker.runners import (
     InputRows,
     OutRows,
+    PartitionSide,
     RowShape,
     row_of_element,
     rows_between,
@@ -231,7 +232,7 @@ def _spread(results: Sequence[Any]) -> list[Sequence[Any]] | None:
 class LoopedRunner:
     """Runs :class:`~flinkish_spark.operators.window_loop.LoopedWindows`, which has one entry."""
 
-    side = None
+    side: PartitionSide | None = None
 
     def __init__(self, operator: LoopedWindows, uid: str, max_parallelism: int, shape: RowShape) -> None:
         self.operator, self.shape = operator, shape
