@@ -49,9 +49,10 @@ from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.windows import EventTimeSessionWindows, SlidingEventTimeWindows, WithKeyAndWindow
 from flinkish_spark.windows.spec import AggregateWindow, WindowSpec
+from flinkish_spark.worker.columns_runner import ColumnsRunner
 from flinkish_spark.worker.combiner import Combiner
 from flinkish_spark.worker.keyed_operator import runner_of as opened
-from flinkish_spark.worker.runners import BatchRunner, InputShape, RowShape, WindowRunner
+from flinkish_spark.worker.runners import InputShape, RowShape
 from tests.support.operator_harness import MemoryBases
 
 GROUPS, PARTITIONS, UID = 128, 2, "work"
@@ -117,8 +118,7 @@ def runner_of(work, engine):
         sent = sent_of(work)
         folded, transport = sent.folded, sent.transport
         shape = _shape(transport, folded.fields, folded.output, work)
-        make = WindowRunner if work in SPECS else BatchRunner
-        return make(folded.operator, UID, GROUPS, shape), transport, folded.combiner
+        return ColumnsRunner(folded.operator, UID, GROUPS, shape), transport, folded.combiner
     transport = transport_of(work)
     if work in SPECS:
         computation = AggregateWindow(Amounts(), "LONG", WithKeyAndWindow())
@@ -127,7 +127,7 @@ def runner_of(work, engine):
     elif engine == "vectorised":
         function = vectorised.Totals() if work == "sum" else vectorised.Silences()
         shape = _shape(transport, tuple(SCHEMA.names), parse_ddl(OUTPUTS[work]), work)
-        return BatchRunner(function, UID, GROUPS, shape), transport, None
+        return ColumnsRunner(function, UID, GROUPS, shape), transport, None
     elif work in PATTERNS:
         pattern = pattern_of(work, engine)
         wanted = LookedFor("", compiled(pattern), pattern.skip)

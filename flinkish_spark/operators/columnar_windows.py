@@ -30,7 +30,9 @@ from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.aggregates import element_reduce, value_fold
 from flinkish_spark.operators.columnar_aggregates import ColumnAggregation
-from flinkish_spark.state.columnar import DUE_FIELDS, DueTable, Stored
+from flinkish_spark.operators.window_contents import OPEN
+from flinkish_spark.state.codec import DUE_FIELDS
+from flinkish_spark.state.columnar import DueTable, Stored
 from flinkish_spark.state.descriptors import ValueStateDescriptor
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
@@ -434,7 +436,6 @@ def last_of(end_ms: Array) -> Array:
     return last
 
 
-FOLDED = "window/folded"
 #: Behind the aggregate, on the way: how many elements a part has, and the last time of a session's.
 ELEMENTS, LAST_MS = "_fs_elements", "_fs_last_ms"
 
@@ -542,12 +543,12 @@ class WindowFold:
     late_output: OutputTag | None = None
 
     def open(self, states: KeyedStates) -> None:
-        states.per_namespace(FOLDED)
-        states.get_state(ValueStateDescriptor(FOLDED, _state_type(self.rules)))
+        states.per_namespace(OPEN)
+        states.get_state(ValueStateDescriptor(OPEN, _state_type(self.rules)))
 
     def run(self, before: Rows | None, behind: Rows | None, group: GroupState, progress: Progress) -> Outcome:
         clock, now_ms = self.rules.windows.clock, progress.processing_time_ms
-        table, limit_ms = group.due_table(FOLDED), progress.limits_ms[clock]
+        table, limit_ms = group.due_table(OPEN), progress.limits_ms[clock]
         came = [
             None if rows is None else self.reader.read(rows, self.rules, now_ms) for rows in (before, behind)
         ]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain, Timer, tag_name
@@ -30,7 +31,9 @@ from flinkish_spark.functions.keyed import (
     RuntimeContext,
 )
 from flinkish_spark.operators.context import FunctionContext
+from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.layered import Array
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.to_python import Take, taken
 
@@ -53,6 +56,13 @@ class KeyedStreamOperator(ABC):
 
     def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
         return None
+
+    def hashes_to_load(self, group: GroupState) -> Array:
+        """Return the hashes of keys that are to be loaded besides those that have something to do."""
+        return np.empty(0, dtype=np.int64)
+
+    def apply(self, run: GroupRun, progress: Progress) -> None:
+        """Do what is to be done with a key group that is loaded, before any of its elements."""
 
     def close(self) -> None:
         """Give back what `open` made."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.operators.merging_windows import MergingWindowOperator, SessionOperator, is_plain_session
+from flinkish_spark.operators.merging_windows import MergingWindowOperator
 from flinkish_spark.operators.windowing import PlainResults, RetractedResults, WindowOperator, WindowResults
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.windows.assigners import MergingWindowAssigner
@@ -19,8 +19,6 @@ def window_operator(
     if isinstance(input_type, str):
         input_type = ElementType(input_type)
     results = _results(spec, computation, input_type, result_type)
-    if is_plain_session(spec):
-        return SessionOperator(spec, computation, input_type, results)
     if isinstance(spec.assigner, MergingWindowAssigner):
         return MergingWindowOperator(spec, computation, input_type, results)
     return WindowOperator(spec, computation, input_type, results)

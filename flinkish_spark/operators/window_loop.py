@@ -3,9 +3,7 @@
 What :class:`~flinkish_spark.operators.windowing.WindowOperator` makes of the most usual windows (each fires
 once, at its end), with the same results, calls and order, and without states and timers for each. They fire
 in the order of timers all the same: by time, and then in the order in which the windows became what they are.
-
-A program changes from one form of state to the other when its windows do (they get a trigger, or wait for
-late elements). Of a key group it happens once: what is stored next has the form that the operator writes.
+What is stored is the same, too: a program's windows may go on in the loop, or leave it.
 """
 
 from __future__ import annotations
@@ -13,18 +11,17 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter, length_hint
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import types as T
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
-from flinkish_spark.core.iterators import NOT_RUN, USER_ERRORS, refuse_not_run
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain
+from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.operators.columnar_windows import (
     AlignedWindows,
     ColumnWindows,
@@ -34,44 +31,31 @@ from flinkish_spark.operators.columnar_windows import (
     last_of,
 )
 from flinkish_spark.operators.context import close_part, open_part
-from flinkish_spark.operators.merging_windows import MERGING_WINDOWS
 from flinkish_spark.operators.process import ElementFailed
-from flinkish_spark.operators.windowing import CONTENTS, FIRED, function_of, part_of
+from flinkish_spark.operators.window_contents import (
+    OPEN,
+    Folding,
+    folding_of,
+    function_of,
+    part_of,
+    stored_contents,
+)
+from flinkish_spark.operators.windowing import FIRED
 from flinkish_spark.state.codec import (
-    Frame,
-    Row,
-    SlotForm,
-    TableLayout,
     decode_values,
-    encode_rows,
     encode_values,
-    layout_of,
-    table_bytes,
+    values_in,
 )
-from flinkish_spark.state.columnar import DUE_FIELDS, DueTable, Stored
-from flinkish_spark.state.descriptors import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-    state_type,
-)
-from flinkish_spark.state.key_group import STATE_SECTION, TIMERS, Bases, GroupLayout, GroupState
+from flinkish_spark.state.columnar import DueTable, Stored
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import Array, KeyIndex
-from flinkish_spark.state.tables import owner_of
-from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.types.to_python import Take, owned, taken
 from flinkish_spark.windows.functions import ProcessWindowFunction, WithKeyAndWindow, WithWindow
 from flinkish_spark.windows.spec import (
-    AggregateWindow,
     ProcessWindow,
-    ReduceWindow,
     WindowComputation,
     WindowSpec,
 )
-from flinkish_spark.windows.time_window import TimeWindow
 
 
 class OpenWindow:
@@ -84,22 +68,6 @@ class OpenWindow:
     ) -> None:
         self.key, self.start_ms, self.end_ms = key, start_ms, end_ms
         self.order, self.accumulator, self.row = order, accumulator, row
-
-
-@dataclass(frozen=True)
-class Folding:
-    #: From the first element to the accumulator.
-    begin: Callable[[Any], Any]
-    #: From an element and the accumulator to the next one; never called with None for that.
-    add: Callable[[Any, Any], Any]
-    #: From the accumulators of two windows, the earlier one first, to that of both.
-    merge: Callable[[Any, Any], Any]
-    #: From the accumulator to the result; None for none.
-    result: Callable[[Any], Any]
-    #: From the result to what a window function is given.
-    elements: Callable[[Any], Sequence[Any]]
-    #: Copies an element for each further window that it is in; None: nothing in elements can change.
-    take: Take | None = None
 
 
 @dataclass(frozen=True)
@@ -228,9 +196,11 @@ class OpenSessions(OpenWindows):
     def _merge(self, near: list[OpenWindow], time_ms: int, end_ms: int) -> None:
         first, *others = near
         for other in others:
-            before = first.accumulator
-            merged = other.accumulator if before is None else self._folding.merge(before, other.accumulator)
-            first.accumulator = merged
+            before, behind = first.accumulator, other.accumulator
+            if before is None:
+                first.accumulator = behind
+            elif behind is not None:
+                first.accumulator = self._folding.merge(before, behind)
         first.start_ms = min(first.start_ms, time_ms)
         first.end_ms = max(near[-1].end_ms, end_ms)
         first.order = next(self._orders)
@@ -341,11 +311,6 @@ def _is_near_now(times_ms: Array) -> bool:
     return bool(times_ms.min() > -_NEAR_NOW_MS and times_ms.max() < _NEAR_NOW_MS)
 
 
-#: Entries per key and window: when it is due, its place in the order, its accumulator.
-OPEN = "window/open"
-ORDER_FIELD = "_fs_order"
-
-
 @dataclass(frozen=True)
 class LoopedWindows:
     """Windows and what folds their elements, as a keyed operator; travels in the plan."""
@@ -359,16 +324,6 @@ class LoopedWindows:
     @property
     def clock(self) -> TimeDomain:
         return self.windows.clock
-
-    @property
-    def contents(self) -> AggregatingStateDescriptor | ReducingStateDescriptor | ListStateDescriptor:
-        """An accumulator, as a state has it."""
-        computation = self.computation
-        if isinstance(computation, AggregateWindow):
-            return AggregatingStateDescriptor(OPEN, computation.aggregate, computation.accumulator_type)
-        if isinstance(computation, ReduceWindow):
-            return ReducingStateDescriptor(OPEN, computation.reduce, self.element_type.ddl)
-        return ListStateDescriptor(OPEN, self.element_type.ddl)
 
     @property
     def bounds(self) -> WithKeyAndWindow | WithWindow | None:
@@ -387,28 +342,15 @@ class LoopedWindows:
         open_part(part_of(self.computation), states.uid, states.max_parallelism)
         # Of a program that had retractions.
         states.drop_state(FIRED)
-        states.per_namespace(OPEN)
-        states.get_state(ValueStateDescriptor(OPEN, self._state_type()))
-        if isinstance(self.computation, AggregateWindow):
-            return _aggregating(self.computation, self.element_type)
-        if isinstance(self.computation, ReduceWindow):
-            return _reducing(self.computation, self.element_type)
-        return _collecting(self.element_type)
+        states.per_namespace(OPEN, due=self.clock)
+        states.any_state(stored_contents(self.computation, self.element_type))
+        return folding_of(self.computation, self.element_type)
 
     def close(self) -> None:
         close_part(part_of(self.computation))
         function = function_of(self.computation)
         if function is not None:
             function.close()
-
-    def _state_type(self) -> str:
-        """Return the fields of an entry; those of an accumulator as its state alone would have them."""
-        stored = self.contents.stored_type
-        own = [T.StructField("value", stored)]
-        if isinstance(stored, T.StructType) and len(stored) > 1:
-            own = list(stored.fields)
-        ours = [T.StructField(name, T.LongType()) for name in (DUE_FIELDS[self.clock], ORDER_FIELD)]
-        return ddl_of(T.StructType([*ours, *own]))
 
 
 def looped_windows(
@@ -426,76 +368,6 @@ def looped_windows(
     return LoopedWindows(windows, computation, element_type, spec.late_output)
 
 
-def _aggregating(computation: AggregateWindow, element_type: ElementType) -> Folding:
-    aggregate = computation.aggregate
-    create, add, own = (
-        aggregate.create_accumulator,
-        aggregate.add,
-        owner_of(state_type(OPEN, computation.accumulator_type)),
-    )
-
-    def begin(value: Any) -> Any:
-        first = taken(create())
-        return own(add(value, first), value, first)
-
-    # For windows that do not merge it need not have `merge`.
-    return Folding(
-        begin=begin,
-        add=add if own is not owned else lambda value, before: own(add(value, before), value, before),
-        merge=lambda first, second: own(aggregate.merge(first, second), first, second),
-        result=aggregate.get_result,
-        elements=_alone,
-        take=element_type.take,
-    )
-
-
-def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
-    given: Any = computation.reduce
-    reduce: Callable[[Any, Any], Any] = getattr(given, "reduce", given)
-    named, take = element_type.naming(), element_type.take
-
-    def reduced(first: Any, second: Any) -> Any:
-        first = named(first)
-        made = reduce(first, second)
-        if type(made) in NOT_RUN:
-            refuse_not_run(made, "reduce()")
-        return made if take is None else owned(made, first, second)
-
-    return Folding(
-        begin=lambda value: value,
-        add=lambda value, before: reduced(before, value),
-        merge=lambda first, second: reduced(first, named(second)),
-        result=named,
-        elements=_alone,
-        take=take,
-    )
-
-
-def _collecting(element_type: ElementType) -> Folding:
-    named = element_type.naming()
-    return Folding(
-        begin=lambda value: [value],
-        add=_appended,
-        merge=lambda first, second: [*first, *second],
-        result=lambda held: list(map(named, held)),
-        elements=_all,
-        take=element_type.take,
-    )
-
-
-def _appended(value: Any, held: list[Any]) -> list[Any]:
-    held.append(value)
-    return held
-
-
-def _alone(result: Any) -> Sequence[Any]:
-    return (result,)
-
-
-def _all(result: Sequence[Any]) -> Sequence[Any]:
-    return result
-
-
 class StoredWindows:
     """What is stored of the windows of some keys, in one micro-batch."""
 
@@ -503,11 +375,10 @@ class StoredWindows:
         self,
         table: DueTable,
         stored: Stored,
-        contents: TableLayout,
         hashes: Sequence[Array],
         keys: Sequence[Sequence[pa.Array]],
     ) -> None:
-        self._table, self._stored, self._contents = table, stored, contents
+        self._table, self._stored = table, stored
         columns = table.keys_together([stored.keys, *keys])
         self.index = KeyIndex.of(np.concatenate([stored.hashes, *hashes]), columns)
         self._stored_key = self.index.of_row[: len(stored)]
@@ -516,23 +387,32 @@ class StoredWindows:
     def key_numbers(self) -> Array:
         return self.index.of_row[len(self._stored) :]
 
-    def windows(self) -> list[OpenWindow]:
-        living = self._living
+    def windows(self, keys: Sequence[Any]) -> list[OpenWindow]:
+        start_ms, end_ms = self._stored.bounds
+        last_ms, due_ms = last_of(end_ms), self._stored.due_ms
+        # One that is due behind its end has fired, and was kept for late elements: it fires no more.
+        living = self._living[due_ms[self._living] <= last_ms[self._living]]
         if not len(living):
             return []
-        rows = self._stored.rows.take(pa.array(living))
-        order, *contents = Stored(rows, 0, living).values
-        start_ms, end_ms = (bounds[living].tolist() for bounds in self._stored.bounds)
-        parts = (
-            self._stored_key[living].tolist(),
-            start_ms,
-            end_ms,
-            # Whoever has written a window with a savepoint writer need not know of it.
-            pc.fill_null(order, 0).to_pylist(),
-            decode_values(self._contents, contents),
-            living.tolist(),
-        )
-        return list(map(OpenWindow, *parts))
+        layout = self._table.layout.contents
+        order, *contents = (column.take(pa.array(living)) for column in self._stored.values)
+        place = (pc.fill_null(order, 0) if order.null_count else order).to_numpy()
+        number = self._stored_key[living].tolist()
+        columns = [values_in(layout.name, column) for column in contents]
+        is_empty = place < 0
+        of_row, there = list[Any](), list[bool]()
+        if layout.decode is not None:
+            of_row, there = [keys[at] for at in number], (~is_empty).tolist()
+        held = decode_values(layout, columns, of_row, there)
+        if is_empty.any():
+            place = np.where(is_empty, ~place, place)
+            held = [None if empty else one for one, empty in zip(held, is_empty.tolist(), strict=True)]
+        rows: list[int | None] = living.tolist()
+        for at in np.flatnonzero(due_ms[living] != last_ms[living]).tolist():
+            # It was to do something before its end: it is stored anew.
+            rows[at] = None
+        bounds = start_ms[living].tolist(), end_ms[living].tolist()
+        return list(map(OpenWindow, number, *bounds, place.tolist(), held, rows))
 
     def store(self, windows: Iterable[OpenWindow], keys: Sequence[Any]) -> bool:
         kept, changed = list[int](), list[OpenWindow]()
@@ -552,119 +432,15 @@ class StoredWindows:
         taken = pa.array(key)
         end_ms = np.array([one.end_ms for one in windows], dtype=np.int64)
         values = [one.accumulator for one in windows]
+        order = [~one.order if one.accumulator is None else one.order for one in windows]
         columns = [
             pa.array(self.index.hashes[key]),
             *(column.take(taken) for column in self.index.keys),
             pa.array([one.start_ms for one in windows], pa.int64()),
             pa.array(end_ms),
             pa.array(last_of(end_ms)),
-            pa.array([one.order for one in windows], pa.int64()),
-            *encode_values(self._contents, values, [keys[one.key] for one in windows]),
+            pa.array(order, pa.int64()),
+            *encode_values(self._table.layout.contents, values, [keys[one.key] for one in windows]),
             pa.array(np.ones(len(windows), dtype=bool)),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._table.layout.schema)
-
-
-_MERGING = MERGING_WINDOWS.name
-
-
-@dataclass(frozen=True)
-class WithTimers:
-    """What the operator with states and timers has stored, for the loop."""
-
-    layout: GroupLayout
-    other: GroupLayout
-    clock: TimeDomain
-
-    def is_of(self, sections: Frame) -> bool:
-        return STATE_SECTION + CONTENTS in sections or STATE_SECTION + _MERGING in sections
-
-    def converted(self, value: bytes | memoryview, bases: Bases) -> dict[str, memoryview]:
-        stored = GroupState(self.other, value, bases)
-        return _sections(
-            {STATE_SECTION + OPEN: self.layout.states[OPEN]}, {STATE_SECTION + OPEN: self._rows(stored)}
-        )
-
-    def _rows(self, stored: GroupState) -> Iterator[Row]:
-        places = {row.slot: row.value[0] for row in stored.timer_rows(self.clock)}
-        contents = {row.slot: row for row in stored.rows(CONTENTS)}
-        is_spread = len(self.other.states[CONTENTS].values) > 1
-        for key, bounds, place in _windows(stored, contents):
-            due_ms = TimeWindow._make(bounds).max_timestamp_ms
-            order = places.get(Timer(due_ms, key, bounds))
-            row = contents.get((key, place))
-            # Without that timer it has fired, and was kept for late elements: it fires no more.
-            if order is not None and row is not None:
-                value = row.value if is_spread else (row.value,)
-                yield Row((key, bounds), (due_ms, order, *value), row.hash)
-
-
-@dataclass(frozen=True)
-class FromLoop:
-    """What the loop has stored, for the operator with states and timers; parameters as of `WithTimers`."""
-
-    layout: GroupLayout
-    other: GroupLayout
-    clock: TimeDomain
-
-    def is_of(self, sections: Frame) -> bool:
-        return STATE_SECTION + OPEN in sections
-
-    def converted(self, value: bytes | memoryview, bases: Bases) -> dict[str, memoryview]:
-        contents, timers = list[Row](), list[Row]()
-        merging: dict[Any, Row] = {}
-        is_spread = len(self.layout.states[CONTENTS].values) > 1
-        for row in GroupState(self.other, value, bases).rows(OPEN):
-            key, bounds = row.slot
-            _, order, *own = row.value
-            contents.append(Row(row.slot, tuple(own) if is_spread else own[0], row.hash))
-            due_ms = TimeWindow._make(bounds).max_timestamp_ms
-            timers.append(Row(Timer(due_ms, key, bounds), (order, None), row.hash))
-            merging.setdefault(key, Row(key, [], row.hash)).value.append((*bounds, *bounds))
-        rows: dict[str, Iterable[Row]] = {
-            STATE_SECTION + CONTENTS: contents,
-            TIMERS + self.clock.value: timers,
-        }
-        if _MERGING in self.layout.states:
-            rows[STATE_SECTION + _MERGING] = merging.values()
-        return _sections(self.layout.sections, rows)
-
-
-def form_with_timers(
-    operator: LoopedWindows, layout: GroupLayout, key_types: Sequence[T.DataType]
-) -> WithTimers:
-    """Return what reads for a loop."""
-    # Values as they are stored: no instances of classes are made on the way.
-    contents = layout_of(operator.contents, key_types, SlotForm.KEY_AND_WINDOW)
-    contents = replace(contents, name=CONTENTS, decode=None)
-    states = {CONTENTS: contents, _MERGING: layout_of(MERGING_WINDOWS, key_types)}
-    return WithTimers(layout, replace(layout, states=states), operator.clock)
-
-
-def form_of_loop(layout: GroupLayout, clock: TimeDomain) -> FromLoop:
-    """Return what reads for an operator of windows with states and timers."""
-    contents = layout.states[CONTENTS]
-    own = TableLayout(
-        OPEN,
-        contents.keys,
-        (pa.int64(), pa.int64(), *contents.values),
-        SlotForm.KEY_AND_WINDOW,
-        value_names=(DUE_FIELDS[clock], ORDER_FIELD, *(contents.value_names or ("value",))),
-    )
-    return FromLoop(layout, replace(layout, states={OPEN: own}), clock)
-
-
-def _windows(stored: GroupState, contents: dict[Any, Row]) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield key and bounds of each window, and the bounds of the one in whose place its content is."""
-    merging = {row.slot: row.value for row in stored.rows(_MERGING)}
-    for key, entries in merging.items():
-        for start_ms, end_ms, *place in entries:
-            yield key, (start_ms, end_ms), tuple(place)
-    for key, bounds in contents:
-        if key not in merging:
-            yield key, bounds, bounds
-
-
-def _sections(layouts: dict[str, TableLayout], rows: dict[str, Iterable[Row]]) -> dict[str, memoryview]:
-    batches = {name: encode_rows(layouts[name], list(own)) for name, own in rows.items()}
-    return {name: table_bytes(batch) for name, batch in batches.items() if batch.num_rows}

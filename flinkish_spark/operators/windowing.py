@@ -1,9 +1,8 @@
-"""Windows of a keyed stream, element by element: contents, contexts, results."""
+"""Windows of a keyed stream, element by element: contexts, results, what becomes of each element."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -11,9 +10,15 @@ from typing import Any
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain, Timer
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.subtask import SubtaskFacts
-from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.context import FunctionContext, close_part, open_part, put_aside
 from flinkish_spark.operators.process import KeyedStreamOperator, Processor
+from flinkish_spark.operators.window_contents import (
+    OPEN,
+    EvictedContents,
+    WindowContents,
+    function_of,
+    part_of,
+)
 from flinkish_spark.state.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -26,197 +31,15 @@ from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.states import AggregatingState, ListState, MapState, ReducingState, ValueState
 from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.state.timers import Timers
-from flinkish_spark.types.rows import ElementType, Named, OutputError, as_row
+from flinkish_spark.types.rows import ElementType, OutputError, as_row
 from flinkish_spark.types.to_python import taken
 from flinkish_spark.windows.assigners import assigning
-from flinkish_spark.windows.evictors import Evictor, EvictorContext, TimestampedValue
-from flinkish_spark.windows.functions import ProcessWindowFunction
 from flinkish_spark.windows.spec import (
-    AggregateWindow,
-    ProcessWindow,
-    ReduceWindow,
     WindowComputation,
     WindowSpec,
 )
 from flinkish_spark.windows.time_window import TimeWindow
 from flinkish_spark.windows.triggers import EventTimeTrigger, Trigger, TriggerResult, check_result
-
-CONTENTS = "window/contents"
-#: Field behind those of an element, for its event time.
-_TIME_FIELD = "__time_ms LONG"
-
-Reduce = Callable[[Any, Any], Any]
-#: Given a window's elements, calls its function and emits what that returns.
-Fire = Callable[[Sequence[Any]], None]
-
-
-class WindowContents(ABC):
-    """The content of the current key's current window; the same slot as the states of its operator."""
-
-    _state: Any
-
-    @abstractmethod
-    def open(self, states: KeyedStates) -> None: ...
-
-    def add(self, value: Any, timestamp_ms: int | None) -> None:
-        self._state.add(value)
-
-    @abstractmethod
-    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
-        """Fire with what is there; not if that is nothing."""
-
-    def clear(self) -> None:
-        self._state.clear()
-
-    def merge(self, slot: Any, into: Any) -> None:
-        """Give one slot's content to another, behind what that has."""
-        self._state.merge(slot, into)
-
-
-def part_of(computation: WindowComputation) -> object:
-    if isinstance(computation, ReduceWindow):
-        return computation.reduce
-    return computation.aggregate if isinstance(computation, AggregateWindow) else None
-
-
-def function_of(computation: WindowComputation) -> ProcessWindowFunction | None:
-    return computation.process if isinstance(computation, ProcessWindow) else computation.then
-
-
-def contents_of(
-    computation: WindowComputation, input_type: ElementType, evictor: Evictor | None
-) -> WindowContents:
-    if evictor is not None:
-        return _Evicted(input_type, evictor, computation)
-    if isinstance(computation, ReduceWindow):
-        return _Reduced(input_type, computation)
-    if isinstance(computation, AggregateWindow):
-        return _Aggregated(computation)
-    return _Listed(input_type)
-
-
-class _Reduced(WindowContents):
-    def __init__(self, input_type: ElementType, computation: ReduceWindow) -> None:
-        self._type, self._computation, self._then = input_type, computation, computation.then
-
-    def open(self, states: KeyedStates) -> None:
-        self._named = self._type.naming()
-        self._reduce = _named_reduce(self._computation, self._named)
-        states.per_namespace(CONTENTS)
-        self._state = states.get_reducing_state(ReducingStateDescriptor(CONTENTS, self, self._type.ddl))
-
-    def reduce(self, first: Any, second: Any) -> Any:
-        return self._reduce(first, second)
-
-    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
-        value = self._state.get()
-        if value is not None:
-            named = self._named(value)
-            # A function that goes on with it does not change what the window adds to.
-            fire((named if self._then is None else taken(named),))
-
-
-class _Aggregated(WindowContents):
-    def __init__(self, computation: AggregateWindow) -> None:
-        self._then = computation.then
-        self._descriptor = AggregatingStateDescriptor(
-            CONTENTS, computation.aggregate, computation.accumulator_type
-        )
-
-    def open(self, states: KeyedStates) -> None:
-        states.per_namespace(CONTENTS)
-        self._state = states.get_aggregating_state(self._descriptor)
-
-    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
-        result = self._state.get()
-        # Of a result of None nothing is emitted; what was emitted before does not stand any more, though.
-        fire(() if result is None else (result if self._then is None else taken(result),))
-
-
-class _Listed(WindowContents):
-    def __init__(self, input_type: ElementType) -> None:
-        self._type = input_type
-
-    def open(self, states: KeyedStates) -> None:
-        self._named = self._type.naming()
-        states.per_namespace(CONTENTS)
-        self._state = states.get_list_state(ListStateDescriptor(CONTENTS, self._type.ddl))
-
-    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
-        values = self._state.get()
-        if values:
-            fire([self._named(value) for value in values])
-
-
-class _Evicted(WindowContents):
-    """Elements with their times, so that an evictor can choose; computed when the window fires."""
-
-    def __init__(self, input_type: ElementType, evictor: Evictor, computation: WindowComputation) -> None:
-        self._type, self._evictor, self._computation = input_type, evictor, computation
-
-    def open(self, states: KeyedStates) -> None:
-        self._named = self._type.naming()
-        self._at_once = _at_once(self._computation, self._named)
-        self._has_fields = self._type.has_fields
-        fields = self._type.ddl if self._has_fields else f"value {self._type.ddl}"
-        states.per_namespace(CONTENTS)
-        self._state = states.get_list_state(ListStateDescriptor(CONTENTS, f"{fields}, {_TIME_FIELD}"))
-
-    def add(self, value: Any, timestamp_ms: int | None) -> None:
-        self._state.add((*value, timestamp_ms) if self._has_fields else (value, timestamp_ms))
-
-    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
-        elements = self._elements()
-        if not elements:
-            return
-        # An evictor may remove elements of the list that it is given.
-        count = len(elements)
-        kept = self._left(self._evictor.evict_before(elements, window, ctx))
-        fire(self._at_once([element.value for element in kept]) if kept else ())
-        if kept:
-            kept = self._left(self._evictor.evict_after(kept, window, ctx))
-        if len(kept) < count:
-            self._state.clear()
-            for element in kept:
-                self.add(element.value, element.timestamp_ms)
-
-    def _left(self, kept: Any) -> Sequence[TimestampedValue]:
-        if not isinstance(kept, Sequence):
-            raise TypeError(
-                f"the evictor {type(self._evictor).__name__} has returned {kept!r}; its evict_before and "
-                "evict_after must return the elements that stay, in a list"
-            )
-        return kept
-
-    def _elements(self) -> list[TimestampedValue]:
-        entries = self._state.get()
-        if self._has_fields:
-            return [TimestampedValue(self._named(entry[:-1]), entry[-1]) for entry in entries]
-        return [TimestampedValue(*entry) for entry in entries]
-
-
-def _named_reduce(computation: ReduceWindow, named: Named) -> Reduce:
-    given: Any = computation.reduce
-    reduce: Reduce = getattr(given, "reduce", given)
-    return lambda first, second: reduce(named(first), named(second))
-
-
-def _at_once(computation: WindowComputation, named: Named) -> Callable[[list[Any]], Sequence[Any]]:
-    if isinstance(computation, ReduceWindow):
-        reduce = _named_reduce(computation, named)
-        # Copies: the elements stay in the window, and it may fire again.
-        return lambda values: (named(functools.reduce(reduce, map(taken, values))),)
-    if isinstance(computation, AggregateWindow):
-        return functools.partial(_aggregate, computation.aggregate)
-    return lambda values: values
-
-
-def _aggregate(aggregate: AggregateFunction, values: list[Any]) -> Sequence[Any]:
-    accumulator = taken(aggregate.create_accumulator())
-    for value in map(taken, values):
-        accumulator = aggregate.add(value, accumulator)
-    result = aggregate.get_result(accumulator)
-    return () if result is None else (result,)
 
 
 class WindowStateRefused(ValueError):
@@ -488,7 +311,9 @@ class WindowOperator(KeyedStreamOperator):
     ) -> None:
         self._spec, self._assigner, self._results = spec, spec.assigner, results
         self._trigger = spec.actual_trigger
-        self._contents = contents_of(computation, input_type, spec.evictor)
+        self._contents = WindowContents(computation, input_type)
+        if spec.evictor is not None:
+            self._contents = EvictedContents(computation, input_type, spec.evictor)
         #: What makes a window's own copy of an element; a trigger and an assigner get one, too.
         self._take = input_type.take
         self._function = function_of(computation)
@@ -508,9 +333,10 @@ class WindowOperator(KeyedStreamOperator):
         self._key_scope = KeyScope()
         of_key = states.through(self._key_scope)
         open_part(self._part, states.uid, states.max_parallelism)
+        states.per_namespace(OPEN, due=self.clock)
         self._contents.open(states)
         self._results.open(states)
-        self._kept = states.tables[CONTENTS]
+        self._table = states.tables[OPEN]
         self._trigger_context = TriggerScope(self._trigger, states, timers)
         function_states = FunctionStates(
             of_key.of_function(), states.of_function(), self._can_have_window_state
@@ -519,7 +345,6 @@ class WindowOperator(KeyedStreamOperator):
             self._function.open(function_states)
         function_states.seal()
         self._firing = FiringContext(function_states, context, timers)
-        self._open_windows(of_key)
 
     def processors(self) -> tuple[Processor, ...]:
         return (self.process_element,)
@@ -532,21 +357,17 @@ class WindowOperator(KeyedStreamOperator):
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         window = TimeWindow._make(timer.namespace)
-        place = self._place_of(window)
-        if place is None:
-            # A trigger has left a timer behind of a window that was merged or is over.
-            return
         if domain is TimeDomain.EVENT_TIME:
             result = self._trigger.on_event_time(timer.time_ms, window, self._trigger_context)
         else:
             result = self._trigger.on_processing_time(timer.time_ms, window, self._trigger_context)
-        self._obey(result, window, place)
+        self._obey(result, window)
         if domain is not self._assigner.clock:
             return
         if timer.time_ms >= self._cleanup_ms(window):
-            self._clean_up(window, place)
+            self._clean_up(window)
         else:
-            # It is there already, unless the program was changed to wait longer.
+            # It is there already, unless the trigger only waited, or the program was changed to wait longer.
             self._register_cleanup(window)
 
     def close(self) -> None:
@@ -554,15 +375,12 @@ class WindowOperator(KeyedStreamOperator):
         if self._function is not None:
             self._function.close()
 
-    def _open_windows(self, of_key: KeyedStates) -> None:
-        """Declare what is kept of a key's windows."""
-
     def _can_have_window_state(self, descriptor: StateDescriptor) -> None:
         """Refuse a state per window if there cannot be one."""
 
     def _add(self, value: Any, time_ms: int | None, windows: Sequence[TimeWindow]) -> bool:
         scope, contents, trigger, ctx = self._scope, self._contents, self._trigger, self._trigger_context
-        key, kept, is_taken, take = scope.key, self._kept.entries, False, self._take
+        key, kept, is_taken, take = scope.key, self._table.entries, False, self._take
         watermark_ms = self._timers.watermark_ms
         waiting = self._slots_waiting()
         # What ends after this is not over: most windows, which need no closer look.
@@ -581,7 +399,7 @@ class WindowOperator(KeyedStreamOperator):
                 continue
             result = trigger.on_element(self._own(value), time_ms, window, ctx)
             if result is not TriggerResult.CONTINUE:
-                self._obey(result, window, window)
+                self._obey(result, window)
             elif self._only_waits:
                 waiting.add(slot)
             if is_new:
@@ -598,16 +416,14 @@ class WindowOperator(KeyedStreamOperator):
             self._queues, self._waiting = self._timers.queues, set()
         return self._waiting
 
-    def _place_of(self, window: TimeWindow) -> TimeWindow | None:
-        return window
-
-    def _obey(self, result: TriggerResult, window: TimeWindow, place: TimeWindow) -> None:
+    def _obey(self, result: TriggerResult, window: TimeWindow) -> None:
         """Do what a trigger said; the window is the current one before and after."""
         if result is TriggerResult.CONTINUE:
             return
         check_result(self._trigger, result)
-        key = self._scope.key
-        self._scope.enter(key, place)
+        key, entries = self._scope.key, self._table.entries
+        slot = self._scope.slot
+        is_open = slot in entries
         if result.is_fire:
             self._firing.window = window
             self._contents.fire(self._emit, window, self._trigger_context)
@@ -615,7 +431,10 @@ class WindowOperator(KeyedStreamOperator):
             self._contents.clear()
             # The next result does not contain this one, so it does not replace it.
             self._results.settle(key, window)
-        self._scope.enter(key, window)
+        if is_open and slot not in entries:
+            # Nothing is in it any more, and it is there until its time is over.
+            entries[slot] = None
+            self._table.changed.add(slot)
 
     def _emit(self, elements: Sequence[Any]) -> None:
         """Emit what the function makes of a window's elements; of none, that its results do not stand."""
@@ -629,12 +448,9 @@ class WindowOperator(KeyedStreamOperator):
             rows = self._results.fired(self._scope.key, window, rows)
             self._context.emit(rows, window.max_timestamp_ms)
 
-    def _clean_up(self, window: TimeWindow, place: TimeWindow) -> None:
-        key = self._scope.key
-        self._scope.enter(key, place)
+    def _clean_up(self, window: TimeWindow) -> None:
         self._contents.clear()
-        self._results.settle(key, window)
-        self._scope.enter(key, window)
+        self._results.settle(self._scope.key, window)
         self._trigger.clear(window, self._trigger_context)
         if self._function is not None:
             self._enter_key()
@@ -661,6 +477,9 @@ class WindowOperator(KeyedStreamOperator):
         if time_ms == MAX_WATERMARK_MS:
             return
         if self._is_event_time:
+            if self._only_waits and window.max_timestamp_ms > self._timers.watermark_ms:
+                # The trigger's timer is there, and when it fires, this is called again.
+                return
             self._timers.register_event_time_timer(time_ms)
         else:
             self._timers.register_processing_time_timer(time_ms)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import json
+import operator
 import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import repeat
 from typing import Any, NamedTuple, TypeGuard, cast
@@ -309,7 +310,8 @@ def decoded(
 #     touches       when each element of a list or entry of a map was, in order, of those that expire one
 #                   by one; null where all are as `touched` says, which is the latest of them in any case
 #     value_0..     the value; null in every column where `alive` is false. Of a timer: its place in the
-#                   order of registration, and the place that it had in the layer below
+#                   order of registration, and the place that it had in the layer below. Of an entry that is
+#                   due some time: when, its place in that order, and then the value
 #     alive         false: the entry was removed (only in what lies over other rows)
 HASH, ALIVE, TOUCHED, TOUCHES, TIME = "hash", "alive", "touched", "touches", "time"
 #: Metadata of a value's column: its field's name.
@@ -317,6 +319,16 @@ NAME = "name"
 #: In the metadata of a table: which kind of state it is of.
 KIND = "kind"
 _WINDOW = ("from", "to")
+
+#: The first field of the value of an entry that is due some time, by the clock: there is no timer beside it.
+#: It is stored, so a reader knows it too.
+DUE_FIELDS = {
+    TimeDomain.EVENT_TIME: "_fs_due_by_event_time_ms",
+    TimeDomain.PROCESSING_TIME: "_fs_due_by_processing_time_ms",
+}
+#: The second one, where entries are objects: its place in the order of registration, as of a timer. Below
+#: zero (-1 stands for 0) it says that nothing is in the entry, which is there all the same.
+ORDER_FIELD = "_fs_order"
 
 Convert = Callable[[Any], Any]
 
@@ -397,6 +409,16 @@ class TableLayout:
     def expires(self) -> bool:
         return self.expiry is not Expiry.NOTHING
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the value of a row is when it is due, its place in the order, and what the entry is."""
+        return self.value_names[1:2] == (ORDER_FIELD,)
+
+    @cached_property
+    def contents(self) -> TableLayout:
+        """The same without when an entry is due."""
+        return replace(self, values=self.values[2:], value_names=self.value_names[2:])
+
     @cached_property
     def schema(self) -> pa.Schema:
         fields = [pa.field(HASH, pa.int64())]
@@ -421,12 +443,13 @@ def layout_of(
     key_types: Sequence[T.DataType],
     form: SlotForm = SlotForm.KEY,
     named: bool = False,
+    due: TimeDomain | None = None,
 ) -> TableLayout:
     stored = descriptor.stored_type
     # A value with several fields has a column for each; one field alone would look like no tuple.
     fields = stored.fields if _has_several_fields(stored) else []
     kinds = [field.dataType for field in fields] or [stored]
-    return TableLayout(
+    layout = TableLayout(
         descriptor.name,
         tuple(arrow_type(kind) for kind in key_types),
         tuple(arrow_type(kind) for kind in kinds),
@@ -437,6 +460,10 @@ def layout_of(
         descriptor.ttl,
         _KINDS[type(descriptor)],
     )
+    if due is None:
+        return layout
+    names = DUE_FIELDS[due], ORDER_FIELD, *(layout.value_names or ("value",))
+    return replace(layout, values=(pa.int64(), pa.int64(), *layout.values), value_names=names)
 
 
 _KINDS: dict[type, str] = {
@@ -479,7 +506,7 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
         columns.append(touched)
     if layout.expiry is Expiry.ELEMENTS:
         columns.append(touches)
-    width = len(layout.values)
+    width = 3 if layout.is_due else len(layout.values)
     nothing = (None,) * width if width > 1 else None
     # Of a timer that is gone it still has to be said which one of the layer below that is.
     keeps = layout.form is SlotForm.TIMER
@@ -500,24 +527,35 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
     keys = _gather([columns[f"key_{i}"] for i in range(len(layout.keys))])
-    values = _gather([columns[f"value_{i}"] for i in range(len(layout.values))])
-    if layout.decode is not None:
-        values = decoded(layout.name, layout.decode, values, keys, columns[ALIVE])
+    given = [columns[f"value_{i}"] for i in range(len(layout.values))]
+    values = decode_values(layout, given, keys, columns[ALIVE])
     slots = layout.form.join(keys, [columns[name] for name in layout.form.columns])
     touched, touches = columns.get(TOUCHED, repeat(0)), columns.get(TOUCHES, repeat(None))
     return map(to_row, zip(slots, values, columns[HASH], touched, columns[ALIVE], touches, strict=False))
 
 
 def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[pa.Array]:
+    """Return the columns of what is in entries; None where nothing is."""
     fields = [field for field in layout.schema if field.name.startswith("value_")]
-    columns = _values(layout, values, keys)
+    columns = _values(layout, _filled(values, len(fields)), keys)
     return [_array(layout, field, column, keys) for field, column in zip(fields, columns, strict=True)]
 
 
-def decode_values(layout: TableLayout, columns: Sequence[pa.Array]) -> list[Any]:
-    values = _gather([values_in(layout.name, column) for column in columns])
-    decode = layout.decode
-    return values if decode is None else [None if one is None else decode(one) for one in values]
+def decode_values(
+    layout: TableLayout, columns: Sequence[list[Any]], keys: Sequence[Any], alive: Sequence[bool]
+) -> list[Any]:
+    """Return values of their columns, as lists; those of removed entries do not matter."""
+    if not layout.is_due:
+        values = _gather(columns)
+        decode = layout.decode
+        return values if decode is None else decoded(layout.name, decode, values, keys, alive)
+    times, stored, *given = columns
+    # Whoever has written an entry with a savepoint writer need not know of places.
+    there = [place is None or place >= 0 for place in stored]
+    places = [place if is_there else ~place for place, is_there in zip(stored, there, strict=True)]
+    own = decode_values(layout.contents, given, keys, list(map(operator.and_, there, alive)))
+    own = [one if is_there else None for one, is_there in zip(own, there, strict=True)]
+    return list(zip(times, places, own, strict=True))
 
 
 def places_with(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -560,6 +598,8 @@ def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> 
     width = len(layout.values)
     if width == 1:
         return [values]
+    if layout.is_due:
+        return _due_values(layout, values, keys)
     form = RowForm(layout.value_names or ("",) * width)
     try:
         rows = form.tuples(list(values))
@@ -568,6 +608,22 @@ def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> 
     except RowError:
         raise _refused(layout, form, values, keys) from None
     return _spread(rows, width)
+
+
+def _due_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[Sequence[Any]]:
+    times, places, own = zip(*values, strict=True)
+    stored = [
+        ~place if one is None and place is not None else place for place, one in zip(places, own, strict=True)
+    ]
+    contents = layout.contents
+    return [times, stored, *_values(contents, _filled(own, len(contents.values)), keys)]
+
+
+def _filled(values: Sequence[Any], width: int) -> Sequence[Any]:
+    """Return values with fields of null in the place of None."""
+    if width == 1 or not any(one is None for one in values):
+        return values
+    return [(None,) * width if one is None else one for one in values]
 
 
 def _refused(

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.state.codec import (
     ALIVE,
+    DUE_FIELDS,
     HASH,
     NAME,
     TOUCHED,
@@ -290,11 +291,6 @@ def _place_among(layer: pa.RecordBatch, index: KeyIndex, number: int, first: int
 #: The first column of such a state's value says when something has to be done about an entry: there are no
 #: timers beside it.
 DUE = "value_0"
-#: Name of the first field of such a state's value, by the clock; it is stored, so a reader knows it too.
-DUE_FIELDS = {
-    TimeDomain.EVENT_TIME: "_fs_due_by_event_time_ms",
-    TimeDomain.PROCESSING_TIME: "_fs_due_by_processing_time_ms",
-}
 FROM, TO = SlotForm.KEY_AND_WINDOW.columns
 _NONE: Array = np.empty(0, dtype=np.int64)
 
@@ -375,14 +371,19 @@ class DueTable:
             for at, kind in enumerate(self.layout.keys)
         ]
 
-    def select(self, hashes: Array, limit_ms: int) -> Stored:
-        """Return all rows of keys with these hashes, and of keys that have entries due up to a time."""
+    def due(self, limit_ms: int) -> Array:
+        """Return the hashes of keys that have entries due up to a time."""
         base, delta = self._table.base, self._table.delta
         due = _numbers(delta, HASH)[_due(delta) <= limit_ms]
         if base is not None:
             places = self._counting(np.flatnonzero(_due(base) <= limit_ms))
             due = np.concatenate([due, _numbers(base, HASH)[places]])
-        wanted = np.unique(np.concatenate([hashes, due]))
+        return due
+
+    def select(self, hashes: Array, limit_ms: int) -> Stored:
+        """Return all rows of keys with these hashes, and of keys that have entries due up to a time."""
+        base, delta = self._table.base, self._table.delta
+        wanted = np.unique(np.concatenate([hashes, self.due(limit_ms)]))
         places = places_with(delta, wanted)
         upper = delta if len(places) == delta.num_rows else delta.take(pa.array(places))
         if base is None:

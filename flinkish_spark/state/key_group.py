@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, Progress, TimeDomain
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, Progress, TimeDomain, Timer
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.codec import (
     ALIVE,
@@ -41,7 +42,7 @@ from flinkish_spark.state.codec import (
     too_large,
     unpack_frame,
 )
-from flinkish_spark.state.columnar import ColumnarState, DueTable, due_clock
+from flinkish_spark.state.columnar import DUE, ColumnarState, DueTable, due_clock
 from flinkish_spark.state.evolution import StateMismatch, evolved, types_text
 from flinkish_spark.state.keyed_states import KeyedStates, StateNotDeclared
 from flinkish_spark.state.layered import KeyIndex, LayeredTable, note_changes_in_place
@@ -99,12 +100,19 @@ class StoredTimers:
             queues[domain] = TimerQueue(stored, self.registered[domain])
         return queues
 
-    def replace(self, queues: Mapping[TimeDomain, TimerQueue], hash_of: Mapping[Any, int]) -> None:
+    def replace(
+        self,
+        queues: Mapping[TimeDomain, TimerQueue],
+        hash_of: Mapping[Any, int],
+        with_entries: Mapping[TimeDomain, Container[Timer]] = MappingProxyType({}),
+    ) -> None:
+        """Take over the timers of queues, without those that are stored with entries."""
         for domain, queue in queues.items():
             self.registered[domain] = queue.registered
             stored = self._tables[domain]
             in_base = stored.in_base
-            new, gone = queue.new(), queue.gone()
+            own = with_entries.get(domain, ())
+            new, gone = queue.new(own), queue.gone(own)
             below = [in_base[timer].value[0] if timer in in_base else None for timer in new]
             values = list(zip(new.values(), below, strict=True))
             rows = rows_by_slot(list(new), values, [hash_of[timer.key] for timer in new])
@@ -250,15 +258,6 @@ class NoBases:
         """Do nothing: there is none."""
 
 
-class OtherForm(Protocol):
-    """Reads what an operator has stored in another form than the one that it writes."""
-
-    def is_of(self, sections: Frame) -> bool: ...
-
-    def converted(self, value: bytes | memoryview, bases: Bases) -> Mapping[str, memoryview]:
-        """Return the sections that say the same in the operator's own form, without a base."""
-
-
 @dataclass(frozen=True)
 class GroupLayout:
     """The tables of an operator's key groups, known once it is open."""
@@ -267,8 +266,6 @@ class GroupLayout:
     states: Mapping[str, TableLayout]
     timers: Mapping[TimeDomain, TableLayout]
     dropped: frozenset[str] = frozenset()
-    #: Reads the operator's state in another form than it is written.
-    other_form: OtherForm | None = None
 
     @classmethod
     def of(cls, states: KeyedStates, key_types: Sequence[T.DataType]) -> GroupLayout:
@@ -277,7 +274,13 @@ class GroupLayout:
         return cls(
             states.uid,
             {
-                name: layout_of(descriptor, key_types, form[name in states.namespaced], name in states.named)
+                name: layout_of(
+                    descriptor,
+                    key_types,
+                    form[name in states.namespaced],
+                    name in states.named,
+                    states.due.get(name),
+                )
                 for name, descriptor in states.descriptors.items()
             },
             {domain: timer_layout(domain, key_types) for domain in TimeDomain},
@@ -304,11 +307,6 @@ class GroupState:
         #: Files of former bases, and behind which micro-batch no state names them any more.
         self._former: list[tuple[str, int]] = [(str(f), int(n)) for f, n in owner.get("former", ())]
         base: Frame = {} if self.base is None else bases.read(self.base)
-        other = layout.other_form
-        if value is not None and other is not None and other.is_of({**base, **delta}):
-            delta, base = {**other.converted(value, bases)}, {}
-            self._former += [] if self.base is None else [(self.base.file, bases.batch)]
-            self.base = None
         sections = layout.sections
         known = sections.keys() | {OWNER} | {STATE_SECTION + name for name in layout.dropped}
         unknown = sorted((delta.keys() | base.keys()) - known)
@@ -331,6 +329,8 @@ class GroupState:
             {domain: owner.get("registered", {}).get(domain.value, 0) for domain in TimeDomain},
         )
         self._hash_of: dict[Any, int] = {}
+        #: By state and slot, when an entry that was loaded is due, and its place in that order.
+        self._first_timers: dict[str, dict[Any, tuple[int, int | None]]] = {}
         given_up = [name for name in sorted(layout.dropped) if STATE_SECTION + name in {*delta, *base}]
         #: Entries of states that are given up, which are here for the last time: they are not stored again.
         self.given_up = {
@@ -360,6 +360,7 @@ class GroupState:
         """Give an operator the entries of keys that have elements, and of those whose timers are due."""
         own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
         due = [self.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
+        due += [self.due_table(name).due(progress.limits_ms[clock]) for name, clock in states.due.items()]
         hashes = np.unique(np.concatenate([own, *due, also]))
         self._load(states, timers, hash_of, hashes, progress.processing_time_ms, knows_all=not len(also))
 
@@ -394,15 +395,31 @@ class GroupState:
         layouts = self._layout.states
         for name, table in states.tables.items():
             found = self._tables[STATE_SECTION + name].select(only.get(name, hashes))
-            if not knows_all or layouts[name].expires:
+            if not knows_all or layouts[name].expires or name in states.due:
                 # Of keys of the same hash something may have expired.
                 self._hash_of.update(
                     (slot[0] if name in states.namespaced else slot, row.hash) for slot, row in found.items()
                 )
+            if name in states.due:
+                found = self._with_timers(name, found, timers.queues[states.due[name]])
             table.take(found, now_ms)
+
+    def _with_timers(self, state: str, found: Mapping[Any, Row], queue: TimerQueue) -> dict[Any, Row]:
+        """Register the timers that are stored with entries; return the entries without them."""
+        timers, entries = list[tuple[Timer, int | None]](), dict[Any, Row]()
+        known = self._first_timers[state] = dict[Any, tuple[int, int | None]]()
+        for slot, row in found.items():
+            time_ms, place, value = row.value
+            entries[slot] = row._replace(value=value)
+            if time_ms is not None:
+                known[slot] = time_ms, place
+                timers.append((Timer(time_ms, *slot), place))
+        queue.add_of_entries(timers)
+        return entries
 
     def store(self, states: KeyedStates, timers: Timers) -> bool:
         """Take over what an operator has changed since :meth:`load`; return whether it has."""
+        with_entries = {domain: set[Timer]() for domain in TimeDomain}
         for name, table in states.tables.items():
             has_window = self._layout.states[name].form is SlotForm.KEY_AND_WINDOW
             if table.lent:
@@ -410,15 +427,35 @@ class GroupState:
                 note_changes_in_place(table, stored, self._hash_of, now_ms)
             stored, entries, hash_of = self._tables[STATE_SECTION + name], table.entries, self._hash_of
             there = [slot for slot in table.changed if slot in entries]
+            values = [entries[slot] for slot in there]
+            if name in states.due:
+                clock = states.due[name]
+                first = timers.queues[clock].first_of_entries(entries)
+                with_entries[clock].update(Timer(time_ms, *slot) for slot, (time_ms, _) in first.items())
+                known = self._first_timers[name]
+                there += [
+                    slot
+                    for slot in entries
+                    if slot not in table.changed and first.get(slot) != known.get(slot)
+                ]
+                values = [(*first.get(slot, (None, 0)), entries[slot]) for slot in there]
             hashes = [hash_of[slot[0]] for slot in there] if has_window else [hash_of[slot] for slot in there]
             touches = map(table.touch_of, there) if self._layout.states[name].expires else None
-            rows = rows_by_slot(there, [entries[slot] for slot in there], hashes, touches)
+            rows = rows_by_slot(there, values, hashes, touches)
             gone = [slot for slot in table.changed if slot not in entries]
             for slot in stored.in_base.keys() & gone:
                 rows[slot] = Row(slot, None, hash_of[slot[0] if has_window else slot], alive=False)
             stored.replace(rows, gone)
-        self.timers.replace(timers.queues, self._hash_of)
+        self.timers.replace(timers.queues, self._hash_of, with_entries)
         return self.is_changed
+
+    def forget_timers(self) -> None:
+        """Give up all timers: an earlier program had them, and this one's are with its entries."""
+        for domain in TimeDomain:
+            table = self._tables[TIMERS + domain.value]
+            if len(table):
+                self._is_base_over |= table.base is not None
+                table.forget_all()
 
     def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:
         if state not in self._layout.states:
@@ -463,7 +500,11 @@ class GroupState:
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def timer_count(self) -> int:
-        return sum(len(self.timers.living(domain)[0]) for domain in TimeDomain)
+        """Return how many timers there are; of those of an entry that is due, its first one counts, too."""
+        count = sum(len(self.timers.living(domain)[0]) for domain in TimeDomain)
+        due = [name for name, table in self._layout.states.items() if table.is_due]
+        entries = (self._tables[STATE_SECTION + name].merged() for name in due)
+        return count + sum(int(one.num_rows - one.column(DUE).null_count) for one in entries)
 
     def dump(self, group: int, policy: BasePolicy, now_ms: int) -> bytes:
         """Return the value to store, without what has expired; move it into a new base if it is time to."""
@@ -496,13 +537,16 @@ class GroupState:
 
     def take_in(self, other: GroupState) -> None:
         """Take over all entries of another key group, which has none of the same keys."""
+        registered = self.timers.registered
         for name, table in self._tables.items():
             rows = other._tables[name].merged()
             if name.startswith(TIMERS):
-                domain = TimeDomain(name.removeprefix(TIMERS))
-                rows = _registered_from(rows, self.timers.registered[domain])
-                self.timers.registered[domain] += rows.num_rows
+                rows = _moved(rows, "value_0", registered[TimeDomain(name.removeprefix(TIMERS))])
+            elif table.layout.is_due and (clock := due_clock(table.layout)) is not None:
+                rows = _moved(rows, "value_1", registered[clock])
             table.put_rows(rows, _NONE)
+        for domain, count in other.timers.registered.items():
+            registered[domain] += count
 
     def dump_whole(self) -> bytes:
         self._former = []
@@ -562,12 +606,13 @@ def _whole(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBatch:
         raise StateMismatch(str(too_large(state, "its layers together take more than 2 GiB"))) from error
 
 
-def _registered_from(timers: pa.RecordBatch, first: int) -> pa.RecordBatch:
-    """Return timers without a layer below, whose places in the order of registration count from a number."""
-    places = np.argsort(np.argsort(timers.column("value_0").to_numpy(), kind="stable"), kind="stable")
-    renewed = {"value_0": pa.array(places + first, pa.int64()), "value_1": pa.nulls(len(places), pa.int64())}
-    columns = [renewed.get(field.name, timers.column(field.name)) for field in timers.schema]
-    return pa.RecordBatch.from_arrays(columns, schema=timers.schema)
+def _moved(rows: pa.RecordBatch, name: str, by: int) -> pa.RecordBatch:
+    """Return rows whose places in the order of registration are so many behind others."""
+    at = rows.schema.get_field_index(name)
+    places = rows.column(at)
+    # One below zero stands for a place, too.
+    moved = pc.if_else(pc.less(places, 0), pc.subtract(places, by), pc.add(places, by))
+    return rows.set_column(at, rows.schema.field(at), moved)
 
 
 def _read(
@@ -664,7 +709,8 @@ def changed_group(
             sections[name] = table_bytes(table)
         if name.startswith(TIMERS):
             # Their places in the order of registration count from 0.
-            registered[name.removeprefix(TIMERS)] = table.num_rows
+            clock = name.removeprefix(TIMERS)
+            registered[clock] = max(registered.get(clock, 0), table.num_rows)
     if not sections:
         return None
     return pack_frame({OWNER: _owned_by(owner, registered), **sections})
@@ -672,15 +718,14 @@ def changed_group(
 
 def unbundled_groups(value: bytes, owner: str, bundling: Bundling) -> dict[int, bytes]:
     """Return the state of a bundle, which is in one piece, by its key groups: of those that have any."""
-    found: dict[int, dict[str, pa.RecordBatch]] = {}
+    found: dict[int, dict[str, bytes | memoryview]] = {}
     for name, table in stored_tables(value).items():
         groups = np.mod(table.column(HASH).to_numpy(), bundling.key_groups)
         for group in np.unique(groups).tolist():
-            own = table.filter(pa.array(groups == group))
-            own = _registered_from(own, 0) if name.startswith(TIMERS) else own
-            found.setdefault(group, {})[name] = own
-    values = {group: changed_group(None, owner, tables) for group, tables in sorted(found.items())}
-    return {group: value for group, value in values.items() if value is not None}
+            found.setdefault(group, {})[name] = table_bytes(table.filter(pa.array(groups == group)))
+    # Places in the order of registration stay what they are in the bundle.
+    owned = _owned_by(owner, owner_in(unpack_frame(value)).get("registered", {}))
+    return {group: pack_frame({OWNER: owned, **own}) for group, own in sorted(found.items())}
 
 
 def whole_group(value: bytes | memoryview, bases: Bases) -> bytes:

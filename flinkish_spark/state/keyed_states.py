@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.core.subtask import SubtaskFacts
 from flinkish_spark.core.validation import unusable
 from flinkish_spark.state.descriptors import (
@@ -84,6 +85,9 @@ class KeyedStates(SubtaskFacts):
         self.descriptors: dict[str, StateDescriptor] = {}
         #: Whose slots have a namespace: states of windows.
         self.namespaced: set[str] = set()
+        #: Those of them whose entries are due some time, and by which clock; the timers of such an entry are
+        #: stored with it.
+        self.due: dict[str, TimeDomain] = {}
         #: States that were stored once and are given up.
         self.dropped: set[str] = set()
         #: States of functions, whose fields are read by name; operators know the places of theirs.
@@ -155,8 +159,10 @@ class KeyedStates(SubtaskFacts):
             raise ValueError(f"operator '{self.uid}' drops the state '{name}' too late: call it in open()")
         self.dropped.add(name)
 
-    def per_namespace(self, name: str) -> None:
+    def per_namespace(self, name: str, due: TimeDomain | None = None) -> None:
         self.namespaced.add(name)
+        if due is not None:
+            self.due[name] = due
 
     def through(self, scope: KeyScope) -> KeyedStates:
         """Return these states, with the same tables, as they are seen by another scope."""

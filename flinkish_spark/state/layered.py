@@ -306,5 +306,8 @@ def note_changes_in_place(
     hashes = {hash_of[slot[0] if has_window else slot] for slot in lent}
     before = stored.decoded(np.array(sorted(hashes), dtype=np.int64))
     for slot in lent:
-        if slot not in before or not same(table.entries[slot], before[slot].value):
+        held = before[slot].value if slot in before else None
+        if stored.layout.is_due and held is not None:
+            held = held[2]
+        if held is None or not same(table.entries[slot], held):
             table.written_in_place(slot, now_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -74,15 +74,45 @@ class TimerQueue:
             del self._live[timer]
             yield timer
 
-    def gone(self) -> dict[Timer, int]:
+    def add_of_entries(self, timers: Sequence[tuple[Timer, int | None]]) -> None:
+        """Add the timers that are stored with entries, each with its place."""
+        placed = [(timer, place) for timer, place in timers if place is not None]
+        if len({*(place for _, place in placed), *self._live.values()}) < len(timers) + len(self._live):
+            # A writer of savepoints has given them no places, or those that others have.
+            placed = [(timer, self.registered + at) for at, (timer, _) in enumerate(timers)]
+            self.registered += len(placed)
+        self._live.update(placed)
+        self._heap += [(timer.time_ms, place, timer) for timer, place in placed]
+        heapq.heapify(self._heap)
+
+    def first_of_entries(self, entries: Container[Any]) -> dict[Any, tuple[int, int]]:
+        """Return of entries by key and namespace when the first of their timers is due, and its place."""
+        first: dict[Any, tuple[int, int]] = {}
+        for (time_ms, key, namespace), place in self._live.items():
+            slot = key, namespace
+            if namespace is not None and slot in entries:
+                before = first.get(slot)
+                if before is None or time_ms < before[0]:
+                    first[slot] = time_ms, place
+        return first
+
+    def gone(self, with_entries: Container[Timer] = ()) -> dict[Timer, int]:
         """Return the stored timers that are not there any more, with their places."""
         live = self._live
-        return {timer: place for timer, place in self._stored.items() if timer not in live}
+        return {
+            timer: place
+            for timer, place in self._stored.items()
+            if timer not in live or timer in with_entries
+        }
 
-    def new(self) -> dict[Timer, int]:
+    def new(self, with_entries: Container[Timer] = ()) -> dict[Timer, int]:
         """Return the timers that are not stored, or with another place, with their places."""
         place_of = self._stored.get
-        return {timer: place for timer, place in self._live.items() if place_of(timer) != place}
+        return {
+            timer: place
+            for timer, place in self._live.items()
+            if place_of(timer) != place and timer not in with_entries
+        }
 
     def _in_order(self) -> list[tuple[int, int, Timer]]:
         return sorted((timer.time_ms, place, timer) for timer, place in self._live.items())

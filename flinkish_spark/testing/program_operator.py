@@ -66,8 +66,8 @@ from flinkish_spark.types.schemas import PREFIX
 from flinkish_spark.types.to_arrow import ValueMismatch
 from flinkish_spark.types.to_python import to_values
 from flinkish_spark.worker.functions import AppendColumns, TimeStage
-from flinkish_spark.worker.keyed_operator import OperatorFailed, runner_of
-from flinkish_spark.worker.runners import InputRows, OutRows
+from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.runners import InputRows, OutRows, runner_of
 
 #: As mapInArrow calls it.
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -336,7 +336,7 @@ class ProgramOperator:
             self._partitions = list(stored.partitions)
         elif stored is not None and any(one is not None for one in stored.partitions):
             self._partitions = [
-                runner.restored(stored.partitions, index, self._parallelism)
+                runner.side.restored(stored.partitions, index, self._parallelism)
                 for index, runner in enumerate(self._runners)
             ]
         for value in self._groups.values():
@@ -379,9 +379,9 @@ class ProgramOperator:
         blocks, whole = self._spread(given)
         out: list[tuple[int, OutRows]] = []
         for index, runner in enumerate(self._runners):
-            if hasattr(runner, "begin"):
+            if runner.side is not None:
                 with running_as(self._subtask(index)), blaming(self.node.uid):
-                    done = runner.begin(self._partitions[index], whole(index), progress)
+                    done = runner.side.begin(self._partitions[index], whole(index), progress)
                 self._partitions[index] = self._partitions[index] if done.value is None else done.value
                 out += [(self.node.max_parallelism + index, rows) for rows in done.rows]
         for group in sorted(blocks.keys() | self._called(progress)):
@@ -414,7 +414,8 @@ class ProgramOperator:
             state = GroupState(self._layout, value, NoBases())
             due = [(state.next_call_ms(clock), limit_ms) for clock, limit_ms in progress.limits_ms.items()]
             is_due = any(due_ms is not None and due_ms <= limit_ms for due_ms, limit_ms in due)
-            if is_due or getattr(self._runners[group % self._parallelism], "has_applications", False):
+            side = self._runners[group % self._parallelism].side
+            if is_due or (side is not None and side.has_applications):
                 called.add(group)
         return called
 

@@ -7,6 +7,7 @@ the first key group of the partition is called.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,11 +42,14 @@ from flinkish_spark.worker.runners import (
     ElementRunner,
     InputRows,
     OutRows,
+    PartitionDone,
+    PartitionSide,
     RowShape,
     blame_call,
     row_of_element,
     rows_between,
     rows_written,
+    runs,
 )
 
 Stored = TypeVar("Stored")
@@ -59,75 +63,83 @@ class UnkeyedBroadcast:
     descriptors: tuple[MapStateDescriptor, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionDone:
-    """What became of a partition's broadcast side in a micro-batch."""
+class _Side(ABC):
+    """A partition's side of an operator; a :class:`.PartitionSide`."""
 
-    rows: tuple[OutRows, ...]
-    #: To be stored; None if nothing has changed.
-    value: bytes | None
+    has_applications = False
 
+    def __init__(self, shape: RowShape) -> None:
+        self._shape = shape
+        self._write = partial(rows_written, shape, [RowWriter.of(fields) for fields in shape.outputs])
 
-class KeyedBroadcastRunner(ElementRunner):
-    """Runs a :class:`KeyedBroadcastOperator`: a partition's broadcast side, and then its key groups."""
-
-    def __init__(
-        self, operator: KeyedBroadcastOperator, uid: str, max_parallelism: int, shape: RowShape
-    ) -> None:
-        super().__init__(operator, uid, max_parallelism, shape)
-        self._operator = operator
-
-    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
-        side = self._operator.side
-
-        def run(check: Check | None) -> Emitted:
-            side.begin(value)
-            before, behind = sides_of(self._shape, inputs, Distribution.BROADCAST)
-            return side.process(behind, progress, check, before)
-
-        rows, _ = written_or_blamed(self._written, lambda check: (run(check), None))
-        return PartitionDone(rows, side.dump())
+    @abstractmethod
+    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone: ...
 
     def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
         return any_copy(values)
 
-    @property
-    def has_applications(self) -> bool:
-        return bool(self._operator.side.applications)
-
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        if isinstance(failure, BroadcastElementFailed):
-            return place_of(self._shape, inputs, Distribution.BROADCAST, failure)
-        return super().row_of(inputs, failure)
-
-    def _load(self, group: GroupState, hash_of: dict[object, int], progress: Progress) -> None:
-        run = self._run
-        group.load(run.states, run.timers, hash_of, progress, self._operator.hashes_to_load(group))
-        self._operator.apply(run, progress)
+        is_broadcast = isinstance(failure, BroadcastElementFailed)
+        way = Distribution.BROADCAST if is_broadcast else Distribution.BY_CHANNEL
+        shape = self._shape
+        own = [one if of.distribution is way else None for one, of in zip(inputs, shape.inputs, strict=True)]
+        return row_of_element(shape, own, failure)
 
 
-class _WithoutKeys:
-    """A runner of a partition whose elements are all on its broadcast route: there are no key groups."""
+@runs(KeyedBroadcastOperator)
+def keyed_broadcast_runner(
+    operator: KeyedBroadcastOperator, uid: str, max_parallelism: int, shape: RowShape
+) -> ElementRunner:
+    """Return what runs a partition's broadcast elements, and then its key groups."""
+    runner = ElementRunner(operator, uid, max_parallelism, shape)
+    runner.side = _KeyedSide(shape, operator)
+    return runner
 
-    def __init__(self, uid: str, max_parallelism: int, shape: RowShape) -> None:
+
+class _KeyedSide(_Side):
+    def __init__(self, shape: RowShape, operator: KeyedBroadcastOperator) -> None:
+        super().__init__(shape)
+        self._side = operator.side
+
+    @property
+    def has_applications(self) -> bool:  # type: ignore[override]
+        return bool(self._side.applications)
+
+    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
+        def run(check: Check | None) -> Emitted:
+            self._side.begin(value)
+            before, behind = sides_of(self._shape, inputs, Distribution.BROADCAST)
+            return self._side.process(behind, progress, check, before)
+
+        rows, _ = written_or_blamed(self._write, lambda check: (run(check), None))
+        return PartitionDone(rows, self._side.dump())
+
+
+class PartitionRunner:
+    """Runs an operator without keys: its elements are all on the broadcast route of their partition."""
+
+    def __init__(self, side: PartitionSide, uid: str, max_parallelism: int) -> None:
+        self.side: PartitionSide | None = side
+        self.row_of = side.row_of
         self.counts: dict[str, int] = {}
-        self._shape = shape
-        self._write = partial(rows_written, shape, [RowWriter.of(fields) for fields in shape.outputs])
         self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         raise AssertionError("an operator without keys has no key groups")
 
 
-class UnkeyedBroadcastRunner(_WithoutKeys):
-    """Runs an :class:`UnkeyedBroadcast`."""
+@runs(UnkeyedBroadcast)
+def unkeyed_broadcast_runner(
+    given: UnkeyedBroadcast, uid: str, max_parallelism: int, shape: RowShape
+) -> PartitionRunner:
+    run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
+    return PartitionRunner(_UnkeyedSide(shape, run), uid, max_parallelism)
 
-    def __init__(self, given: UnkeyedBroadcast, uid: str, max_parallelism: int, shape: RowShape) -> None:
-        super().__init__(uid, max_parallelism, shape)
-        self._run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
 
-    def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
-        return any_copy(values)
+class _UnkeyedSide(_Side):
+    def __init__(self, shape: RowShape, run: BroadcastRun) -> None:
+        super().__init__(shape)
+        self._run = run
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
         def run(check: Check | None) -> tuple[Emitted, bytes | None]:
@@ -136,11 +148,6 @@ class UnkeyedBroadcastRunner(_WithoutKeys):
             return self._run.run(value, broadcast, behind, progress, check, of_broadcast, before)
 
         return PartitionDone(*written_or_blamed(self._write, run))
-
-    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        is_broadcast = isinstance(failure, BroadcastElementFailed)
-        way = Distribution.BROADCAST if is_broadcast else Distribution.BY_CHANNEL
-        return place_of(self._shape, inputs, way, failure)
 
 
 def written_or_blamed(
@@ -174,13 +181,6 @@ def _elements_of(shape: RowShape, inputs: InputRows, way: Distribution, *, is_be
     return Elements(values, values, times)
 
 
-def place_of(
-    shape: RowShape, inputs: InputRows, way: Distribution, failure: ElementFailed
-) -> tuple[int, int]:
-    own = [rows if one.distribution is way else None for rows, one in zip(inputs, shape.inputs, strict=True)]
-    return row_of_element(shape, own, failure)
-
-
 @dataclass(frozen=True)
 class Checkpointed:
     """A function without a key that keeps operator list state; travels in the plan."""
@@ -188,22 +188,28 @@ class Checkpointed:
     function: CheckpointedProcessFunction
 
 
-class ListStateRunner(_WithoutKeys):
-    """Runs a :class:`Checkpointed`; a partition's copy of the state is a value of its own."""
+@runs(Checkpointed)
+def list_state_runner(
+    given: Checkpointed, uid: str, max_parallelism: int, shape: RowShape
+) -> PartitionRunner:
+    states = _Declaring(uid, max_parallelism)
+    given.function.open(states)
+    return PartitionRunner(_ListSide(shape, given.function, states), uid, max_parallelism)
 
-    def __init__(self, given: Checkpointed, uid: str, max_parallelism: int, shape: RowShape) -> None:
-        super().__init__(uid, max_parallelism, shape)
-        self._function, self._uid = given.function, uid
-        self._context = ContextFacts()
-        self._states = _Declaring(uid, max_parallelism)
-        given.function.open(self._states)
+
+class _ListSide(_Side):
+    """A partition's copy of operator list state is a value of its own."""
+
+    def __init__(self, shape: RowShape, function: CheckpointedProcessFunction, states: _Declaring) -> None:
+        super().__init__(shape)
+        self._function, self._states, self._context = function, states, ContextFacts()
 
     def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
-        return redistribute(self._uid, self._states.descriptors, values, partitions)[partition]
+        return redistribute(self._states.uid, self._states.descriptors, values, partitions)[partition]
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
         def run(check: Check | None) -> tuple[Emitted, OperatorLists]:
-            lists = self._states.lists = OperatorLists(self._uid, self._states.descriptors, value)
+            lists = self._states.lists = OperatorLists(self._states.uid, self._states.descriptors, value)
             self._context.check = check
             before, behind = sides_of(self._shape, inputs, Distribution.BY_CHANNEL)
             process = self._function.process_element
@@ -211,9 +217,6 @@ class ListStateRunner(_WithoutKeys):
 
         rows, lists = written_or_blamed(self._write, run)
         return PartitionDone(rows, lists.dump() if lists.is_changed else None)
-
-    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        return place_of(self._shape, inputs, Distribution.BY_CHANNEL, failure)
 
 
 class _Declaring(NoKeyedState):

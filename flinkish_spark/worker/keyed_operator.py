@@ -36,12 +36,9 @@ from flinkish_spark.core.micro_batch import MicroBatch, micro_batch_of_task
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.subtask import running_in
 from flinkish_spark.core.suggestions import describe_raised
-from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
 from flinkish_spark.operators.columnar_windows import WindowFold
 from flinkish_spark.operators.context import close_operator, close_with
-from flinkish_spark.operators.patterns import PatternOperator
 from flinkish_spark.operators.process import ElementFailed, KeyedStreamOperator, TimerFailed
-from flinkish_spark.operators.timed_rows import TimedRowsOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.window_loop import LoopedWindows
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
@@ -58,26 +55,18 @@ from flinkish_spark.transport.blocks import BlockError, GroupRows, Out, frame_of
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import place_of
 from flinkish_spark.types.rows import OutputError
-from flinkish_spark.worker.broadcast_runner import (
-    Checkpointed,
-    KeyedBroadcastRunner,
-    ListStateRunner,
-    UnkeyedBroadcast,
-    UnkeyedBroadcastRunner,
-)
+from flinkish_spark.worker import columns_runner, loop_runner, pattern_columns, timed_runner
+from flinkish_spark.worker.broadcast_runner import Checkpointed, UnkeyedBroadcast
 from flinkish_spark.worker.daemon import freeze_modules
-from flinkish_spark.worker.loop_runner import LoopedRunner
-from flinkish_spark.worker.pattern_runner import PatternRunner
 from flinkish_spark.worker.runners import (
-    BatchRunner,
     ElementRunner,
+    FindsRows,
     GroupRunner,
     InputRows,
     OutRows,
     RowShape,
-    WindowRunner,
+    runner_of,
 )
-from flinkish_spark.worker.timed_runner import TimedRunner
 
 StatefulOperator = (
     KeyedStreamOperator
@@ -88,26 +77,8 @@ StatefulOperator = (
     | Checkpointed
 )
 
-
-def runner_of(operator: StatefulOperator, uid: str, max_parallelism: int, shape: RowShape) -> GroupRunner:
-    settings = uid, max_parallelism, shape
-    if isinstance(operator, VectorizedProcessFunction):
-        return BatchRunner(operator, *settings)
-    if isinstance(operator, WindowFold):
-        return WindowRunner(operator, *settings)
-    if isinstance(operator, LoopedWindows):
-        return LoopedRunner(operator, *settings)
-    if isinstance(operator, UnkeyedBroadcast):
-        return UnkeyedBroadcastRunner(operator, *settings)
-    if isinstance(operator, Checkpointed):
-        return ListStateRunner(operator, *settings)
-    if isinstance(operator, KeyedBroadcastOperator):
-        return KeyedBroadcastRunner(operator, *settings)
-    if isinstance(operator, PatternOperator) and operator.timed is not None and operator.is_columnar:
-        return PatternRunner(operator, operator.timed, *settings)
-    if isinstance(operator, TimedRowsOperator) and operator.timed is not None:
-        return TimedRunner(operator, operator.timed, *settings)
-    return ElementRunner(operator, *settings)
+#: Modules whose runners register themselves.
+_REGISTERED = columns_runner, loop_runner, pattern_columns, timed_runner
 
 
 R = TypeVar("R")
@@ -290,8 +261,8 @@ class KeyedOperator:
 
     def _broadcast(self, partition: int, arrived: GroupRows, state: SparkState) -> list[Out]:
         """Process what belongs to no key group; called in front of the partition's key groups."""
-        runner = self._opened()
-        assert isinstance(runner, KeyedBroadcastRunner | UnkeyedBroadcastRunner | ListStateRunner)
+        side = self._opened().side
+        assert side is not None
         try:
             seeds = arrived.of_kind(C.Kind.STATE)
             stored = state.get[0] if state.exists else None
@@ -299,10 +270,10 @@ class KeyedOperator:
                 # The partitions of the savepoint, in their order; one that kept nothing has no row.
                 kept = {C.FIRST_PARTITION_GROUP - group: bytes(value) for group, value in seeds}
                 former = [kept.get(number) for number in range(max(kept) + 1)]
-                stored = runner.restored(former, partition, len(self.spec.broadcast_routes))
+                stored = side.restored(former, partition, len(self.spec.broadcast_routes))
             inputs = self._inputs(arrived.of_kind(C.Kind.RECORD))
             progress = self._micro_batch().progress(self.spec.uid)
-            (done,) = self._blaming(runner, inputs, lambda: [runner.begin(stored, inputs, progress)])
+            (done,) = self._blaming(side, inputs, lambda: [side.begin(stored, inputs, progress)])
         except (*_STATE_FAULTS, OperatorValueMismatch, BlockError) as error:
             raise OperatorFailed(f"{STATE_MARKER} operator '{self.spec.uid}': {error}") from error
         value = done.value if done.value is not None else (stored if seeds else None)
@@ -316,7 +287,8 @@ class KeyedOperator:
     def _is_called(self, arrived: GroupRows) -> bool:
         """Whether a key group without records has something to do: by timers, or by a broadcast element."""
         calls = [sequence for sequence, _ in arrived.of_kind(C.Kind.WAKE)]
-        if isinstance(self._runner, KeyedBroadcastRunner) and self._runner.has_applications:
+        side = self._opened().side
+        if side is not None and side.has_applications:
             return bool(calls)
         return any(call != C.BROADCAST_CALL for call in calls)
 
@@ -349,11 +321,11 @@ class KeyedOperator:
     def _process(
         self, runner: GroupRunner, entries: GroupState, inputs: InputRows, progress: Progress
     ) -> list[OutRows]:
-        if isinstance(runner, KeyedBroadcastRunner) and self._begun != self._attempt:
+        if runner.side is not None and self._begun != self._attempt:
             raise InternalError("Spark called a key group in front of its partition's broadcast side")
         return self._blaming(runner, inputs, lambda: list(runner.process(inputs, entries, progress)))
 
-    def _blaming(self, runner: GroupRunner, inputs: InputRows, run: Callable[[], list[R]]) -> list[R]:
+    def _blaming(self, runner: FindsRows, inputs: InputRows, run: Callable[[], list[R]]) -> list[R]:
         """Return what `run` returns; what a function of the user's raises gets the element's place."""
         try:
             return run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -25,24 +25,17 @@ from flinkish_spark.core.iterators import USER_ERRORS, elements_of
 from flinkish_spark.operators.columnar_windows import SessionWindows, last_of, timestamps
 from flinkish_spark.operators.context import FunctionContext
 from flinkish_spark.operators.process import ElementFailed, Emitted, TimerFailed
+from flinkish_spark.operators.window_contents import OPEN, Folding
 from flinkish_spark.operators.window_loop import (
-    OPEN,
     Arrived,
-    Folding,
     Late,
     LoopedWindows,
     OpenWindow,
     OpenWindows,
     StoredWindows,
-    form_with_timers,
     open_windows,
 )
-from flinkish_spark.operators.windowing import (
-    FiringContext,
-    FunctionStates,
-    refuse_window_state,
-)
-from flinkish_spark.state.codec import SlotForm, layout_of
+from flinkish_spark.operators.windowing import FiringContext, FunctionStates, refuse_window_state
 from flinkish_spark.state.descriptors import StateDescriptor
 from flinkish_spark.state.key_group import GroupLayout, GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
@@ -57,10 +50,12 @@ from flinkish_spark.windows.time_window import NoEventTime, TimeWindow
 from flinkish_spark.worker.runners import (
     InputRows,
     OutRows,
+    PartitionSide,
     RowShape,
     row_of_element,
     rows_between,
     rows_written,
+    runs,
 )
 
 #: From an error to what says which element, or which timer, is to blame for it.
@@ -233,17 +228,18 @@ def _spread(results: Sequence[Any]) -> list[Sequence[Any]] | None:
     return None
 
 
+@runs(LoopedWindows)
 class LoopedRunner:
     """Runs :class:`~flinkish_spark.operators.window_loop.LoopedWindows`, which has one entry."""
+
+    side: PartitionSide | None = None
 
     def __init__(self, operator: LoopedWindows, uid: str, max_parallelism: int, shape: RowShape) -> None:
         self.operator, self.shape = operator, shape
         states = KeyedStates(uid, max_parallelism)
         self.folding = operator.open(states)
         self.calls = None if operator.function is None else WindowCalls(operator, states)
-        layout = GroupLayout.of(states, shape.key_types)
-        self.layout = replace(layout, other_form=form_with_timers(operator, layout, shape.key_types))
-        self.contents = layout_of(operator.contents, shape.key_types, SlotForm.KEY_AND_WINDOW)
+        self.layout = GroupLayout.of(states, shape.key_types)
         self.counts: dict[str, int] = {}
         self.readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
         self.results = ResultWriter(operator.bounds, shape.outputs[0], operator.clock)
@@ -251,6 +247,7 @@ class LoopedRunner:
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         self.counts = {}
+        group.forget_timers()
         given = list(self._given(inputs))
         hashes = [rows.column(C.KEY_HASH).to_numpy() for _, _, rows in given]
         keys = [[rows.column(name) for name in self.shape.inputs[at].key_columns] for at, _, rows in given]
@@ -259,7 +256,7 @@ class LoopedRunner:
         stored = table.select(np.concatenate([np.empty(0, dtype=np.int64), *hashes]), limit_ms)
         if not len(stored) and not given:
             return
-        windows = StoredWindows(table, stored, self.contents, hashes, keys)
+        windows = StoredWindows(table, stored, hashes, keys)
         yield from _GroupLoop(self, windows, group).run(given, progress)
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
@@ -289,10 +286,10 @@ class _GroupLoop:
         self._open: OpenWindows = open_windows(
             operator.windows, runner.folding, len(stored.index), registered
         )
-        self._open.put(stored.windows())
         columns = [to_values(column) for column in stored.index.keys]
         #: Keys as functions see them, by their numbers.
         self._keys: Sequence[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        self._open.put(stored.windows(self._keys))
         self._fired, self._sides_out = Fired(), SideRows()
 
     def run(self, given: Sequence[_Given], progress: Progress) -> list[OutRows]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress, TimeDomain, Timer
-from flinkish_spark.operators.process import ElementFailed, Elements
-from flinkish_spark.operators.timed_rows import TimedRows, TimedRowsOperator, WaitingRows
+from flinkish_spark.operators.process import ElementFailed, Elements, GroupRun
+from flinkish_spark.operators.timed_rows import DueRows, TimedRows, TimedRowsOperator, WaitingRows
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array, KeyIndex
 from flinkish_spark.transport import columns as C
-from flinkish_spark.worker.runners import ElementRunner, InputRows, InputShape, RowShape, event_times
+from flinkish_spark.worker.columns_runner import event_times
+from flinkish_spark.worker.runners import ElementRunner, InputRows, InputShape, OutRows, RowShape, runs
 
 
 @dataclass
@@ -41,19 +43,60 @@ class _Part:
         return [self.rows.column(name) for name in names]
 
 
+class DueAsColumns(Protocol):
+    """What becomes of rows that are due, of those keys for which columns are enough."""
+
+    #: States besides the waiting rows whose keys have something to do when a timer is due.
+    also_due: tuple[str, ...]
+
+    def prepare(
+        self, waiting: WaitingRows, late: Mapping[object, int], group: GroupState, progress: Progress
+    ) -> DueRows:
+        """Work through the due rows, with the hashes of late ones at hand; return those that are left.
+
+        What the operator needs for these is loaded behind it, and its timers are registered.
+        """
+
+    def written(self, others: Sequence[OutRows], counts: dict[str, int]) -> Iterator[OutRows]:
+        """Yield what was made of the rows, and what the operator has emitted; count what there was."""
+
+    def store(self, group: GroupState) -> None: ...
+
+
+@runs(TimedRowsOperator)
+def timed_runner(
+    operator: TimedRowsOperator, uid: str, max_parallelism: int, shape: RowShape
+) -> ElementRunner:
+    if operator.timed is None:
+        return ElementRunner(operator, uid, max_parallelism, shape)
+    return TimedRunner(operator, operator.timed, uid, max_parallelism, shape)
+
+
 class TimedRunner(ElementRunner):
     """Runs a :class:`.TimedRowsOperator` whose rows wait; its elements are the rows that are late."""
 
     def __init__(
-        self, operator: TimedRowsOperator, timed: TimedRows, uid: str, max_parallelism: int, shape: RowShape
+        self,
+        operator: TimedRowsOperator,
+        timed: TimedRows,
+        uid: str,
+        max_parallelism: int,
+        shape: RowShape,
+        as_columns: Callable[[GroupRun], DueAsColumns] | None = None,
     ) -> None:
         super().__init__(operator, uid, max_parallelism, shape)
         self._timed, self._layout = timed, self.layout.states[timed.state.name]
         # The layout knows the state; its entries stay columns.
         del self._run.states.tables[timed.state.name]
         self._late: dict[bool, list[_Part]] = {}
-        #: States besides the waiting rows whose keys have something to do when a timer is due.
-        self._also_due: tuple[str, ...] = ()
+        self.columns = None if as_columns is None else as_columns(self._run)
+
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
+        written = super().process(inputs, group, progress)
+        if self.columns is None:
+            return written
+        others = list(written)
+        return self.columns.written(others, self.counts)
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         late = self._late[failure.is_before]
@@ -64,9 +107,12 @@ class TimedRunner(ElementRunner):
     ) -> tuple[list[Elements], list[Elements]]:
         coming, elements = self._divided(inputs, progress)
         self._waiting = waiting = self._put_together(coming, group, progress)
+        late = self._hashes_of_late(elements)
+        if self.columns is not None:
+            self._timed.due = self.columns.prepare(waiting, late, group, progress)
+            return elements[True], elements[False]
         hash_of = dict(zip(waiting.keys, waiting.index.hashes.tolist(), strict=True))
-        hash_of.update(self._hashes_of_late(elements))
-        self._load(group, hash_of, progress)
+        self._load(group, hash_of | late, progress)
         timers = self._run.timers.queues[TimeDomain.EVENT_TIME]
         for key, time_ms in waiting.first_new():
             timers.register(Timer(time_ms, key, None))
@@ -94,6 +140,8 @@ class TimedRunner(ElementRunner):
     def _store(self, group: GroupState) -> None:
         super()._store(group)
         self._waiting.store()
+        if self.columns is not None:
+            self.columns.store(group)
 
     def _parts(self, inputs: InputRows, *, is_before: bool) -> list[_Part]:
         found = []
@@ -120,7 +168,8 @@ class TimedRunner(ElementRunner):
     def _put_together(self, coming: Sequence[_Part], group: GroupState, progress: Progress) -> WaitingRows:
         name, layout = self._timed.state.name, self._layout
         due = np.unique(group.timers.due(TimeDomain.EVENT_TIME, progress.limits_ms[TimeDomain.EVENT_TIME]))
-        stored = pa.concat_batches([group.keys_of(one, due) for one in (name, *self._also_due)])
+        also_due = () if self.columns is None else self.columns.also_due
+        stored = pa.concat_batches([group.keys_of(one, due) for one in (name, *also_due)])
         hashes = np.concatenate([*(part.hashes for part in coming), stored.column(0).to_numpy()])
         keys = [
             pa.concat_arrays(

@@ -42,13 +42,12 @@ from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.to_arrow import strict_array
 from flinkish_spark.types.to_python import taken
 from flinkish_spark.windows.spec import WindowSpec
+from flinkish_spark.worker.columns_runner import ColumnsRunner
 from flinkish_spark.worker.runners import (
-    BatchRunner,
     GroupRunner,
     InputShape,
     OutRows,
     RowShape,
-    WindowRunner,
 )
 
 # State goes through the format in which a job stores it. A snapshot may be taken after any step, and
@@ -416,7 +415,7 @@ class VectorizedHarness(ColumnsHarness):
         came = input_shape(travels, schema.names)
         shape = RowShape((came,), travels.key_types, tuple(emitted), names, with_times=True)
         super().__init__(
-            BatchRunner(function, uid, max_parallelism, shape),
+            ColumnsRunner(function, uid, max_parallelism, shape),
             schema,
             at,
             travels,
@@ -564,7 +563,7 @@ class FoldHarness(ColumnsHarness):
         )
         self.sent: Sent = sent
         super().__init__(
-            WindowRunner(folded.operator, uid, max_parallelism, shape),
+            ColumnsRunner(folded.operator, uid, max_parallelism, shape),
             schema,
             at,
             sent.transport,

@@ -128,12 +128,10 @@ def check_states(spark: Any, path: Path, files: int) -> None:
     columns = ["key", *bounds, "amount"]
     looped = read_state(spark, path, "looped-sliding", "window/open").selectExpr(*columns).collect()
     assert {(row.until - 1, row.key, row.amount) for row in looped} == still_open(doubled, watermark_ms)
-    folded = read_state(spark, path, "columnar-tumbling", "window/folded").selectExpr(*columns).collect()
+    folded = read_state(spark, path, "columnar-tumbling", "window/open").selectExpr(*columns).collect()
     assert {(row.until - 1, row.key, row.amount) for row in folded} == still_open(totals, watermark_ms)
     assert looped and folded
-    waiting = read_state(spark, path, "element-session", "window/contents").selectExpr(
-        "key", *bounds, "value"
-    )
+    waiting = read_state(spark, path, "element-session", "window/open").selectExpr("key", *bounds, "value")
     found = {(row.key, tuple((one.amount, one.most) for one in row.value)) for row in waiting.collect()}
     assert found and found == expected.waiting(read, watermark_ms)
 

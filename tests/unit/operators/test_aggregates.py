@@ -36,7 +36,8 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.worker.runners import BatchRunner, InputShape, RowShape
+from flinkish_spark.worker.columns_runner import ColumnsRunner
+from flinkish_spark.worker.runners import InputShape, RowShape
 from tests.support.effort import examples
 from tests.support.joins_support import harness
 from tests.support.operator_harness import MemoryBases
@@ -216,7 +217,7 @@ def test_the_second_step_runs_where_functions_over_columns_run() -> None:
     aggregation = element_aggregation(FieldAggregate(Fold.MAX, "v"), input_type)
     came = InputShape(pa.schema([]), ("k", "n", "v"), ("c0", "c1", "c2"), ("c0",))
     shape = RowShape((came,), (T.StringType(),), (parse_ddl(input_type),))
-    runner = BatchRunner(MergePartials(aggregation), "op", 4, shape)
+    runner = ColumnsRunner(MergePartials(aggregation), "op", 4, shape)
     value, seen = None, []
     for rows in ([("a", 1, 0.5), ("b", 2, NAN), ("a", 3, 1.5)], [("a", 4, 1.0), ("b", 5, 9.0)]):
         batch = pa.RecordBatch.from_arrays(

@@ -30,7 +30,6 @@ from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.worker import keyed_operator
-from flinkish_spark.worker.pattern_runner import PatternRunner
 from flinkish_spark.worker.runners import RowShape
 from flinkish_spark.worker.timed_runner import TimedRunner
 from tests.support import effort
@@ -171,7 +170,8 @@ class Subtask(ColumnsHarness):
         make = keyed_operator.runner_of
         if as_columns:
             runner = make(operator, "found", GROUPS, shape)
-            assert isinstance(runner, PatternRunner) == self.is_columnar
+            assert isinstance(runner, TimedRunner)
+            assert (runner.columns is not None) == self.is_columnar
         else:
             runner = TimedRunner(operator, operator.timed, "found", GROUPS, shape)
         policy = BasePolicy(smallest_bytes=900, smallest_delta_rows=3)

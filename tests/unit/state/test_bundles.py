@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from flinkish_spark import KeyedProcessFunction, MapStateDescriptor, ValueStateDescriptor
 from flinkish_spark.core.elements import TimeDomain
+from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, TimerReport
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.records import SinkAck, TaskAck, TimeReport
@@ -23,6 +24,13 @@ from flinkish_spark.state.key_group import (
     describe_group,
     unbundled_groups,
     whole_group,
+)
+from flinkish_spark.windows import (
+    CountTrigger,
+    PurgingTrigger,
+    ReduceWindow,
+    TumblingEventTimeWindows,
+    WindowSpec,
 )
 from tests.support.operator_harness import MemoryBases, OperatorHarness, Snapshot
 
@@ -100,10 +108,32 @@ def test_a_bundle_has_the_timers_of_all_of_its_groups_and_each_a_place_of_its_ow
     state = GroupState(layout_of(run), bundled_groups(layout_of(run), values), MemoryBases())
     for domain in TimeDomain:
         rows = list(state.timer_rows(domain))
-        places = sorted(row.value[0] for row in rows)
-        assert places == list(range(len(rows))) and state.timers.registered[domain] == len(rows)
+        places = {row.value[0] for row in rows}
+        assert len(places) == len(rows) and state.timers.registered[domain] > max(places)
         alone = [GroupState(layout_of(run), value, MemoryBases()) for value in values]
         assert {row.slot for row in rows} == {row.slot for one in alone for row in one.timer_rows(domain)}
+
+
+def test_windows_have_places_of_their_own_in_a_bundle_and_behind_it() -> None:
+    spec = WindowSpec(TumblingEventTimeWindows(10), PurgingTrigger(CountTrigger(2)))
+    operator = window_operator(spec, ReduceWindow(max), "user STRING, n LONG")
+    run = OperatorHarness(operator, key=lambda e: e[0], key_type="STRING", max_parallelism=12)
+    run.push_all([((f"u{number % 40}", number), 0) for number in range(60)])
+    values, layout = run.snapshot().values, layout_of(run)
+    own = [values[group] for group in BUNDLING.groups_of(1)]
+    bundle = bundled_groups(layout, own)
+    parts = unbundled_groups(bundle, "operator", BUNDLING)
+    for stored, windows in ((bundle, own), *((part, [values[group]]) for group, part in parts.items())):
+        state = GroupState(layout, stored, MemoryBases())
+        rows = {row.slot: row.value for row in state.rows("window/open")}
+        places = {place for _, place, _ in rows.values()}
+        assert len(places) == len(rows) and state.timers.registered[TimeDomain.EVENT_TIME] > max(places)
+        alone = [row for one in windows for row in GroupState(layout, one, MemoryBases()).rows("window/open")]
+        # What a trigger has purged is nothing behind that, too.
+        assert {slot: value[::2] for slot, value in rows.items()} == {
+            row.slot: row.value[::2] for row in alone
+        }
+        assert windows is not own or any(value is None for _, _, value in rows.values())
 
 
 def test_hashes_below_zero_have_the_key_group_that_spark_gives_them() -> None:

@@ -19,7 +19,7 @@ from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
 from flinkish_spark.types.to_python import to_values
-from flinkish_spark.worker.runners import OutputError, declared_column
+from flinkish_spark.worker.columns_runner import OutputError, declared_column
 
 UTC = datetime.UTC
 NOON = datetime.datetime(2026, 1, 1, 12)

@@ -10,7 +10,7 @@ import pytest
 from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.functions.keyed import AggregateFunction
-from flinkish_spark.operators.columnar_windows import FOLDED
+from flinkish_spark.operators.window_contents import OPEN
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.windows import (
     AggregateWindow,
@@ -175,5 +175,5 @@ def test_folds_are_those_of_the_elementwise_operator(kind, lateness_ms, policy) 
             model.rows, folding.rows = [], []
         for one in (model, folding):
             one.harness.processing_time(10_000)
-        assert folding.harness.entries(FOLDED) == {}
+        assert folding.harness.entries(OPEN) == {}
         assert [folding.harness.next_due_ms(clock) for clock in TimeDomain] == [None, None]

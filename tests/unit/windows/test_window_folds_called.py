@@ -25,8 +25,9 @@ from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.windows import TumblingEventTimeWindows, TumblingProcessingTimeWindows, WindowSpec
 from flinkish_spark.worker import keyed_operator
+from flinkish_spark.worker.columns_runner import ColumnsRunner
 from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec
-from flinkish_spark.worker.runners import InputShape, RowShape, WindowRunner
+from flinkish_spark.worker.runners import InputShape, RowShape
 from tests.support.operator_harness import FoldHarness, MemoryBases
 from tests.support.windows_support import INPUT
 from tests.unit.worker.test_keyed_operator import State, control
@@ -124,7 +125,7 @@ def without_times(spec, ways):
         sent.transport.key_names,
     )
     shape = RowShape((came,) * ways, transport.key_types, (sent.folded.output,))
-    runner = WindowRunner(sent.folded.operator, "sums", 1, shape)
+    runner = ColumnsRunner(sent.folded.operator, "sums", 1, shape)
     return runner, BlockPacker(came.schema, combine=sent.folded.combiner)
 
 

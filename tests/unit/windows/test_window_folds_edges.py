@@ -21,10 +21,13 @@ from flinkish_spark.datastream.windowed_stream import WindowedStream
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.operators import columnar_windows as column_windows
 from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
-from flinkish_spark.operators.columnar_windows import ELEMENTS, FOLDED, LAST_MS
+from flinkish_spark.operators.columnar_windows import ELEMENTS, LAST_MS
+from flinkish_spark.operators.window_contents import OPEN
+from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.planning.factories import FoldingWindows
 from flinkish_spark.planning.keyed import Transport, folding_windows
 from flinkish_spark.savepoints.group_edits import next_timers
+from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.transport import columns as C
@@ -39,6 +42,7 @@ from flinkish_spark.windows import (
     EventTimeTrigger,
     GlobalWindows,
     NoEventTime,
+    ReduceWindow,
     SlidingEventTimeWindows,
     SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
@@ -48,7 +52,7 @@ from flinkish_spark.windows import (
     count_window,
 )
 from tests.support import operator_harness as columns_harness
-from tests.support.operator_harness import FoldHarness, Snapshot
+from tests.support.operator_harness import FoldHarness, OperatorHarness, Snapshot
 from tests.support.windows_support import INPUT, TINY
 
 TOTAL = AggregateColumn("total", Fold.SUM, "n")
@@ -96,7 +100,7 @@ def test_late_elements_of_a_micro_batch_fire_their_window_once_more() -> None:
     push(run, ("a", 8, 5), ("b", 8, 5), ("a", 8, 6))
     output = run.take()
     assert (output.rows, output.counts) == ([], {LATE_RECORDS_DROPPED: 3})
-    assert run.entries(FOLDED) == {}
+    assert run.entries(OPEN) == {}
 
 
 def test_the_first_is_the_one_that_came_first() -> None:
@@ -116,10 +120,10 @@ def test_sessions_merge_over_micro_batches_and_what_they_were_is_gone() -> None:
     run = folding(EventTimeSessionWindows(5), FIRST, TOTAL, policy=TINY)
     push(run, ("a", 1, 0), ("a", 2, 8), ("b", 4, 8))
     push(run, ("a", 8, 4))
-    assert set(run.entries(FOLDED)) == {("a", (0, 13)), ("b", (8, 13))}
+    assert set(run.entries(OPEN)) == {("a", (0, 13)), ("b", (8, 13))}
     run.watermark(12)
     assert sorted(run.take().rows) == [("a", 1, 11, ms(0), ms(13)), ("b", 4, 4, ms(8), ms(13))]
-    assert run.entries(FOLDED) == {}
+    assert run.entries(OPEN) == {}
 
 
 @pytest.mark.parametrize(("before_ms", "after_ms"), [(10, 20), (20, 10)])
@@ -212,7 +216,7 @@ def test_keys_of_one_hash_are_told_apart(monkeypatch) -> None:
         assert sorted(row[1:3] for row in run.take().rows) == [(2, 2), (4, 2), (8, 2)]
         run.watermark(30)
         assert sorted(row[1:3] for row in run.take().rows) == [(1, 1), (2, 1), (4, 1)]
-        assert run.entries(FOLDED) == {}
+        assert run.entries(OPEN) == {}
 
 
 def test_an_element_without_a_time_cannot_be_in_an_event_time_window() -> None:
@@ -259,12 +263,12 @@ def test_open_windows_go_on_from_a_savepoint_which_knows_no_bases() -> None:
         for group, value in run.snapshot().values.items()
     }
     again = folding(TumblingEventTimeWindows(10), restore=Snapshot(whole, 9, 0))
-    assert again.entries(FOLDED) == run.entries(FOLDED)
+    assert again.entries(OPEN) == run.entries(OPEN)
     push(again, ("a", 4, 12))
     again.watermark(29)
     found = sorted((row[0], row[1], row[3]) for row in again.take().rows)
     assert found == [("a", 1, ms(20)), ("a", 5, ms(10)), ("b", 2, ms(10)), ("b", 2, ms(20))]
-    assert again.entries(FOLDED) == {}
+    assert again.entries(OPEN) == {}
 
 
 # -- where it comes out ---------------------------------------------------------------------------------
@@ -393,3 +397,15 @@ def test_windows_behind_windows_are_told_how_to_rename_their_bounds() -> None:
     run.push_all([(("ann", 1), 3), (("bob", 5), 4), (("ann", 3), 7), (("cid", 9), 12)])
     run.end_of_input()
     assert sorted(tuple(row)[:3] for row in run.take().rows) == [("bob", 5, ms(10)), ("cid", 9, ms(20))]
+
+
+def test_folds_and_windows_element_by_element_do_not_go_on_from_each_other() -> None:
+    run = folding(TumblingEventTimeWindows(10))
+    push(run, ("a", 1, 3))
+    (value,) = run.snapshot().values.values()
+    operator = window_operator(WindowSpec(TumblingEventTimeWindows(10)), ReduceWindow(max), INPUT)
+    layout = OperatorHarness(operator, key=lambda e: e[0], key_type="STRING")._layout
+    with pytest.raises(
+        StateMismatch, match="'window/open' is stored as value state and declared as reducing"
+    ):
+        GroupState(layout, value, run.bases)

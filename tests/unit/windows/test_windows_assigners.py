@@ -147,46 +147,44 @@ def merging(*windows: tuple[int, int]) -> MergingWindowSet:
     return found
 
 
-def test_a_growing_window_keeps_its_content_where_it_was() -> None:
+def test_a_growing_window_takes_its_content_along() -> None:
     windows = merging((0, 4))
     assert windows.add(TimeWindow(0, 4)) == ((0, 4), [])
-    assert windows.add(TimeWindow(3, 5)) == ((0, 5), [Merge((0, 5), [(0, 4)], (0, 4), [])])
-    assert windows.add(TimeWindow(4, 6)) == ((0, 6), [Merge((0, 6), [(0, 5)], (0, 4), [])])
+    assert windows.add(TimeWindow(3, 5)) == ((0, 5), [Merge((0, 5), [(0, 4)], [(0, 4)])])
+    assert windows.add(TimeWindow(4, 6)) == ((0, 6), [Merge((0, 6), [(0, 5)], [(0, 5)])])
     for inside in ((1, 4), (0, 4), (3, 5), (4, 6), (0, 6)):
         assert windows.add(TimeWindow(*inside)) == ((0, 6), [])
-        assert windows.state_window(TimeWindow(0, 6)) == (0, 4)
+        assert windows.windows == [(0, 6)]
     assert windows.add(TimeWindow(11, 14)) == ((11, 14), [])
-    assert windows.add(TimeWindow(10, 13)) == ((10, 14), [Merge((10, 14), [(11, 14)], (11, 14), [])])
-    assert windows.state_window(TimeWindow(0, 6)) == (0, 4)
-    assert windows.state_window(TimeWindow(10, 14)) == (11, 14)
-    windows.retire(TimeWindow(0, 6))
-    assert windows.state_window(TimeWindow(0, 6)) is None
-    assert windows.state_window(TimeWindow(10, 14)) == (11, 14)
+    assert windows.add(TimeWindow(10, 13)) == ((10, 14), [Merge((10, 14), [(11, 14)], [(11, 14)])])
+    assert windows.windows == [(0, 6), (10, 14)]
 
 
 def test_a_late_window_bridges_others_and_touching_ones_are_one() -> None:
     windows = merging((0, 3), (5, 8), (10, 13))
-    assert windows.add(TimeWindow(8, 10)) == (
-        (5, 13),
-        [Merge((5, 13), [(5, 8), (10, 13)], (5, 8), [(10, 13)])],
-    )
+    bridged = [(5, 8), (10, 13)]
+    assert windows.add(TimeWindow(8, 10)) == ((5, 13), [Merge((5, 13), bridged, bridged)])
     for inside in ((5, 8), (8, 10), (10, 13)):
         assert windows.add(TimeWindow(*inside)) == ((5, 13), [])
-    assert windows.add(TimeWindow(3, 5)) == (
-        (0, 13),
-        [Merge((0, 13), [(0, 3), (5, 13)], (0, 3), [(5, 8)])],
-    )
-    assert len(windows) == 1
+    bridged = [(0, 3), (5, 13)]
+    assert windows.add(TimeWindow(3, 5)) == ((0, 13), [Merge((0, 13), bridged, bridged)])
+    assert windows.windows == [(0, 13)]
 
 
-def test_a_window_that_covers_others_takes_the_place_of_the_first() -> None:
+def test_a_window_that_covers_others_has_their_contents_in_the_order_of_their_times() -> None:
     windows = merging((1, 2))
-    assert windows.add(TimeWindow(0, 3)) == ((0, 3), [Merge((0, 3), [(1, 2)], (1, 2), [])])
-    windows = merging((1, 3), (5, 8), (10, 13))
-    actual, merges = windows.add(TimeWindow(0, 13))
-    assert actual == (0, 13)
-    assert merges == [Merge((0, 13), [(1, 3), (5, 8), (10, 13)], (1, 3), [(5, 8), (10, 13)])]
-    assert windows.state_window(TimeWindow(0, 13)) == (1, 3)
+    assert windows.add(TimeWindow(0, 3)) == ((0, 3), [Merge((0, 3), [(1, 2)], [(1, 2)])])
+    covered = [(1, 3), (5, 8), (10, 13)]
+    windows = merging(*reversed(covered))
+    assert windows.add(TimeWindow(0, 13)) == ((0, 13), [Merge((0, 13), covered, covered)])
+    assert windows.windows == [(0, 13)]
+
+
+def test_a_window_that_was_there_and_covers_an_earlier_one_has_both_contents() -> None:
+    windows = MergingWindowSet(Lazy(3), [TimeWindow(0, 4), TimeWindow(0, 9)])
+    actual, merges = windows.add(TimeWindow(8, 9))
+    assert (actual, merges) == ((0, 9), [Merge((0, 9), [(0, 4)], [(0, 4), (0, 9)])])
+    assert windows.windows == [(0, 9)]
 
 
 class Lazy(EventTimeSessionWindows):
@@ -202,17 +200,4 @@ def test_windows_that_merge_without_the_new_one_are_all_still_there() -> None:
     windows = MergingWindowSet(Lazy(3))
     for window in ((0, 2), (2, 5), (1, 2), (10, 12)):
         actual, _ = windows.add(TimeWindow(*window))
-        assert windows.state_window(actual) is not None
-
-
-def test_a_restored_set_is_the_same() -> None:
-    class Stored(list):
-        def update(self, entries):
-            self[:] = entries
-
-    stored = Stored()
-    windows = merging((0, 4), (3, 6), (20, 23))
-    windows.persist(stored)
-    again = MergingWindowSet(EventTimeSessionWindows(3), stored)
-    assert again.state_window(TimeWindow(0, 6)) == (0, 4)
-    assert again.add(TimeWindow(6, 20)) == windows.add(TimeWindow(6, 20))
+        assert actual in windows.windows

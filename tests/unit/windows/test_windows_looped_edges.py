@@ -13,11 +13,12 @@ from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Pro
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.context import close_operator
 from flinkish_spark.operators.process import ElementFailed, TimerFailed
+from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.window_loop import looped_windows
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.state.evolution import StateMismatch
-from flinkish_spark.state.key_group import GroupState
+from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.windows import (
@@ -32,11 +33,13 @@ from flinkish_spark.windows import (
     ProcessWindowFunction,
     ReduceWindow,
     SlidingEventTimeWindows,
+    TriggerResult,
     TumblingEventTimeWindows,
     WindowSpec,
     WithKeyAndWindow,
     WithWindow,
 )
+from flinkish_spark.worker.runners import ElementRunner
 from tests.support.windows_looped_support import BOUNDS, FIELDS, LATE, Group, both, rows_of, shape_of
 
 KEYED = f"user STRING, total LONG, {BOUNDS}"
@@ -125,7 +128,7 @@ def outcome(group: Group, steps: Any) -> Any:
         except TimerFailed as error:
             out.append(("timer", error.timer, error.domain, repr(error.error)))
         except StateValueError as error:
-            out.append(("state", str(error).replace("window/contents", "window/open")))
+            out.append(("state", str(error)))
     return out
 
 
@@ -396,3 +399,45 @@ def test_a_session_that_begins_earlier_fires_behind_others_of_its_end() -> None:
     for group in both(WindowSpec(SESSIONS), (computation,) * 2, KEYED):
         _, (((_, _, fired),), _) = outcome(group, steps)
         assert [row["user"] for row in fired] == ["b", "a"]
+
+
+class EarlyToo(EventTimeTrigger):
+    """Fires three milliseconds behind a window's beginning, too."""
+
+    def on_element(self, value: Any, timestamp_ms: Any, window: Any, ctx: Any) -> Any:
+        ctx.register_event_time_timer(window.start_ms + 3)
+        return super().on_element(value, timestamp_ms, window, ctx)
+
+    def on_event_time(self, time_ms: int, window: Any, ctx: Any) -> Any:
+        return TriggerResult.FIRE
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        WindowSpec(TumblingEventTimeWindows(10), allowed_lateness_ms=15),
+        WindowSpec(TumblingEventTimeWindows(10), EarlyToo(), allowed_lateness_ms=15),
+        WindowSpec(TumblingEventTimeWindows(10), EarlyToo()),
+    ],
+)
+@pytest.mark.parametrize("policy", [BasePolicy(1 << 60), BasePolicy(0, 0.0, 0)])
+def test_windows_of_an_earlier_program_go_on_in_the_loop(spec: WindowSpec, policy: BasePolicy) -> None:
+    shape = shape_of(KEYED, late=False)
+    computation = AggregateWindow(totals(), "LONG", WithKeyAndWindow())
+    general = ElementRunner(window_operator(spec, computation, FIELDS, KEYED), "op", 4, shape)
+    before = Group(general, policy)
+    rows: Rows = [(False, "a", 1, 1), (False, "a", 2, 12), (False, "b", 4, 14), (False, "c", 8, 31)]
+    before.step([rows_of(rows, shape), None], Progress(0, 0, 0))
+    before.step([None, None], Progress(0, 11, 0))
+    loop = both(WindowSpec(TumblingEventTimeWindows(10)), (computation,) * 2, KEYED, policy)[1]
+    loop.value, loop.bases = before.value, before.bases
+    # The window of a that has fired is over, however long it was to wait.
+    out, _ = loop.step([rows_of([(False, "a", 16, 15)], shape), None], Progress(11, 11, 0))
+    assert out == []
+    found = []
+    for watermark_ms in (12, 13, 19, 25, 40):
+        out, _ = loop.step([None, None], Progress(11, watermark_ms, 0))
+        found += [(watermark_ms, row["user"], row["total"]) for _, _, some in out for row in some]
+    assert sorted(found) == [(19, "a", 18), (19, "b", 4), (40, "c", 8)]
+    left = GroupState(loop.runner.layout, loop.value, loop.bases)
+    assert (left.timer_count(), list(left.rows("window/open"))) == (0, [])

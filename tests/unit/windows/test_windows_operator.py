@@ -6,7 +6,7 @@ import datetime
 
 import pytest
 
-from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, OutputTag
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.window_factory import window_operator
@@ -218,10 +218,8 @@ def test_a_delta_evictor_before_or_after_the_function(when, firings) -> None:
     one = Restoring(WindowSpec(GlobalWindows(), CountTrigger(2), Far(when)), ProcessWindow(Numbers()))
     rows = [row[3] for n in (1, 9, 50, 55) for row in one.push((n, 0)).rows]
     assert rows == firings
-    assert [entry[1] for entry in one.entries("window/contents")["a", (-(1 << 63), (1 << 63) - 1)]] == [
-        50,
-        55,
-    ]
+    ((_, _, kept),) = one.entries("window/open").values()
+    assert [entry[1] for entry in kept] == [50, 55]
 
 
 def test_a_window_of_which_nothing_is_left_does_not_fire() -> None:
@@ -291,8 +289,8 @@ def test_an_own_trigger_s_states_merge_with_its_windows() -> None:
     assert one.entries("trigger/seen") == {("a", (0, 13)): 110}
     assert one.entries("trigger/elements") == {("a", (0, 13)): [0, 8, 4]}
     assert one.push((0, 4)).rows == []
-    assert one.entries("window/contents") == {}
-    assert one.entries("window/merging") == {"a": [(0, 13, 0, 5)]}
+    ((slot, (due_ms, _, contents)),) = one.entries("window/open").items()
+    assert (slot, due_ms, contents) == (("a", (0, 13)), 12, None)
     assert one.watermark(12).rows == []
     assert (left(one), one.timer_count()) == ({}, 0)
 
@@ -395,7 +393,10 @@ def test_a_continuous_trigger_leaves_no_timers_of_merged_windows_behind() -> Non
 def test_a_growing_session_takes_its_timers_along() -> None:
     one = Restoring(WindowSpec(EventTimeSessionWindows(5), allowed_lateness_ms=3), TOTAL)
     one.push(*((1, time_ms) for time_ms in range(9)))
-    assert one.timer_count() == 2
+    assert one.timer_count() == 1
+    one.watermark(13)
+    assert one.timer_count() == 1
+    assert one.next_timer_ms(TimeDomain.EVENT_TIME) == 15
 
 
 def test_processing_time_windows_do_not_wait_for_watermarks() -> None:
@@ -411,7 +412,8 @@ def test_processing_time_windows_do_not_wait_for_watermarks() -> None:
 def test_a_purged_session_lasts_until_its_end() -> None:
     one = Restoring(WindowSpec(EventTimeSessionWindows(5), PurgingTrigger(CountTrigger(2))), TOTAL)
     assert one.push((1, 0), (2, 3)).rows == [("a", 3)]
-    assert one.entries("window/merging") == {"a": [(0, 8, 0, 5)]}
+    ((slot, (due_ms, _, contents)),) = one.entries("window/open").items()
+    assert (slot, due_ms, contents) == (("a", (0, 8)), 7, None)
     assert one.push((4, 7), (8, 9)).rows == [("a", 12)]
     assert one.watermark(13).rows == []
     assert (left(one), one.timer_count()) == ({}, 0)

@@ -1,9 +1,10 @@
-"""A key group's events through patterns: as columns where that can be, else event by event."""
+"""A key group's events through patterns as columns, where that can be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,15 +33,15 @@ from flinkish_spark.operators.columnar_patterns import (
     too_long,
 )
 from flinkish_spark.operators.patterns import FoundMatch, PatternOperator
-from flinkish_spark.operators.process import Elements
+from flinkish_spark.operators.process import GroupRun
 from flinkish_spark.operators.row_conditions import earlier_events, measured
-from flinkish_spark.operators.timed_rows import DueColumns, TimedRows
+from flinkish_spark.operators.timed_rows import DueColumns, DueRows, WaitingRows
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport.blocks import BEHIND, as_schema
 from flinkish_spark.types.to_python import Take, to_values
-from flinkish_spark.worker.runners import InputRows, OutRows, RowShape
-from flinkish_spark.worker.timed_runner import TimedRunner
+from flinkish_spark.worker.runners import ElementRunner, OutRows, RowShape, runs
+from flinkish_spark.worker.timed_runner import TimedRunner, timed_runner
 
 
 class _EventColumns:
@@ -176,47 +177,50 @@ class _FoundOfKey:
         return (found for pattern, number in ways for found in self.paths[pattern].matches((number,)))
 
 
-class PatternRunner(TimedRunner):
-    """Runs a :class:`~flinkish_spark.operators.patterns.PatternOperator` whose events wait.
+@runs(PatternOperator)
+def pattern_runner(
+    operator: PatternOperator, uid: str, max_parallelism: int, shape: RowShape
+) -> ElementRunner:
+    if operator.timed is None or not operator.is_columnar:
+        return timed_runner(operator, uid, max_parallelism, shape)
+    as_columns = partial(PatternColumns, operator, shape)
+    return TimedRunner(operator, operator.timed, uid, max_parallelism, shape, as_columns)
+
+
+class PatternColumns:
+    """Matches of a :class:`~flinkish_spark.operators.patterns.PatternOperator` as columns.
 
     Keys that can be done as columns have no entries as objects, and one timer, for what they have to do
     first; they come to the operator only to tell of what goes out. Others go through it as in any
-    :class:`TimedRunner`.
+    :class:`.TimedRunner`. It is a :class:`.DueAsColumns`.
     """
 
-    def __init__(
-        self, operator: PatternOperator, timed: TimedRows, uid: str, max_parallelism: int, shape: RowShape
-    ) -> None:
-        super().__init__(operator, timed, uid, max_parallelism, shape)
-        self._operator, self._searches = operator, operator.columnar()
-        self._also_due = tuple(one.states[-1] for one in self._searches)
+    def __init__(self, operator: PatternOperator, shape: RowShape, run: GroupRun) -> None:
+        self._operator, self._shape, self._run = operator, shape, run
+        self._searches = operator.columnar()
+        self.also_due = tuple(one.states[-1] for one in self._searches)
         self._element = operator.element
         self._worked: list[_Worked] = []
         #: What is counted, and what is made of matches as columns before the watermark and behind it.
         self._counted: dict[str, int] = {}
         self._measured: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
 
-    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        written = list(super().process(inputs, group, progress))
+    def written(self, others: Sequence[OutRows], counts: dict[str, int]) -> Iterator[OutRows]:
+        """Yield rows that are made as columns in front of the others, on each side of the watermark."""
         for name, count in self._counted.items():
             if count:
-                self.counts[name] = self.counts.get(name, 0) + count
-        yield from self._with_measured(written)
-
-    def _with_measured(self, written: list[OutRows]) -> Iterator[OutRows]:
-        """Yield rows that are made as columns in front of the others, on each side of the watermark."""
+                counts[name] = counts.get(name, 0) + count
         for first, made in ((0, self._measured[0]), (BEHIND, self._measured[1])):
-            own = [one for one in written if not one.side and one.first == first]
+            own = [one for one in others if not one.side and one.first == first]
             batches = [*made, *(one.rows for one in own)]
             if batches:
                 yield OutRows(0, first, batches[0] if len(batches) == 1 else pa.concat_batches(batches))
-        yield from (one for one in written if one.side)
+        yield from (one for one in others if one.side)
 
-    def _prepared(
-        self, inputs: InputRows, group: GroupState, progress: Progress
-    ) -> tuple[list[Elements], list[Elements]]:
-        coming, elements = self._divided(inputs, progress)
-        self._waiting = waiting = self._put_together(coming, group, progress)
+    def prepare(
+        self, waiting: WaitingRows, late: Mapping[object, int], group: GroupState, progress: Progress
+    ) -> DueRows:
+        self._waiting = waiting
         limit_ms, index = progress.limits_ms[TimeDomain.EVENT_TIME], waiting.index
         due = waiting.due_columns(limit_ms)
         is_left = self._run_columns(due, group, progress, limit_ms)
@@ -229,7 +233,7 @@ class PatternRunner(TimedRunner):
         left = np.flatnonzero(is_left)
         keys, hashes = waiting.keys, index.hashes.tolist()
         hash_of = {keys[at]: hashes[at] for at in (*left.tolist(), *told)}
-        hash_of.update(self._hashes_of_late(elements))
+        hash_of.update(late)
         left_hashes = np.unique(index.hashes[left])
         own = {name: left_hashes for one in self._searches for name in one.states}
         group.load_keys(
@@ -239,12 +243,11 @@ class PatternRunner(TimedRunner):
         if len(left):
             for key, time_ms in waiting.first_new(is_left):
                 queue.register(Timer(time_ms, key, None))
-        self._timed.due = waiting.due(limit_ms, is_left)
         self._operator.found = {}
         for at, found in told.items():
             self._operator.found[keys[at]] = found, MIN_WATERMARK_MS
             queue.register(Timer(found.first_ms, keys[at], None))
-        return elements[True], elements[False]
+        return waiting.due(limit_ms, is_left)
 
     def _run_columns(self, due: DueColumns, group: GroupState, progress: Progress, limit_ms: int) -> Array:
         """Let partial matches of all keys go on; return which keys have to be done event by event."""
@@ -371,8 +374,7 @@ class PatternRunner(TimedRunner):
         rows = zip(keys[begins].tolist(), parts, first_ms, last_ms, strict=True)
         return {key: _FoundOfKey(paths, *part, first, last) for key, part, first, last in rows}
 
-    def _store(self, group: GroupState) -> None:
-        super()._store(group)
+    def store(self, group: GroupState) -> None:
         index, columnar = self._waiting.index, ~self._is_left
         due_ms = self._later_ms.copy()
         level = {OPENED: 0, CLOSED: 0}

@@ -1,0 +1,267 @@
+"""What is in windows: how their elements are folded, and what an operator keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.core.iterators import NOT_RUN, refuse_not_run
+from flinkish_spark.state.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    ReducingStateDescriptor,
+    state_type,
+)
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.tables import may_change, owner_of
+from flinkish_spark.types.rows import ElementType
+from flinkish_spark.types.to_python import Take, owned, taken
+from flinkish_spark.windows.evictors import Evictor, EvictorContext, TimestampedValue
+from flinkish_spark.windows.functions import ProcessWindowFunction
+from flinkish_spark.windows.spec import AggregateWindow, ProcessWindow, ReduceWindow, WindowComputation
+from flinkish_spark.windows.time_window import TimeWindow
+
+#: Entries per key and window that is not over: what is in it, stored with when it is due and its place in
+#: that order; all windows have this form. An entry of None is a window in which nothing is.
+OPEN = "window/open"
+#: Field behind those of an element, for its event time.
+_TIME_FIELD = "__time_ms LONG"
+
+#: Given a window's elements, calls its function and emits what that returns.
+Fire = Callable[[Sequence[Any]], None]
+
+
+def part_of(computation: WindowComputation) -> object:
+    if isinstance(computation, ReduceWindow):
+        return computation.reduce
+    return computation.aggregate if isinstance(computation, AggregateWindow) else None
+
+
+def function_of(computation: WindowComputation) -> ProcessWindowFunction | None:
+    return computation.process if isinstance(computation, ProcessWindow) else computation.then
+
+
+@dataclass(frozen=True)
+class Folding:
+    #: From the first element to the accumulator.
+    begin: Callable[[Any], Any]
+    #: From an element and the accumulator to the next one; never called with None for that.
+    add: Callable[[Any, Any], Any]
+    #: From the accumulators of two windows, the earlier one first, to that of both.
+    merge: Callable[[Any, Any], Any]
+    #: From the accumulator to the result; None for none.
+    result: Callable[[Any], Any]
+    #: From the result to what a window function is given.
+    elements: Callable[[Any], Sequence[Any]]
+    #: Copies an element for each further window that it is in; None: nothing in elements can change.
+    take: Take | None = None
+
+
+def folding_of(computation: WindowComputation, element_type: ElementType) -> Folding:
+    if isinstance(computation, AggregateWindow):
+        return _aggregating(computation, element_type)
+    return (
+        _reducing(computation, element_type)
+        if isinstance(computation, ReduceWindow)
+        else _collecting(element_type)
+    )
+
+
+def stored_contents(
+    computation: WindowComputation, element_type: ElementType
+) -> AggregatingStateDescriptor | ReducingStateDescriptor | ListStateDescriptor:
+    """Return as what state an accumulator is stored."""
+    if isinstance(computation, AggregateWindow):
+        return AggregatingStateDescriptor(OPEN, computation.aggregate, computation.accumulator_type)
+    if isinstance(computation, ReduceWindow):
+        return ReducingStateDescriptor(OPEN, computation.reduce, element_type.ddl)
+    return ListStateDescriptor(OPEN, element_type.ddl)
+
+
+def _aggregating(computation: AggregateWindow, element_type: ElementType) -> Folding:
+    aggregate = computation.aggregate
+    create, add, own = (
+        aggregate.create_accumulator,
+        aggregate.add,
+        owner_of(state_type(OPEN, computation.accumulator_type)),
+    )
+
+    def begin(value: Any) -> Any:
+        first = taken(create())
+        return own(add(value, first), value, first)
+
+    # For windows that do not merge it need not have `merge`.
+    return Folding(
+        begin=begin,
+        add=add if own is not owned else lambda value, before: own(add(value, before), value, before),
+        merge=lambda first, second: own(aggregate.merge(first, second), first, second),
+        result=aggregate.get_result,
+        elements=_alone,
+        take=element_type.take,
+    )
+
+
+def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
+    given: Any = computation.reduce
+    reduce: Callable[[Any, Any], Any] = getattr(given, "reduce", given)
+    named, take = element_type.naming(), element_type.take
+
+    def reduced(first: Any, second: Any) -> Any:
+        first = named(first)
+        made = reduce(first, second)
+        if type(made) in NOT_RUN:
+            refuse_not_run(made, "reduce()")
+        return made if take is None else owned(made, first, second)
+
+    return Folding(
+        begin=lambda value: value,
+        add=lambda value, before: reduced(before, value),
+        merge=lambda first, second: reduced(first, named(second)),
+        result=named,
+        elements=_alone,
+        take=take,
+    )
+
+
+def _collecting(element_type: ElementType) -> Folding:
+    named = element_type.naming()
+    return Folding(
+        begin=lambda value: [value],
+        add=_appended,
+        merge=lambda first, second: [*first, *second],
+        result=lambda held: list(map(named, held)),
+        elements=_all,
+        take=element_type.take,
+    )
+
+
+def _appended(value: Any, held: list[Any]) -> list[Any]:
+    held.append(value)
+    return held
+
+
+def _alone(result: Any) -> Sequence[Any]:
+    return (result,)
+
+
+def _all(result: Sequence[Any]) -> Sequence[Any]:
+    return result
+
+
+class WindowContents:
+    """The content of the current key's current window; the same slot as the states of its operator."""
+
+    def __init__(self, computation: WindowComputation, input_type: ElementType) -> None:
+        self._computation, self._type = computation, input_type
+        #: A function that goes on with a result does not change what the window adds to.
+        self._copies = not isinstance(computation, ProcessWindow) and computation.then is not None
+
+    def open(self, states: KeyedStates) -> None:
+        kept = self._stored()
+        states.any_state(kept)
+        self._scope, self._table, self._named = states.scope, states.tables[OPEN], self._type.naming()
+        self._folding = folding_of(self._computation, self._type)
+        own = kept.accumulator_type if isinstance(kept, AggregatingStateDescriptor) else self._type.ddl
+        # What goes out and can be changed there is looked at again when it is stored.
+        self._held = self._table.lend if may_change(own) else self._table.read
+
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        slot, table, value = self._scope.slot, self._table, self._named(value)
+        before = table.entries.get(slot)
+        made = self._folding.begin(value) if before is None else self._folding.add(value, before)
+        if type(made) in NOT_RUN:
+            refuse_not_run(made, "add()")
+        table.entries[slot] = made
+        table.changed.add(slot)
+
+    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
+        """Fire with what is there; not if that is nothing."""
+        held = self._held(self._scope)
+        if held is not None:
+            fire(self._elements(held))
+        elif isinstance(self._computation, AggregateWindow):
+            fire(())
+
+    def clear(self) -> None:
+        self._table.remove(self._scope)
+
+    def merge(self, slot: Any, into: Any) -> None:
+        """Give one slot's content to another, behind what that has."""
+        entries = self._table.entries
+        before, behind = entries.get(into), entries.pop(slot, None)
+        if before is not None and behind is not None:
+            behind = self._merged(before, behind)
+        entries[into] = before if behind is None else behind
+        self._table.changed |= {slot, into}
+
+    def _stored(self) -> AggregatingStateDescriptor | ReducingStateDescriptor | ListStateDescriptor:
+        return stored_contents(self._computation, self._type)
+
+    def _merged(self, before: Any, behind: Any) -> Any:
+        return self._folding.merge(before, behind)
+
+    def _elements(self, held: Any) -> Sequence[Any]:
+        """Return what a function is given; of a result of None nothing, and what was emitted is over."""
+        result = self._folding.result(held)
+        if result is None:
+            return ()
+        return self._folding.elements(taken(result) if self._copies else result)
+
+
+class EvictedContents(WindowContents):
+    """Elements with their times, so that an evictor can choose; computed when the window fires."""
+
+    def __init__(self, computation: WindowComputation, input_type: ElementType, evictor: Evictor) -> None:
+        super().__init__(computation, input_type)
+        self._evictor, self._has_fields = evictor, input_type.has_fields
+
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        entry = (*value, timestamp_ms) if self._has_fields else (value, timestamp_ms)
+        held = self._table.read(self._scope) or []
+        held.append(entry)
+        self._table.write(self._scope, held)
+
+    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
+        elements = [self._element(entry) for entry in self._held(self._scope) or ()]
+        if not elements:
+            return
+        # An evictor may remove elements of the list that it is given.
+        count = len(elements)
+        kept = self._left(self._evictor.evict_before(elements, window, ctx))
+        fire(self._at_once([element.value for element in kept]) if kept else ())
+        if kept:
+            kept = self._left(self._evictor.evict_after(kept, window, ctx))
+        if len(kept) < count:
+            self.clear()
+            for element in kept:
+                self.add(element.value, element.timestamp_ms)
+
+    def _stored(self) -> ListStateDescriptor:
+        fields = self._type.ddl if self._has_fields else f"value {self._type.ddl}"
+        return ListStateDescriptor(OPEN, f"{fields}, {_TIME_FIELD}")
+
+    def _merged(self, before: Any, behind: Any) -> Any:
+        return [*before, *behind]
+
+    def _left(self, kept: Any) -> Sequence[TimestampedValue]:
+        if not isinstance(kept, Sequence):
+            raise TypeError(
+                f"the evictor {type(self._evictor).__name__} has returned {kept!r}; its evict_before and "
+                "evict_after must return the elements that stay, in a list"
+            )
+        return kept
+
+    def _element(self, entry: tuple[Any, ...]) -> TimestampedValue:
+        if self._has_fields:
+            return TimestampedValue(self._named(entry[:-1]), entry[-1])
+        return TimestampedValue(*entry)
+
+    def _at_once(self, values: list[Any]) -> Sequence[Any]:
+        if isinstance(self._computation, ProcessWindow):
+            return values
+        held = None
+        # Copies: the elements stay in the window, and it may fire again.
+        for value in map(taken, values):
+            held = self._folding.begin(value) if held is None else self._folding.add(value, held)
+        return () if held is None else self._elements(held)

@@ -1,0 +1,359 @@
+"""A key group's rows through an operator that takes them as columns, all keys at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain
+from flinkish_spark.core.iterators import called, elements_of
+from flinkish_spark.operators.columnar_windows import Rows, WindowFold
+from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.vectorized import Batch, BatchContext, VectorizedProcessFunction, has_timers
+from flinkish_spark.state.key_group import GroupLayout, GroupState
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.layered import KeyIndex
+from flinkish_spark.state.timers import BatchTimers
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.blocks import BEHIND, as_schema
+from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
+from flinkish_spark.types.rows import OutputError
+from flinkish_spark.types.schemas import PREFIX
+from flinkish_spark.types.to_arrow import (
+    REFUSALS,
+    ValueMismatch,
+    first_missing,
+    first_of,
+    first_refused,
+    first_valid,
+    strict_array,
+)
+from flinkish_spark.worker.runners import (
+    InputRows,
+    InputShape,
+    OutRows,
+    PartitionSide,
+    RowShape,
+    rows_between,
+    runs,
+)
+
+
+def batch_of(frame: pd.DataFrame, kinds: Mapping[str, pa.DataType]) -> pa.RecordBatch:
+    """Return a frame's columns as a batch; its index is none of them. NaN, NaT and None are null."""
+    names = [str(name) for name in frame.columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise OutputError(f"emitted a frame with the column {twice[0]!r} twice")
+    lost = [name for name in kinds if name not in names and name in frame.index.names]
+    if lost:
+        raise OutputError(f"emitted a frame with {lost[0]!r} in its index; call reset_index()")
+    columns = [_column(name, frame.iloc[:, at], kinds.get(name)) for at, name in enumerate(names)]
+    return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
+    is_null = series.isna().to_numpy(dtype=bool)
+    if is_null.all():
+        # Such a column, and one without rows, has any type in pandas.
+        return pa.nulls(len(series), pa.int64() if kind is None else kind)
+    try:
+        if kind is not None and (series.dtype == object or isinstance(series.dtype, pd.StringDtype)):
+            values = series.tolist()
+            for at in np.flatnonzero(is_null).tolist():
+                values[at] = None
+            return strict_array(values, kind)
+        made = _from_pandas(series)
+        # Whole numbers with gaps are floats in pandas.
+        is_gappy = kind is None and pa.types.is_floating(made.type) and made.null_count
+        return made.cast(pa.int64()) if is_gappy else made
+    except ValueMismatch as error:
+        wrong = next((at for at, value in enumerate(values) if value is error.value), None)
+        raise OutputError(f"emitted a wrong value: field {name!r} of {error}", wrong) from error
+    except REFUSALS as error:
+        wrong = first_refused(len(series), lambda count: _from_pandas(series.iloc[:count]))
+        value = f" of {series.iloc[wrong]!r:.200}" if wrong is not None else ""
+        raise OutputError(f"emitted a wrong column: field {name!r}{value}: {error}", wrong) from error
+
+
+def _from_pandas(series: pd.Series) -> pa.Array:
+    made = pa.Array.from_pandas(series)
+    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+
+
+def event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.Array:
+    column = None if name is None else given.get(name)
+    if column is None:
+        return pa.nulls(count, pa.int64())
+    if pa.types.is_timestamp(column.type):
+        micros = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+        is_null = column.is_null().to_numpy(zero_copy_only=False)
+        return pa.array(micros.fill_null(0).to_numpy() // 1000, mask=is_null)
+    if not pa.types.is_integer(column.type):
+        says = f"emitted a wrong event time: {name!r} is {column.type}, not LONG or TIMESTAMP"
+        raise OutputError(says + first_of(column), first_valid(column))
+    return column.cast(pa.int64())
+
+
+def declared_column(field: T.StructField, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column with its declared type: another width of the same, never a number out of text."""
+    wrong = f"emitted a wrong column: field {field.name!r}"
+    if not is_of_kind(column.type, kind):
+        says = f"{wrong} has the type {column.type}, declared is {kind}"
+        raise OutputError(says + first_of(column), first_valid(column))
+    missing = first_missing(field, column)
+    if missing is not None:
+        raise OutputError(f"emitted a wrong value: {missing}", missing.row)
+    try:
+        return exact_cast(column, kind)
+    except pa.ArrowException as error:
+        at = first_refused(len(column), lambda count: exact_cast(column.slice(0, count), kind))
+        value = f" of {column[at].as_py()!r:.200}" if at is not None else ""
+        raise OutputError(f"{wrong}{value}: {error}", at) from error
+
+
+#: Opens the name of a part of the key; no field has such a name.
+_KEY = f"{PREFIX}key_"
+
+
+@runs(VectorizedProcessFunction, WindowFold)
+class ColumnsRunner:
+    """Runs what takes columns; it has one entry."""
+
+    side: PartitionSide | None = None
+
+    def __init__(
+        self,
+        function: VectorizedProcessFunction | WindowFold,
+        uid: str,
+        max_parallelism: int,
+        shape: RowShape,
+    ) -> None:
+        self._function, self._shape = function, shape
+        states = KeyedStates(uid, max_parallelism)
+        function.open(states)
+        self.layout = GroupLayout.of(states, shape.key_types)
+        self.counts: dict[str, int] = {}
+        self._is_timed = any(C.TIME in one.schema.names for one in shape.inputs)
+        self._keys = [f"{_KEY}{at}" for at in range(len(shape.key_types))]
+
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
+        before, behind = (self._side(inputs, is_before=is_before) for is_before in (True, False))
+        if isinstance(self._function, WindowFold):
+            return self._folded(self._function, before, behind, group, progress)
+        return self._called(self._function, before, behind, group, progress)
+
+    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+        return 0, failure.at
+
+    def _folded(
+        self,
+        fold: WindowFold,
+        before: pa.RecordBatch | None,
+        behind: pa.RecordBatch | None,
+        group: GroupState,
+        progress: Progress,
+    ) -> Iterator[OutRows]:
+        outcome = fold.run(self._rows(before), self._rows(behind), group, progress)
+        self.counts = outcome.counts
+        yield from self._written(0, 0, outcome.before)
+        yield from self._written(0, BEHIND, outcome.behind)
+        if fold.late_output is None or fold.late_output.name not in self._shape.side_names:
+            return
+        # Somebody reads the side output of late elements.
+        side = 1 + self._shape.side_names.index(fold.late_output.name)
+        for first, late in ((0, outcome.late_before), (BEHIND, outcome.late_behind)):
+            yield from self._written(side, first, [] if late is None else [late])
+
+    def _written(self, side: int, first: int, batches: Sequence[pa.RecordBatch]) -> Iterator[OutRows]:
+        schema = self._shape.block_schemas[side]
+        for batch in batches:
+            columns = batch.columns if self._shape.with_times else batch.columns[1:]
+            own = pa.RecordBatch.from_arrays(columns, names=schema.names)
+            yield OutRows(side, first, as_schema(own, schema))
+            first += batch.num_rows
+
+    def _rows(self, named: pa.RecordBatch | None) -> Rows | None:
+        if named is None:
+            return None
+        return Rows(
+            named.column(C.KEY_HASH).to_numpy(),
+            tuple(named.column(name) for name in self._keys),
+            named.column(C.TIME) if self._is_timed else None,
+            named.select(list(self._shape.inputs[0].fields)),
+        )
+
+    def _called(
+        self,
+        function: VectorizedProcessFunction,
+        before: pa.RecordBatch | None,
+        behind: pa.RecordBatch | None,
+        group: GroupState,
+        progress: Progress,
+    ) -> Iterator[OutRows]:
+        """Call a function of columns in the order of `operators/process.py`."""
+        given = [one for one in (before, behind) if one is not None]
+        timers = self._timers(function, given, group, progress)
+        call = _Calls(function, self._shape, group, progress, timers)
+        yield from call.fire(TimeDomain.PROCESSING_TIME, progress.processing_limit_ms)
+        yield from self._emitted(call, before)
+        # This order matters: the watermark stands before the timers fire that it makes due.
+        call.watermark_ms = progress.watermark_ms
+        yield from call.fire(TimeDomain.EVENT_TIME, progress.watermark_ms)
+        call.first = BEHIND
+        yield from self._emitted(call, behind)
+        if progress.drained_to_ms > progress.watermark_ms:
+            call.watermark_ms = progress.drained_to_ms
+            yield from call.fire(TimeDomain.EVENT_TIME, progress.drained_to_ms)
+        if timers is not None:
+            group.timers.replace(timers.queues, timers.hash_of)
+
+    def _side(self, inputs: InputRows, *, is_before: bool) -> pa.RecordBatch | None:
+        """Return the rows of all ways in on one side of the watermark; None without any."""
+        parts = []
+        for rows, shape in zip(inputs, self._shape.inputs, strict=True):
+            own = rows_between(rows, shape, is_before=is_before)
+            if own is not None:
+                parts.append(self._named(own, shape))
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return pa.concat_batches(parts)
+
+    def _named(self, rows: pa.RecordBatch, shape: InputShape) -> pa.RecordBatch:
+        """Return the rows of one way with the names that they have on all ways."""
+        columns = {C.KEY_HASH: rows.column(C.KEY_HASH)}
+        if self._is_timed:
+            is_timed = C.TIME in rows.schema.names
+            columns[C.TIME] = rows.column(C.TIME) if is_timed else pa.nulls(rows.num_rows, pa.int64())
+        columns |= {f"{_KEY}{at}": rows.column(name) for at, name in enumerate(shape.key_columns)}
+        columns |= {
+            name: rows.column(column) for name, column in zip(shape.fields, shape.field_columns, strict=True)
+        }
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+    def _timers(
+        self,
+        function: VectorizedProcessFunction,
+        sides: Sequence[pa.RecordBatch],
+        group: GroupState,
+        progress: Progress,
+    ) -> BatchTimers | None:
+        """Return the timers of the keys that have rows, and of those whose timers are due."""
+        hashes = [group.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
+        # The function may have had some before the program was changed: they would be due for ever.
+        if not has_timers(function) and not any(map(len, hashes)):
+            return None
+        hashes += [one.column(C.KEY_HASH).to_numpy() for one in sides]
+        queues = group.timers.select(np.unique(np.concatenate(hashes)))
+        return BatchTimers(queues, group.timers.hash_of, self.layout.timers[TimeDomain.EVENT_TIME].keys)
+
+    def _emitted(self, call: _Calls, rows: pa.RecordBatch | None) -> Iterator[OutRows]:
+        if rows is None:
+            return
+        index = KeyIndex.of(rows.column(C.KEY_HASH).to_numpy(), [rows.column(name) for name in self._keys])
+        times = rows.column(C.TIME) if self._is_timed else None
+        batch = rows.select(list(self._shape.inputs[0].fields))
+        yield from call.process(batch, call.context(index, times))
+
+
+class _Calls:
+    """The calls of a function in one micro-batch, and what it emits in them."""
+
+    def __init__(
+        self,
+        function: VectorizedProcessFunction,
+        shape: RowShape,
+        group: GroupState,
+        progress: Progress,
+        timers: BatchTimers | None,
+    ) -> None:
+        self._function, self._shape, self._group = function, shape, group
+        self._progress, self._timers = progress, timers
+        self.watermark_ms = progress.watermark_before_ms
+        #: Sequence of the first row on this side of the watermark, and how many there are of each output.
+        self.first = 0
+        self._counts: dict[tuple[int, int], int] = {}
+        self._sides = {name: side for side, name in enumerate(shape.side_names, start=1)}
+        self._schemas = shape.block_schemas
+
+    def fire(self, domain: TimeDomain, limit_ms: int) -> Iterator[OutRows]:
+        if self._timers is None:
+            return
+        while (due := self._timers.take_due(domain, limit_ms)) is not None:
+            context = self.context(due[0], pa.array(due[1]))
+            yield from self.emitted(called(self._function.on_timers)(domain, context), context)
+
+    def process(self, batch: pa.RecordBatch, context: BatchContext) -> Iterator[OutRows]:
+        yield from self.emitted(called(self._function.process_batch)(batch, context), context)
+
+    def context(self, index: KeyIndex, times: pa.Array | None) -> BatchContext:
+        sides: list[tuple[OutputTag, Batch]] = []
+        return BatchContext(index, times, self._progress, self.watermark_ms, self._group, sides, self._timers)
+
+    def emitted(self, batches: Iterable[Batch] | None, context: BatchContext) -> Iterator[OutRows]:
+        for batch in elements_of(batches or ()):
+            yield self._numbered(0, self._as_declared(0, batch))
+        for tag, batch in context._sides:
+            # What is emitted to a side output that nobody reads is dropped, as in Flink.
+            if (side := self._sides.get(tag.name)) is None:
+                continue
+            try:
+                rows = self._as_declared(side, batch)
+            except OutputError as error:
+                raise OutputError(f"to the side output '{tag.name}': {error}") from error
+            yield self._numbered(side, rows)
+
+    def _numbered(self, side: int, rows: pa.RecordBatch) -> OutRows:
+        at = (self.first, side)
+        before = self._counts.get(at, 0)
+        self._counts[at] = before + rows.num_rows
+        return OutRows(side, self.first + before, rows)
+
+    def _as_declared(self, side: int, rows: Any) -> pa.RecordBatch:
+        try:
+            return self._checked(side, rows)
+        except OutputError as error:
+            if error.row is None:
+                raise
+            key = _key_of(rows, self._shape.inputs[0], error.row)
+            raise OutputError(f"{error} (row {error.row} of the batch{key})", error.row) from error
+
+    def _checked(self, side: int, rows: Any) -> pa.RecordBatch:
+        names = self._shape.outputs[side].names
+        schema, fields = self._schemas[side], self._shape.outputs[side]
+        kinds = dict(zip(names, schema.types[len(schema) - len(names) :], strict=True))
+        if isinstance(rows, pd.DataFrame):
+            rows = batch_of(rows, kinds)
+        if not isinstance(rows, pa.RecordBatch):
+            raise OutputError(
+                f"emitted a {type(rows).__name__}; emit batches: pyarrow.RecordBatch or pandas.DataFrame"
+            )
+        given = dict(zip(rows.schema.names, rows.columns, strict=True))
+        timed = (
+            [event_times(given, self._function.event_time, rows.num_rows)] if self._shape.with_times else []
+        )
+        if self._function.event_time not in names:
+            given.pop(self._function.event_time or "", None)
+        if set(given) != set(names):
+            raise OutputError(f"emitted the columns {', '.join(given)}, declared are {', '.join(names)}")
+        own = [declared_column(field, given[field.name], kinds[field.name]) for field in fields]
+        return pa.RecordBatch.from_arrays([*timed, *own], schema=schema)
+
+
+def _key_of(rows: Batch, shape: InputShape, at: int) -> str:
+    name_of = dict(zip(shape.field_columns, shape.fields, strict=True))
+    names = [name_of.get(column) for column in shape.key_columns]
+    columns = list(rows.columns) if isinstance(rows, pd.DataFrame) else rows.schema.names
+    if not names or any(name is None or columns.count(name) != 1 for name in names):
+        return ""
+    if isinstance(rows, pd.DataFrame):
+        parts = [rows[name].iloc[at] for name in names]
+    else:
+        parts = [rows.column(name)[at].as_py() for name in names]
+    key = parts[0] if len(parts) == 1 else tuple(parts)
+    return f", key {key!r:.200}"
