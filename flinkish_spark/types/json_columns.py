@@ -31,8 +31,9 @@ from flinkish_spark.types.text_values import NoValue
 _DEEPEST = 1_000
 #: A record that is bad makes Arrow refuse its slice: its parts are tried before their records are.
 _PARTS, _SMALLEST_PART = 16, 64
-#: How many records say which fields there are besides those that are declared.
-_SAMPLE = 32
+#: How many records of a slice say which fields there are besides those that are declared, and how many
+#: columns those may take.
+_SAMPLE, _MOST_OTHERS = 64, 256
 #: Longest part of a value, or of the name of its type, that a reason shows.
 _MOST_SHOWN = 60
 #: As Jackson writes them.
@@ -186,6 +187,8 @@ class _Columns:
     def __init__(self, kind: T.StructType) -> None:
         self._schema = pa.schema([pa.field(field.name, _read_as(field.dataType)) for field in kind])
         self._type = arrow_type(kind)
+        #: With the other fields that were seen up to now: a field may stand in few of the records.
+        self._known = self._schema
         #: How many digits may stand beside each other where there is a DECIMAL.
         decimals = [one for one in parts_of(kind) if isinstance(one, T.DecimalType)]
         self._most_digits = min((_ARROWS_DIGITS - one.scale for one in decimals), default=None)
@@ -197,15 +200,10 @@ class _Columns:
             return None
         if self._most_digits and _may_overflow(np.frombuffer(lines, np.uint8), self._most_digits):
             return None
+        table = self._table(lines, values)
+        if table is None or table.num_rows != len(values):
+            return None
         try:
-            # Fields that are not declared are read, too: two of one name make a record bad. But only those
-            # of the first records: with a column for each name of a map a slice would take all memory.
-            sample = _lines(values.slice(0, _SAMPLE))
-            assert sample is not None
-            seen = _table(sample, self._schema, "infer").schema
-            table = _table(lines, _with_others(self._schema, seen), "error")
-            if table.num_rows != len(values):
-                return None
             columns = [
                 _converted(table.column(field.name).combine_chunks(), field.type) for field in self._type
             ]
@@ -213,6 +211,42 @@ class _Columns:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, NoValue):
             return None
         return pa.StructArray.from_arrays(columns, fields=[*self._type])
+
+    def _table(self, lines: pa.Buffer, values: pa.Array) -> pa.Table | None:
+        """Return the fields of a slice; also others, since two of one name make a record bad."""
+        # With a column for each name of a map a slice would take all memory: a sample says which there are.
+        tries = (
+            lambda: self._known,
+            lambda: self._learned(values, self._known),
+            lambda: self._learned(values, self._schema),
+        )
+        for learn in tries:
+            try:
+                known = learn()
+                table = _table(lines, known, "error")
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                continue
+            self._known = known
+            return table
+        return None
+
+    def _learned(self, values: pa.Array, known: pa.Schema) -> pa.Schema:
+        """Return a schema with the fields that some records of a slice have besides."""
+        places = np.unique(np.linspace(0, len(values) - 1, _SAMPLE).astype(np.int64))
+        sample = _lines(values.take(pa.array(places)))
+        assert sample is not None
+        found = _with_others(known, _table(sample, known, "infer").schema)
+        if _leaves_of(found) > _leaves_of(self._schema) + _MOST_OTHERS:
+            raise pa.ArrowInvalid("there are too many other fields")
+        return found
+
+
+def _leaves_of(kind: pa.Schema | pa.DataType) -> int:
+    if isinstance(kind, pa.ListType):
+        return _leaves_of(kind.value_type)
+    if not isinstance(kind, pa.Schema | pa.StructType):
+        return 1
+    return sum(_leaves_of(field.type) for field in kind)
 
 
 def _table(lines: pa.Buffer, schema: pa.Schema, unexpected: str) -> pa.Table:

@@ -308,3 +308,30 @@ def test_a_time_that_no_clock_has_shown_is_bad(text: str, zone: str, is_good: bo
 def test_a_time_zone_that_python_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match="does not know the session's time zone 'Nowhere/Town'"):
         JsonReader(parse_ddl("at TIMESTAMP"), "Nowhere/Town")
+
+
+def test_a_field_that_few_records_have_costs_its_slice_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not declared, in one of a thousand records, another one in each slice, and again as another type."""
+    reader = JsonReader(parse_ddl("n LONG"))
+    slow: list[bytes] = []
+    record = reader.record
+    monkeypatch.setattr(reader, "record", lambda value: slow.append(value) or record(value))
+    counts = []
+    for turn, rare in enumerate(('"a": {"b": 1}', '"a": {"c": "x"}', '"d": [1]', '"d": ["x"]', '"n2": null')):
+        lines = [f'{{"n": {n}}}' for n in range(5_000)]
+        lines[turn * 900 + 77] = f'{{"n": -1, {rare}}}'
+        found = reader.read(pa.array([line.encode() for line in lines]))
+        assert found.field("n").to_pylist() == [json.loads(line)["n"] for line in lines]
+        counts.append(len(slow))
+        slow.clear()
+        again = reader.read(pa.array([line.encode() for line in lines]))
+        assert again.equals(found) and not slow, rare
+    # Where it comes first, a part of the slice is looked at record by record.
+    assert max(counts) <= 64
+
+
+def test_fields_of_any_name_take_no_memory() -> None:
+    reader = JsonReader(parse_ddl("n LONG"))
+    lines = [f'{{"n": {n}, "k{n}": {n}}}'.encode() for n in range(2_000)]
+    assert reader.read(pa.array(lines)).field("n").to_pylist() == list(range(2_000))
+    assert reader._columns is not None and len(reader._columns._known) <= 257
