@@ -547,11 +547,11 @@ def _is_field(value: object) -> bool:
 
 
 class Engine(enum.Enum):
-    """Who reads; either can go on from the offsets of the other."""
+    """Who reads a Delta table."""
 
-    #: Spark's native source. Needs JARs.
+    #: Spark's own source. Needs Delta's JAR.
     JVM = "jvm"
-    #: Pure Python on kafka-python; needs no JAR.
+    #: This package, by the table's log.
     PYTHON = "python"
 
     @classmethod

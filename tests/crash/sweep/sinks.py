@@ -28,8 +28,6 @@ class SinkUnderTest:
 
     Parameters
     ----------
-    engine
-        Who reads Kafka.
     make
         Makes the sink, in the job's process.
     looker
@@ -45,7 +43,6 @@ class SinkUnderTest:
     """
 
     name: str
-    engine: str
     make: Callable[[Place], Sink]
     looker: Callable[[Place], Looker]
     expected: Callable[[Iterable[bytes]], Counter[Total]] = expected_totals
@@ -142,17 +139,17 @@ def _two_phase_table(place: Place) -> Looker:
 
 
 _ALL: Sequence[SinkUnderTest] = (
-    SinkUnderTest("kafka", "python", _kafka(), _topic),
-    SinkUnderTest("kafka-atomic", "python", _kafka(atomic=True), _topic, shows_whole=True),
-    SinkUnderTest("delta", "jvm", lambda place: DeltaSink(str(place.output)), _table),
-    SinkUnderTest("delta-upsert", "jvm", _delta_upsert, _table, newest_totals, orders_in),
-    SinkUnderTest("files", "jvm", lambda place: FileSink(str(place.output), FileFormat.JSON), _json_files),
-    SinkUnderTest("jdbc-sqlite", "jvm", _jdbc_sqlite, _sqlite_table),
-    SinkUnderTest("jdbc-postgres", "jvm", _jdbc_postgres, _postgres_table, needs_postgres=True),
-    SinkUnderTest("two-phase", "jvm", _two_phase, _two_phase_table, without_counts),
+    SinkUnderTest("kafka", _kafka(), _topic),
+    SinkUnderTest("kafka-atomic", _kafka(atomic=True), _topic, shows_whole=True),
+    SinkUnderTest("delta", lambda place: DeltaSink(str(place.output)), _table),
+    SinkUnderTest("delta-upsert", _delta_upsert, _table, newest_totals, orders_in),
+    SinkUnderTest("files", lambda place: FileSink(str(place.output), FileFormat.JSON), _json_files),
+    SinkUnderTest("jdbc-sqlite", _jdbc_sqlite, _sqlite_table),
+    SinkUnderTest("jdbc-postgres", _jdbc_postgres, _postgres_table, needs_postgres=True),
+    SinkUnderTest("two-phase", _two_phase, _two_phase_table, without_counts),
 )
 #: Once more, for jobs with several sinks: staged in one pass with the first, committed behind others.
-_SECOND = SinkUnderTest("kafka-second", "python", _kafka(), _topic)
+_SECOND = SinkUnderTest("kafka-second", _kafka(), _topic)
 #: Names of those that have a sweep of their own.
 SWEPT = tuple(one.name for one in _ALL)
 SINKS: Mapping[str, SinkUnderTest] = {one.name: one for one in (*_ALL, _SECOND)}
