@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from flinkish_spark.connectors.kafka.client.admin import TopicPattern
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import EnvironmentFault, GraphError, JobDirError
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import JobSettings, manifest_context, sink_context
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import PlannedJob
@@ -128,6 +130,7 @@ def check_before_start(
     """Refuse what cannot work; return the plan that was looked at."""
     # Without the job's lock: a refused job leaves no file, and disturbs nobody who runs the job already.
     graph.check_complete()
+    _check_can_be_written(settings.job_dir)
     check_spark_version(job_dir, spark.version)
     with span("the session to say what it has"):
         _check_session(spark, graph, settings)
@@ -262,6 +265,18 @@ def _check_meaning(planned: PlannedJob, job_dir: JobDir) -> None:
                 setting=_MEANING,
                 uid=uid,
             )
+
+
+def _check_can_be_written(place: StoreSpec) -> None:
+    if not place.is_local:
+        return
+    there = next(one for one in (place.folder, *place.folder.parents) if one.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise JobDirError(
+            f"the job directory {place.folder} cannot be written",
+            why=f"this user may not create files in {there}",
+            what_to_do="give the driver's user that right, or name another job_dir",
+        )
 
 
 def check_spark_version(job_dir: JobDir, running: str) -> VersionStep:
