@@ -387,7 +387,7 @@ class SplitSource(Source):
         own = self._with("_fs_folder", "" if job_dir is None else _own_folder(job_dir, self._fs_uid))
         source = data_source_of(own, place.beginnings(self._fs_start), place.control_path)
         spark.dataSource.register(source)
-        return C.read_by(spark.readStream.format(source.name()).load(), ReadSplits(own), own.row_type)
+        return C.records_read_by(spark.readStream.format(source.name()).load(), ReadSplits(own), own.row_type)
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Take note of where the job is."""
@@ -775,7 +775,15 @@ class SplitStreamReader(DataSourceStreamReader):
         ]
 
     def _piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
-        return self._ask("piece_facts", lambda: self.source.piece_facts(split, start, end))
+        found = self._ask("piece_facts", lambda: self.source.piece_facts(split, start, end))
+        why = "" if found is None else refuse_no_json(found)
+        if why:
+            raise ConfigError(
+                f"piece_facts() of source '{self._uid}' returned {found!r:.200}",
+                why=why,
+                what_to_do="return JSON values: lists, texts, numbers, and dicts with texts as keys",
+            )
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
         """Yield one row, the piece itself: the pass of the task that begins with it reads the records."""
@@ -823,8 +831,8 @@ _HELD_ROWS = 1024
 class _Rows:
     """Arrow batches of what a source yields in one piece, with channel and sequence behind the fields."""
 
-    # Spark would turn rows into Arrow itself: it cuts 1.5 to 1, makes a text of any value, and says of what
-    # it refuses neither the field nor the source.
+    # Spark's own way from rows to Arrow cuts 1.5 to 1, makes a text of any value, and says of what it refuses
+    # neither the field nor the source.
     def __init__(self, fields: T.StructType, channel: int, place: int) -> None:
         self._writer, self._types = RowWriter.of(fields), T.StructType([*fields, *_PLACE])
         self._required = [field for field in fields if not field.nullable or has_required(field.dataType)]
@@ -868,7 +876,7 @@ class _Rows:
 
 
 def _with_place(batch: pa.RecordBatch, channel: int, place: int, types: T.StructType) -> pa.RecordBatch:
-    """Return a batch as Spark wants it: types of the schema, and the control columns behind."""
+    """Return a batch with the types of the schema, and the control columns behind."""
     import numpy as np
     import pyarrow as pa
 

@@ -543,7 +543,9 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
 
 
 def _with_times_of(frame: DataFrame, take: TakeTimes) -> DataFrame:
-    return C.map_in_arrow(frame, take, take.columns(frame.schema))
+    made = C.map_in_arrow(frame, take, take.columns(frame.schema))
+    # A time beside the columns of a source leaves them what they are.
+    return C.as_records(made) if C.are_records(frame) else made
 
 
 # ----------------------------------------------------------------------------------------------------------

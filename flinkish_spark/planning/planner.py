@@ -713,7 +713,7 @@ class Planner:
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         return RecordStream(
             name,
-            marked.where(is_record).drop(C.KIND, C.CHECKPOINT),
+            C.as_records(marked.where(is_record).drop(C.KIND, C.CHECKPOINT)),
             origins,
             marked.where(~is_record).select(*C.CONTROL),
             Announced.ANNOUNCED,

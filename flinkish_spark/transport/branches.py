@@ -234,7 +234,8 @@ def _own(batch: pa.RecordBatch, one: DealtBlocks, kinds: Array | None) -> pa.Rec
         columns = [rows.column(name) for name in (one.route, *one.columns)]
         return pa.RecordBatch.from_arrays(columns, names=[C.ROUTE, *one.names])
     has_route = routes.is_valid().to_numpy(zero_copy_only=False)
-    rows = batch.filter(pa.array(((kinds == _RECORD) & has_route) | _taken(one.takes, kinds)))
+    own_rows = ((kinds == _RECORD) & has_route) | _taken(one.takes, kinds)
+    rows = batch if own_rows.all() else batch.filter(pa.array(own_rows))
     route = pc.if_else(rows.column(one.route).is_valid(), rows.column(one.route), rows.column(C.ROUTE))
     names = (C.KIND, C.CHECKPOINT, *one.columns)
     columns = [route, *(rows.column(name) for name in names)]

@@ -125,7 +125,7 @@ def map_in_arrow(
     return made
 
 
-def read_by(pieces: DataFrame, reader: Worker, columns: T.StructType) -> DataFrame:
+def records_read_by(pieces: DataFrame, reader: Worker, columns: T.StructType) -> DataFrame:
     """Return the records of a source that gives Spark only what is to be read; a worker reads it.
 
     What works on the records in Python runs in the same pass.
@@ -142,7 +142,13 @@ def as_records(frame: DataFrame) -> DataFrame:
     made = getattr(frame, _PASS, None)
     if made is not None:
         setattr(named, _PASS, made)
+    setattr(named, _IS_SOURCE, True)
     return named
+
+
+def are_records(frame: DataFrame) -> bool:
+    """Say whether a frame is a source's records, with nothing behind the source."""
+    return bool(getattr(frame, _IS_SOURCE, False))
 
 
 def behind_select(
@@ -160,8 +166,8 @@ def behind_select(
     return frame if given is made.given else map_in_arrow(given, InTurn(made.workers), made.columns)
 
 
-#: Attribute of a frame that workers make.
-_PASS = f"{PREFIX}pass"
+#: Attribute of a frame that workers make, and of one that is a source's records.
+_PASS, _IS_SOURCE = f"{PREFIX}pass", f"{PREFIX}source"
 
 
 @dataclass(frozen=True, eq=False)

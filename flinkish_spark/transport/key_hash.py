@@ -42,12 +42,10 @@ def key_hashes(columns: Sequence[pa.Array], count: int) -> npt.NDArray[np.int64]
 
 def _fold(column: pa.Array, seeds: _Words) -> _Words:
     """Return the hashes of values, each seeded by what is in front of it; a null passes its seed on."""
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
-    if not column.null_count:
-        return _fold_valid(column, seeds)
     if column.null_count == len(column):
         return seeds
+    if not column.null_count:
+        return _fold_valid(column, seeds)
     valid = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     folded = seeds.copy()
     folded[valid] = _fold_valid(column.take(pa.array(valid)), seeds[valid])
@@ -58,7 +56,7 @@ def _fold_valid(column: pa.Array, seeds: _Words) -> _Words:
     kind = column.type
     if _is_of_bytes(kind):
         return _hash_bytes(*_bytes_of(column), seeds)
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal128(kind):
         if kind.precision > _LONG_DECIMAL_DIGITS:
             return _fold_valid(
                 pa.array([_java_bytes(value) for value in _unscaled(column)], pa.binary()), seeds
@@ -117,9 +115,11 @@ def _numbers(column: pa.Array, kind: pa.DataType) -> npt.NDArray[Any]:
 #: How the other types that a key can have are hashed.
 _BY_KIND: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array, _Words], _Words]], ...] = (
     (pa.types.is_boolean, _as_int),
-    (lambda kind: pa.types.is_integer(kind) and kind.bit_width < 64, _as_int),
+    (lambda kind: pa.types.is_signed_integer(kind) and kind.bit_width < 64, _as_int),
     (pa.types.is_date32, _as_int),
-    (lambda kind: kind.bit_width == 64, _as_long),
+    (pa.types.is_int64, _as_long),
+    (lambda kind: kind in (pa.duration("us"), pa.time64("us")), _as_long),
+    (lambda kind: pa.types.is_timestamp(kind) and kind.unit == "us", _as_long),
 )
 
 

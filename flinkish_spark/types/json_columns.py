@@ -115,7 +115,7 @@ class JsonReader:
         for (name, convert), kind in zip(self._fields, self._kinds, strict=True):
             try:
                 _ = found.get(name) is None or convert(found[name])
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 shown = _shortened(_written(found[name]))
                 return f"cannot be read: its field '{name}' is {shown}, which is no {kind}: {error}"
         return ""
@@ -215,14 +215,10 @@ class _Columns:
     def _table(self, lines: pa.Buffer, values: pa.Array) -> pa.Table | None:
         """Return the fields of a slice; also others, since two of one name make a record bad."""
         # With a column for each name of a map a slice would take all memory: a sample says which there are.
-        tries = (
-            lambda: self._known,
-            lambda: self._learned(values, self._known),
-            lambda: self._learned(values, self._schema),
-        )
-        for learn in tries:
+        tries = (None, self._known, self._schema)
+        for begin in tries:
             try:
-                known = learn()
+                known = self._known if begin is None else self._learned(values, begin)
                 table = _table(lines, known, "error")
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 continue
@@ -439,16 +435,32 @@ def _is_too_deep(text: str, found: Any) -> bool:
 
 def _written(value: Any) -> str:
     """Return a value as text without blanks, with every number as it was."""
-    match value:
-        case _Whole() | _Fraction():
-            return str.__str__(value)
-        case str():
-            return f'"{value.translate(_ESCAPES)}"'
-        case dict():
-            return "{" + ",".join(f"{_written(name)}:{_written(one)}" for name, one in value.items()) + "}"
-        case list():
-            return "[" + ",".join(map(_written, value)) + "]"
-    return json.dumps(value)
+    written: list[str] = []
+    # Python's own stack ends at half the levels that Jackson takes. Values are in tuples, all else is text.
+    left: list[Any] = [(value,)]
+    while left:
+        one = left.pop()
+        match one:
+            case str():
+                written.append(one)
+            case (_Whole() | _Fraction(),):
+                written.append(str.__str__(one[0]))
+            case (str(),):
+                written.append(_quoted(one[0]))
+            case (dict() as members,):
+                named = ((f"{_quoted(name)}:", (own,)) for name, own in members.items())
+                parts = [part for name, own in named for part in (",", name, own)]
+                left += reversed(["{", *parts[1:], "}"])
+            case (list() as elements,):
+                parts = [part for own in elements for part in (",", (own,))]
+                left += reversed(["[", *parts[1:], "]"])
+            case _:
+                written.append(json.dumps(one[0]))
+    return "".join(written)
+
+
+def _quoted(text: str) -> str:
+    return f'"{text.translate(_ESCAPES)}"'
 
 
 def _shortened(text: str) -> str:

@@ -47,7 +47,8 @@ def record_columns(writer: Any, reader: Any, default: _Default, kind: pa.DataTyp
     columns = _Columns(writer, reader, default)
     try:
         plain = columns.plain(writer, ())
-        if not isinstance(plain, dict) or plain["type"] != "record":
+        # A union with null is no record, though it has the bytes of one behind its number.
+        if not all(isinstance(one, dict) and kind_of(one) == "record" for one in (plain, reader)):
             return None
         convert = columns.converted(writer, reader)
     except NoProof:

@@ -1,8 +1,7 @@
 """Keys and values of a source as columns, in any format: what is read of each, and why it is none.
 
-Formats that Spark itself reads exactly (JSON, text) are expressions. Of the others a function in Python reads
-the bytes, by the library of the format: of a record that names its writer's schema Spark's own functions
-know nothing, and of a bad one they do not say why.
+All are read over Arrow columns, by the library of the format where it has one: of a record that names its
+writer's schema Spark's own functions know nothing, and of a bad one they do not say why.
 """
 
 from __future__ import annotations

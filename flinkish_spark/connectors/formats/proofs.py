@@ -29,11 +29,13 @@ class ReadAndWritten:
     rows_of: Callable[[Any], pa.Array]
 
     def __call__(self, values: pa.Array) -> Proven | None:
-        data = values.fill_null(b"")
+        # Where there are no bytes, those of another record stand: a library may refuse a record of none.
+        there = values.drop_null()
+        data = values if len(there) == len(values) else values.fill_null(there[0] if len(there) else b"")
         try:
             found = self.read(data)
             return Proven(self.rows_of(found), pc.equal(self.write(found), data))
-        except (ValueError, NoProof):
+        except (ValueError, TypeError, OverflowError, pa.ArrowException, NoProof):
             return None
         except BaseException as panic:
             # Some checks of libraries in Rust end so, those of a length beyond all memory. Python has no name
@@ -54,7 +56,7 @@ def behind_fronts(front_of: FrontOf) -> AtOnce:
 
 def _behind(front_of: FrontOf, values: pa.Array) -> Proven | None:
     """Read what has the same in front of it as the first record has; nothing else is proven."""
-    first = values.drop_null()[:1].to_pylist()
+    first: list[bytes] = values.drop_null()[:1].to_pylist()
     try:
         front, at_once = front_of(first[0]) if first else (b"", None)
     except Unreadable:
@@ -63,8 +65,21 @@ def _behind(front_of: FrontOf, values: pa.Array) -> Proven | None:
         return None
     has_front = pc.starts_with(values, pattern=front)
     # Not binary_slice: without an end it counts the bytes that it needs beyond 64 bits.
-    found = at_once(pc.if_else(has_front, pc.binary_replace_slice(values, 0, len(front), b""), b""))
+    found = at_once(
+        pc.if_else(has_front, pc.binary_replace_slice(values, 0, len(front), b""), first[0][len(front) :])
+    )
     return None if found is None else Proven(found.rows, pc.and_(found.are_proven, has_front.fill_null(True)))
+
+
+def in_order_of_keys(offsets: pa.Array, keys: pa.Array) -> pa.Array | None:
+    """Return the places of a map column's entries, by key in each map; None if they are in that order."""
+    lengths = np.diff(offsets.to_numpy())
+    if not len(lengths) or lengths.max() <= 1:
+        return None
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    known = keys.cast(pa.int8()) if pa.types.is_boolean(keys.type) else keys
+    entries = pa.table({"owner": owners, "key": known})
+    return pc.sort_indices(entries, sort_keys=[("owner", "ascending"), ("key", "ascending")])
 
 
 def check_keys(offsets: pa.Array, keys: pa.Array) -> None:

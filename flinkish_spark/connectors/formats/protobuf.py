@@ -395,7 +395,8 @@ def _row_of(message: Any) -> Convert:
 def _value_of(one: Any) -> Convert:
     if is_map(one):
         key, value = (_single_of(one.message_type.fields_by_name[name]) for name in ("key", "value"))
-        return lambda found: [(key(name), value(found[name])) for name in found]
+        # Protobuf's own order is another one in each process.
+        return lambda found: [(key(name), value(found[name])) for name in sorted(found)]
     single = _single_of(one)
     return (lambda found: [single(each) for each in found]) if one.is_repeated else single
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.connectors.formats.proofs import NoProof, ReadAndWritten, check_keys
+from flinkish_spark.connectors.formats.proofs import NoProof, ReadAndWritten, check_keys, in_order_of_keys
 from flinkish_spark.connectors.formats.reader import AtOnce
 
 #: Takes a column as `ptars` makes it, and the type that it gets; returns it in that type.
@@ -175,4 +175,8 @@ def _map(key: _Convert, value: _Convert, column: pa.ListArray, kind: pa.MapType)
     entries = column.values
     keys, items = key(entries.field(0), kind.key_type), value(entries.field(1), kind.item_type)
     check_keys(column.offsets, keys)
+    # Protobuf's own maps have another order in each process.
+    places = in_order_of_keys(column.offsets, keys)
+    if places is not None:
+        keys, items = keys.take(places), items.take(places)
     return pa.MapArray.from_arrays(column.offsets, keys, items, type=kind)

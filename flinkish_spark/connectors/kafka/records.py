@@ -289,7 +289,7 @@ class Deserializer:
     def _read_apart(self, raw: DataFrame, parts: RecordParts, *, fails: bool) -> DataFrame:
         """Add what the parts are read as, for the expressions of a changelog."""
         read = ReadParts(parts, raw.schema, fails)
-        frame = C.map_in_arrow(C.as_records(raw), read, read.columns)
+        frame = C.map_in_arrow(raw, read, read.columns)
         for part in parts.all:
             if part.has_intervals:
                 frame = frame.withColumn(part.read, with_intervals(F.col(part.read), part.fields))

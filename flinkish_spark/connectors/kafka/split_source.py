@@ -150,9 +150,9 @@ def _checked_decoding(
 
 
 class KafkaRecordsSource(SplitSource):
-    """Reads Kafka topics without a JAR, records as they are; also as a part of a hybrid source.
+    """Reads Kafka topics, records as they are; also as a part of a hybrid source.
 
-    Otherwise take a :class:`~flinkish_spark.sources.KafkaSource`, which may read through the JVM.
+    Otherwise take a :class:`~flinkish_spark.sources.KafkaSource`.
     Partitions, and topics that match, are found within 5 s of being made, and are read from their first
     record; one that is deleted fails the job.
 
@@ -171,7 +171,7 @@ class KafkaRecordsSource(SplitSource):
         `format("flinkish-kafka")` have them. Left out where `value` says what the fields are.
     value, metadata, key, key_fields_prefix, tombstones
         A format with what is done with bad records, such as ``Json("field TYPE, ...")``, and columns beside
-        its fields, as for a KafkaSource; dead letters are written without the JAR. Not in a hybrid source.
+        its fields, as for a KafkaSource. Not in a hybrid source.
         Without it records come as they are.
     starting_offsets
         As for a KafkaSource, asked for when the source begins to be read: in a hybrid source, behind the part

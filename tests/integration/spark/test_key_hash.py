@@ -93,3 +93,20 @@ def test_keys_of_several_parts_slices_and_nulls_are_hashed_as_spark_does(spark: 
 def test_a_key_of_no_columns_is_one_for_all() -> None:
     assert key_hashes([], 3).tolist() == [0, 0, 0]
     assert key_hashes([pa.array([], pa.string())], 0).tolist() == []
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a"]).dictionary_encode(),
+        pa.array([1.5]),
+        pa.array([1], pa.timestamp("ns")),
+        pa.array([1], pa.uint32()),
+        pa.array([[1]]),
+        pa.array([1], pa.decimal256(50, 0)),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_what_is_no_key_has_no_hash(column: Any) -> None:
+    with pytest.raises(TypeError, match="have no hash"):
+        key_hashes([column], 1)

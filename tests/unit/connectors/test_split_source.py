@@ -830,3 +830,15 @@ def test_a_limit_that_cannot_be_is_refused(limits) -> None:
     with pytest.raises(ConfigError):
         RateLimit(**limits)
     assert RateLimit().records_per_batch is UNLIMITED
+
+
+@pytest.mark.parametrize("facts", [{1: "a"}, (1, 2), {"at": float("nan")}, b"x"])
+def test_facts_of_a_piece_that_json_cannot_hold_are_refused_before_a_task(tmp_path, facts) -> None:
+    class WithFacts(Counters):
+        def piece_facts(self, split, start, end):
+            return facts
+
+    reader = reader_of(WithFacts({"a": 3}), tmp_path)
+    start = reader.initialOffset()
+    with pytest.raises(ConfigError, match=r"piece_facts\(\) of source 'in' returned"):
+        reader.partitions(start, reader.latestOffset(start, None))

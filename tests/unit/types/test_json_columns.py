@@ -335,3 +335,13 @@ def test_fields_of_any_name_take_no_memory() -> None:
     lines = [f'{{"n": {n}, "k{n}": {n}}}'.encode() for n in range(2_000)]
     assert reader.read(pa.array(lines)).field("n").to_pylist() == list(range(2_000))
     assert reader._columns is not None and len(reader._columns._known) <= 257
+
+
+@pytest.mark.parametrize("levels", [490, 520, 700])
+def test_a_record_of_many_levels_is_bad_or_a_text_and_ends_no_task(levels: int) -> None:
+    value = b'{"a":' + b"[" * levels + b'1,"x",{"b":null}' + b"]" * levels + b"}"
+    number = JsonReader(parse_ddl("a LONG"))
+    assert number.record(value) is None
+    assert number.why_bad(value).startswith("cannot be read: its field 'a' is [[[")
+    text = JsonReader(parse_ddl("a STRING"))
+    assert text.record(value) == {"a": value[5:-1].decode()}

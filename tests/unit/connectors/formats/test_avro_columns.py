@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flinkish_spark.connectors.formats import avro, reader
-from flinkish_spark.connectors.formats.reader import REASON
-from flinkish_spark.connectors.formats.registry import Registered, header
+from flinkish_spark.connectors.formats.reader import READ, REASON
+from flinkish_spark.connectors.formats.registry import Registered, client_of, header
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 
@@ -304,3 +304,17 @@ def test_a_value_without_a_place_ends_the_task_as_by_record(monkeypatch: pytest.
 def test_without_the_library_records_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyruhvro", None)
     assert read_of(MAP).reader.at_once() is None
+
+
+def test_a_schema_that_is_a_union_is_read_one_by_one_and_ends_no_task() -> None:
+    record = {"type": "record", "name": "A", "fields": [{"name": "f", "type": "string"}]}
+    registry = SchemaRegistry("http://union")
+    client_of(registry)._by_id[1] = Registered("AVRO", json.dumps(record), schema_id=1)
+    read = read_of(["null", record], registry)
+    assert [one[READ] for one in check_same(read, [header(1) + b"\x02x", None])] == [{"f": "x"}, None]
+
+
+def test_a_record_without_bytes_leaves_its_slice_what_it_is() -> None:
+    record = {"type": "record", "name": "A", "fields": [{"name": "f", "type": "string"}]}
+    assert proven(read_of(record), [None, b"\x02x", None]) == [True, True, True]
+    check_same(read_of(record), [None, b"\x02x", None, b""])

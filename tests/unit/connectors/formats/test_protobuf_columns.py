@@ -345,3 +345,16 @@ def test_a_slice_is_not_read_again_and_again() -> None:
         patch.setattr(reader, "_at_once", lambda _: at_once)
         assert len(read.read(pa.array([b""] * 1_000, pa.binary()))) == 1_000
     assert tries == [1_000]
+
+
+def test_a_map_has_the_order_of_its_keys_either_way() -> None:
+    read = of_text('syntax = "proto3"; message M { map<string, int32> m = 1; map<bool, int32> b = 2; }')
+    entry = b"\x0a\x05\x0a\x01%s\x10\x01"
+    value = (
+        b"".join(entry % name for name in (b"c", b"a", b"b"))
+        + b"\x12\x04\x08\x01\x10\x01\x12\x04\x08\x00\x10\x01"
+    )
+    made, exact = (
+        one.to_pylist()[0][READ] for one in (read.read(pa.array([value])), read._by_record(pa.array([value])))
+    )
+    assert made == exact == {"m": [("a", 1), ("b", 1), ("c", 1)], "b": [(False, 1), (True, 1)]}
