@@ -275,7 +275,7 @@ def _check_can_be_written(place: StoreSpec) -> None:
         raise JobDirError(
             f"the job directory {place.folder} cannot be written",
             why=f"this user may not create files in {there}",
-            what_to_do="give the driver's user that right, or name another job_dir",
+            what_to_do="check that its disk is there and may be written by this user, or name another one",
         )
 
 
