@@ -256,7 +256,8 @@ class MicroBatchCommits:
             offsets_text=self._offsets_of(staged.batch),
             uids=(SINK,),
         )
-        decide(decision, ownership, _CLOCK, self._observer)
+        again = "start the query again: what was staged is aborted, and the micro-batch runs anew"
+        decide(decision, ownership, _CLOCK, self._observer, again)
         return decision
 
     def _repeat(

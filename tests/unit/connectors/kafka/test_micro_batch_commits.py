@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flinkish_spark.checkpoint.decision_point import StagedDataDied
+from flinkish_spark.checkpoint.decision_point import DecisionRefused, StagedDataDied
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
 from flinkish_spark.connectors.kafka.client.transactions import (
     Evidence,
@@ -613,6 +613,25 @@ def test_a_decision_whose_answer_was_lost_stands(tmp_path: Path, monkeypatch: py
         return CreateResult.EXISTS
 
     monkeypatch.setattr(JobDir, "create_decision", answer_lost)
+    Driver(tmp_path, brokers).run(0, _content(0))
+    assert brokers.visible() == _all_rows(1)
+
+
+def test_a_decision_that_the_store_refuses_aborts_what_was_staged_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers, create = Brokers(), JobDir.create_decision
+
+    def refuse(self: JobDir, decision: Decision) -> CreateResult:
+        if decision.verdict is Verdict.COMMIT:
+            raise StoreError("the disk is full")
+        return create(self, decision)
+
+    with monkeypatch.context() as full, pytest.raises(DecisionRefused, match="disk is full") as refused:
+        full.setattr(JobDir, "create_decision", refuse)
+        Driver(tmp_path, brokers).run(0, _content(0))
+    assert "what was staged is aborted, and the micro-batch runs anew" in str(refused.value.what_to_do)
+    assert not brokers.visible() and not brokers.open()
     Driver(tmp_path, brokers).run(0, _content(0))
     assert brokers.visible() == _all_rows(1)
 
