@@ -139,7 +139,8 @@ class Completion:
                 self._job.clock.sleep_ms(next(pauses_ms))
 
     def _decide(self, decision: Decision) -> None:
-        decide(decision, self._job.ownership, self._job.clock, self._job.observer)
+        job, passes_on = self._job, "let the job run on: what was staged passes to the next checkpoint"
+        decide(decision, job.ownership, job.clock, job.observer, passes_on)
 
     def _clean_up(self, decision: Decision) -> None:
         parts = self._parts

@@ -22,14 +22,19 @@ class StagedDataDied(EnvironmentFault):
 
 
 class DecisionRefused(EnvironmentFault):
-    """The store did not take the decision; the checkpoint is aborted, what it staged is kept."""
+    """The store did not take the decision; the checkpoint is aborted, and can never be completed."""
 
     restartable = True
     ends_when_repeated = True
 
 
-def decide(decision: Decision, ownership: Ownership, clock: Clock, observer: Observer) -> None:
-    """Decide a checkpoint; raise FencedError or DecisionRefused if it is not decided so."""
+def decide(
+    decision: Decision, ownership: Ownership, clock: Clock, observer: Observer, if_refused: str
+) -> None:
+    """Decide a checkpoint; raise FencedError or DecisionRefused if it is not decided so.
+
+    Only the caller knows, and tells people, what becomes of what was staged if it is refused.
+    """
     ownership.check()
     job_dir = ownership.job_dir
     observer.before(Step.DECISION, str(decision.checkpoint))
@@ -38,7 +43,7 @@ def decide(decision: Decision, ownership: Ownership, clock: Clock, observer: Obs
         # whoever owns the job. Before it the epoch can vanish as a whole; after it, never.
         created = job_dir.create_decision(decision)
     except StoreError as error:
-        created = resolve(decision, error, ownership, clock)
+        created = resolve(decision, error, ownership, clock, if_refused)
     observer.after(Step.DECISION, str(decision.checkpoint))
     if created is CreateResult.EXISTS:
         ownership.check()
@@ -48,7 +53,7 @@ def decide(decision: Decision, ownership: Ownership, clock: Clock, observer: Obs
             raise DecisionRefused(
                 f"checkpoint {decision.checkpoint} was sealed by owner {found.owner_epoch}, who has "
                 "lost the job",
-                what_to_do="none: what was staged passes to the next checkpoint",
+                what_to_do=if_refused,
             )
         raise FencedError(
             f"checkpoint {decision.checkpoint} was decided by somebody else",
@@ -58,7 +63,9 @@ def decide(decision: Decision, ownership: Ownership, clock: Clock, observer: Obs
     # id and sealed it, and the create lost, or will find this decision and finish it.
 
 
-def resolve(decision: Decision, error: StoreError, ownership: Ownership, clock: Clock) -> CreateResult:
+def resolve(
+    decision: Decision, error: StoreError, ownership: Ownership, clock: Clock, if_refused: str
+) -> CreateResult:
     """Find out what a create with unknown outcome did, and make it final."""
     # The write may have arrived although its answer did not, or may arrive later. Whichever of COMMIT and
     # ABORT is there first stands, so an ABORT is offered: it answers the question.
@@ -75,5 +82,5 @@ def resolve(decision: Decision, error: StoreError, ownership: Ownership, clock: 
     raise DecisionRefused(
         f"checkpoint {checkpoint} could not be decided",
         why=str(error),
-        what_to_do="see to the job directory's disk; what was staged passes to the next checkpoint",
+        what_to_do=f"see to the job directory's disk; {if_refused}",
     ) from error

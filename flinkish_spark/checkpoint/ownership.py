@@ -274,7 +274,7 @@ class BeatLease:
         )
 
 
-def _process_key(pid: int) -> str | None:
+def process_key(pid: int) -> str | None:
     """Return what no other process has, on any machine; None if there is none, or nobody tells."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -286,13 +286,13 @@ def _process_key(pid: int) -> str | None:
 
 def has_ended(process: object) -> bool:
     """Return whether a process, by the key in an owner's record, was one of this machine and is no more."""
-    mine = _process_key(os.getpid())
+    mine = process_key(os.getpid())
     if not isinstance(process, str) or mine is None or process.count("/") != 3:
         return False
     machine, _, place = process.rpartition("/")[0].rpartition("/")
     if machine != _machine(mine) or not place.isdecimal():
         return False
-    there = _process_key(int(place))
+    there = process_key(int(place))
     # /proc may hide the processes of other users: what is not seen there may live.
     return _is_gone(int(place)) if there is None else there != process
 
@@ -313,7 +313,7 @@ def life_of_owner(job_dir: JobDir, epoch: OwnerEpoch) -> OwnerLife:
     process = (job_dir.owner(epoch) or {}).get("process")
     if has_ended(process):
         return OwnerLife.ENDED
-    mine = _process_key(os.getpid())
+    mine = process_key(os.getpid())
     is_here = mine is not None and isinstance(process, str) and _machine(process) == _machine(mine)
     return OwnerLife.ALIVE if is_here else OwnerLife.UNKNOWN
 
@@ -368,7 +368,7 @@ def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_toke
         "owner_epoch": int(epoch),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "process": _process_key(os.getpid()),
+        "process": process_key(os.getpid()),
         "taken_at_ms": clock.wall_ms(),
     }
     if job_dir.create_owner(epoch, body) is CreateResult.EXISTS:

@@ -65,7 +65,7 @@ def _no_fencing() -> Sequence[Patch]:
 
 
 def _blind_retry() -> Sequence[Patch]:
-    def resolve(decision: Any, error: Exception, owner: Any, clock: Any) -> Any:
+    def resolve(decision: Any, error: Exception, *others: Any) -> Any:
         raise DecisionRefused("the write failed, so it did not happen") from error
 
     return [mock.patch.object(decision_point, "resolve", resolve)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flinkish_spark.checkpoint.answers import AnswerKind, CheckpointAnswer
-from flinkish_spark.checkpoint.ownership import _process_key
+from flinkish_spark.checkpoint.ownership import process_key
 from flinkish_spark.core.config import CheckpointConfig, ExponentialDelay
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.reporting import reported_settings
@@ -106,7 +106,7 @@ class ShownJob(JobOnDisk):
         self.began_ms = int(time.time() * 1_000) - 300_000 if began_ms is None else began_ms
         self.history = StatisticsHistory()
         body = {"owner_epoch": 1, "host": "driver", "pid": os.getpid(), "taken_at_ms": self.began_ms}
-        self.job_dir.create_owner(OwnerEpoch(1), {**body, "process": _process_key(os.getpid())})
+        self.job_dir.create_owner(OwnerEpoch(1), {**body, "process": process_key(os.getpid())})
         self.job_dir.put_job_graph(GRAPH)
         layout = PlanLayout(
             (Scan(ScanRole.RECORDS, "orders", "totals"),), (OperatorInstance("totals", "totals"),)

@@ -551,7 +551,7 @@ def lease(bucket: Bucket, **given: Any) -> BeatLease:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Owners are processes of another machine."""
-    monkeypatch.setattr(ownership_module, "_process_key", lambda pid: None)
+    monkeypatch.setattr(ownership_module, "process_key", lambda pid: None)
 
 
 def test_a_directory_without_an_owner_is_free(bucket: Bucket) -> None:
@@ -625,7 +625,7 @@ def test_a_process_of_this_machine_that_is_gone_is_not_waited_for(
     take_over(bucket.job_dir, bucket.clock)
     with pytest.raises(LivenessUnknown):
         lease(bucket).acquire()
-    key = ownership_module._process_key(1)
+    key = ownership_module.process_key(1)
     record = bucket.job_dir.owner(OwnerEpoch(1))
     assert key is not None and record is not None
     machine = record["process"].rsplit("/", 2)[0]
@@ -643,11 +643,11 @@ def test_a_process_of_this_machine_that_is_gone_is_not_waited_for(
 
 def test_a_process_that_proc_hides_may_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """A /proc with `hidepid` shows nobody the processes of other users."""
-    seen = ownership_module._process_key
+    seen = ownership_module.process_key
     key = seen(1)
     assert key is not None
     monkeypatch.setattr(
-        ownership_module, "_process_key", lambda pid: seen(pid) if pid == os.getpid() else None
+        ownership_module, "process_key", lambda pid: seen(pid) if pid == os.getpid() else None
     )
     assert not ownership_module.has_ended(key)
     assert ownership_module.has_ended(key.rsplit("/", 2)[0] + "/4194304/1")

@@ -204,6 +204,9 @@ def test_a_store_that_refuses_the_decision_ends_the_checkpoint_for_good(bench) -
     with pytest.raises(DecisionRefused, match="The disk is full") as caught:
         bench.complete()
     assert caught.value.restartable
+    assert caught.value.what_to_do.endswith(
+        "let the job run on: what was staged passes to the next checkpoint"
+    )
     assert bench.rig.verdict(1) is Verdict.ABORT
     assert (bench.decided, bench.a.called("commit"), bench.receipts) == ([], [], [])
     assert len(bench.rig.store.list("staged/0")) == 2

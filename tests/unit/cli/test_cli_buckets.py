@@ -64,7 +64,7 @@ def test_transactions_are_ended_where_nobody_has_the_job(
     place: StoreSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who has said that it ended is not waited for; who is silent is, for its lease; who beats is alive."""
-    monkeypatch.setattr(ownership, "_process_key", lambda pid: None)
+    monkeypatch.setattr(ownership, "process_key", lambda pid: None)
     job_dir = open_job_dir(place)
     job_dir.read_or_create_job({"job": "orders"}, {"spark": "4.2.0"})
     clock = ManualClock()

@@ -232,7 +232,7 @@ class MicroBatchCommits:
         # This order matters: once the receipt is there, the next attempt may use the same ids.
         self._sweep(committer, _committables(decided))
         self._confirm(ownership, decided)
-        self._prune(committer)
+        self._prune(committer, decided)
 
     def _decide(
         self, ownership: Ownership, committer: KafkaCommitter, staged: StagedBatch, newest: Decision | None
@@ -256,7 +256,8 @@ class MicroBatchCommits:
             offsets_text=self._offsets_of(staged.batch),
             uids=(SINK,),
         )
-        decide(decision, ownership, _CLOCK, self._observer)
+        again = "start the query again: what was staged is aborted, and the micro-batch runs anew"
+        decide(decision, ownership, _CLOCK, self._observer, again)
         return decision
 
     def _repeat(
@@ -388,18 +389,23 @@ class MicroBatchCommits:
         except FlinkishError as error:
             LOG.warning("leftovers are swept by a later attempt: %s", error)
 
-    def _prune(self, committer: KafkaCommitter) -> None:
-        """Delete what belongs to attempts long past; the newest, which is confirmed, stays."""
+    def _prune(self, committer: KafkaCommitter, confirmed: Decision) -> None:
+        """Delete what belongs to attempts long past."""
         ids = self._dir.decided_ids()
         if len(ids) <= _KEPT + _KEPT // 2:
             return
-        gone = ids[:-_KEPT]
+        # The newest commit may lie far below the newest id: many attempts may have died before one of them
+        # finished it. Without its files its micro-batch would be decided anew, and without the seals above
+        # it a zombie could decide one of those.
+        oldest_kept = min(ids[-_KEPT], confirmed.checkpoint)
+        gone = [one for one in ids if one < oldest_kept]
         try:
             for part in (Part.TRIGGER, Part.DECISION, Part.RECEIPT):
                 self._dir.delete_all(f"checkpoints/{one}/{part.value}" for one in gone)
             self._dir.forget_restaged(gone)
             # The newest mark may be older, of a query that had no rows since.
-            self._dir.forget_stretches(min([ids[-_KEPT], *(m.checkpoint for m in committer.newest_marks())]))
+            marked = (mark.checkpoint for mark in committer.newest_marks())
+            self._dir.forget_stretches(min([oldest_kept, *marked]))
         except FlinkishError as error:
             LOG.warning("old files of the sink are deleted by a later batch: %s", error)
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from flinkish_spark.checkpoint.ownership import process_key
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import WIRES
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
@@ -118,15 +119,13 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
     @contextmanager
     def _commits(self, checkpoint_location: Path) -> Iterator[MicroBatchCommits]:
         freeze_modules()
-        # Planning and committing are different processes, forked by the same daemon of the same JVM.
-        driver = f"{socket.gethostname()}-{os.getppid()}"
         # The process serves the next micro-batch too, and a connection costs as much as a small one.
         with WIRES.wire(self._options.connection) as wire:
             marks, topic = None, self._options.topic
             if topic is not None:
                 marks = KafkaMarks(KafkaAdmin.over(wire), uuid_of(sink_dir(checkpoint_location)), SINK, topic)
             client = TransactionClient.over(wire)
-            yield MicroBatchCommits(checkpoint_location, client, self._make_observer(), driver, marks)
+            yield MicroBatchCommits(checkpoint_location, client, self._make_observer(), _driver(), marks)
 
     def _give_up(self, earlier: Path) -> None:
         try:
@@ -186,6 +185,14 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         with self._commits(self._options.checkpoint_location) as commits:
             commits.abort(_staged(messages, batchId))
+
+
+def _driver() -> str:
+    """Return what this driver's processes have in common, and no other driver, on any machine."""
+    # Planning and committing are different processes, forked by the same daemon of the same JVM. Host and
+    # number do not tell it apart: a container that starts again gives both to the next daemon.
+    daemon = os.getppid()
+    return process_key(daemon) or f"{socket.gethostname()}-{daemon}"
 
 
 def _staged(messages: list[WriterCommitMessage | None], batch: int) -> StagedBatch | None:

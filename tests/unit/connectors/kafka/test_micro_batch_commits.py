@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flinkish_spark.checkpoint.decision_point import StagedDataDied
+from flinkish_spark.checkpoint.decision_point import DecisionRefused, StagedDataDied
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
 from flinkish_spark.connectors.kafka.client.transactions import (
     Evidence,
@@ -481,6 +481,38 @@ def test_what_stands_for_a_lost_part_may_be_lost_in_turn(tmp_path: Path) -> None
     assert not brokers.open()
 
 
+@pytest.mark.parametrize("has_marks", [False, True])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_commit_that_is_finished_after_many_failed_attempts_is_not_forgotten(
+    tmp_path: Path, is_lost: bool, has_marks: bool
+) -> None:
+    """Its id is far below the newest one, and it is the newest commit all the same."""
+    brokers, group, sink = Brokers(), Group() if has_marks else None, sink_dir(tmp_path)
+    Driver(tmp_path, brokers, group=group).run(0, _content(0))
+    with pytest.raises(Died):
+        Driver(tmp_path, brokers, DieAt(4), group=group).run(1, _content(1))
+    open_commit = sink.newest_commit()
+    assert open_commit is not None and sink.receipt(open_commit.checkpoint) is None
+    if is_lost:
+        brokers.expire(KafkaCommittable.from_json(open_commit.batches[0].committables[1].payload))
+    for attempt in range(40):
+        in_tasks = Driver(tmp_path, brokers, name=f"{attempt}", group=group)
+        in_tasks.stage(_content(1), 1)
+        in_tasks.commits().abort(None)
+    # Each time Spark dies right before commits/1.
+    for name in "last", "again", "and again":
+        Driver(tmp_path, brokers, name=name, group=group).run(1, _content(1))
+        newest = sink.newest_commit()
+        assert newest is not None and newest.checkpoint == open_commit.checkpoint
+        assert brokers.visible() == _all_rows(2)
+    for batch in range(2, 4):
+        Driver(tmp_path, brokers, group=group).run(batch, _content(batch))
+    assert brokers.visible() == _all_rows(4)
+    assert not brokers.open()
+    # Nothing that is old stays for it, once another commit is there.
+    assert len(sink.decided_ids()) <= 31
+
+
 @pytest.mark.parametrize("what", ["other rows", "fewer rows", "no rows", "no proof"])
 @pytest.mark.parametrize("step", [4, 6])
 def test_a_lost_part_that_does_not_match_stops_the_query(tmp_path: Path, what: str, step: int) -> None:
@@ -581,6 +613,25 @@ def test_a_decision_whose_answer_was_lost_stands(tmp_path: Path, monkeypatch: py
         return CreateResult.EXISTS
 
     monkeypatch.setattr(JobDir, "create_decision", answer_lost)
+    Driver(tmp_path, brokers).run(0, _content(0))
+    assert brokers.visible() == _all_rows(1)
+
+
+def test_a_decision_that_the_store_refuses_aborts_what_was_staged_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers, create = Brokers(), JobDir.create_decision
+
+    def refuse(self: JobDir, decision: Decision) -> CreateResult:
+        if decision.verdict is Verdict.COMMIT:
+            raise StoreError("the disk is full")
+        return create(self, decision)
+
+    with monkeypatch.context() as full, pytest.raises(DecisionRefused, match="disk is full") as refused:
+        full.setattr(JobDir, "create_decision", refuse)
+        Driver(tmp_path, brokers).run(0, _content(0))
+    assert "what was staged is aborted, and the micro-batch runs anew" in str(refused.value.what_to_do)
+    assert not brokers.visible() and not brokers.open()
     Driver(tmp_path, brokers).run(0, _content(0))
     assert brokers.visible() == _all_rows(1)
 
