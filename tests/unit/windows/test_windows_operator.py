@@ -409,6 +409,46 @@ def test_processing_time_windows_do_not_wait_for_watermarks() -> None:
     assert (left(one), one.timer_count()) == ({}, 0)
 
 
+class Nothing(Evictor):
+    """Leaves nothing behind a firing."""
+
+    def evict_after(self, elements, window, ctx):
+        return []
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        count_window(2),
+        WindowSpec(GlobalWindows(), PurgingTrigger(CountTrigger(2))),
+        WindowSpec(GlobalWindows(), CountTrigger(2), Nothing()),
+        WindowSpec(GlobalWindows(), PurgingTrigger(CountTrigger(2)), Evictor()),
+    ],
+)
+def test_of_a_window_without_end_nothing_stays_when_nothing_is_in_it(spec) -> None:
+    operator = window_operator(spec, TOTAL, INPUT)
+    keys = [f"k{number}" for number in range(50)]
+    one = OperatorHarness(operator, key=lambda e: e[0], key_type="STRING")
+    for n in (1, 2, 4, 8):
+        one.push_all([((key, n), 0) for key in keys])
+    assert sorted(one.take().rows) == sorted((key, n) for key in keys for n in (3, 12))
+    assert (left(one), one.timer_count()) == ({}, 0)
+
+
+def test_a_purged_window_without_end_goes_on_with_its_timers() -> None:
+    one = Restoring(WindowSpec(GlobalWindows(), PurgingTrigger(ContinuousEventTimeTrigger(4))), TOTAL)
+    assert one.push((1, 1)).rows == []
+    assert one.watermark(4).rows == [("a", 1)]
+    assert "window/open" not in left(one)
+    assert one.push((2, 5)).rows == []
+    assert one.watermark(7).rows == []
+    assert one.watermark(8).rows == [("a", 2)]
+    assert one.watermark(12).rows == []
+    assert one.push((4, 13)).rows == []
+    assert one.watermark(MAX_WATERMARK_MS).rows == [("a", 4)]
+    assert (left(one), one.timer_count()) == ({}, 0)
+
+
 def test_a_purged_session_lasts_until_its_end() -> None:
     one = Restoring(WindowSpec(EventTimeSessionWindows(5), PurgingTrigger(CountTrigger(2))), TOTAL)
     assert one.push((1, 0), (2, 3)).rows == [("a", 3)]
