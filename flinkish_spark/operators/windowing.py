@@ -438,8 +438,8 @@ class WindowOperator(KeyedStreamOperator):
 
     def _stays_empty(self, window: TimeWindow) -> bool:
         """Return whether a window is still known when nothing is in it."""
-        # Without end, nobody would clean it up: there would be a row of each key that ever was. What a trigger
-        # has of it, timers and states, is stored without it, too.
+        # Without end, nobody would clean it up: there would be a row of each key that ever was. What a
+        # trigger has of it, timers and states, is stored without it, too.
         return self._cleanup_ms(window) < MAX_WATERMARK_MS
 
     def _emit(self, elements: Sequence[Any]) -> None:
