@@ -12,6 +12,7 @@ from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.windowing import WindowStateRefused
 from flinkish_spark.state import ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
+from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.windows import (
     AggregateWindow,
     ContinuousEventTimeTrigger,
@@ -447,6 +448,25 @@ def test_a_purged_window_without_end_goes_on_with_its_timers() -> None:
     assert one.push((4, 13)).rows == []
     assert one.watermark(MAX_WATERMARK_MS).rows == [("a", 4)]
     assert (left(one), one.timer_count()) == ({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (TumblingEventTimeWindows(10), TumblingProcessingTimeWindows(10), ("event time", "processing time")),
+        (TumblingProcessingTimeWindows(10), TumblingEventTimeWindows(10), ("processing time", "event time")),
+    ],
+)
+def test_windows_that_are_due_by_the_other_clock_are_refused(before, after, says) -> None:
+    def made(assigner, **given):
+        operator = window_operator(WindowSpec(assigner), TOTAL, INPUT)
+        return OperatorHarness(operator, key=lambda e: e[0], key_type="STRING", **given)
+
+    one = made(before)
+    one.push(("a", 1), 0)
+    was, now = (f"due by {clock}" for clock in says)
+    with pytest.raises(StateMismatch, match=f"'window/open' is stored .*{was} and declared .*{now}"):
+        made(after, restore=one.snapshot(), bases=one.bases).push(("a", 2), 0)
 
 
 def test_a_purged_session_lasts_until_its_end() -> None:
