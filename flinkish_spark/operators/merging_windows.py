@@ -127,6 +127,10 @@ class MergingWindowOperator(WindowOperator):
             self._register_cleanup(actual)
         return is_taken
 
+    def _stays_empty(self, window: TimeWindow) -> bool:
+        # The entries say which windows of a key there are, for the next ones to merge with.
+        return True
+
     def _clean_up(self, window: TimeWindow) -> None:
         known = self._windows_of(self._scope.key).windows
         super()._clean_up(window)

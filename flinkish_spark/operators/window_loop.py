@@ -390,7 +390,8 @@ class StoredWindows:
     def windows(self, keys: Sequence[Any]) -> list[OpenWindow]:
         start_ms, end_ms = self._stored.bounds
         last_ms, due_ms = last_of(end_ms), self._stored.due_ms
-        # One that is due behind its end has fired, and was kept for late elements: it fires no more.
+        # One that is due behind its end has fired, and was kept for late elements: it fires no more. That is
+        # so of this trigger, and a restore refuses windows of another one: it is of the state's meaning.
         living = self._living[due_ms[self._living] <= last_ms[self._living]]
         if not len(living):
             return []

@@ -431,10 +431,16 @@ class WindowOperator(KeyedStreamOperator):
             self._contents.clear()
             # The next result does not contain this one, so it does not replace it.
             self._results.settle(key, window)
-        if is_open and slot not in entries:
+        if is_open and slot not in entries and self._stays_empty(window):
             # Nothing is in it any more, and it is there until its time is over.
             entries[slot] = None
             self._table.changed.add(slot)
+
+    def _stays_empty(self, window: TimeWindow) -> bool:
+        """Return whether a window is still known when nothing is in it."""
+        # Without end, nobody would clean it up: there would be a row of each key that ever was. What a
+        # trigger has of it, timers and states, is stored without it, too.
+        return self._cleanup_ms(window) < MAX_WATERMARK_MS
 
     def _emit(self, elements: Sequence[Any]) -> None:
         """Emit what the function makes of a window's elements; of none, that its results do not stand."""

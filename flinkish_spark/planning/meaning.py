@@ -44,6 +44,7 @@ from flinkish_spark.windows.assigners import (
     WindowAssigner,
 )
 from flinkish_spark.windows.spec import AggregateWindow, ProcessWindow, ReduceWindow, WindowSpec
+from flinkish_spark.windows.triggers import Trigger
 from flinkish_spark.worker.broadcast_runner import Checkpointed
 
 _OPERATOR, _FUNCTION = "operator", "a function of the program"
@@ -145,7 +146,10 @@ def _facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
     elif ours is None or isinstance(value, RichFunction):
         yield name, _FUNCTION
     else:
-        yield name, ours.__name__
+        # A trigger of the program's fires when it says so, whatever it derives from: windows that have not
+        # fired at their end would be taken for those that have.
+        is_own = isinstance(value, Trigger) and type(value) is not ours is not Trigger
+        yield name, f"{ours.__name__} of the program" if is_own else ours.__name__
         if isinstance(value, WindowAssigner):
             yield f"{name}.clock", value.clock.name.lower().replace("_", " ")
         for field, own in _fields(value, ours):

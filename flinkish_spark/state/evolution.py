@@ -7,13 +7,14 @@ keys of maps may become wider numbers. Keys of the operator, windows and times n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.state.codec import NAME, TOUCHED, TOUCHES, TableLayout, kind_in
+from flinkish_spark.core.elements import TimeDomain
+from flinkish_spark.state.codec import DUE_FIELDS, NAME, TOUCHED, TOUCHES, TableLayout, kind_in
 
 #: How names of fields begin that a program cannot declare.
 _OURS = "_fs_"
@@ -36,6 +37,7 @@ def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
             "mean something else; give it another name"
         )
     values = _as_spread(stored, layout.schema)
+    _check_clock(layout, values)
     arrays = []
     for field in layout.schema:
         if not _is_value(field.name):
@@ -46,13 +48,32 @@ def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
             arrays.append(_cast(layout, name, values[name], field.type))
         else:
             arrays.append(pa.nulls(stored.num_rows, field.type))
-    # What is ours (when an entry is due) is there in any case, and says nothing of what the program declares.
+    # What is ours (when an entry is due, and its place) says nothing of what the program declares.
     if not set(_names_of_program(values)) & set(_names_of_program(_values_in(layout.schema))):
         raise StateMismatch(
             f"state {layout.name!r} is stored as {types_text(stored.schema)} and declared as "
             f"{types_text(layout.schema)}, which have no field in common"
         )
     return pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
+
+
+def _check_clock(layout: TableLayout, stored: Collection[str]) -> None:
+    """Refuse entries that are due by the other clock: by this one they never would be."""
+    was, now = _clock_in(stored), _clock_in(_values_in(layout.schema))
+    if now is not None and was is not None and was is not now:
+        raise StateMismatch(
+            f"state {layout.name!r} is stored with entries that are due by {_clock_text(was)} and declared "
+            f"with ones that are due by {_clock_text(now)}, and nobody knows when they would be; give the "
+            "operator another uid"
+        )
+
+
+def _clock_in(names: Collection[str]) -> TimeDomain | None:
+    return next((clock for clock, name in DUE_FIELDS.items() if name in names), None)
+
+
+def _clock_text(clock: TimeDomain) -> str:
+    return clock.name.lower().replace("_", " ")
 
 
 def _as_spread(stored: pa.RecordBatch, declared: pa.Schema) -> dict[str, pa.Array]:

@@ -349,6 +349,13 @@ def test_what_a_window_s_part_is_made_with_is_kept_under_its_name(module: Any) -
         assert settings_of(kind(**given)) == given
 
 
+class Silent(EventTimeTrigger):
+    """Leaves windows to their clean-up."""
+
+    def on_element(self, *_: Any) -> Any:
+        return triggers.TriggerResult.CONTINUE
+
+
 def test_classes_of_the_program_are_code_and_what_they_derive_from_counts() -> None:
     class Hourly(TumblingEventTimeWindows):
         pass
@@ -373,6 +380,12 @@ def test_classes_of_the_program_are_code_and_what_they_derive_from_counts() -> N
     assert (
         changed_meaning(of(Hourly(10)), of(Hourly(10), Own())) == "spec.trigger: EventTimeTrigger -> Trigger"
     )
+    # It decides itself when it fires, so it is not what it derives from.
+    assert (
+        changed_meaning(of(Hourly(10), Silent()), of(Hourly(10)))
+        == "spec.trigger: EventTimeTrigger of the program -> EventTimeTrigger"
+    )
+    assert of(Hourly(10), Silent()) == of(Hourly(10), Silent())
     # The assigner's own trigger is the same as none.
     assert of(Hourly(10), EventTimeTrigger()) == of(Hourly(10))
 
@@ -447,6 +460,17 @@ def folded(fold: Fold) -> Program:
             windowed(TumblingEventTimeWindows(10)),
             windowed(TumblingEventTimeWindows(10), trigger=CountTrigger(2)),
             "spec.trigger: EventTimeTrigger -> CountTrigger",
+        ),
+        # It would take a window that has not fired, and waits for its clean-up, for one that has.
+        (
+            windowed(TumblingEventTimeWindows(10), trigger=CountTrigger(2), allowed_lateness=15),
+            windowed(TumblingEventTimeWindows(10)),
+            "spec.trigger: CountTrigger -> EventTimeTrigger",
+        ),
+        (
+            windowed(TumblingEventTimeWindows(10), trigger=Silent(), allowed_lateness=15),
+            windowed(TumblingEventTimeWindows(10)),
+            "spec.trigger: EventTimeTrigger of the program -> EventTimeTrigger",
         ),
         (
             lambda orders: orders.key_by("user").max_by("amount", uid="op"),

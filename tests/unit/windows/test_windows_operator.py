@@ -12,6 +12,7 @@ from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.windowing import WindowStateRefused
 from flinkish_spark.state import ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
+from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.windows import (
     AggregateWindow,
     ContinuousEventTimeTrigger,
@@ -407,6 +408,65 @@ def test_processing_time_windows_do_not_wait_for_watermarks() -> None:
     output = one.processing_time(9)
     assert (output.rows, output.times_ms) == ([("a", 3)], [9])
     assert (left(one), one.timer_count()) == ({}, 0)
+
+
+class Nothing(Evictor):
+    """Leaves nothing behind a firing."""
+
+    def evict_after(self, elements, window, ctx):
+        return []
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        count_window(2),
+        WindowSpec(GlobalWindows(), PurgingTrigger(CountTrigger(2))),
+        WindowSpec(GlobalWindows(), CountTrigger(2), Nothing()),
+        WindowSpec(GlobalWindows(), PurgingTrigger(CountTrigger(2)), Evictor()),
+    ],
+)
+def test_of_a_window_without_end_nothing_stays_when_nothing_is_in_it(spec) -> None:
+    operator = window_operator(spec, TOTAL, INPUT)
+    keys = [f"k{number}" for number in range(50)]
+    one = OperatorHarness(operator, key=lambda e: e[0], key_type="STRING")
+    for n in (1, 2, 4, 8):
+        one.push_all([((key, n), 0) for key in keys])
+    assert sorted(one.take().rows) == sorted((key, n) for key in keys for n in (3, 12))
+    assert (left(one), one.timer_count()) == ({}, 0)
+
+
+def test_a_purged_window_without_end_goes_on_with_its_timers() -> None:
+    one = Restoring(WindowSpec(GlobalWindows(), PurgingTrigger(ContinuousEventTimeTrigger(4))), TOTAL)
+    assert one.push((1, 1)).rows == []
+    assert one.watermark(4).rows == [("a", 1)]
+    assert "window/open" not in left(one)
+    assert one.push((2, 5)).rows == []
+    assert one.watermark(7).rows == []
+    assert one.watermark(8).rows == [("a", 2)]
+    assert one.watermark(12).rows == []
+    assert one.push((4, 13)).rows == []
+    assert one.watermark(MAX_WATERMARK_MS).rows == [("a", 4)]
+    assert (left(one), one.timer_count()) == ({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (TumblingEventTimeWindows(10), TumblingProcessingTimeWindows(10), ("event time", "processing time")),
+        (TumblingProcessingTimeWindows(10), TumblingEventTimeWindows(10), ("processing time", "event time")),
+    ],
+)
+def test_windows_that_are_due_by_the_other_clock_are_refused(before, after, says) -> None:
+    def made(assigner, **given):
+        operator = window_operator(WindowSpec(assigner), TOTAL, INPUT)
+        return OperatorHarness(operator, key=lambda e: e[0], key_type="STRING", **given)
+
+    one = made(before)
+    one.push(("a", 1), 0)
+    was, now = (f"due by {clock}" for clock in says)
+    with pytest.raises(StateMismatch, match=f"'window/open' is stored .*{was} and declared .*{now}"):
+        made(after, restore=one.snapshot(), bases=one.bases).push(("a", 2), 0)
 
 
 def test_a_purged_session_lasts_until_its_end() -> None:
