@@ -1,4 +1,4 @@
-"""What is in windows: how their elements are folded, and what an operator keeps of them."""
+"""The contents of windows: how their elements are folded, and what an operator keeps of them."""
 
 from __future__ import annotations
 

@@ -411,7 +411,7 @@ class TableLayout:
 
     @property
     def is_due(self) -> bool:
-        """Whether the value of a row is when it is due, its place in the order, and what the entry is."""
+        """Return whether a row's value is when it is due, its place in the order, and the entry itself."""
         return self.value_names[1:2] == (ORDER_FIELD,)
 
     @cached_property

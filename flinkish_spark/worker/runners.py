@@ -104,7 +104,7 @@ class FindsRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PartitionDone:
-    """What became of a partition's side without keys in a micro-batch."""
+    """The result of a partition's side without keys in a micro-batch."""
 
     rows: tuple[OutRows, ...]
     #: To be stored; None if nothing has changed.
@@ -116,7 +116,7 @@ class PartitionSide(FindsRows, Protocol):
 
     @property
     def has_applications(self) -> bool:
-        """Whether key groups without elements have something to do, too."""
+        """Return whether key groups without elements have something to do, too."""
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
         """Work through the rows that have no key, with what was stored for the partition."""

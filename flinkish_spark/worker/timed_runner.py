@@ -44,7 +44,7 @@ class _Part:
 
 
 class DueAsColumns(Protocol):
-    """What becomes of rows that are due, of those keys for which columns are enough."""
+    """The handling of due rows of those keys for which columns are enough."""
 
     #: States besides the waiting rows whose keys have something to do when a timer is due.
     also_due: tuple[str, ...]

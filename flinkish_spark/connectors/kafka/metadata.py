@@ -1,4 +1,4 @@
-"""What stands beside the fields of a Kafka record, as columns: its topic, offset, time, headers."""
+"""Columns beside the fields of a Kafka record: its topic, offset, time, headers."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def _word(option: str, text: str, values: Mapping[str, Any]) -> Any:
 
 
 class DeliveryGuarantee(Choice):
-    """What becomes of the records of a Kafka sink when something fails."""
+    """The promise of a Kafka sink about its records when something fails."""
 
     #: Transactions that are committed with the checkpoint: a read_committed reader sees each record once.
     EXACTLY_ONCE = "exactly-once"
@@ -224,7 +224,7 @@ class Acks(enum.IntEnum):
 
 
 class OnRefusal(enum.Enum):
-    """What to do with a record that cannot be written as it is."""
+    """The treatment of a record that cannot be written as it is."""
 
     FAIL = "fail"
     DROP = "drop"

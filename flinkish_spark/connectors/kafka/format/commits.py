@@ -98,7 +98,7 @@ class Lease:
 
     @property
     def transactional_ids(self) -> str:
-        """What those of its tasks begin with."""
+        """Return the prefix of the ids of its tasks."""
         return TransactionalId.prefix(self.sink, self.owner, _BLOCK)
 
     def staged(

@@ -69,7 +69,7 @@ LEADER_EPOCH = ", leaderEpoch INT"
 
 
 class KafkaPiece(InputPartition):
-    """What a task reads: a range of a partition; and behind it, in an environment's job, control rows."""
+    """The work of a task: a range of a partition, and behind it, in an environment's job, control rows."""
 
     def __init__(self, piece: Range | None, rows: Sequence[ControlRow] = ()) -> None:
         super().__init__(None)
