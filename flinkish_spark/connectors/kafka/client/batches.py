@@ -261,7 +261,7 @@ def record_sizes(keys: Column, values: Column, headers: Column | CommonHeaders |
 
 
 def all_within(limit: int, keys: Column, values: Column, headers: Column | CommonHeaders | None) -> bool:
-    """Return whether the longest key, value and headers together are within a limit of :func:`record_sizes`."""
+    """Return whether the longest key, value and headers are together within a limit of `record_sizes`."""
     blocks = _header_blocks(headers, len(keys))
     longest = [
         _longest(keys),
