@@ -318,7 +318,6 @@ def _dealt(
                 stream.frame,
                 _own(stream, one),
                 tuple(zip(one.columns, one.made.names, strict=True)),
-                one.place,
             )
             for one in inputs
         ]

@@ -484,7 +484,7 @@ class _Share:
 
 
 def _is_own(rows: SharedRows) -> Column:
-    own, found = rows.own, F.col(rows.place).isNotNull()
+    own, found = rows.own, F.col(rows.own.place or rows.place).isNotNull()
     for name, value in ((INPUT, own.number), (C.SIDE, own.side)):
         found = found if value is None else found & F.coalesce(F.col(name) == value, F.lit(False))
     return found & (F.col(C.KIND) == int(C.Kind.RECORD)) if C.KIND in rows.frame.columns else found

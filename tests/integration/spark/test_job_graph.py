@@ -66,24 +66,32 @@ def in_one_pass(graph: JobGraph, edge: JobEdge) -> bool:
 
 def passes(graph: JobGraph) -> int:
     """How often rows go through Python in the query: what waits for the evaluated micro-batch left out."""
-    of_state = {one.id for one in graph.operators if one.has_state}
-    behind_state, number = set(of_state), 0
+    # A source reads in a pass, and what is behind it runs in that until the JVM has the rows: in a transform,
+    # or to move them. An operator unpacks in one, and what is behind that runs in it, too.
+    by_id = {one.id: one for one in graph.operators}
+    behind_state, number = set[str](), 0
+
+    def begins(edge: JobEdge, *, packs: bool = False) -> bool:
+        front = by_id[edge.source]
+        is_in_python = front.has_state or front.runs_in is RunsIn.PYTHON
+        is_moved = bool(edge.moved) or (edge.ship is not ShipStrategy.FORWARD and not packs)
+        return not is_in_python or is_moved
+
     for one in graph.operators:
         fronts = {edge.source for edge in one.inputs}
-        if one.shares:
-            # Packed and unpacked with those whose tasks it shares.
-            continue
-        if one.has_state:
-            # Packed in front, once for each input; unpacked behind. Functions between two are one pass.
-            number += one.runs + sum(edge.runs for edge in one.inputs)
-            number += bool(fronts & (behind_state - of_state))
+        if one.kind is OperatorKind.SOURCE:
+            number += graph.scans[one.uid]
+        elif one.has_state and not one.shares:
+            number += one.runs + sum(edge.runs for edge in one.inputs if begins(edge, packs=True))
+            behind_state.add(one.id)
         elif fronts & behind_state:
             behind_state.add(one.id)
-        elif one.runs_in is RunsIn.PYTHON and one.kind is not OperatorKind.SOURCE:
-            number += sum(edge.runs for edge in one.inputs if not in_one_pass(graph, edge))
-    # One pass for the functions of all branches of a source.
-    stems = {edge.source for one in graph.operators for edge in one.inputs if edge.why is Why.BRANCHES}
-    return number + len(stems)
+        elif one.runs_in is RunsIn.PYTHON and not one.has_state:
+            number += sum(edge.runs for edge in one.inputs if begins(edge))
+    # Where a DataFrame function is one of the branches of a stem, all of them come out of the JVM.
+    edges = [(one, edge) for one in graph.operators for edge in one.inputs]
+    stems = {edge.source for _, edge in edges if edge.why is Why.BRANCHES}
+    return number + len(stems & {edge.source for one, edge in edges if one.runs_in is RunsIn.JVM})
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

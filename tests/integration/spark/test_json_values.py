@@ -5,26 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import Column
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import session_time_zone
 from flinkish_spark.connectors.formats.plain_json import read_json
-from flinkish_spark.connectors.formats.reader import made_of, reason_of
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.types.json_columns import with_intervals
+from flinkish_spark.types.json_columns import replace_months, with_intervals
 from tests.support.json_cases import BAD, EXACT, NEVER, NOT_ONE, SCHEMA, TYPES
 
 
 def read(spark: Any, schema: str, texts: list[str | None], *shown: Column) -> list[Any]:
     """Return columns of the fields, which are in the column `row`, and of what is wrong."""
-    fields = parse_ddl(schema)
-    frame = spark.createDataFrame([*enumerate(texts)], "number INT, value STRING")
-    frame = frame.withColumn("read", read_json(F.col("value"), fields, "the value", session_time_zone(spark)))
-    frame = frame.withColumn("row", with_intervals(made_of(F.col("read")), fields))
+    fields, time_zone = parse_ddl(schema), session_time_zone(spark)
+    kind = T.StructType([T.StructField("read", replace_months(fields, T.IntegerType())), *_BESIDE])
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            found, why = read_json(batch.column("value").cast(pa.binary()), fields, "the value", time_zone)
+            yield pa.record_batch([found, why, batch.column("number")], names=kind.names)
+
+    frame = spark.createDataFrame([*enumerate(texts)], "number INT, value STRING").mapInArrow(rows, kind)
+    frame = frame.withColumn("row", with_intervals(F.col("read"), fields))
     assert frame.schema["row"].dataType == fields
-    return frame.orderBy("number").select(*shown, reason_of(F.col("read")).alias("why")).collect()
+    return frame.orderBy("number").select(*shown, "why").collect()
+
+
+_BESIDE = (T.StructField("why", T.StringType()), T.StructField("number", T.IntegerType()))
 
 
 def test_values_are_exact_or_bad(spark: Any) -> None:
