@@ -133,8 +133,8 @@ class JsonReader:
                 yield from self._read(values.slice(at, size))
 
 
-def with_intervals(column: Column, kind: T.StructType) -> Column:
-    """Return a struct whose numbers of months are the intervals that `kind` has."""
+def with_intervals(column: Column, kind: T.DataType) -> Column:
+    """Return a column whose numbers of months are the intervals that `kind` has, at any depth."""
     if not has_intervals(kind):
         return column
     # A number becomes an interval of one unit only.
@@ -145,9 +145,7 @@ def with_intervals_of(frame: DataFrame, fields: T.StructType) -> DataFrame:
     """Return a frame whose numbers of months are the intervals that `fields` have."""
     for one in fields:
         if has_intervals(one.dataType):
-            # A number becomes an interval of one unit only.
-            months = F.col(quoted(one.name)).cast(replace_months(one.dataType, T.YearMonthIntervalType(1, 1)))
-            frame = frame.withColumn(one.name, months.cast(replace_months(one.dataType, None)))
+            frame = frame.withColumn(one.name, with_intervals(F.col(quoted(one.name)), one.dataType))
     return frame
 
 

@@ -14,7 +14,7 @@ from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, read_range
 from flinkish_spark.connectors.kafka.metadata import known_times, metadata_arrays, metadata_fields
 from flinkish_spark.connectors.kafka.offsets import Ends
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import as_schema
+from flinkish_spark.transport.blocks import CONTROL, as_schema
 from flinkish_spark.transport.channels import channel_of
 from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.ddl import parse_ddl
@@ -22,11 +22,8 @@ from flinkish_spark.worker.daemon import freeze_modules
 
 #: Columns of a record, as Spark's own Kafka source has them.
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
-_CONTROL = (
-    T.StructField(C.KIND, T.IntegerType()),
-    T.StructField(C.CHECKPOINT, T.LongType()),
-)
-_PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.LongType()))
+#: What only an environment's job has, and what every record has, behind its columns.
+_CONTROL, _PLACE = CONTROL.fields[:2], CONTROL.fields[2:]
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class ReadRanges:
         known = parse_ddl(schema_of(self.options))
         assert isinstance(known, T.StructType)
         own = [known[name] for name in (*KAFKA_COLUMNS, *self.beside)]
-        control = _CONTROL if self.options.control_path else ()
+        control = _CONTROL if self.options.control_path else []
         return T.StructType([*own, *metadata_fields(self.metadata), *control, *_PLACE])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
