@@ -31,7 +31,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -144,6 +144,8 @@ class StageRequest:
     #: Returns where the groups of the sources are to stand behind the micro-batch, for a sink whose system
     #: commits that together with its records.
     input_offsets: Callable[[], Sequence[GroupOffsets]] = tuple
+    #: For a :class:`JoiningWriter` that stages with others, the column of the rows for each of its names.
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ class JoiningWriter(SinkWriter):
     @property
     @abstractmethod
     def columns(self) -> Mapping[str, Column]:
-        """What it makes of the fields of a record, by name; of one name and type for all of its class."""
+        """What it reads of a record, by name: columns over the fields of the stream."""
 
     @classmethod
     @abstractmethod

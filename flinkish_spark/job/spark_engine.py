@@ -298,7 +298,7 @@ class SinkStaging:
         self, frame: DataFrame, over: SinkPass, parts: StagedParts, counted: dict[object, int]
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
         if over.joined is not None:
-            return self._staged(over.joined.of(frame), over.sinks, parts, counted)
+            return self._staged(over.joined.of(frame), over.sinks, parts, counted, over.joined.columns)
         return [
             one
             for sink in over.sinks
@@ -311,9 +311,10 @@ class SinkStaging:
         sinks: Sequence[PlannedSink],
         parts: StagedParts,
         counted: dict[object, int],
+        columns: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
         clock, uids = self._context.clock, [sink.uid for sink in sinks]
-        requests = [self._request(rows, sink, parts, counted) for sink in sinks]
+        requests = [self._request(rows, sink, parts, counted, columns.get(sink.uid, {})) for sink in sinks]
         place = f"in {'sink' if len(uids) == 1 else 'one of the sinks'} {', '.join(map(repr, uids))}"
         began_ms = clock.monotonic_ms()
         try:
@@ -331,14 +332,21 @@ class SinkStaging:
         return done
 
     def _request(
-        self, rows: DataFrame, sink: PlannedSink, parts: StagedParts, counted: Mapping[object, int]
+        self,
+        rows: DataFrame,
+        sink: PlannedSink,
+        parts: StagedParts,
+        counted: Mapping[object, int],
+        columns: Mapping[str, str],
     ) -> StageRequest:
         # A sink of the same rows has counted them; the digests must agree in the end.
         known = None if sink.rows is None else counted.get(sink.rows)
         count = partial(self._count_records, rows) if known is None else partial(int, known)
         inputs = partial(self._input_offsets, parts.batch)
         block = parts.leased[sink.uid]
-        return StageRequest(rows, self._context.lineage, parts.batch, block, parts.checkpoint, count, inputs)
+        return StageRequest(
+            rows, self._context.lineage, parts.batch, block, parts.checkpoint, count, inputs, columns
+        )
 
     def _input_offsets(self, batch: BatchId) -> list[GroupOffsets]:
         position = self._context.position_behind(batch)

@@ -275,48 +275,52 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
 class JoinedRows:
     """Rows of several sinks in one frame, to be staged in one pass."""
 
-    def __init__(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, Column]]]) -> None:
+    def __init__(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> None:
         parts = [part for planned, _ in sinks for part in planned.parts]
         own = [F.when(part.is_own, F.lit(place)) for place, part in enumerate(parts)]
         # A row of a stream that several read, such as a barrier behind side outputs, is there once for each.
         is_once = len({part.stream for part in parts}) == len(parts)
         sink = F.coalesce(*own) if is_once else F.explode(F.array_compact(F.array(*own)))
         self._owned = Selection([F.col("*"), sink.alias(C.SINK)])
-        made = []
-        for name in dict.fromkeys(name for _, columns in sinks for name in columns):
-            values = [
-                (F.col(C.SINK) == at, found[name]) for at, (_, found) in enumerate(sinks) if name in found
-            ]
-            (condition, value), *others = values
-            chosen = F.when(condition, value)
-            for condition, value in others:
-                chosen = chosen.when(condition, value)
-            made.append(chosen.alias(name))
-        self._made = Selection([*map(F.col, C.SINK_CONTROL), *made, F.col(C.SINK)])
+        made: dict[str, Column] = {}
+        #: Of each sink by its uid, the column for each name that its writer reads.
+        self.columns: dict[str, dict[str, str]] = {}
+        for at, (planned, found) in enumerate(sinks):
+            # Sinks of one stream share its columns; what is computed is of one sink.
+            names = self.columns[planned.uid] = {}
+            for name, one in found.items():
+                if isinstance(one, str):
+                    names[name], made[one] = one, F.col(quoted(one))
+                else:
+                    names[name] = f"{C.SINK}_{at}_{name}"
+                    made[names[name]] = F.when(F.col(C.SINK) == at, one)
+        named = [column.alias(name) for name, column in made.items()]
+        self._made = Selection([*map(F.col, C.SINK_CONTROL), *named, F.col(C.SINK)])
 
     def of(self, frame: DataFrame) -> DataFrame:
         return self._made.of(self._owned.of(frame).where(F.col(C.SINK).isNotNull()))
 
 
+#: A column of the union of all streams by its name, or what is computed of such columns.
+UnionColumn = str | Column
+
+
 def over_the_union(
     spark: SparkSession, planned: PlannedSink, columns: Mapping[str, Column]
-) -> Mapping[str, Column] | None:
+) -> Mapping[str, UnionColumn] | None:
     """Return columns over a sink's fields as such over the union of all streams; None if impossible."""
     # The sink may not get rows of the union as they are, or a column may be made in Python.
     if planned.rows is None or len(planned.parts) > 1:
         return None
     given = spark.createDataFrame([], planned.schema)
-    made = given.select(*columns.values())
+    made = given.select(*(column.alias(name) for name, column in columns.items()))
     found = row_plan(given, made, planned.parts[0].columns, f"{C.SINK}_")
     if isinstance(found, NotRowByRow):
         return None
     computed = {
         one.name: one.value for step in found.steps if isinstance(step, Computing) for one in step.columns
     }
-    return {
-        name: computed.get(output, F.col(quoted(output)))
-        for name, output in zip(columns, found.outputs, strict=True)
-    }
+    return {name: computed.get(output, output) for name, output in zip(columns, found.outputs, strict=True)}
 
 
 def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: int) -> DataFrame:

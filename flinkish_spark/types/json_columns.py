@@ -141,6 +141,15 @@ def with_intervals(column: Column, kind: T.DataType) -> Column:
     return column.cast(replace_months(kind, T.YearMonthIntervalType(1, 1))).cast(replace_months(kind, None))
 
 
+def without_intervals(column: Column, kind: T.DataType) -> Column:
+    """Return a column with numbers of months in the place of intervals of months, at any depth."""
+    if not has_intervals(kind):
+        return column
+    return column.cast(replace_months(kind, T.YearMonthIntervalType(1, 1))).cast(
+        replace_months(kind, T.IntegerType())
+    )
+
+
 def with_intervals_of(frame: DataFrame, fields: T.StructType) -> DataFrame:
     """Return a frame whose numbers of months are the intervals that `fields` have."""
     for one in fields:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats.reader import Reader, Unreadable
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import exact_text
 from flinkish_spark.types.json_columns import replace_months
 from flinkish_spark.types.text_values import parser_of
@@ -30,18 +29,18 @@ def check_flat(fields: T.StructType, whose: str) -> None:
             )
 
 
-def line_of(fields: T.StructType, delimiter: str) -> Column:
+def lines_of(fields: T.StructType, columns: Sequence[pa.Array], delimiter: str) -> pa.Array:
+    """Return a line for each row of the columns."""
+    special = f'[{re.escape(delimiter)}"\\r\\n]|^$'
     values = []
-    for one in fields:
-        column = F.col(quoted(one.name))
-        # As in JSON: a line is text.
-        is_binary = isinstance(one.dataType, T.BinaryType)
-        text = F.base64(column) if is_binary else exact_text(column, one.dataType)
-        special = re.escape(delimiter)
-        is_special = text.rlike(f'[{special}"\\r\\n]') | (text == "")
-        enclosed = F.concat(F.lit('"'), F.replace(text, F.lit('"'), F.lit('""')), F.lit('"'))
-        values.append(F.coalesce(F.when(is_special, enclosed).otherwise(text), F.lit("")))
-    return F.concat_ws(delimiter, *values)
+    for one, column in zip(fields, columns, strict=True):
+        text = exact_text(one.dataType)(column)
+        is_special = pc.match_substring_regex(text, special).fill_null(False)
+        if is_special.true_count:
+            doubled = pc.replace_substring(text.filter(is_special), '"', '""')
+            text = pc.replace_with_mask(text, is_special, pc.binary_join_element_wise('"', doubled, '"', ""))
+        values.append(text.fill_null(""))
+    return pc.binary_join_element_wise(*values, delimiter)
 
 
 @dataclass(frozen=True)

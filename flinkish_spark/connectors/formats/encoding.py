@@ -1,8 +1,9 @@
 """Keys and values of a sink: from a stream's fields to bytes in any format, and why a row has none.
 
-What Spark writes exactly is an expression. Protobuf is written by its own library, and what JSON Schema says
-of a record by that of JSON Schema, in Python. A schema is registered before a job starts, and asked for again
-at each start: the number in front of its records is known then, and no task asks for it.
+Columns are encoded in the pass that stages them, and Avro in front of it, by Spark's own encoder. Protobuf is
+written by its own library, and what JSON Schema says of a record is looked at by that of JSON Schema. A
+schema is registered before a job starts, and asked for again at each start: the number in front of its
+records is known then, and no task asks for it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -24,7 +27,7 @@ from flinkish_spark.connectors.formats.avro_encoder import (
     avro_schema,
     check_avro,
 )
-from flinkish_spark.connectors.formats.csv import check_flat, line_of
+from flinkish_spark.connectors.formats.csv import check_flat, lines_of
 from flinkish_spark.connectors.formats.json_schema import (
     JsonSchemaWriter,
     check_references,
@@ -33,7 +36,7 @@ from flinkish_spark.connectors.formats.json_schema import (
     why_never_valid,
 )
 from flinkish_spark.connectors.formats.plain_json import json_schema
-from flinkish_spark.connectors.formats.reader import made_of, reason_of, written_column
+from flinkish_spark.connectors.formats.reader import Writer, write_values
 from flinkish_spark.connectors.formats.registry import (
     Registered,
     client_of,
@@ -54,8 +57,8 @@ from flinkish_spark.core.formats import (
     SchemaRegistry,
     String,
 )
-from flinkish_spark.types.ddl import quoted
-from flinkish_spark.types.exact_text import exact_text, json_of, unfit_for_json, unfit_for_text
+from flinkish_spark.types.exact_text import JsonWriter, exact_text, unfit_for_json, unfit_for_text
+from flinkish_spark.types.schemas import PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,9 +67,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Encoded:
     #: Of no meaning where there is a misfit.
-    data: Column
+    data: pa.Array
     #: Why a row has none, null where it has; None if every row has.
-    misfit: Column | None = None
+    misfit: pa.Array | None = None
 
 
 def named_columns(form: Format) -> list[str]:
@@ -221,43 +224,96 @@ def _dependencies(registry: SchemaRegistry, file: object) -> list[tuple[str, str
     return found
 
 
-def encoded(form: Format | None, schema: T.StructType, prefix: bytes) -> Encoded:
-    match form:
-        case None:
-            return Encoded(F.lit(None).cast("binary"))
-        case Raw() | String():
-            return Encoded(_as_bytes(schema, form.column))
-        case Json():
-            return Encoded(json_bytes(named_columns(form) or schema.names))
-        case Csv():
-            names = named_columns(form) or schema.names
-            line = line_of(T.StructType([schema[name] for name in names]), form.delimiter)
-            return Encoded(line.cast("binary"))
-        case Avro():
-            misfit = avro_misfit(form, schema)
-            bare = avro_column(replace(form, schema_id=None), schema)
-            data = F.concat(F.expr(f"X'{prefix.hex()}'"), bare) if prefix else bare
-            return Encoded(data if misfit is None else F.when(misfit.isNull(), data), misfit)
-        case Protobuf():
-            message = protobuf.descriptor_of(form.descriptor, form.message)
-            row = F.struct(*[F.col(quoted(name)).alias(name) for name in protobuf.fields_of(message).names])
-            writer = protobuf.ProtobufWriter(form.descriptor, message.full_name, prefix)
-            written = written_column(writer, row)
-            return Encoded(made_of(written), reason_of(written))
-        case JsonSchema():
-            names = named_columns(form) or schema.names
-            # A schema of the user's says of a field that it may be left out, seldom that it may be null.
-            text = json_bytes(names, null_fields=not form.schema)
-            written = written_column(JsonSchemaWriter(_json_schema_of(form, schema), prefix), text)
-            return Encoded(made_of(written), reason_of(written))
+@dataclass(frozen=True)
+class PartEncoder:
+    """Encodes one part of records, their keys or their values. It is pickled into tasks."""
 
+    form: Format | None
+    #: The fields of the records.
+    fields: T.StructType
+    #: What stands in front of each record of a format with a registry.
+    prefix: bytes = b""
+    #: What names of the columns begin with that Spark computes for it.
+    part: str = ""
 
-def json_bytes(names: Sequence[str], *, null_fields: bool = True) -> Column:
-    fields = F.struct(*[F.col(quoted(name)).alias(name) for name in names])
-    return json_of(fields, null_fields=null_fields).cast("binary")
+    def spark_columns(self) -> dict[str, Column]:
+        """Return what Spark computes of a row in front of the pass that encodes: Avro, by its own encoder."""
+        if not isinstance(self.form, Avro):
+            return {}
+        misfit = avro_misfit(self.form, self.fields)
+        bare = avro_column(replace(self.form, schema_id=None), self.fields)
+        data = F.concat(F.expr(f"X'{self.prefix.hex()}'"), bare) if self.prefix else bare
+        found = {self._data: data if misfit is None else F.when(misfit.isNull(), data)}
+        return found if misfit is None else {**found, self._misfit: misfit}
 
+    @property
+    def may_misfit(self) -> bool:
+        if isinstance(self.form, Avro):
+            return avro_misfit(self.form, self.fields) is not None
+        return isinstance(self.form, Protobuf | JsonSchema)
 
-def _as_bytes(schema: T.StructType, column: str) -> Column:
-    kind = schema[column].dataType
-    value = F.col(quoted(column))
-    return value if isinstance(kind, T.BinaryType) else exact_text(value, kind).cast("binary")
+    @property
+    def names(self) -> list[str]:
+        """Return the fields that it reads in Python."""
+        match self.form:
+            case None | Avro():
+                return []
+            case Protobuf():
+                return protobuf.fields_of(
+                    protobuf.descriptor_of(self.form.descriptor, self.form.message)
+                ).names
+            case JsonSchema() | Json() | Csv():
+                return named_columns(self.form) or self.fields.names
+        return named_columns(self.form)
+
+    def encode(self, records: pa.RecordBatch) -> Encoded:
+        columns = [records.column(name) for name in self.names]
+        match self.form:
+            case None:
+                return Encoded(pa.nulls(records.num_rows, pa.binary()))
+            case Avro():
+                has_misfit = self._misfit in records.schema.names
+                misfit = records.column(self._misfit) if has_misfit else None
+                return Encoded(records.column(self._data), misfit)
+            case Raw() | String():
+                (column,), kind = columns, self.fields[self.names[0]].dataType
+                is_binary = isinstance(kind, T.BinaryType)
+                return Encoded(column if is_binary else exact_text(kind)(column).cast(pa.binary()))
+            case Json():
+                return Encoded(self._json.write(columns).cast(pa.binary()))
+            case Csv():
+                own = T.StructType([self.fields[name] for name in self.names])
+                return Encoded(lines_of(own, columns, self.form.delimiter).cast(pa.binary()))
+            case Protobuf():
+                rows = pa.StructArray.from_arrays(columns, self.names)
+                return self._written(rows)
+            case JsonSchema():
+                return self._written(self._json.write(columns).cast(pa.binary()))
+
+    def _written(self, rows: pa.Array) -> Encoded:
+        assert self._writer is not None
+        return Encoded(*write_values(self._writer, rows))
+
+    @cached_property
+    def _writer(self) -> Writer | None:
+        if isinstance(self.form, Protobuf):
+            message = protobuf.descriptor_of(self.form.descriptor, self.form.message)
+            return protobuf.ProtobufWriter(self.form.descriptor, message.full_name, self.prefix)
+        if isinstance(self.form, JsonSchema):
+            return JsonSchemaWriter(_json_schema_of(self.form, self.fields), self.prefix)
+        return None
+
+    @cached_property
+    def _json(self) -> JsonWriter:
+        fields = T.StructType([self.fields[name] for name in self.names])
+        # A schema of the user's says of a field that it may be left out, seldom that it may be null.
+        is_of_user = isinstance(self.form, JsonSchema) and bool(self.form.schema)
+        return JsonWriter(fields, null_fields=not is_of_user)
+
+    @property
+    def _data(self) -> str:
+        return f"{PREFIX}{self.part}_data"
+
+    @property
+    def _misfit(self) -> str:
+        return f"{PREFIX}{self.part}_misfit"

@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column
 from pyspark.sql import types as T
-from pyspark.sql.pandas.functions import arrow_udf
 
 from flinkish_spark.connectors.formats.plain_json import MOST_REASON
 from flinkish_spark.connectors.formats.registry import (
@@ -83,10 +81,10 @@ class Writer(ABC):
         """Return the function that writes a row, a dict as Arrow makes it; raises Unreadable, with why."""
 
 
-def written_column(writer: Writer, row: Column) -> Column:
-    kind = T.StructType([T.StructField(READ, T.BinaryType()), T.StructField(REASON, T.StringType())])
-    column: Column = arrow_udf(_Write(writer).__call__, kind)(row)  # type: ignore[call-overload]
-    return column
+def write_values(writer: Writer, rows: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return what was written of each row, and why it was not."""
+    written, reasons = _each(_opened(writer), rows.to_pylist())
+    return pa.array(written, pa.binary()), pa.array(reasons, pa.string())
 
 
 @functools.lru_cache(maxsize=64)
@@ -168,16 +166,6 @@ def _without(values: pa.Array, rows: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(parts, fields=rows.type.fields, mask=values.is_null())
 
 
-@dataclass(frozen=True)
-class _Write:
-    writer: Writer
-
-    def __call__(self, rows: pa.Array) -> pa.Array:
-        written, reasons = _each(_opened(self.writer), rows.to_pylist())
-        parts = [pa.array(written, pa.binary()), pa.array(reasons, pa.string())]
-        return pa.StructArray.from_arrays(parts, [READ, REASON])
-
-
 def _each(do: Callable[[Any], Any], values: list[Any]) -> tuple[list[Any], list[str | None]]:
     found: list[Any] = []
     reasons: list[str | None] = []
@@ -202,14 +190,6 @@ def _those_that_fit(found: list[Any], kind: pa.DataType, reasons: list[str | Non
             reasons[at] = f"a value is none of its column's type: {misfit}"[:MOST_REASON]
             found[at] = None
     return found
-
-
-def reason_of(read: Column) -> Column:
-    return read[REASON]
-
-
-def made_of(read: Column) -> Column:
-    return read[READ]
 
 
 @dataclass

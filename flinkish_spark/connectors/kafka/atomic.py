@@ -34,10 +34,8 @@ from flinkish_spark.connectors.kafka.client.shared_transaction import (
     why_other_attempts,
 )
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
+from flinkish_spark.connectors.kafka.record_encoder import KEY, PARTITION, TOPIC
 from flinkish_spark.connectors.kafka.writer import (
-    KEY,
-    PARTITION,
-    TOPIC,
     KafkaStaged,
     KafkaWriter,
     checkpoint_in,

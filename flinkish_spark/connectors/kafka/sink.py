@@ -26,8 +26,9 @@ from flinkish_spark.connectors.kafka.client.client import KafkaWire, ProduceClie
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, ProducerSettings
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
+from flinkish_spark.connectors.kafka.record_encoder import check_columns
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
-from flinkish_spark.connectors.kafka.writer import KafkaCommitter, KafkaWriter, check_columns
+from flinkish_spark.connectors.kafka.writer import KafkaCommitter, KafkaWriter
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.config import CheckpointingMode

@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import Selection
-from flinkish_spark.connectors.formats.encoding import (
-    check_encodable,
-    encoded,
-    json_bytes,
-    named_columns,
-    prefix_of,
-)
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords, BarrierWriter
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
@@ -36,17 +28,26 @@ from flinkish_spark.connectors.kafka.client.settings import (
     TaskAttempt,
 )
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, Liveness, TransactionClient
+from flinkish_spark.connectors.kafka.record_encoder import (
+    HEADERS,
+    KEY,
+    MISFIT,
+    PARTITION,
+    TIMESTAMP,
+    TOPIC,
+    VALUE,
+    EncodeRows,
+    RecordEncoder,
+)
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.connectors.row_count import RowCount, reports
 from flinkish_spark.contracts.sink import Committer, JoiningWriter, SinkContext, StageRequest, StageResult
-from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
-from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError, InternalError, SchemaError
-from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, Format, Raw, String
+from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError, InternalError
+from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
-from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.record_time import TimeLimits
 from flinkish_spark.worker.daemon import freeze_modules
 
@@ -147,153 +148,6 @@ def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
     if column is None or not column.null_count:
         return None if column is None else column.to_numpy()
     return column.fill_null(transaction.now_ms()).to_numpy()
-
-
-#: The columns that every writer gets, before those that not every sink has.
-KEY, VALUE, TOPIC = "key", "value", "topic"
-_LIST_OF_HEADERS = "array<struct<key:string,value:binary>>"
-_MAPS_OF_HEADERS = ("map<string,binary>", "map<string,array<binary>>")
-PARTITION, TIMESTAMP, HEADERS, MISFIT = "partition", "timestamp", "headers", "misfit"
-
-
-def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> None:
-    fields = sink.fields_of(schema)
-    for part, form in (("key", sink.key_format), ("value", sink.value)):
-        if form is not None:
-            for name in named_columns(form):
-                _kind(fields, uid, part, name)
-            check_encodable(form, fields, f"the {part} of sink '{uid}'")
-    wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
-        ("row kind", sink.row_kind, (T.StringType,), "STRING"),
-        ("topic", sink.topic_column, (T.StringType,), "STRING"),
-        ("partition", sink.partition, (T.ByteType, T.ShortType, T.IntegerType), "INT"),
-        ("timestamp", sink.timestamp, (T.TimestampType, T.LongType), "TIMESTAMP, or BIGINT in milliseconds"),
-    ]
-    bytes_or_text = (T.StringType, T.BinaryType)
-    if isinstance(sink.headers, str):
-        _check_list_of_headers(_kind(schema, uid, "list of headers", sink.headers), sink.headers, uid)
-    else:
-        wanted += [(f"header '{n}'", c, bytes_or_text, "STRING or BINARY") for n, c in sink.headers.items()]
-    for role, column, kinds, words in wanted:
-        if column and not isinstance(kind := _kind(schema, uid, role, column), kinds):
-            raise SchemaError(
-                f"the {role} of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
-                why=f"it must be {words}",
-                what_to_do="cast it in a transform",
-                column=column,
-            )
-
-
-def _check_list_of_headers(kind: T.DataType, column: str, uid: str) -> None:
-    if kind.simpleString() not in (_LIST_OF_HEADERS, *_MAPS_OF_HEADERS):
-        raise SchemaError(
-            f"the list of headers of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
-            why=f"it must be {_LIST_OF_HEADERS}, {' or '.join(_MAPS_OF_HEADERS)}",
-            what_to_do='cast it in a transform, or name headers one by one: headers={"name": "column"}',
-            column=column,
-        )
-
-
-def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
-    if column not in schema.names:
-        raise SchemaError(
-            f"the {role} of sink '{uid}' is the column '{column}', which its stream does not have",
-            what_to_do=f"choose from {', '.join(schema.names)}",
-        )
-    return schema[column].dataType
-
-
-def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, Column]:
-    """Return the parts of a record by name: key, value and topic, then those that the sink has."""
-    fields = sink.fields_of(schema)
-    key, value = (
-        encoded(form, fields, b"" if form is None else prefix_of(form, fields, sink.data_topics, part))
-        for part, form in (("key", sink.key_format), ("value", sink.value))
-    )
-    data, of_value = value.data, value.misfit
-    misfits = [key.misfit]
-    if sink.row_kind:
-        kind = F.col(quoted(sink.row_kind))
-        has_value = ~F.coalesce(kind.isin(*RETRACTIONS), F.lit(False))
-        # A retraction has no value that could not fit.
-        data = F.when(has_value, data)
-        of_value = None if of_value is None else F.when(has_value, of_value)
-        misfits = [_no_kind(kind), key.misfit, _no_key(sink.key_format)]
-    headers = _headers(sink.headers, schema) if sink.headers else None
-    if headers is not None and isinstance(sink.headers, str) and _may_lack_names(schema[sink.headers]):
-        is_nameless = F.exists(headers, lambda one: one["key"].isNull())
-        misfits.append(F.when(is_nameless, F.lit("a header of it has no name")))
-        named = F.filter(headers, lambda one: one["key"].isNotNull())
-        headers = F.when(is_nameless, named).otherwise(headers)
-    found = [one for one in (*misfits, of_value) if one is not None]
-    misfit = F.coalesce(*found) if found else None
-    if misfit is not None:
-        # What a dead letter tells of a record that has not the form of its topic.
-        data = F.when(misfit.isNull(), data).otherwise(json_bytes(schema.names))
-    columns = {
-        KEY: key.data,
-        VALUE: data,
-        # Without a collation: of two sinks that stage together each may have its own.
-        TOPIC: (F.col(quoted(sink.topic_column)) if sink.topic_column else F.lit(None)).cast("string"),
-    }
-    if sink.partition:
-        columns[PARTITION] = F.col(quoted(sink.partition)).cast("int")
-    if sink.timestamp:
-        columns[TIMESTAMP] = _milliseconds(schema, sink.timestamp)
-    if headers is not None:
-        columns[HEADERS] = headers
-    if misfit is not None:
-        columns[MISFIT] = misfit
-    return {name: column.alias(name) for name, column in columns.items()}
-
-
-def _no_key(key: Format | None) -> Column | None:
-    if not isinstance(key, Raw | String):
-        return None
-    return F.when(F.col(quoted(key.column)).isNull(), F.lit("it has no key"))
-
-
-def _no_kind(kind: Column) -> Column:
-    is_kind = F.coalesce(kind.isin(*[one.value for one in RowKind]), F.lit(False))
-    return F.when(~is_kind, F.lit("it has no row kind"))
-
-
-def _milliseconds(schema: T.StructType, column: str) -> Column:
-    value = F.col(quoted(column))
-    return F.unix_millis(value) if isinstance(schema[column].dataType, T.TimestampType) else value
-
-
-def _headers(headers: Mapping[str, str] | str, schema: T.StructType) -> Column:
-    if isinstance(headers, str):
-        return _list_of_headers(F.col(quoted(headers)), schema[headers].dataType)
-    entries = [
-        F.struct(F.lit(name).alias("key"), F.col(quoted(column)).cast("binary").alias("value"))
-        for name, column in headers.items()
-    ]
-    return F.filter(F.array(*entries), lambda entry: entry["value"].isNotNull())
-
-
-def _may_lack_names(headers: T.StructField) -> bool:
-    kind = headers.dataType
-    if not isinstance(kind, T.ArrayType) or not isinstance(kind.elementType, T.StructType):
-        return False
-    return kind.containsNull or kind.elementType["key"].nullable
-
-
-def _list_of_headers(headers: Column, kind: T.DataType) -> Column:
-    if not isinstance(kind, T.MapType):
-        return headers
-    if not isinstance(kind.valueType, T.ArrayType):
-        return F.map_entries(headers)
-
-    def of_name(entry: Column) -> Column:
-        return F.transform(
-            entry["value"], lambda value: F.struct(entry["key"].alias("key"), value.alias("value"))
-        )
-
-    # One list that is null would make null of all.
-    named = F.filter(F.map_entries(headers), lambda entry: entry["value"].isNotNull())
-    return F.flatten(F.transform(named, of_name))
 
 
 LOG = logging.getLogger(__name__)
@@ -406,9 +260,10 @@ class KafkaWriter(JoiningWriter):
         self._max_dead_letter_bytes = min([own, *letters])
         self._compacted = [name for name in sink.data_topics if name in known and known[name].is_compacted]
         self._times = TimeLimits.of_all(known[name].times for name in sink.data_topics if name in known)
-        self._columns = record_columns(sink, context.schema)
-        self._names = tuple(self._columns)
-        self._parts = Selection([*map(F.col, C.SINK_CONTROL), *self._columns.values()])
+        self._encoder = RecordEncoder.of(sink, context.schema)
+        self._columns = self._encoder.spark_columns()
+        named = [column.alias(name) for name, column in self._columns.items()]
+        self._given = Selection([*map(F.col, C.SINK_CONTROL), *named])
         self._barriers: BarrierWriter | None = None
         if sink.barriers is BarrierRecords.EACH_CHECKPOINT:
             self._barriers = BarrierWriter(
@@ -420,14 +275,19 @@ class KafkaWriter(JoiningWriter):
         return self._columns
 
     def stage(self, request: StageRequest) -> StageResult:
-        rows = self._parts.of(request.rows)
-        (found,) = _written(rows, [self._own(request)])
+        (found,) = _written(self._encoded(request), [self._own(request)])
         return self._staged(found, request)
 
     @classmethod
     def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
-        found = _written(staging[0][1].rows, [writer._own(request) for writer, request in staging])
+        encode = EncodeRows(tuple((writer._encoder, request.columns) for writer, request in staging))
+        rows = C.map_in_arrow(staging[0][1].rows, encode, encode.columns())
+        found = _written(rows, [writer._own(request) for writer, request in staging])
         return [writer._staged(own, request) for own, (writer, request) in zip(found, staging, strict=True)]
+
+    def _encoded(self, request: StageRequest) -> DataFrame:
+        encode = EncodeRows(((self._encoder, {name: name for name in self._columns}),))
+        return C.map_in_arrow(self._given.of(request.rows), encode, encode.columns())
 
     def _staged(self, found: Sequence[Mapping[str, Any]], request: StageRequest) -> StageResult:
         staged = [
@@ -452,7 +312,7 @@ class KafkaWriter(JoiningWriter):
         told = self._told(request, transactional_id, partitions)
         columns = tuple(dict.fromkeys((*told.columns, PARTITION)))
         told = replace(told, settings=replace(told.settings, shared=producer), columns=columns)
-        (found,) = _written(owned(self._parts.of(request.rows)), [told])
+        (found,) = _written(owned(self._encoded(request)), [told])
         return found
 
     def _own(self, request: StageRequest) -> SinkInPython:
@@ -486,7 +346,7 @@ class KafkaWriter(JoiningWriter):
             producer=ProducerSettings.of(sink.producer, sink.delivery),
         )
         headers = tuple((name, text.encode()) for name, text in self._headers(request).items())
-        return SinkInPython(settings, headers, self._names)
+        return SinkInPython(settings, headers, tuple(self._encoder.schema().names))
 
     def _headers(self, request: StageRequest) -> dict[str, str]:
         batch = {BATCH_HEADER: f"{request.lineage}/{request.batch}"}

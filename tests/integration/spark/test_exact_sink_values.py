@@ -10,13 +10,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from flinkish_spark.connectors.formats.avro_encoder import check_avro
+from flinkish_spark.connectors.kafka.record_encoder import MISFIT
 from flinkish_spark.connectors.kafka.records import Decoding
 from flinkish_spark.connectors.kafka.sink import KafkaSink
-from flinkish_spark.connectors.kafka.writer import MISFIT, record_columns
 from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import Avro, Json, Raw
 from flinkish_spark.types.ddl import ddl_of
+from tests.support.encoded import encoded_records
 
 #: In Berlin both are half past two of the same night; the others are apart by a microsecond.
 TIMES = (
@@ -48,8 +49,8 @@ def sink(**arguments: Any) -> KafkaSink:
 
 
 def part(frame: DataFrame, name: str, **arguments: Any) -> list[str]:
-    column = record_columns(sink(**arguments), frame.schema)[name].cast("string")
-    return [row[0] for row in frame.orderBy("n").select(column).collect()]
+    made = encoded_records(sink(**arguments), frame.orderBy("n"))
+    return [row[0] for row in made.select(F.col(name).cast("string")).collect()]
 
 
 def test_times_are_written_in_utc_with_their_microseconds(zoned: Any) -> None:
@@ -85,13 +86,13 @@ def test_microseconds_are_not_cut_off_by_an_avro_schema_of_milliseconds(zoned: A
         fields = [{"name": name, "type": form}]
         avro = Avro(json.dumps({"type": "record", "name": "R", "fields": fields}))
         for column in ({"value": avro}, {"key": avro, "value": Raw("n")}):
-            told = record_columns(sink(**column), frame.schema)[MISFIT]
-            found = [row[0] for row in frame.orderBy("n").select(told).collect()]
+            made = encoded_records(sink(**column), frame.orderBy("n"))
+            found = [row[0] for row in made.select(MISFIT).collect()]
             assert [why is None for why in found] == [True, True, False, True], (name, logical, found)
             assert "has microseconds" in found[2]
     micros = [{"name": "at", "type": [{"type": "long", "logicalType": "timestamp-micros"}, "null"]}]
     avro = Avro(json.dumps({"type": "record", "name": "R", "fields": micros}))
-    assert MISFIT not in record_columns(sink(value=avro), frame.schema)
+    assert MISFIT not in encoded_records(sink(value=avro), frame).columns
 
 
 RED: Any = {"type": "enum", "name": "Color", "symbols": ["RED"]}
@@ -184,11 +185,11 @@ def test_a_row_that_does_not_fit_an_avro_schema_ends_no_task(spark: Any, name: s
     frame = spark.createDataFrame(rows, columns).coalesce(1)
     avro = Avro(json.dumps(schema))
     check_avro(spark, avro, frame.schema, "the value")
-    made = record_columns(sink(value=avro), frame.schema)
-    told = made.get(MISFIT, F.lit(None))
+    made = encoded_records(sink(value=avro), frame)
+    told = F.col(MISFIT) if MISFIT in made.columns else F.lit(None)
     java = spark._jvm.org.apache.avro
     reader = java.generic.GenericDatumReader(getattr(java, "Schema$Parser")().parse(avro.schema))
-    found = frame.select(made["value"].alias("value"), told.alias("why")).collect()
+    found = made.select("value", told.alias("why")).collect()
     for (data, why), reason, row in zip(found, reasons, rows, strict=True):
         assert (why is None) == (reason is None) and (reason or "") in (why or ""), (row, why)
         if why is None:
@@ -227,8 +228,7 @@ def test_what_goes_out_comes_back_equal(zoned: Any) -> None:
         UNION ALL SELECT 2, NULL, NULL, FLOAT('NaN'), -0.0D, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
         NULL, NULL, NAMED_STRUCT('f', NULL, 's', NULL)"""
     frame = zoned.sql(limits)
-    value = record_columns(sink(value=Json()), frame.schema)["value"].cast("string")
-    texts = frame.select(value.alias("value"))
+    texts = encoded_records(sink(value=Json()), frame).select(F.col("value").cast("string"))
 
     def shown(rows: DataFrame) -> list[str]:
         # Exact and without a zone: microseconds, bytes and bits.

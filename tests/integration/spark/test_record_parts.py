@@ -24,8 +24,8 @@ from flinkish_spark import (
 )
 from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.formats.decoding import REASON
+from flinkish_spark.connectors.kafka.record_encoder import check_columns
 from flinkish_spark.connectors.kafka.records import Decoding, Deserializer
-from flinkish_spark.connectors.kafka.writer import check_columns, record_columns
 from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.core.errors import SchemaError
 
@@ -38,8 +38,11 @@ def message() -> bytes:
     return files.SerializeToString()
 
 
+from tests.support.encoded import encoded_records
+
 AVRO = '{"type": "record", "name": "Key", "fields": [{"name": "id", "type": "string"}]}'
 SCHEMA = '{"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}'
+
 #: By name: the format with a field `id`, one whose `id` is "a", and what it cannot be.
 FORMS: dict[str, tuple[Any, bytes, bytes]] = {
     "json": (Json("id STRING"), b'{"id":"a"}', b'{"id": '),
@@ -131,7 +134,7 @@ def test_a_changelog_in_a_format_has_tombstones(spark: Any, form: str) -> None:
     given = [("a", "+I"), ("a", "-U"), ("a", "+U"), ("a", "-D"), ("a", "d"), ("a", None)]
     frame = spark.createDataFrame(given, "id STRING, _row_kind STRING").coalesce(1)
     check_columns(sink, frame.schema, "out")
-    found = frame.select(*record_columns(sink, frame.schema).values()).collect()
+    found = encoded_records(sink, frame).collect()
     value = [bytes(row.value) if row.value is not None else None for row in found]
     assert [bytes(row.key) for row in found] == [good] * 6
     told = [b'{"id":"a","_row_kind":"d"}', b'{"id":"a","_row_kind":null}']
@@ -155,7 +158,7 @@ def test_a_value_that_does_not_fit_is_none_of_a_deletion_s(spark: Any) -> None:
     )
     given = [("a", 1, "+I"), ("a", 2, "+U"), ("a", 2, "-D")]
     frame = spark.createDataFrame(given, "id STRING, n LONG, _row_kind STRING").coalesce(1)
-    found = frame.select(*record_columns(sink, frame.schema).values()).collect()
+    found = encoded_records(sink, frame).collect()
     assert [bytes(one.value) if one.value is not None else None for one in found] == [
         b'{"id":"a","n":1}',
         b'{"id":"a","n":2,"_row_kind":"+U"}',
@@ -168,7 +171,7 @@ def parts_of(spark: Any, sink: KafkaSink, rows: str) -> list[Any]:
     """What writers get of rows in SQL, with bytes for bytearrays."""
     frame = spark.sql(rows).coalesce(1)
     check_columns(sink, frame.schema, "out")
-    found = frame.select(*record_columns(sink, frame.schema).values()).collect()
+    found = encoded_records(sink, frame).collect()
     return [row.asDict(recursive=True) for row in found]
 
 

@@ -31,8 +31,8 @@ from flinkish_spark import (
     ValueStateDescriptor,
 )
 from flinkish_spark.connectors.formats.avro_encoder import avro_schema, check_avro
+from flinkish_spark.connectors.kafka.record_encoder import check_columns
 from flinkish_spark.connectors.kafka.records import Decoding
-from flinkish_spark.connectors.kafka.writer import check_columns, record_columns
 from flinkish_spark.connectors.splits import SplitSource
 from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.core.errors import BadRecordError, SchemaError
@@ -52,6 +52,7 @@ from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.to_python import to_values
 from tests.support.databases import TestDatabase
+from tests.support.encoded import encoded_records
 from tests.support.jobs import await_that, environment
 from tests.support.savepoint_support import started, stop, stop_with
 from tests.support.types_at_limits import (
@@ -412,12 +413,12 @@ def test_values_of_kafka_are_exact_in_json_and_avro(in_berlin: Any) -> None:
     schema, frame = parse_ddl(declared(columns)), frame_of(in_berlin, columns)
     sink = kafka_sink(Json())
     check_columns(sink, schema, "out")
-    records = frame.select(*record_columns(sink, schema).values())
+    records = encoded_records(sink, frame)
     check(decoded_values(records, columns), columns, "Kafka Json")
     columns = columns_of("Kafka Avro")
     schema, frame = parse_ddl(declared(columns)), frame_of(in_berlin, columns)
     check_avro(in_berlin, Avro(), schema, "the value")
-    records = frame.select(*record_columns(kafka_sink(Avro()), schema).values())
+    records = encoded_records(kafka_sink(Avro()), frame)
     wanted = F.lit(json.dumps(avro_schema(Avro(), schema)))
     read_back = records.select(F.call_function("from_avro", F.col("value"), wanted).alias("r")).select("r.*")
     check(read(read_back, columns), columns, "Kafka Avro")
@@ -428,16 +429,23 @@ def test_keys_and_raw_values_of_kafka_say_all_of_a_value(in_berlin: Any) -> None
     """As text; what a text stands for is looked at by what reads JSON."""
     columns = columns_of("Kafka Raw")
     schema, frame = parse_ddl(declared(columns)), frame_of(in_berlin, columns)
-    found = []
+    found, numbers = [], [row.n for row in frame.orderBy("n").select("n").collect()]
     for name in columns:
         sink = kafka_sink(Raw(name), key=name)
         check_columns(sink, schema, "out")
-        found += [record_columns(sink, schema)[part].alias(f"{part}_{name}") for part in ("key", "value")]
-    rows = frame.orderBy("n").select("n", *found).collect()
+        found.append(encoded_records(sink, frame.orderBy("n")).collect())
+    rows = [
+        {
+            f"{part}_{name}": row[part]
+            for name, row in zip(columns, of_row, strict=True)
+            for part in ("key", "value")
+        }
+        for of_row in zip(*found, strict=True)
+    ]
     assert all(row[f"key_{name}"] == row[f"value_{name}"] for row in rows for name in columns)
     texts = [
-        {"n": row["n"], **{name: as_json(row[f"key_{name}"], case.ddl) for name, case in columns.items()}}
-        for row in rows
+        {"n": n, **{name: as_json(row[f"key_{name}"], case.ddl) for name, case in columns.items()}}
+        for n, row in zip(numbers, rows, strict=True)
     ]
     made = [(None, "{" + ",".join(f'"{k}":{v}' for k, v in one.items()) + "}") for one in texts]
     values = in_berlin.createDataFrame(made, "key BINARY, value STRING")

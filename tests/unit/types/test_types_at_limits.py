@@ -27,7 +27,7 @@ from flinkish_spark.connectors.files.output_formats import FileFormat, check_col
 from flinkish_spark.connectors.formats.avro_encoder import avro_schema
 from flinkish_spark.connectors.jdbc.dialect import record_json
 from flinkish_spark.connectors.jdbc.types import is_supported
-from flinkish_spark.connectors.kafka.writer import check_columns as check_record
+from flinkish_spark.connectors.kafka.record_encoder import check_columns as check_record
 from flinkish_spark.core.errors import ConfigError, FlinkishError, SchemaError
 from flinkish_spark.core.formats import Avro, Json, Raw
 from flinkish_spark.sources import CsvFiles, FileSource, JsonLines

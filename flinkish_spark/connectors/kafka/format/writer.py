@@ -39,7 +39,8 @@ from flinkish_spark.connectors.kafka.format.commits import (
     uuid_of,
 )
 from flinkish_spark.connectors.kafka.format.options import SinkOptions, checkpoint_path
-from flinkish_spark.connectors.kafka.writer import KEY, TOPIC, SinkInPython, StageInPython
+from flinkish_spark.connectors.kafka.record_encoder import KEY, TOPIC
+from flinkish_spark.connectors.kafka.writer import SinkInPython, StageInPython
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import BrokerUnavailableError, ConfigError, FlinkishError, InternalError
 from flinkish_spark.core.job_dir import JOB_KEY

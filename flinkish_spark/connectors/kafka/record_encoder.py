@@ -1,0 +1,341 @@
+"""From the fields of a stream to the parts of Kafka records, in the pass that stages them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.formats.encoding import (
+    PartEncoder,
+    check_encodable,
+    named_columns,
+    prefix_of,
+)
+from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
+from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
+from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.formats import Raw, String
+from flinkish_spark.transport import columns as C
+from flinkish_spark.types.arrow_types import arrow_schema, arrow_type
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.exact_text import JsonWriter
+from flinkish_spark.types.json_columns import without_intervals
+
+#: The columns that every writer gets, before those that not every sink has.
+KEY, VALUE, TOPIC = "key", "value", "topic"
+_LIST_OF_HEADERS = "array<struct<key:string,value:binary>>"
+_MAPS_OF_HEADERS = ("map<string,binary>", "map<string,array<binary>>")
+PARTITION, TIMESTAMP, HEADERS, MISFIT = "partition", "timestamp", "headers", "misfit"
+
+
+def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> None:
+    fields = sink.fields_of(schema)
+    for part, form in (("key", sink.key_format), ("value", sink.value)):
+        if form is not None:
+            for name in named_columns(form):
+                _kind(fields, uid, part, name)
+            check_encodable(form, fields, f"the {part} of sink '{uid}'")
+    wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
+        ("row kind", sink.row_kind, (T.StringType,), "STRING"),
+        ("topic", sink.topic_column, (T.StringType,), "STRING"),
+        ("partition", sink.partition, (T.ByteType, T.ShortType, T.IntegerType), "INT"),
+        ("timestamp", sink.timestamp, (T.TimestampType, T.LongType), "TIMESTAMP, or BIGINT in milliseconds"),
+    ]
+    bytes_or_text = (T.StringType, T.BinaryType)
+    if isinstance(sink.headers, str):
+        _check_list_of_headers(_kind(schema, uid, "list of headers", sink.headers), sink.headers, uid)
+    else:
+        wanted += [(f"header '{n}'", c, bytes_or_text, "STRING or BINARY") for n, c in sink.headers.items()]
+    for role, column, kinds, words in wanted:
+        if column and not isinstance(kind := _kind(schema, uid, role, column), kinds):
+            raise SchemaError(
+                f"the {role} of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
+                why=f"it must be {words}",
+                what_to_do="cast it in a transform",
+                column=column,
+            )
+
+
+def _check_list_of_headers(kind: T.DataType, column: str, uid: str) -> None:
+    if kind.simpleString() not in (_LIST_OF_HEADERS, *_MAPS_OF_HEADERS):
+        raise SchemaError(
+            f"the list of headers of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
+            why=f"it must be {_LIST_OF_HEADERS}, {' or '.join(_MAPS_OF_HEADERS)}",
+            what_to_do='cast it in a transform, or name headers one by one: headers={"name": "column"}',
+            column=column,
+        )
+
+
+def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
+    if column not in schema.names:
+        raise SchemaError(
+            f"the {role} of sink '{uid}' is the column '{column}', which its stream does not have",
+            what_to_do=f"choose from {', '.join(schema.names)}",
+        )
+    return schema[column].dataType
+
+
+@dataclass(frozen=True)
+class RecordEncoder:
+    """Makes the parts of records of a sink's rows: key, value and topic, then those that the sink has."""
+
+    fields: T.StructType
+    key: PartEncoder
+    value: PartEncoder
+    row_kind: str
+    topic_column: str
+    partition: str
+    timestamp: str
+    headers: Mapping[str, str] | str = field(hash=False)
+    #: If some record may not have the form of its topic.
+    may_misfit: bool = False
+
+    @classmethod
+    def of(cls, sink: KafkaSinkSettings, schema: T.StructType) -> RecordEncoder:
+        fields = sink.fields_of(schema)
+        key, value = (
+            PartEncoder(
+                form, fields, b"" if form is None else prefix_of(form, fields, sink.data_topics, part), part
+            )
+            for part, form in (("key", sink.key_format), ("value", sink.value))
+        )
+        named = sink.headers if isinstance(sink.headers, str) else ""
+        lacks_names = bool(named) and _may_lack_names(schema[named])
+        return cls(
+            schema,
+            key,
+            value,
+            sink.row_kind,
+            sink.topic_column,
+            sink.partition,
+            sink.timestamp,
+            sink.headers,
+            bool(sink.row_kind) or key.may_misfit or value.may_misfit or lacks_names,
+        )
+
+    def spark_columns(self) -> dict[str, Column]:
+        """Return by name what the pass is given of a row: fields, and what Spark computes of them."""
+        # A record that does not fit is told of with all of its fields.
+        names = self.fields.names if self.may_misfit else self._read_names()
+        given = {name: without_intervals(F.col(quoted(name)), self.fields[name].dataType) for name in names}
+        return given | self.key.spark_columns() | self.value.spark_columns()
+
+    def _read_names(self) -> list[str]:
+        of_headers = [self.headers] if isinstance(self.headers, str) else self.headers.values()
+        others = [self.row_kind, self.topic_column, self.partition, self.timestamp, *of_headers]
+        return [*dict.fromkeys(one for one in (*self.key.names, *self.value.names, *others) if one)]
+
+    def schema(self) -> T.StructType:
+        """Return the parts that come out."""
+        kinds: dict[str, T.DataType] = {KEY: T.BinaryType(), VALUE: T.BinaryType(), TOPIC: T.StringType()}
+        if self.partition:
+            kinds[PARTITION] = T.IntegerType()
+        if self.timestamp:
+            kinds[TIMESTAMP] = T.LongType()
+        if self.headers:
+            kinds[HEADERS] = _HEADERS
+        if self.may_misfit:
+            kinds[MISFIT] = T.StringType()
+        return T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
+
+    def encode(self, records: pa.RecordBatch) -> dict[str, pa.Array]:
+        key, value = self.key.encode(records), self.value.encode(records)
+        data, of_value = value.data, value.misfit
+        misfits = [key.misfit]
+        if self.row_kind:
+            kind = records.column(self.row_kind).cast(pa.string())
+            is_retraction = pc.is_in(kind, pa.array(RETRACTIONS, pa.string()))
+            # A retraction has no value that could not fit.
+            data = _unless(is_retraction, data)
+            of_value = None if of_value is None else _unless(is_retraction, of_value)
+            misfits = [_no_kind(kind), key.misfit, self._no_key(key.data)]
+        made = {TOPIC: _texts(records, self.topic_column)}
+        if self.partition:
+            made[PARTITION] = records.column(self.partition).cast(pa.int32())
+        if self.timestamp:
+            made[TIMESTAMP] = self._milliseconds(records)
+        if self.headers:
+            made[HEADERS], nameless = self._headers(records)
+            misfits.append(nameless)
+        found = [one for one in (*misfits, of_value) if one is not None and one.null_count < len(one)]
+        misfit = pc.coalesce(*found) if found else None
+        if misfit is not None:
+            # What a dead letter tells of a record that has not the form of its topic.
+            does_not_fit = misfit.is_valid()
+            told = _json_of_all(self.fields, records.filter(does_not_fit))
+            data = pc.replace_with_mask(data, does_not_fit, told)
+        if self.may_misfit:
+            made[MISFIT] = pa.nulls(records.num_rows, pa.string()) if misfit is None else misfit
+        return {KEY: key.data, VALUE: data, **made}
+
+    def _no_key(self, keys: pa.Array) -> pa.Array | None:
+        if not isinstance(self.key.form, Raw | String):
+            return None
+        return _where(keys.is_null(), "it has no key")
+
+    def _milliseconds(self, records: pa.RecordBatch) -> pa.Array:
+        column = records.column(self.timestamp)
+        if not isinstance(self.fields[self.timestamp].dataType, T.TimestampType):
+            return column.cast(pa.int64())
+        # Towards the past, as Spark does.
+        millis = column.view(pa.int64()).fill_null(0).to_numpy() // 1000
+        return pa.array(millis, mask=column.is_null().to_numpy(zero_copy_only=False))
+
+    def _headers(self, records: pa.RecordBatch) -> tuple[pa.Array, pa.Array | None]:
+        """Return the headers of each record, and why it has wrong ones; these are left out."""
+        if isinstance(self.headers, str):
+            return _listed(records.column(self.headers))
+        given = {name: records.column(column).cast(pa.binary()) for name, column in self.headers.items()}
+        size, count = records.num_rows, len(given)
+        # Row by row: the values of a row stand behind each other.
+        order = np.arange(size * count).reshape(count, size).T.ravel()
+        values = pa.concat_arrays([*given.values()]).take(pa.array(order))
+        names = pa.array([*given], pa.string()).take(pa.array(np.tile(np.arange(count), size)))
+        rows = np.repeat(np.arange(size), count)
+        return _lists(size, rows, names, values, values.is_valid()), None
+
+
+_HEADERS = T.ArrayType(
+    T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
+)
+
+
+def _may_lack_names(headers: T.StructField) -> bool:
+    kind = headers.dataType
+    if not isinstance(kind, T.ArrayType) or not isinstance(kind.elementType, T.StructType):
+        return False
+    return kind.containsNull or kind.elementType["key"].nullable
+
+
+def _listed(column: pa.Array) -> tuple[pa.Array, pa.Array | None]:
+    """Return headers as lists, and why a row has wrong ones."""
+    rows, first, last = _rows_of(column)
+    if pa.types.is_map(column.type):
+        names, values = column.keys.slice(first, last - first), column.items.slice(first, last - first)
+        if pa.types.is_list(values.type):
+            at, begin, end = _rows_of(values)
+            rows, names, values = rows[at], names.take(pa.array(at)), values.values.slice(begin, end - begin)
+    else:
+        names, values = column.values.slice(first, last - first).flatten()
+    nameless = np.unique(rows[names.is_null().to_numpy(zero_copy_only=False)])
+    mask = column.is_null() if column.null_count else None
+    lists = _lists(len(column), rows, names, values, names.is_valid(), mask)
+    if not len(nameless):
+        return lists, None
+    is_nameless = np.isin(np.arange(len(column)), nameless)
+    return lists, _where(pa.array(is_nameless), "a header of it has no name")
+
+
+def _rows_of(column: pa.Array) -> tuple[np.ndarray[Any, Any], int, int]:
+    """Return the row of each value of lists or maps, and where the values begin and end."""
+    offsets = column.offsets.to_numpy()
+    return np.repeat(np.arange(len(column)), np.diff(offsets)), int(offsets[0]), int(offsets[-1])
+
+
+def _lists(
+    size: int,
+    rows: np.ndarray[Any, Any],
+    names: pa.Array,
+    values: pa.Array,
+    are_kept: pa.Array,
+    mask: pa.Array | None = None,
+) -> pa.Array:
+    """Return a list for each row of the names and values of it that are kept."""
+    counts = np.bincount(rows[are_kept.to_numpy(zero_copy_only=False)], minlength=size)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+    kind = arrow_type(_HEADERS)
+    parts = [names.filter(are_kept), values.filter(are_kept)]
+    entries = pa.StructArray.from_arrays(parts, fields=[kind.value_type.field(at) for at in range(2)])
+    return pa.ListArray.from_arrays(offsets, entries, type=kind, mask=mask)
+
+
+def _where(condition: pa.Array, reason: str) -> pa.Array:
+    return pc.if_else(condition, reason, pa.scalar(None, pa.string()))
+
+
+def _unless(condition: pa.Array, column: pa.Array) -> pa.Array:
+    return pc.if_else(condition, pa.scalar(None, column.type), column)
+
+
+def _no_kind(kinds: pa.Array) -> pa.Array:
+    are_kinds = pc.is_in(kinds, pa.array([one.value for one in RowKind], pa.string()))
+    return _where(pc.invert(are_kinds), "it has no row kind")
+
+
+def _texts(records: pa.RecordBatch, column: str) -> pa.Array:
+    return records.column(column).cast(pa.string()) if column else pa.nulls(records.num_rows, pa.string())
+
+
+def _json_of_all(fields: T.StructType, records: pa.RecordBatch) -> pa.Array:
+    return JsonWriter(fields).write([records.column(name) for name in fields.names]).cast(pa.binary())
+
+
+_CONTROL_FIELDS = [
+    T.StructField(C.KIND, T.IntegerType()),
+    *(T.StructField(name, T.LongType()) for name in (C.CHECKPOINT, C.CHANNEL, C.HASH)),
+]
+
+
+@dataclass(frozen=True)
+class EncodeRows:
+    """Callable for mapInArrow: control columns, and of records their parts."""
+
+    #: By the place of a sink among several, which the column `C.SINK` says of a row. The mapping names the
+    #: column of each name that an encoder reads.
+    encoders: tuple[tuple[RecordEncoder, Mapping[str, str]], ...]
+
+    def columns(self) -> T.StructType:
+        """Return what comes out; of several sinks a batch has the parts of one."""
+        parts = {one.name: one for encoder, _ in self.encoders for one in encoder.schema()}
+        own = [T.StructField(C.SINK, T.IntegerType())] if len(self.encoders) > 1 else []
+        return T.StructType([*_CONTROL_FIELDS, *own, *parts.values()])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schemas = [arrow_schema(encoder.schema()) for encoder, _ in self.encoders]
+        control = [one.name for one in self.columns() if one.name in (*C.SINK_CONTROL, C.SINK)]
+        for batch in batches:
+            is_record = pc.equal(batch.column(C.KIND), int(C.Kind.RECORD))
+            for place, ((encoder, columns), schema) in enumerate(zip(self.encoders, schemas, strict=True)):
+                own = batch
+                if len(schemas) > 1:
+                    is_own = pc.equal(batch.column(C.SINK), place)
+                    own, mine = batch.filter(is_own), is_record.filter(is_own)
+                else:
+                    mine = is_record
+                yield from _encoded(own, mine, control, encoder, columns, schema)
+
+
+def _encoded(
+    rows: pa.RecordBatch,
+    is_record: pa.Array,
+    control: Sequence[str],
+    encoder: RecordEncoder,
+    columns: Mapping[str, str],
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    records = rows if is_record.true_count == rows.num_rows else rows.filter(is_record)
+    if records.num_rows:
+        given = pa.RecordBatch.from_arrays(
+            [records.column(column) for column in columns.values()], [*columns]
+        )
+        parts = encoder.encode(given)
+        arrays = [parts[one.name] for one in schema]
+        yield _beside(records, control, arrays, schema)
+    if records.num_rows < rows.num_rows:
+        others = rows.filter(pc.invert(is_record))
+        yield _beside(others, control, [pa.nulls(others.num_rows, one.type) for one in schema], schema)
+
+
+def _beside(
+    rows: pa.RecordBatch, control: Sequence[str], arrays: Sequence[pa.Array], schema: pa.Schema
+) -> pa.RecordBatch:
+    own = [rows.column(name) for name in control]
+    return pa.RecordBatch.from_arrays([*own, *arrays], [*control, *schema.names])
