@@ -108,7 +108,7 @@ class _Form:
 
 
 def _object_writer(fields: T.StructType, null_fields: bool) -> Callable[[Sequence[pa.Array]], pa.Array]:
-    forms = [(f"{_quoted(one.name)}:", _form_of(one.dataType, null_fields=null_fields)) for one in fields]
+    forms = [(f"{quote_json(one.name)}:", _form_of(one.dataType, null_fields=null_fields)) for one in fields]
 
     def write(columns: Sequence[pa.Array]) -> pa.Array:
         if not forms:
@@ -258,7 +258,7 @@ _IS_ESCAPED = np.isin(np.arange(256), [*_ESCAPES])
 _IN_ORDER = sorted(_ESCAPES, key=lambda letter: letter != ord("\\"))
 
 
-def _quoted(text: str) -> str:
+def quote_json(text: str) -> str:
     return f'"{text.translate(_ESCAPES)}"'
 
 

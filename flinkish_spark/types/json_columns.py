@@ -24,6 +24,7 @@ from flinkish_spark.types import text_values as texts
 from flinkish_spark.types.arrow_columns import beyond_years
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.exact_text import quote_json
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.text_values import NoValue
 
@@ -36,12 +37,6 @@ _PARTS, _SMALLEST_PART = 16, 64
 _SAMPLE, _MOST_OTHERS = 64, 256
 #: Longest part of a value, or of the name of its type, that a reason shows.
 _MOST_SHOWN = 60
-#: As Jackson writes them.
-_ESCAPES = {letter: f"\\u{letter:04X}" for letter in range(0x20)} | {
-    ord('"'): '\\"',
-    ord("\\"): "\\\\",
-    **{ord(letter): f"\\{name}" for letter, name in zip("\b\t\n\f\r", "btnfr", strict=True)},
-}
 _OPEN, _CLOSE, _NEW_LINE, _RETURN, _BACKSLASH, _BY_NUMBER = b"{}\n\r\\u"
 _BLANKS = [*b" \t"]
 #: By letter, if it may follow an object in a record, or between two.
@@ -453,9 +448,9 @@ def _written(value: Any) -> str:
             case (_Whole() | _Fraction(),):
                 written.append(str.__str__(one[0]))
             case (str(),):
-                written.append(_quoted(one[0]))
+                written.append(quote_json(one[0]))
             case (dict() as members,):
-                named = ((f"{_quoted(name)}:", (own,)) for name, own in members.items())
+                named = ((f"{quote_json(name)}:", (own,)) for name, own in members.items())
                 parts = [part for name, own in named for part in (",", name, own)]
                 left += reversed(["{", *parts[1:], "}"])
             case (list() as elements,):
@@ -464,10 +459,6 @@ def _written(value: Any) -> str:
             case _:
                 written.append(json.dumps(one[0]))
     return "".join(written)
-
-
-def _quoted(text: str) -> str:
-    return f'"{text.translate(_ESCAPES)}"'
 
 
 def _shortened(text: str) -> str:
