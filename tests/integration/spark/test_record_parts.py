@@ -28,6 +28,7 @@ from flinkish_spark.connectors.kafka.record_encoder import check_columns
 from flinkish_spark.connectors.kafka.records import Decoding, Deserializer
 from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.core.errors import SchemaError
+from tests.support.encoded import encoded_records
 
 
 def message() -> bytes:
@@ -37,8 +38,6 @@ def message() -> bytes:
     made.field.add(name="id", number=1, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
     return files.SerializeToString()
 
-
-from tests.support.encoded import encoded_records
 
 AVRO = '{"type": "record", "name": "Key", "fields": [{"name": "id", "type": "string"}]}'
 SCHEMA = '{"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}'
