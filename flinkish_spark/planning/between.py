@@ -31,10 +31,8 @@ from flinkish_spark.planning.stream_graph import (
 from flinkish_spark.planning.times import named_time, time_column
 from flinkish_spark.planning.transforms import (
     InWorkers,
-    LookupTransform,
     RecordFunction,
     RowByRow,
-    RowTransform,
     Spoiler,
     Transform,
     fields_of,
@@ -54,7 +52,7 @@ from flinkish_spark.transport.routes import OwnRows
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
 from flinkish_spark.worker.functions import AppendColumns, TimeStage
-from flinkish_spark.worker.time import KeepsTimes, OnlyRecords, TakeTimes
+from flinkish_spark.worker.time import KeepsTimes, OnlyRecords, PassControl, TakeTimes
 
 _ORIGIN = T.StructField(ORIGIN, T.LongType())
 
@@ -444,20 +442,23 @@ def _control(stream: TaggedStream) -> list[T.StructField]:
 # Records of a source on their way to the first keyed operator, and what may happen to them there.
 
 
+class MustStandApart(Exception):
+    """A step needs records without control rows; the source is planned anew, with these apart."""
+
+
 @dataclass(frozen=True)
 class RecordStream:
-    """Records of a source: own columns plus channel and sequence; barriers are apart."""
+    """Records of a source: own columns plus channel and sequence."""
 
     source: str
-    records: DataFrame
+    #: If they are marked the source's control rows are among them, and all have kind and checkpoint.
+    frame: DataFrame
     origins: Origins
-    #: Control columns of the barriers that belong to the records.
+    #: Control columns of the barriers that belong to records that are not marked.
     barriers: DataFrame
     #: On how many channels each barrier comes.
     channels: ExpectedChannels
-    #: Records and barriers in one frame, where the source made them so; a transform cannot keep
-    #: them together, since it would see the barriers.
-    marked: DataFrame | None = None
+    is_marked: bool = False
     #: Whether the records' channels are those of the source. Behind a transform that chose its own columns
     #: they are Spark's input partitions, which are others in each micro-batch.
     has_channels: bool = True
@@ -465,32 +466,71 @@ class RecordStream:
     is_timed: bool = False
     #: Whether there are rows among the records that are times only; see `worker/time.py`.
     has_kept_times: bool = False
+    #: Fields of the records, where the frame has some that may be null only in control rows.
+    fields: T.StructType | None = None
 
     @property
     def schema(self) -> T.StructType:
-        return T.StructType([f for f in self.records.schema if not f.name.startswith(PREFIX)])
+        if self.fields is not None:
+            return self.fields
+        return T.StructType([f for f in self.frame.schema if not f.name.startswith(PREFIX)])
 
     def records_only(self) -> RecordStream:
         """Return the stream without the times of records that were dropped: for what must not see them."""
         if not self.has_kept_times:
             return self
-        records = self.records.where(F.col(C.SEQUENCE).isNotNull())
-        return replace(self, records=records, has_kept_times=False)
+        is_kept = F.col(C.SEQUENCE).isNotNull()
+        if self.is_marked:
+            is_kept |= F.col(C.KIND) != int(C.Kind.RECORD)
+        return replace(self, frame=self.frame.where(is_kept), has_kept_times=False)
 
 
 def transform_records(stream: RecordStream, function: Transform) -> RecordStream:
-    if stream.is_timed and isinstance(function, RowTransform | LookupTransform):
-        kept = replace(stream, records=function.keeping_times()(stream.records), marked=None)
-        return replace(kept, has_kept_times=True)
+    """Return the stream behind a function; raise MustStandApart if control rows cannot pass by it."""
+    given: object = function
+    if isinstance(given, RecordFunction):
+        return _behind_record_function(stream, given)
     if is_partitioning(function):
+        if stream.is_marked:
+            raise MustStandApart
         # What moves rows moves those that are times only, too.
-        return replace(stream, records=function(stream.records), marked=None)
-    by_row = _keeping_times(stream, function) if stream.is_timed else None
-    if by_row is not None:
-        return by_row
+        return replace(stream, frame=function(stream.frame))
+    # It sees fields only, so it cannot lose times and places.
+    names = stream.schema.names
+    fields = stream.frame.select(*[F.col(quoted(name)) for name in names])
+    _, found = read_functions_over(fields, [function], names)
+    if isinstance(found, Spoiler):
+        return _behind_frame_function(stream, function)
+    made = found.schema if stream.is_marked else None
+    if stream.is_timed and (found.drops or stream.has_kept_times):
+        # What it drops leaves its time.
+        kept = found.keeping_times(stream.frame)
+        return replace(stream, frame=kept, has_kept_times=True, fields=made)
+    # No record is without fields, so they stay what they are: also those that must not be null.
+    frame = found.beside_control(stream.frame) if stream.is_marked else found.of_records(stream.frame)
+    return replace(stream, frame=frame, fields=made)
+
+
+def _behind_record_function(stream: RecordStream, function: RecordFunction) -> RecordStream:
+    stream = stream if stream.is_timed else stream.records_only()
+    kept = function.keeping_times() if stream.is_timed else function
+    if not stream.is_marked:
+        return replace(stream, frame=kept(stream.frame), has_kept_times=stream.is_timed)
+    if kept.moves_rows:
+        raise MustStandApart
+    worker, made = kept.worker_of(stream.frame.schema)
+    passing = PassControl(worker, made)
+    frame = C.map_in_arrow(stream.frame, passing, passing.columns, kept.settings.resources)
+    return replace(stream, frame=frame, has_kept_times=stream.is_timed, fields=fields_of(made))
+
+
+def _behind_frame_function(stream: RecordStream, function: Transform) -> RecordStream:
+    """Return the stream behind a function that does more than look at single rows."""
+    if stream.is_marked:
+        raise MustStandApart
     stream = stream.records_only()
-    records = transformed(stream.records, function)
-    lost = {C.TIME, C.MARK} & (set(stream.records.columns) - set(records.columns))
+    records = transformed(stream.frame, function)
+    lost = {C.TIME, C.MARK} & (set(stream.frame.columns) - set(records.columns))
     if lost:
         raise GraphError(
             "a transform dropped the event times of its records",
@@ -499,46 +539,35 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
             "columns in it: withColumn(...), drop(...)",
         )
     if C.CHANNEL in records.columns and C.SEQUENCE in records.columns:
-        return replace(stream, records=records, marked=None)
+        return replace(stream, frame=records)
     # The function selected its own columns. A narrow transform keeps rows in their order within
     # Spark's input partition, so position in the partition stands in for the offset.
-    placed = with_position(records)
-    return replace(stream, records=placed, origins=Origins(), marked=None, has_channels=False)
-
-
-def _keeping_times(stream: RecordStream, function: Transform) -> RecordStream | None:
-    """Return the stream behind a function that looks at each row by itself; None if it does more."""
-    # It sees fields only, so it cannot lose times and places. What it drops leaves its time.
-    names = stream.schema.names
-    fields = stream.records.select(*[F.col(quoted(name)) for name in names])
-    _, found = read_functions_over(fields, [function], names)
-    if isinstance(found, Spoiler):
-        return None
-    if found.drops or stream.has_kept_times:
-        return replace(stream, records=found.keeping_times(stream.records), marked=None, has_kept_times=True)
-    # No row is without fields, so they stay what they are: also those that must not be null.
-    return replace(stream, records=found.of_records(stream.records), marked=None)
+    return replace(stream, frame=with_position(records), origins=Origins(), has_channels=False)
 
 
 def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:
     """Give each record an event time, in milliseconds: from a column, an expression or a function."""
     stream = replace(stream.records_only(), is_timed=True)
-    records, assigner = stream.records, strategy.timestamps
-    plain = records.drop(C.MARK) if C.MARK in records.columns else records
+    frame, assigner = stream.frame, strategy.timestamps
+    plain = frame.drop(C.MARK) if C.MARK in frame.columns else frame
     if isinstance(assigner, Column):
-        # An expression of the user's must not see barriers, which have no fields.
-        timed = plain.withColumn(C.TIME, time_column(plain, assigner))
-        stream = replace(stream, records=timed, marked=None)
+        time = time_column(plain, assigner)
+        if stream.is_marked:
+            # An expression of the user's must not see barriers, which have no fields.
+            time = F.when(F.col(C.KIND) == int(C.Kind.RECORD), time)
+        stream = replace(stream, frame=plain.withColumn(C.TIME, time))
     elif assigner is None or isinstance(assigner, str):
-        take = TakeTimes(named_time(plain, assigner))
-        marked = None if stream.marked is None else _with_times_of(stream.marked, take)
-        stream = replace(stream, records=_with_times_of(plain, take), marked=marked)
+        stream = replace(stream, frame=_with_times_of(plain, TakeTimes(named_time(plain, assigner))))
     function = None if assigner is None or isinstance(assigner, str | Column) else assigner
     if strategy.generator is None and function is None:
         return stream
-    timed = plain if function is not None else stream.records
+    timed = plain if function is not None else stream.frame
     stage = TimeStage(function, strategy.generator, stream.source, stream.origins)
-    return replace(stream, records=C.map_in_arrow(timed, stage, stage.columns(timed.schema)), marked=None)
+    columns = stage.columns(timed.schema)
+    if not stream.is_marked:
+        return replace(stream, frame=C.map_in_arrow(timed, stage, columns))
+    passing = PassControl(stage, columns)
+    return replace(stream, frame=C.map_in_arrow(timed, passing, passing.columns))
 
 
 def _with_times_of(frame: DataFrame, take: TakeTimes) -> DataFrame:
@@ -578,7 +607,7 @@ class Branch:
         frames = functions[: len(functions) - len(records)]
         if not frames:
             return cls(None, records, tuple(readers))
-        fields = stream.records.select(*[F.col(quoted(name)) for name in stream.schema.names])
+        fields = stream.frame.select(*[F.col(quoted(name)) for name in stream.schema.names])
         _, read = read_functions_over(fields, frames, _stem_names(stream))
         if isinstance(read, Spoiler):
             return read
@@ -597,9 +626,9 @@ def branch_rows(stream: RecordStream, branches: Sequence[Branch]) -> list[Branch
     """Return the rows of branches that begin with a stream, all in one frame."""
     # Where there are functions of Python, DealRows runs those of all branches in one worker for each task;
     # else Spark has the fields of all branches beside each other.
-    beside = nullable(one for one in stream.records.schema if one.name in _BESIDE)
+    beside = nullable(one for one in stream.frame.schema if one.name in _BESIDE)
     stem = zip(stream.schema.names, _stem_names(stream), strict=True)
-    frame = stream.records.select(*beside.names, *[F.col(quoted(field)).alias(name) for field, name in stem])
+    frame = stream.frame.select(*beside.names, *[F.col(quoted(field)).alias(name) for field, name in stem])
     dealt, keys = list[DealtRows](), list[list[tuple[KeyPart, ...]]]()
     for number, branch in enumerate(branches):
         fields, names, place = stream.schema, _stem_names(stream), C.SEQUENCE

@@ -29,6 +29,7 @@ from flinkish_spark.planning.async_calls import (
 from flinkish_spark.planning.between import (
     Branch,
     BranchRows,
+    MustStandApart,
     RecordStream,
     behind_frames,
     branch_rows,
@@ -169,7 +170,7 @@ SOURCE_CHANNELS = frozenset({0})
 
 PlannedStream = RecordStream | TaggedStream
 #: Where a stream is in the plan: what it begins with, its steps, how its chain begins, and as which inputs.
-_Place = tuple[int, tuple[int, ...], str, tuple[str, ...], tuple[bool, ...]]
+_Place = tuple[int, tuple[int, ...], str, tuple[str, ...], tuple[bool, ...], bool]
 
 
 @dataclass(frozen=True)
@@ -306,22 +307,34 @@ class Planner:
             read=self._read,
         )
 
-    def stream(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
+    def stream(
+        self, leg: Leg, chain: Chain, names: tuple[str, ...], *, may_be_marked: bool = True
+    ) -> PlannedStream:
+        """Return a stream of the plan; a source's control rows are among its records where they may be."""
+        if may_be_marked and self._has_one_source:
+            try:
+                return self._stream(leg, chain, names, marked=True)
+            except MustStandApart:
+                # A source whose records and control rows are taken apart would be read twice.
+                pass
+        return self._stream(leg, chain, names, marked=False)
+
+    def _stream(self, leg: Leg, chain: Chain, names: tuple[str, ...], *, marked: bool) -> PlannedStream:
         steps = tuple(map(id, leg.steps))
         if isinstance(leg.base, SourceNode) and self._may_share:
             label = self._beginning.label_of_input(chain, *names)
         else:
             label = self._beginning.label(chain)
-        known = id(leg.base), steps, label, names, self._counting_on(leg, chain)
+        known = id(leg.base), steps, label, names, self._counting_on(leg, chain), marked
         if known not in self._planned:
-            self._planned[known] = self._plan_leg(leg, chain, names)
+            self._planned[known] = self._plan_leg(leg, chain, names, marked=marked)
         return self._planned[known]
 
-    def _plan_leg(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
+    def _plan_leg(self, leg: Leg, chain: Chain, names: tuple[str, ...], *, marked: bool) -> PlannedStream:
         if not leg.steps:
-            return self._plan_base(leg.base, chain, names)
+            return self._plan_base(leg.base, chain, names, marked=marked)
         *before, step = leg.steps
-        parent = self.stream(Leg(leg.base, tuple(before)), chain, names)
+        parent = self._stream(Leg(leg.base, tuple(before)), chain, names, marked=marked)
         if is_set_apart(self._graph, leg.steps):
             parent = _spread(parent)
         if isinstance(step, TransformNode):
@@ -421,10 +434,10 @@ class Planner:
             inlets.append(replace(inlet, legs=tuple(legs)))
         return replace(feed, inlets=tuple(inlets))
 
-    def _plan_base(self, base: Base, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
+    def _plan_base(self, base: Base, chain: Chain, names: tuple[str, ...], *, marked: bool) -> PlannedStream:
         if isinstance(base, SourceNode):
             (name,) = names
-            stream = self._plan_source(base, chain, name)
+            stream = self._plan_source(base, chain, name, marked=marked)
             check_field_names(stream.schema, f"the source '{base.uid}'")
             self._read[base.uid] = stream.schema
             return stream
@@ -570,7 +583,8 @@ class Planner:
     ) -> Iterator[tuple[_Reader, KeyedInput]]:
         """Yield inputs whose paths part behind some steps; what several share runs as the first's."""
         first = ways[0][0]
-        stream = self.stream(Leg(first.leg.base, first.leg.steps[:stem]), first.chain, (first.name,))
+        upto = Leg(first.leg.base, first.leg.steps[:stem])
+        stream = self.stream(upto, first.chain, (first.name,), may_be_marked=False)
         assert isinstance(stream, RecordStream)
         branches: list[tuple[Sequence[_Reader], Branch]] = []
         for own in ways:
@@ -699,25 +713,17 @@ class Planner:
         line = {id(inlet.base): stream for inlet, stream in zip(feed.inlets, streams, strict=True)}
         return self._line_inputs(node, feed.inlets, line, ())
 
-    def _plan_source(self, node: SourceNode, chain: Chain, name: str) -> RecordStream:
+    def _plan_source(self, node: SourceNode, chain: Chain, name: str, *, marked: bool) -> RecordStream:
         origins = Origins(node.source.topics)
-        source, marked = self._beginning.positioned(node, chain, name), None
+        source = self._beginning.positioned(node, chain, name)
         if self._graph.needs_own_time(node):
             source = source.with_own_time() or source
-        if self._has_one_source:
-            marked = source.load_marked(self._spark, self._place)
-        if marked is None:
-            records = source.load(self._spark, self._place)
-            has_channels = source.has_channels
-            return RecordStream(name, records, origins, self._barriers, SOURCE_CHANNELS, None, has_channels)
-        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+        frame = source.load_marked(self._spark, self._place) if marked else None
+        if frame is not None:
+            return RecordStream(name, frame, origins, self._barriers, Announced.ANNOUNCED, is_marked=True)
+        records, has_channels = source.load(self._spark, self._place), source.has_channels
         return RecordStream(
-            name,
-            C.as_records(marked.where(is_record).drop(C.KIND, C.CHECKPOINT)),
-            origins,
-            marked.where(~is_record).select(*C.CONTROL),
-            Announced.ANNOUNCED,
-            marked,
+            name, records, origins, self._barriers, SOURCE_CHANNELS, has_channels=has_channels
         )
 
     def _united(self, chain: Chain, ways: Sequence[Leg], sink: str) -> TaggedStream:
@@ -768,13 +774,13 @@ class Planner:
         streams = [stream.records_only() for stream in streams]
         first = streams[0]
         fields = [F.col(quoted(name)) for name in first.schema.names]
-        if first.marked is not None:
-            marked = first.marked.select(*C.CONTROL, *fields)
+        if first.is_marked:
+            marked = first.frame.select(*C.CONTROL, *fields)
             named = named_scan(marked, ScanRole.RECORDS, first.source)
             return TaggedStream(named, first.schema, first.channels)
         found: DataFrame | None = None
         for stream in streams:
-            records = stream.records.select(
+            records = stream.frame.select(
                 F.lit(int(C.Kind.RECORD)).alias(C.KIND),
                 F.lit(0).cast("long").alias(C.CHECKPOINT),
                 C.CHANNEL,
@@ -856,7 +862,7 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
 
 def _records_of(stream: PlannedStream) -> DataFrame:
     if isinstance(stream, RecordStream):
-        return stream.records_only().records.select(*[F.col(quoted(name)) for name in stream.schema.names])
+        return stream.records_only().frame.select(*[F.col(quoted(name)) for name in stream.schema.names])
     frame = stream.alone().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
     for function in stream.transforms:
         frame = transformed(frame, function)
@@ -899,10 +905,9 @@ def _keyed_input(
 
 def _frames_of(stream: RecordStream, entry: KeyedEntry) -> tuple[DataFrame, ...]:
     """Return records and barriers of a source, in one frame if they may be."""
-    if _has_expression(entry):
-        # An expression of the user's must not see rows without fields: barriers, and times alone.
-        return stream.records_only().records, stream.barriers
-    return (stream.records, stream.barriers) if stream.marked is None else (stream.marked,)
+    # An expression of the user's must not see rows without fields, and times alone are such.
+    stream = stream.records_only() if _has_expression(entry) else stream
+    return (stream.frame,) if stream.is_marked else (stream.frame, stream.barriers)
 
 
 def _has_expression(entry: KeyedEntry) -> bool:
@@ -917,7 +922,7 @@ def _of_source(
     name: str,
 ) -> KeyedInput:
     """Return an input of an operator by its name in the chain, which may not be that of the scan."""
-    is_timed = C.TIME in stream.records.columns
+    is_timed = C.TIME in stream.frame.columns
     return KeyedInput(
         frames,
         stream.schema,

@@ -78,15 +78,22 @@ class RowTransform(LocatedTransform):
     def keeping_times(self) -> RowTransform:
         return replace(self, wraps=KeepsTimes)
 
+    @property
+    def moves_rows(self) -> bool:
+        return self.settings.parallelism is not None
+
     def __call__(self, frame: DataFrame) -> DataFrame:
         tasks = self.settings.parallelism
         spread = frame if tasks is None else Spread(tasks)(frame)
-        worker, columns = self.in_worker(frame.schema)
-        resources = self.settings.resources
-        if self.wraps is not None:
-            wrapped = self.wraps(worker, columns)
-            return map_in_arrow(spread, wrapped, wrapped.columns, resources)
-        return map_in_arrow(spread, worker, columns, resources)
+        return map_in_arrow(spread, *self.worker_of(frame.schema), self.settings.resources)
+
+    def worker_of(self, given: T.StructType) -> tuple[Worker, T.StructType]:
+        """Return what makes records of those with the columns `given`, and the columns that come out."""
+        worker, columns = self.in_worker(given)
+        if self.wraps is None:
+            return worker, columns
+        wrapped = self.wraps(worker, columns)
+        return wrapped, wrapped.columns
 
     def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
         settings = self.settings
@@ -271,14 +278,22 @@ class LookupTransform(LocatedTransform):
             )
         return replace(self, side=name, output=output)
 
+    @property
+    def moves_rows(self) -> bool:
+        return self.settings.parallelism is not None
+
     def __call__(self, frame: DataFrame) -> DataFrame:
         tasks = self.settings.parallelism
         spread = frame if tasks is None else Spread(tasks)(frame)
-        worker, resources = self.in_worker(frame.schema), self.settings.resources
+        return map_in_arrow(spread, *self.worker_of(frame.schema), self.settings.resources)
+
+    def worker_of(self, given: T.StructType) -> tuple[Worker, T.StructType]:
+        """Return what makes records of those with the columns `given`, and the columns that come out."""
+        worker = self.in_worker(given)
         if self.wraps is None:
-            return map_in_arrow(spread, worker, worker.columns, resources)
+            return worker, worker.columns
         wrapped = self.wraps(worker, worker.columns)
-        return map_in_arrow(spread, wrapped, wrapped.columns, resources)
+        return wrapped, wrapped.columns
 
     def in_worker(self, given: T.StructType) -> LookupRows:
         own = T.StructType([field for field in given if not field.name.startswith(PREFIX)])
@@ -394,10 +409,15 @@ class RowByRow:
                 records = records.withColumns({one.name: one.value for one in step.columns})
         return records.select(*control, *self.named_fields)
 
+    def beside_control(self, frame: DataFrame) -> DataFrame:
+        """Return what comes out of a source's records and control rows: control columns and fields."""
+        control = [name for name in frame.columns if name.startswith(PREFIX)]
+        return self.over(frame).select(*control, *self.named_fields)
+
     def keeping_times(self, records: DataFrame) -> DataFrame:
         """Return records, and times of those that were dropped, without place and fields (worker/time)."""
         control = [name for name in records.columns if name.startswith(PREFIX)]
-        noted, has_place = self._noted(records, C.SEQUENCE), F.col(C.SEQUENCE).isNotNull()
+        noted, has_place = self._noted(records, C.SEQUENCE), _has_place(records, C.SEQUENCE)
         own = [named_field(F.when(has_place, column), field) for column, field in self.fields]
         return noted.select(*control, *own)
 
@@ -408,10 +428,10 @@ class RowByRow:
         return noted.select(*records.columns, *own)
 
     def _noted(self, records: DataFrame, place: str) -> DataFrame:
-        has_place = F.col(place).isNotNull()
+        has_place = _has_place(records, place)
         for step in self.plan.steps:
             if isinstance(step, Keeping):
-                kept = F.when(has_place, F.when(step.condition, F.col(place)))
+                kept = F.when(has_place, F.when(step.condition, F.col(place))).otherwise(F.col(place))
                 records = records.withColumn(place, kept)
             else:
                 made = {one.name: F.when(has_place, one.value) for one in step.columns}
@@ -462,6 +482,12 @@ def read_functions_over(
         if isinstance(upto, NotRowByRow):
             return fields, Spoiler(function, upto.what)
     raise AssertionError("what one function spoils is spoiled behind all of them")
+
+
+def _has_place(frame: DataFrame, place: str) -> Column:
+    """Return if a row is a record that was not dropped."""
+    has_place = F.col(place).isNotNull()
+    return has_place & (F.col(C.KIND) == int(C.Kind.RECORD)) if C.KIND in frame.columns else has_place
 
 
 def _passing(step: Computing | Keeping) -> Selection | Column:

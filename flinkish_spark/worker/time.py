@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, BadRecordError
@@ -37,6 +38,43 @@ def are_records(batch: pa.RecordBatch) -> pa.BooleanArray | None:
 def only_records(batch: pa.RecordBatch) -> pa.RecordBatch:
     mask = are_records(batch)
     return batch if mask is None else batch.filter(mask)
+
+
+@dataclass(frozen=True)
+class PassControl:
+    """Gives a worker the records of marked rows; control rows come behind what it makes of a task's."""
+
+    worker: Worker
+    #: Columns that come out of it.
+    made: T.StructType
+
+    @property
+    def columns(self) -> T.StructType:
+        """Columns that come out: those of the worker, any of which may be null."""
+        return nullable(self.made)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema, held = arrow_schema(self.columns), list[pa.RecordBatch]()
+
+        def records() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                is_record = pc.equal(batch.column(C.KIND), int(C.Kind.RECORD))
+                if is_record.true_count < batch.num_rows:
+                    held.append(batch.filter(pc.invert(is_record)).select(list(C.CONTROL)))
+                    batch = batch.filter(is_record)
+                if batch.num_rows:
+                    yield batch
+
+        for made in self.worker(records()):
+            yield as_schema(made, schema)
+        for control in held:
+            columns = [
+                control.column(field.name)
+                if field.name in C.CONTROL
+                else pa.nulls(control.num_rows, field.type)
+                for field in schema
+            ]
+            yield as_schema(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
 
 
 @dataclass(frozen=True)
@@ -147,7 +185,10 @@ class KeepsTimes:
 
 
 def _rows(lost: dict[int, dict[str, int]], schema: pa.Schema) -> pa.RecordBatch:
+    nothing = pa.array(np.zeros(len(lost), np.int64))
     known = {
+        C.KIND: nothing.cast(pa.int32()),
+        C.CHECKPOINT: nothing,
         C.CHANNEL: pa.array(list(lost), pa.int64()),
         **{name: pa.array([one.get(name) for one in lost.values()], pa.int64()) for name in _KEPT},
     }

@@ -133,7 +133,7 @@ def test_each_sink_gets_its_rows_in_its_form(
         own.declare(env, source)
         done = sum(map(len, amounts.values()))
         run_until(env, lambda _, done=done: len(read_delta(own.table)) == done)
-    together = ("plain", "text", "odd", "sums", "small")
+    together = ("plain", "text", "odd", "sums", "small", "checked")
     assert joined == [{f"to-{kind}" for kind in together}] * 2
     totals = {user: [sum(known[: at + 1]) for at in range(len(known))] for user, known in amounts.items()}
     flat = [(user, total) for user, known in totals.items() for total in known]
