@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import types as T
 
 from flinkish_spark.core.foreign_errors import is_gateway_gone
 from flinkish_spark.protocol.plan_layout import (
@@ -19,6 +21,7 @@ from flinkish_spark.protocol.plan_layout import (
     ScannedInput,
     ScanRole,
 )
+from flinkish_spark.types.expressions import COMPARED, Call, Constant, Expression, FieldOf, Named
 
 # Spark's logs have no names. A frame that gets an alias keeps it in its analysed plan, which is where names
 # of ours are put and found again.
@@ -49,9 +52,12 @@ def named_scan(
     return frame.alias(":".join(parts))
 
 
-def named_records(frame: DataFrame) -> DataFrame:
-    """Return the records of a source, so that its columns are known as such."""
-    return frame.alias(_RECORDS)
+def named_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]]) -> DataFrame:
+    """Return the records of a source, so that its columns are known as such.
+
+    Of a column that a worker has made of others in the source's pass, `made_of` has the names of these.
+    """
+    return frame.alias(f"{_RECORDS}{json.dumps(made_of)}" if made_of else _RECORDS)
 
 
 def named_operators(frame: DataFrame, uids: Sequence[str]) -> DataFrame:
@@ -81,7 +87,7 @@ def _collect(
     kind = node.getClass().getSimpleName()
     if kind == "SubqueryAlias":
         parts = node.alias().split(":")
-        if parts[0] == _PREFIX and node.alias() != _RECORDS:
+        if parts[0] == _PREFIX and not node.alias().startswith(_RECORDS):
             what = parts[1] if parts[1] in ("chain", "operator") else "scan"
             names = {**names, what: ":".join(parts[1:]) if what == "scan" else parts[2]}
     elif kind == _STATEFUL:
@@ -127,10 +133,13 @@ def _origins(node: Any, scan: str) -> dict[int, frozenset[tuple[str, str]]]:
             scan = rest.split(":")[0] if role == ScanRole.RECORDS.value else ""
     below = [_origins(child, scan) for child in children]
     known = {number: found for one in below for number, found in one.items()}
-    is_read_by_worker = kind == "SubqueryAlias" and node.alias() == _RECORDS
+    is_read_by_worker = kind == "SubqueryAlias" and node.alias().startswith(_RECORDS)
     if (kind in _SOURCES or is_read_by_worker) and scan:
+        made_of = json.loads(node.alias().removeprefix(_RECORDS) or "{}") if is_read_by_worker else {}
         columns = [one for one in _each(node.output()) if not one.name().startswith(_OWN_COLUMNS)]
-        known |= {one.exprId().id(): frozenset({(scan, one.name())}) for one in columns}
+        for one in columns:
+            names = made_of.get(one.name(), [one.name()])
+            known[one.exprId().id()] = frozenset((scan, name) for name in names)
     elif kind == "Project":
         for one in _each(node.projectList()):
             if _kind(one) == "Alias":
@@ -205,6 +214,8 @@ class NotRowByRow:
 class Computed:
     name: str
     value: Column
+    #: The same over Arrow columns; None where that may be another value.
+    in_arrow: Expression | None
 
 
 @dataclass(frozen=True)
@@ -219,6 +230,8 @@ class Keeping:
     """Rows that are kept."""
 
     condition: Column
+    #: The same over Arrow columns; None where that may be another value.
+    in_arrow: Expression | None
 
 
 @dataclass(frozen=True)
@@ -276,7 +289,8 @@ class _Reading:
                 if columns:
                     steps.append(Computing(columns))
             elif kind == "Filter":
-                steps.append(Keeping(self._column(node.condition())))
+                condition = node.condition()
+                steps.append(Keeping(self._column(condition), self._in_arrow(condition)))
         return RowPlan(tuple(steps), tuple(self._name_of(one) for one in _each(plan.output())))
 
     def _projected(self, node: Any) -> tuple[Computed, ...]:
@@ -291,9 +305,9 @@ class _Reading:
             if _kind(child) == "AttributeReference":
                 self._known[own] = self._name_of(child)
             else:
-                value = self._column(child)
+                value, in_arrow = self._column(child), self._in_arrow(child)
                 self._known[own] = next(self._names)
-                found.append(Computed(self._known[own], value))
+                found.append(Computed(self._known[own], value, in_arrow))
         return tuple(found)
 
     def _column(self, expression: Any) -> Column:
@@ -318,11 +332,74 @@ class _Reading:
         changed = [self._unresolved(child) for child in children]
         return expression.withNewChildren(self._to_seq(changed))
 
+    def _in_arrow(self, expression: Any) -> Expression | None:
+        """Return an expression over Arrow columns; None if there is none that is the same."""
+        try:
+            return self._over_arrow(expression)
+        except _NotInArrow:
+            return None
+
+    def _over_arrow(self, expression: Any) -> Expression:
+        if expression.foldable():
+            return _constant(expression)
+        if self._is_attribute(expression):
+            return Named(self._name_of(expression))
+        kind, children = _kind(expression), list(_each(expression.children()))
+        if kind == "GetStructField":
+            return FieldOf(self._over_arrow(children[0]), expression.ordinal())
+        function = _CALLS_OF_ARROW.get(kind)
+        if function is None or (kind in _COMPARISONS and not _compares_alike(kind, children[0])):
+            raise _NotInArrow
+        return Call(function, tuple(map(self._over_arrow, children)))
+
     def _name_of(self, attribute: Any) -> str:
         name = self._known.get(attribute.exprId().id())
         if name is None:
             raise _NoSuchPlan("a column of another DataFrame")
         return name
+
+
+class _NotInArrow(Exception):
+    pass
+
+
+_EQUAL = "EqualTo"
+_COMPARISONS: Mapping[str, str] = {
+    _EQUAL: "equal",
+    "GreaterThan": "greater",
+    "GreaterThanOrEqual": "greater_equal",
+    "LessThan": "less",
+    "LessThanOrEqual": "less_equal",
+}
+#: By the class of an expression, the function of Arrow's that has the same value.
+_CALLS_OF_ARROW: Mapping[str, str] = {
+    **_COMPARISONS,
+    "And": "and_kleene",
+    "Coalesce": "coalesce",
+    "IsNotNull": "is_valid",
+    "IsNull": "is_null",
+    "Not": "invert",
+    "Or": "or_kleene",
+}
+
+
+def _type_of(expression: Any) -> T.DataType:
+    kind: T.DataType = T._parse_datatype_json_string(expression.dataType().json())
+    return kind
+
+
+def _compares_alike(kind: str, value: Any) -> bool:
+    known = _type_of(value)
+    return isinstance(known, COMPARED) or (kind == _EQUAL and known == T.StringType())
+
+
+def _constant(expression: Any) -> Constant:
+    kind, value = _type_of(expression), expression.eval(None)
+    if isinstance(kind, T.BooleanType | T.IntegerType | T.LongType) and isinstance(value, int | None):
+        return Constant(value, kind)
+    if kind == T.StringType() and value is not None:
+        return Constant(value if isinstance(value, str) else str(value.toString()), kind)
+    raise _NotInArrow
 
 
 def _nodes(plan: Any, beginning: Any) -> Iterator[tuple[str, Any]]:

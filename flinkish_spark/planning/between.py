@@ -501,14 +501,16 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
     _, found = read_functions_over(fields, [function], names)
     if isinstance(found, Spoiler):
         return _behind_frame_function(stream, function)
+    # What is dropped of records with times leaves its time.
+    keeps_times = stream.is_timed and (found.drops or stream.has_kept_times)
+    frame = found.in_arrow(stream.frame, keeps_times=keeps_times)
+    if frame is None and keeps_times:
+        frame = found.keeping_times(stream.frame)
+    elif frame is None:
+        # No record is without fields, so they stay what they are: also those that must not be null.
+        frame = found.beside_control(stream.frame) if stream.is_marked else found.of_records(stream.frame)
     made = found.schema if stream.is_marked else None
-    if stream.is_timed and (found.drops or stream.has_kept_times):
-        # What it drops leaves its time.
-        kept = found.keeping_times(stream.frame)
-        return replace(stream, frame=kept, has_kept_times=True, fields=made)
-    # No record is without fields, so they stay what they are: also those that must not be null.
-    frame = found.beside_control(stream.frame) if stream.is_marked else found.of_records(stream.frame)
-    return replace(stream, frame=frame, fields=made)
+    return replace(stream, frame=frame, has_kept_times=keeps_times, fields=made)
 
 
 def _behind_record_function(stream: RecordStream, function: RecordFunction) -> RecordStream:
@@ -571,9 +573,8 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
 
 
 def _with_times_of(frame: DataFrame, take: TakeTimes) -> DataFrame:
-    made = C.map_in_arrow(frame, take, take.columns(frame.schema))
     # A time beside the columns of a source leaves them what they are.
-    return C.as_records(made) if C.are_records(frame) else made
+    return C.behind_records(frame, take, take.columns(frame.schema))
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -36,9 +36,11 @@ from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import DealRows, DealtRows
 from flinkish_spark.transport.columns import InTurn, Origins, Worker, map_in_arrow
+from flinkish_spark.transport.select import SelectColumns
 from flinkish_spark.types.ddl import ddl_of, parse_ddl, quoted
+from flinkish_spark.types.expressions import Expression
 from flinkish_spark.types.hints import unfit_for_rows
-from flinkish_spark.types.schemas import PREFIX, output_schema
+from flinkish_spark.types.schemas import PREFIX, nullable, output_schema
 from flinkish_spark.worker.functions import ExpandRows, FilterRows, LookupRows, One, ProcessRows, RowFunction
 from flinkish_spark.worker.time import KeepsTimes
 
@@ -398,6 +400,26 @@ class RowByRow:
         for step in self._steps:
             frame = step.of(frame) if isinstance(step, Selection) else frame.where(step)
         return frame
+
+    def in_arrow(self, frame: DataFrame, *, keeps_times: bool) -> DataFrame | None:
+        """Return what comes out of a source's records in the pass that reads them; None where it cannot."""
+        steps: list[Mapping[str, Expression] | Expression] = []
+        for step in self.plan.steps:
+            if isinstance(step, Keeping):
+                made: Any = step.in_arrow
+            else:
+                found = {one.name: one.in_arrow for one in step.columns}
+                made = None if None in found.values() else found
+            if made is None:
+                return None
+            steps.append(made)
+        control = [one for one in frame.schema if one.name.startswith(PREFIX)]
+        fields = self.schema
+        if keeps_times or C.KIND in frame.columns:
+            control, fields = list(nullable(control)), nullable(fields)
+        columns = T.StructType([*control, *fields])
+        select = SelectColumns(tuple(steps), columns, self.outputs, keeps_times)
+        return C.select_in_pass(frame, select, columns, select.made_of())
 
     def of_records(self, records: DataFrame) -> DataFrame:
         """Return what comes out where all rows are records: their control columns and fields."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -133,22 +134,44 @@ def records_read_by(pieces: DataFrame, reader: Worker, columns: T.StructType) ->
     return as_records(map_in_arrow(pieces, reader, columns))
 
 
-def as_records(frame: DataFrame) -> DataFrame:
-    """Return a frame of a source's records, so that its columns are known as the source's."""
+def as_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]] = MappingProxyType({})) -> DataFrame:
+    """Return a frame of a source's records, so that its columns are known as the source's.
+
+    `made_of` has the columns of the source of which a column was made that is none of them.
+    """
     # Workers import this module, too, and have no plans.
     from flinkish_spark.bridge.plans import named_records
 
-    named = named_records(frame)
+    named = named_records(frame, made_of)
     made = getattr(frame, _PASS, None)
     if made is not None:
         setattr(named, _PASS, made)
-    setattr(named, _IS_SOURCE, True)
+    setattr(named, _MADE_OF, made_of)
     return named
 
 
-def are_records(frame: DataFrame) -> bool:
-    """Say whether a frame is a source's records, with nothing behind the source."""
-    return bool(getattr(frame, _IS_SOURCE, False))
+def behind_records(frame: DataFrame, worker: Worker, columns: T.StructType) -> DataFrame:
+    """Return what a worker makes that leaves the columns of a frame what they are, or adds to them."""
+    made = map_in_arrow(frame, worker, columns)
+    made_of = getattr(frame, _MADE_OF, None)
+    return made if made_of is None else as_records(made, made_of)
+
+
+def select_in_pass(
+    frame: DataFrame, select: Worker, columns: T.StructType, used: Mapping[str, Iterable[str]]
+) -> DataFrame | None:
+    """Return columns of a source's records as the pass makes them that reads these; None without one.
+
+    `used` has the columns that each of them is made of.
+    """
+    made_of, has_pass = getattr(frame, _MADE_OF, None), isinstance(getattr(frame, _PASS, None), _Pass)
+    if made_of is None or not has_pass or frame.is_cached:
+        return None
+    found = {
+        name: sorted({one for own in names for one in made_of.get(own, [own])})
+        for name, names in used.items()
+    }
+    return as_records(map_in_arrow(frame, select, columns), found)
 
 
 def behind_select(
@@ -167,7 +190,7 @@ def behind_select(
 
 
 #: Attribute of a frame that workers make, and of one that is a source's records.
-_PASS, _IS_SOURCE = f"{PREFIX}pass", f"{PREFIX}source"
+_PASS, _MADE_OF = f"{PREFIX}pass", f"{PREFIX}made_of"
 
 
 @dataclass(frozen=True, eq=False)
