@@ -28,7 +28,6 @@ _PAUSE_MS = 1_000
 _ASKING = "asking what sinks and sources hold"
 
 
-
 class _Found(NamedTuple):
     #: Who left it, as people call it.
     who: str
