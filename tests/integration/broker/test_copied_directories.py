@@ -46,6 +46,10 @@ from tests.support.two_phase_page import Ledger
 MARKED = ("kafka", "kafka-atomic", "delta", "files", "jdbc")
 
 
+def by_night(*kinds: str) -> list[Any]:
+    return [pytest.param(kind, marks=pytest.mark.nightly) for kind in kinds]
+
+
 class Place:
     """One sink in the outside, the topic that is read, and the job directories that write there."""
 
@@ -136,8 +140,8 @@ class Original(SilentObserver):
         self.confirmed = threading.Event()
         self.open: CheckpointId | None = None
         self._triggered: CheckpointId | None = None
+        #: It is cancelled right behind the copy, if it is given.
         self.client: JobClient | None = None
-        self.is_to_die = False
 
     def after(self, step: Any, subject: str) -> None:
         if step is Step.TRIGGER and self.open is None:
@@ -161,11 +165,11 @@ class Original(SilentObserver):
                 (self._place.elsewhere / folder.staged_key(one)).unlink()
         self.open = checkpoint
         self.copied.set()
+        if self.client is not None:
+            self.client.cancel()
 
     def before(self, step: Any, subject: str) -> None:
         if step is Step.DECISION and self.open is not None and subject == str(self.open):
-            if self.is_to_die and self.client is not None:
-                self.client.cancel()
             assert self.may_decide.wait(PATIENCE_S)
 
 
@@ -183,8 +187,8 @@ def at(request, spark, broker, topic, tmp_path) -> Place:
     return place
 
 
-@pytest.mark.parametrize("is_staged_known", [False, True])
-@pytest.mark.parametrize("at", MARKED, indirect=True)
+@pytest.mark.parametrize("is_staged_known", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("at", ["kafka", *by_night(*MARKED[1:])], indirect=True)
 def test_what_the_original_commits_is_not_written_again_by_a_copy_that_gave_it_up(
     at, is_staged_known, monkeypatch
 ) -> None:
@@ -231,3 +235,36 @@ def test_what_the_original_commits_is_not_written_again_by_a_copy_that_gave_it_u
     refused = failure_of(at.env(at.elsewhere))
     assert isinstance(refused, AnotherTimelineError)
     at.run_until_all_show(at.here)
+
+
+@pytest.mark.parametrize("at", by_night(*MARKED), indirect=True)
+def test_what_a_copy_has_shown_is_not_committed_by_the_original(at) -> None:
+    first = Original(at, is_staged_known=False)
+    env = at.env(at.here)
+    env.observe(first)
+    with running(env) as client:
+        at.produce_up_to(20)
+        assert first.copied.wait(PATIENCE_S)
+        at.run_until_all_show(at.elsewhere)
+        first.may_decide.set()
+        with pytest.raises(AnotherTimelineError, match="sink 'out' holds checkpoint"):
+            client.wait(240_000)
+    assert at.seen() == at.expected()
+    at.produce_up_to(30)
+    at.run_until_all_show(at.elsewhere)
+
+
+@pytest.mark.parametrize("at", ["kafka", *by_night(*MARKED[1:], "two-phase")], indirect=True)
+def test_a_copy_goes_on_exactly_once_when_its_original_has_died(at) -> None:
+    first = Original(at)
+    env = at.env(at.here)
+    env.observe(first)
+    with running(env) as client:
+        first.client = client
+        at.produce_up_to(20)
+        assert first.copied.wait(PATIENCE_S)
+    decision = JobDir(LocalStore(at.here)).decision(first.open)
+    assert decision is None or decision.verdict is Verdict.ABORT
+    assert at.seen().total() == 10
+    at.produce_up_to(30)
+    at.run_until_all_show(at.elsewhere)
