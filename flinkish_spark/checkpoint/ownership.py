@@ -40,7 +40,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import CreateResult
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
-from flinkish_spark.protocol.timeline import NO_TIMELINE, Stretch, Timeline
+from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Stretch, Timeline
 
 LOG = logging.getLogger(__name__)
 #: Notes beside an owner's record, see :class:`BeatLease`.
@@ -336,6 +336,16 @@ class Ownership:
     def leave(self) -> None:
         """Be no owner any more; called by another thread while one of this owner's does not end."""
         self._is_left.set()
+
+    def why_foreign(self, mark: Mark, upto: CheckpointId, *, is_passed_on: bool = False) -> str:
+        """Return why somebody left a mark who knows nothing of this owner; empty if it is ours.
+
+        For `is_passed_on` see :meth:`.Timeline.why_not_ours`.
+        """
+        why = self.timeline.why_not_ours(mark, upto, is_passed_on=is_passed_on)
+        if not why and mark.owner_epoch is not None and mark.owner_epoch > self.epoch:
+            why = f"its owner {mark.owner_epoch} is newer than any that the directory knows"
+        return why
 
     def check(self) -> None:
         """Raise FencedError if a newer owner exists, or this one was left."""

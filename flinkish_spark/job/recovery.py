@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from flinkish_spark.checkpoint.commit import Confirmation, Interrupted
+from flinkish_spark.checkpoint.commit import Confirmation, Interrupted, refuse_another_timeline
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.failures import Patience, classify
 from flinkish_spark.checkpoint.spark_log import missing_entry
-from flinkish_spark.contracts.sink import ShownOrder, another_timeline
+from flinkish_spark.contracts.sink import ShownOrder
 from flinkish_spark.core.errors import CommittableLostError, CorruptObjectError, FencedError, InternalError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.watchdog import note_failure
@@ -300,7 +300,8 @@ class Recovery:
             for answer in answers:
                 if answer.outcome is Outcome.FENCED:
                     self._ownership.check()
-                    self._refuse_another_timeline(sink)
+                    timeline = self._ownership.timeline
+                    refuse_another_timeline(self._committers[sink], sink, self._ownership, timeline.newest)
                     raise FencedError(
                         f"an undecided committable of sink '{sink}' was committed by somebody else",
                         why=answer.detail,
@@ -309,14 +310,6 @@ class Recovery:
             if all(a.outcome.is_done for a in answers):
                 return
             self._wait(f"aborting leftovers of sink '{sink}'", answers[-1].detail)
-
-    def _refuse_another_timeline(self, sink: str) -> None:
-        """Say so if a copy of the directory has decided what is given up here, since the start looked."""
-        timeline = self._ownership.timeline
-        for mark in self._committers[sink].newest_marks():
-            why = timeline.why_not_ours(mark, timeline.newest)
-            if why:
-                raise another_timeline(f"sink '{sink}'", mark, timeline.newest, why)
 
     def _sweep(self, facts: R.RecoveryFacts, staged: Mapping[str, StagedBatch]) -> None:
         # Below, everything decided is committed by now, and nothing else may stay open.

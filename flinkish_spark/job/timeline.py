@@ -97,10 +97,7 @@ def _why_foreign(job: JobContext, found: _Found) -> str:
         and timeline.has_given_up(mark.checkpoint)
         and _is_shown_by_a_later_one(ownership.job_dir, mark.checkpoint)
     )
-    why = timeline.why_not_ours(mark, timeline.newest, is_passed_on=is_passed_on)
-    if not why and mark.owner_epoch is not None and mark.owner_epoch > ownership.epoch:
-        why = f"its owner {mark.owner_epoch} is newer than any that the directory knows"
-    return why
+    return ownership.why_foreign(mark, timeline.newest, is_passed_on=is_passed_on)
 
 
 def _is_shown_by_a_later_one(job_dir: JobDir, given_up: CheckpointId) -> bool:

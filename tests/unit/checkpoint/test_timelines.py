@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.commit import Interrupted, refuse_another_timeline
 from flinkish_spark.checkpoint.failures import QueryFailed
 from flinkish_spark.checkpoint.ownership import Ownership, take_over
 from flinkish_spark.checkpoint.staging import StagingContext
+from flinkish_spark.connectors.delta.manifest import _DeltaManifestWriter
 from flinkish_spark.connectors.files.committer import FileMarks
 from flinkish_spark.connectors.files.disk import SinkFiles
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
+from flinkish_spark.connectors.kafka.manifest import _KafkaManifestWriter
 from flinkish_spark.connectors.kafka.writer import KafkaCommitter
+from flinkish_spark.contracts.manifest import ManifestContext
 from flinkish_spark.contracts.sink import SinkContext
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import AnotherTimelineError, BrokerUnavailableError, EnvironmentFault
@@ -341,6 +344,38 @@ def test_of_a_copy_and_its_original_one_commits_what_was_open_to_kafka(
     with pytest.raises(AnotherTimelineError, match=f"sink 'out' holds checkpoint {first[1]}"):
         commit(*then)
     assert group.notes == left
+
+
+def test_a_manifest_does_not_go_on_behind_what_was_given_up(tmp_path: Path) -> None:
+    original, copy = copied_while_open(tmp_path)
+    group, left = Group(), original.timeline.mark_of(CheckpointId(2))
+    marks = KafkaMarks(group, JOB, "out", "orders")  # type: ignore[arg-type]
+    marks.leave(left)
+    store = LocalStore(tmp_path / "copy")
+    context = ManifestContext(JOB, copy.epoch, "orders", store, copy.timeline)
+    kafka, delta = object.__new__(_KafkaManifestWriter), object.__new__(_DeltaManifestWriter)
+    kafka._marks, kafka._context, delta._context = marks, context, context  # type: ignore[attr-defined]
+    delta.newest_marks = lambda: (left,)  # type: ignore[method-assign]
+    record: Any = SimpleNamespace(checkpoint=CheckpointId(3))
+    refused = "the manifest holds checkpoint 2"
+    with pytest.raises(AnotherTimelineError, match=refused):
+        kafka._write(record)
+    with pytest.raises(AnotherTimelineError, match=refused):
+        delta._check(CheckpointId(3))
+    assert marks.newest() == left
+
+
+def test_who_is_refused_by_a_sink_as_an_older_owner_hears_of_the_copy(tmp_path: Path) -> None:
+    """A database turns older owner epochs away before it is asked whose its checkpoint is."""
+    original, copy = copied_while_open(tmp_path)
+    database: Any = Sink(Mark(CheckpointId(3), B, copy.epoch))
+    with pytest.raises(AnotherTimelineError, match="sink 'out' holds checkpoint 3"):
+        refuse_another_timeline(database, "out", original, CheckpointId(2))
+    database.marks = (Mark(CheckpointId(1), A, copy.epoch),)
+    with pytest.raises(AnotherTimelineError, match="Its owner 2 is newer"):
+        refuse_another_timeline(database, "out", original, CheckpointId(2))
+    database.marks = (Mark(CheckpointId(1), A, original.epoch),)
+    refuse_another_timeline(database, "out", original, CheckpointId(2))
 
 
 def files_of(root: Path) -> SinkFiles:
