@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flinkish_spark.checkpoint.context import JobContext
+from flinkish_spark.checkpoint.ownership import Ownership
 from flinkish_spark.contracts.manifest import NO_MANIFEST
-from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint
+from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, another_timeline
 from flinkish_spark.core.clock import backoff_ms
 from flinkish_spark.core.errors import (
     AnotherTimelineError,
@@ -26,6 +27,7 @@ from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.protocol.decisions import Decision, ManifestRecord, Receipt
+from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, StagedBatch
 
 LOG = logging.getLogger(__name__)
@@ -35,6 +37,17 @@ FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 50, 5_000
 
 class Interrupted(Exception):
     """The job is being torn down; the checkpoint stays decided and is finished by the next start."""
+
+
+def refuse_another_timeline(committer: Committer, uid: str, ownership: Ownership, upto: CheckpointId) -> None:
+    """Raise AnotherTimelineError if a sink that refuses this owner holds what it does not know.
+
+    Asked when the owner is known to be the newest one of its directory.
+    """
+    for mark in committer.newest_marks():
+        why = ownership.why_foreign(mark, upto)
+        if why:
+            raise another_timeline(f"sink '{uid}'", mark, upto, why)
 
 
 class Confirmation:
@@ -135,6 +148,7 @@ class Confirmation:
     def _refuse_final(self, decision: Decision, uid: str, answer: CommitAnswer) -> None:
         if answer.outcome is Outcome.FENCED:
             self._ownership.check()
+            refuse_another_timeline(self._committers[uid], uid, self._ownership, decision.checkpoint)
             raise FencedError(
                 f"sink '{uid}' refused a committable of checkpoint {decision.checkpoint}", why=answer.detail
             )

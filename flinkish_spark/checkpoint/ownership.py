@@ -7,7 +7,8 @@ Taking over has five steps, and this order is the fence:
 2. the owner epoch, by create-if-absent: of two newcomers one wins;
 3. every checkpoint id that may be pending is sealed with ABORT: a zombie that has not decided
    it never can;
-4. the stretch of the timeline that this owner decides begins above all of these ids;
+4. the stretch of the timeline that this owner decides begins above all of these ids, and lists those that
+   are given up: a copy of the directory may still commit them;
 5. Spark's checkpoint is renamed to carry the new epoch, so that a JVM that outlived its driver
    writes into a folder that is no longer there (`spark_log.fence_spark_folder`); in a bucket a new one
    begins with copies (`retention.fence_in_bucket`).
@@ -39,7 +40,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import CreateResult
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
-from flinkish_spark.protocol.timeline import NO_TIMELINE, Stretch, Timeline
+from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Stretch, Timeline
 
 LOG = logging.getLogger(__name__)
 #: Notes beside an owner's record, see :class:`BeatLease`.
@@ -336,6 +337,16 @@ class Ownership:
         """Be no owner any more; called by another thread while one of this owner's does not end."""
         self._is_left.set()
 
+    def why_foreign(self, mark: Mark, upto: CheckpointId, *, is_passed_on: bool = False) -> str:
+        """Return why somebody left a mark who knows nothing of this owner; empty if it is ours.
+
+        For `is_passed_on` see :meth:`.Timeline.why_not_ours`.
+        """
+        why = self.timeline.why_not_ours(mark, upto, is_passed_on=is_passed_on)
+        if not why and mark.owner_epoch is not None and mark.owner_epoch > self.epoch:
+            why = f"its owner {mark.owner_epoch} is newer than any that the directory knows"
+        return why
+
     def check(self) -> None:
         """Raise FencedError if a newer owner exists, or this one was left."""
         if self._is_left.is_set():
@@ -379,9 +390,16 @@ def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_toke
     seal_open_ids(Ownership(job_dir, epoch), clock)
     # This order matters: behind the seal nobody else decides an id any more, so that every id that is decided
     # later is this owner's, and has its token.
-    first = max(job_dir.decided_ids(), default=CheckpointId(0)).next()
-    job_dir.begin_stretch(epoch, Stretch(first, token()))
+    known, past = job_dir.decided_ids(), job_dir.timeline()
+    given_up = [one for one in known if not past.has_given_up(one) and _is_given_up(job_dir, one)]
+    first = max(known, default=CheckpointId(0)).next()
+    job_dir.begin_stretch(epoch, Stretch(first, token(), tuple(given_up)))
     return Ownership(job_dir, epoch, job_dir.timeline())
+
+
+def _is_given_up(job_dir: JobDir, checkpoint: CheckpointId) -> bool:
+    decision = job_dir.first_decision(checkpoint)
+    return decision is not None and decision.verdict is Verdict.ABORT
 
 
 def seal_open_ids(ownership: Ownership, clock: Clock) -> tuple[CheckpointId, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from flinkish_spark.checkpoint.commit import Confirmation, Interrupted
+from flinkish_spark.checkpoint.commit import Confirmation, Interrupted, refuse_another_timeline
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.failures import Patience, classify
 from flinkish_spark.checkpoint.spark_log import missing_entry
@@ -300,6 +300,8 @@ class Recovery:
             for answer in answers:
                 if answer.outcome is Outcome.FENCED:
                     self._ownership.check()
+                    timeline = self._ownership.timeline
+                    refuse_another_timeline(self._committers[sink], sink, self._ownership, timeline.newest)
                     raise FencedError(
                         f"an undecided committable of sink '{sink}' was committed by somebody else",
                         why=answer.detail,

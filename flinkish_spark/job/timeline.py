@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from flinkish_spark.checkpoint.commit import Interrupted
 from flinkish_spark.checkpoint.context import JobContext
@@ -26,15 +27,19 @@ LOG = logging.getLogger(__name__)
 _PAUSE_MS = 1_000
 _ASKING = "asking what sinks and sources hold"
 
-#: Who left a mark, as people call it, and the mark.
-_Found = tuple[str, Mark]
+
+class _Found(NamedTuple):
+    #: Who left it, as people call it.
+    who: str
+    mark: Mark
+    is_of_source: bool = False
 
 
 def settle_timeline(job: JobContext) -> bool:
     """Compare what is outside with the directory; return whether the job has to be taken over once more."""
     job_dir = job.ownership.job_dir
     marks = _all_marks(job)
-    foreign = [(who, mark, why) for who, mark in marks if (why := _why_foreign(job, mark))]
+    foreign = [(one.who, one.mark, why) for one in marks if (why := _why_foreign(job, one))]
     if not foreign:
         # Also of an order that was carried out by a process that was cut off behind it.
         job_dir.close_timeline_order()
@@ -46,7 +51,7 @@ def settle_timeline(job: JobContext) -> bool:
         # What a deposed process takes for another timeline is its successor.
         job.ownership.check()
         raise error
-    _accept(job, [mark for _, mark in marks], error.what)
+    _accept(job, [one.mark for one in marks], error.what)
     return True
 
 
@@ -73,32 +78,30 @@ def _all_marks(job: JobContext) -> list[_Found]:
 def _marks(job: JobContext) -> list[_Found]:
     found: list[_Found] = []
     for uid, committer in job.committers.items():
-        found += ((f"sink '{uid}'", mark) for mark in committer.newest_marks())
-    found += (("the manifest", mark) for mark in job.manifest.newest_marks())
+        found += (_Found(f"sink '{uid}'", mark) for mark in committer.newest_marks())
+    found += (_Found("the manifest", mark) for mark in job.manifest.newest_marks())
     for node in job.sources:
-        found += ((f"source '{node.uid}'", mark) for mark in node.source.newest_marks(job.job))
+        who = f"source '{node.uid}'"
+        found += (_Found(who, mark, is_of_source=True) for mark in node.source.newest_marks(job.job))
     return found
 
 
-def _why_foreign(job: JobContext, mark: Mark) -> str:
+def _why_foreign(job: JobContext, found: _Found) -> str:
     """Return why a mark is not ours; empty for one that is."""
-    ownership = job.ownership
+    mark, ownership = found.mark, job.ownership
     timeline = ownership.timeline
-    why = timeline.why_not_ours(mark, timeline.newest)
-    if not why and mark.checkpoint > timeline.accepted:
-        decision = ownership.job_dir.decision(mark.checkpoint)
-        is_given_up = decision is not None and decision.verdict is not Verdict.COMMIT
-        if is_given_up and not _is_shown_by_a_later_one(ownership.job_dir, mark.checkpoint):
-            why = f"checkpoint {mark.checkpoint} was given up here, and committed elsewhere"
-    if not why and mark.owner_epoch is not None and mark.owner_epoch > ownership.epoch:
-        why = f"its owner {mark.owner_epoch} is newer than any that the directory knows"
-    return why
+    # Sinks and manifest leave their marks with a decided checkpoint only. Beside a source's offsets an atomic
+    # sink writes its mark at the barrier, and the barrier passes on when its checkpoint is given up.
+    is_passed_on = (
+        found.is_of_source
+        and timeline.has_given_up(mark.checkpoint)
+        and _is_shown_by_a_later_one(ownership.job_dir, mark.checkpoint)
+    )
+    return ownership.why_foreign(mark, timeline.newest, is_passed_on=is_passed_on)
 
 
 def _is_shown_by_a_later_one(job_dir: JobDir, given_up: CheckpointId) -> bool:
     """Return whether a later committed checkpoint has the micro-batch with the barrier of this one."""
-    # An atomic sink writes its mark at the barrier, and the barrier passes on when its checkpoint is given
-    # up.
     for later in job_dir.decided_ids():
         decision = job_dir.decision(later) if later > given_up else None
         if decision is not None and decision.verdict is Verdict.COMMIT:

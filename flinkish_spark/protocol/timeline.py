@@ -9,19 +9,21 @@ Rules:
    that was given out before. Every id has one stretch, so one token.
 2. Whoever makes a checkpoint visible leaves a *mark* with its id and its token, in the same transaction where
    the system has one, else before the first record can be seen.
-3. A mark is *ours* if its token is that of its id. One that is not was left by another timeline: nothing is
-   committed beside it.
+3. A mark is *ours* if its token is that of its id, and its id was not given up here. One that is not was
+   left by another timeline: nothing is committed beside it.
 4. A mark whose token cannot be read any more is judged by its id alone.
 5. A user may accept what is there: marks up to an id are then taken as they are, and ids go on above it.
+6. A stretch lists the ids that were given up before it. One of them may be open in a copy that was made
+   then, has the same token there, and can still be committed there; here its rows come with a later id.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.codec import LEFT_OUT, Stored
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 
 _TOKEN = re.compile(r"[0-9a-f]{16}")
@@ -62,6 +64,9 @@ class Stretch(Stored):
     first: CheckpointId
     #: 16 hex digits by chance.
     token: str
+    #: Ids below, given up by then; those that an earlier stretch lists are left out. Kept here since their
+    #: decisions are deleted with old checkpoints, while the mark of a sink that gets nothing stays.
+    given_up: tuple[CheckpointId, ...] = field(default=(), metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         if self.first < CheckpointId(1):
@@ -87,18 +92,24 @@ class Timeline:
         at = self._stretch_of(checkpoint)
         return Mark(checkpoint, None if at is None else at.token)
 
-    def why_not_ours(self, mark: Mark, upto: CheckpointId) -> str:
-        """Return why a mark was left by another timeline; empty if it is ours."""
+    def has_given_up(self, checkpoint: CheckpointId) -> bool:
+        return any(checkpoint in one.given_up for one in self.stretches)
+
+    def why_not_ours(self, mark: Mark, upto: CheckpointId, *, is_passed_on: bool = False) -> str:
+        """Return why a mark was left by another timeline; empty if it is ours.
+
+        `is_passed_on` says that a later checkpoint of this directory shows what bears the mark.
+        """
         if not self.stretches or mark.checkpoint <= self.accepted:
             return ""
         if mark.checkpoint > upto:
             return f"the directory knows no checkpoint above {upto}"
-        if mark.token is None:
-            return ""
-        if mark.token not in {one.token for one in self.stretches}:
+        if mark.token is not None and mark.token not in {one.token for one in self.stretches}:
             return "the directory does not know the process that committed it"
-        if mark.token != self.mark_of(mark.checkpoint).token:
+        if mark.token is not None and mark.token != self.mark_of(mark.checkpoint).token:
             return "it was committed after another process had taken the job over"
+        if self.has_given_up(mark.checkpoint) and not is_passed_on:
+            return f"checkpoint {mark.checkpoint} was given up here, and committed elsewhere"
         return ""
 
     def _stretch_of(self, checkpoint: CheckpointId) -> Stretch | None:

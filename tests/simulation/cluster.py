@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from unittest import mock
 
 from flinkish_spark.checkpoint.retention import CheckpointPins
 from flinkish_spark.connectors.delta.table import app_id, checkpoint_note
-from flinkish_spark.core.errors import EnvironmentFault, JobDirError
+from flinkish_spark.core.errors import CorruptObjectError, EnvironmentFault, JobDirError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import ObjectMissing
 from flinkish_spark.job import rewind as rewinding
 from flinkish_spark.job.engine import Standby
+from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.lineage import Tables
@@ -153,9 +155,11 @@ class Cluster:
 
     def _is_ahead_of(self, backup: MemoryStore) -> bool:
         """Whether the outside knows a checkpoint that a copy of the directory has not decided."""
-        decided = JobDir(backup).decided_ids()
-        newest = max((int(mark.checkpoint) for mark in self._marks()), default=0)
-        return newest > max(map(int, decided), default=0)
+        folder = JobDir(backup)
+        decided, nothing = folder.decided_ids(), CheckpointId(0)
+        newest = max((mark.checkpoint for mark in self._marks()), default=nothing)
+        is_open = newest in decided and folder.first_decision(newest) is None
+        return is_open or newest > max(decided, default=nothing)
 
     def _marks(self) -> list[Mark]:
         epochs = [table.committed_epoch(app_id(JOB, uid)) for uid, table in self._world.tables.items()]
@@ -163,29 +167,65 @@ class Cluster:
         return [*self._world.marks.values(), *tables]
 
     def _commit_elsewhere(self) -> None:
-        """Let a copy of the directory commit the next checkpoint to one of the sinks."""
+        """Let a copy of the directory commit to a sink: the next checkpoint, or one that is given up here."""
         world = self._world
         if world.other_timeline is not None:
+            return
+        sinks = list(zip(world.scenario.sink_uids, world.scenario.sinks, strict=True))
+        given_up = [(mark, *one) for mark in self._given_up() for one in sinks if self._may_be_at(mark, *one)]
+        if given_up:
+            # This directory is the copy, and the original goes on with what was open in both.
+            mark, uid, kind = world.chance.choice(given_up)
+            world.note("fault", f"checkpoint {mark.checkpoint}, given up here, is committed to {uid}")
+            undo = self._leave(mark, uid, kind)
+            world.other_timeline = OtherTimeline(False, undo, uid)
             return
         given_out = [*JobDir(world.disk).decided_ids(), *map(CheckpointId, self._invariants.ledger.commits)]
         newest = max(given_out, default=CheckpointId(0))
         is_open = newest in given_out and f"checkpoints/{newest}/decision.json" not in world.disk.objects
         mark = Mark(newest if is_open else newest.next(), "f" * 16)
-        sinks = list(zip(world.scenario.sink_uids, world.scenario.sinks, strict=True))
         uid, kind = world.chance.choice(sinks)
         world.note("fault", f"a copy commits checkpoint {mark.checkpoint} to {uid}")
+        world.other_timeline = OtherTimeline(False, self._leave(mark, uid, kind))
+
+    def _given_up(self) -> list[Mark]:
+        """Return what an original could leave while no checkpoint of this directory is being committed."""
+        folder = JobDir(self._world.disk)
+        try:
+            decisions = [folder.first_decision(one) for one in folder.decided_ids()]
+            is_confirmed = all(
+                folder.receipt(one.checkpoint) is not None
+                for one in decisions
+                if one is not None and one.verdict is Verdict.COMMIT
+            )
+            timeline = folder.timeline()
+        except (CorruptObjectError, JobDirError):
+            return []
+        # Of what this owner gives up by itself no copy has it open: a copy is made before, and is taken over.
+        ids = [checkpoint for stretch in timeline.stretches for checkpoint in stretch.given_up]
+        return [timeline.mark_of(one) for one in ids] if is_confirmed else []
+
+    def _may_be_at(self, mark: Mark, uid: str, kind: SinkKind) -> bool:
+        """Whether a sink holds nothing newer, so that an original would commit."""
+        if kind is SinkKind.TABLE:
+            return self._world.tables[uid].committed_epoch(app_id(JOB, uid)) < int(mark.checkpoint)
+        known = self._world.marks.get(uid)
+        return known is None or known.checkpoint < mark.checkpoint
+
+    def _leave(self, mark: Mark, uid: str, kind: SinkKind) -> Callable[[], None]:
+        """Leave somebody else's mark at a sink; return what takes it back."""
+        world = self._world
         if kind is SinkKind.TABLE:
             app = app_id(JOB, uid)
-            undo = world.tables[uid].commit_elsewhere(app, int(mark.checkpoint), checkpoint_note(app, mark))
-        else:
-            before, world.marks[uid] = world.marks.get(uid), mark
+            return world.tables[uid].commit_elsewhere(app, int(mark.checkpoint), checkpoint_note(app, mark))
+        before, world.marks[uid] = world.marks.get(uid), mark
 
-            def undo() -> None:
-                world.marks.pop(uid)
-                if before is not None:
-                    world.marks[uid] = before
+        def undo() -> None:
+            world.marks.pop(uid)
+            if before is not None:
+                world.marks[uid] = before
 
-        world.other_timeline = OtherTimeline(False, undo)
+        return undo
 
     # -- what people do -------------------------------------------------------------------------
     def people(self) -> None:

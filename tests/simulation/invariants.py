@@ -74,6 +74,10 @@ class Invariants:
         """Whether the directory was put back from a copy: what happens to it happens to no history."""
         return self._world.other_timeline is not None and self._world.other_timeline.is_older
 
+    def _is_closed(self, sink: str) -> bool:
+        """Whether a copy has committed to a sink what was given up here."""
+        return self._world.other_timeline is not None and self._world.other_timeline.sink == sink
+
     def is_owner(self, process: Process) -> bool:
         """Whether a process is the newest owner."""
         return self.epochs.get(process) == self.owner
@@ -283,6 +287,7 @@ class Invariants:
         is_by_itself = cause in (TIMEOUT, DESTROYED)
         self._require(is_by_itself or not self._is_older, Rule.ONE_TIMELINE, f"{name} was ended: {cause}")
         if transaction.state is TransactionState.COMMITTED:
+            self._require(not self._is_closed(transaction.sink), Rule.ONE_TIMELINE, f"{name} is committed")
             self._require(decision is not None, Rule.DECISION_FIRST, f"{name} is committed by {cause}")
             is_meant = decision is None or decision.shows(transaction)
             self._require(
@@ -315,6 +320,10 @@ class Invariants:
     def _files_visible(self, files: Sequence[StagedFile]) -> None:
         self._require(not self._is_older, Rule.ONE_TIMELINE, f"{len(files)} files were committed")
         for file in files:
+            sink = next(
+                uid for uid, table in self._world.tables.items() if table.files.get(file.name) is file
+            )
+            self._require(not self._is_closed(sink), Rule.ONE_TIMELINE, f"{file.name} is committed")
             is_decided = self.ledger.decision_of(file) is not None
             self._require(is_decided, Rule.DECISION_FIRST, f"{file.name} is visible")
             self._require(file.is_there, Rule.NOTHING_REFERENCED, f"{file.name} is visible and gone")

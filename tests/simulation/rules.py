@@ -39,7 +39,10 @@ class Rule(enum.Enum):
     ABORTED_FIRST = "what is lost can be committed by nobody before something is named in its place"
     REPLAY_REPLACES = "what takes the place of lost data holds the same rows, before there is a receipt"
     REPLAYS_APART = "nobody reads the folder of another owner's replay, or deletes a newer owner's"
-    ONE_TIMELINE = "a job whose directory is an older copy touches nothing outside, and its start is refused"
+    ONE_TIMELINE = (
+        "a job whose directory is an older copy touches nothing outside, and its start is refused; "
+        "a copy commits nothing to a sink in which its original has committed what was given up in the copy"
+    )
     NO_LEFTOVERS = "a stopped job leaves no open transaction and no folder of a replay behind"
 
 

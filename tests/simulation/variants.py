@@ -280,6 +280,11 @@ def _marks_without_tokens() -> Sequence[Patch]:
     ]
 
 
+def _what_was_given_up_counts_as_ours() -> Sequence[Patch]:
+    """What the original commits of a checkpoint that was open when the directory was copied."""
+    return [mock.patch.object(Timeline, "has_given_up", lambda self, checkpoint: False)]
+
+
 def _input_not_looked_at_before_a_rewind() -> Sequence[Patch]:
     return [mock.patch.object(Inputs, "why_lost", lambda self, position: "")]
 
@@ -340,6 +345,7 @@ MORE = (
     Variant("barrier records of any checkpoint", _barrier_records_of_any_checkpoint),
     Variant("every mark is ours", _every_mark_is_ours),
     Variant("marks without tokens", _marks_without_tokens),
+    Variant("what was given up counts as ours", _what_was_given_up_counts_as_ours),
     Variant("input not looked at before a rewind", _input_not_looked_at_before_a_rewind),
     Variant("standbys take over whatever they are told", _standbys_take_over_whatever_they_are_told),
 )

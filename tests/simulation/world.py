@@ -64,10 +64,13 @@ class OtherTimeline:
         Whether the directory was put back from a copy: then nothing at all may happen.
     undo
         What people do when a start was refused.
+    sink
+        Of a copy that has committed what was given up here: the sink in which nothing may become visible.
     """
 
     is_older: bool
     undo: Callable[[], None]
+    sink: str = ""
 
 
 class World:

@@ -12,13 +12,18 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.commit import Interrupted, refuse_another_timeline
 from flinkish_spark.checkpoint.failures import QueryFailed
 from flinkish_spark.checkpoint.ownership import Ownership, take_over
 from flinkish_spark.checkpoint.staging import StagingContext
+from flinkish_spark.connectors.delta.manifest import _DeltaManifestWriter
 from flinkish_spark.connectors.files.committer import FileMarks
 from flinkish_spark.connectors.files.disk import SinkFiles
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
+from flinkish_spark.connectors.kafka.manifest import _KafkaManifestWriter
+from flinkish_spark.connectors.kafka.writer import KafkaCommitter
+from flinkish_spark.contracts.manifest import ManifestContext
+from flinkish_spark.contracts.sink import SinkContext
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import AnotherTimelineError, BrokerUnavailableError, EnvironmentFault
 from flinkish_spark.core.job_dir import JobDir
@@ -167,6 +172,9 @@ def test_what_is_staged_at_a_barrier_passes_to_the_next_checkpoint_with_the_mark
     third = owner(tmp_path, C)
     if has_its_barrier:
         assert settle(third, source=Sink(left)) is False
+        # A sink's own mark is left with what is decided, and never passes on.
+        with pytest.raises(AnotherTimelineError, match="sink 'out' holds checkpoint 2"):
+            settle(third, Sink(left))
         return
     with pytest.raises(AnotherTimelineError, match="given up here, and committed elsewhere"):
         settle(third, source=Sink(left))
@@ -243,6 +251,131 @@ def test_a_question_that_hangs_is_left_alone_by_a_cancel(tmp_path: Path) -> None
         assert asked == []
     finally:
         answer.set()
+
+
+def copied_while_open(root: Path) -> tuple[Ownership, Ownership]:
+    """Return the owners of a directory and of its copy; checkpoint 2 was open when it was made."""
+    original = owner(root / "job", A)
+    decide(original, 1)
+    pending = TriggerRecord(CheckpointId(2), original.epoch, CheckpointPurpose.PERIODIC, 0)
+    original.job_dir.create_trigger(pending)
+    shutil.copytree(root / "job", root / "copy")
+    return original, owner(root / "copy", B)
+
+
+def test_what_a_takeover_gave_up_is_known_for_ever_and_listed_once(tmp_path: Path) -> None:
+    _, copy = copied_while_open(tmp_path)
+    mark = Mark(CheckpointId(2), A)
+    assert [one.given_up for one in copy.timeline.stretches] == [(), (CheckpointId(2),)]
+    decide(copy, 3)
+    # As old checkpoints go, while a sink that gets no rows keeps its mark.
+    copy.job_dir.delete_all(
+        f"checkpoints/{n}/{part}.json" for n in (1, 2) for part in ("trigger", "decision")
+    )
+    again = owner(tmp_path / "copy", C)
+    assert [one.given_up for one in again.timeline.stretches] == [(), (CheckpointId(2),), ()]
+    for ownership in (copy, again):
+        assert "was given up here" in ownership.timeline.why_not_ours(mark, CheckpointId(9))
+    with pytest.raises(AnotherTimelineError, match="given up here, and committed elsewhere"):
+        settle(again, Sink(mark))
+
+
+def test_a_takeover_that_was_cut_off_behind_its_seals_leaves_them_to_the_next_one(tmp_path: Path) -> None:
+    original, copy = copied_while_open(tmp_path)
+    (tmp_path / "copy" / "timeline" / f"{copy.epoch}.json").unlink()
+    assert owner(tmp_path / "copy", C).timeline.has_given_up(CheckpointId(2))
+    assert not original.timeline.has_given_up(CheckpointId(2))
+
+
+@pytest.mark.parametrize("is_original_first", [True, False])
+def test_of_a_copy_and_its_original_one_commits_what_was_open_to_files(
+    tmp_path: Path, is_original_first: bool
+) -> None:
+    original, copy = copied_while_open(tmp_path)
+    mine, others = (FileMarks(files_of(tmp_path), one.timeline) for one in (original, copy))
+    if is_original_first:
+        mine.leave(2)
+        for checkpoint in (3, 4):
+            with pytest.raises(AnotherTimelineError, match="2 was given up here, and committed elsewhere"):
+                others.leave(checkpoint)
+        mine.leave(3)
+        return
+    others.leave(3)
+    with pytest.raises(AnotherTimelineError, match="sink 'out' holds checkpoint 3"):
+        mine.leave(2)
+    others.leave(4)
+
+
+def test_a_copy_goes_on_alone_when_its_original_has_ended_or_nothing_was_open(tmp_path: Path) -> None:
+    original, copy = copied_while_open(tmp_path)
+    FileMarks(files_of(tmp_path), original.timeline).leave(1)
+    marks = FileMarks(files_of(tmp_path), copy.timeline)
+    assert [settle(copy, Sink(one)) for one in (marks.newest(),) if one is not None] == [False]
+    marks.leave(3)
+    decide(copy, 3)
+    shutil.copytree(tmp_path / "copy", tmp_path / "fork")
+    fork = owner(tmp_path / "fork", C)
+    marks = FileMarks(files_of(tmp_path), fork.timeline)
+    assert [settle(fork, Sink(one)) for one in (marks.newest(),) if one is not None] == [False]
+    marks.leave(4)
+    with pytest.raises(AnotherTimelineError, match="sink 'out' holds checkpoint 4"):
+        FileMarks(files_of(tmp_path), copy.timeline).leave(4)
+
+
+@pytest.mark.parametrize("is_original_first", [True, False])
+def test_of_a_copy_and_its_original_one_commits_what_was_open_to_kafka(
+    tmp_path: Path, is_original_first: bool
+) -> None:
+    group = Group()
+    original, copy = copied_while_open(tmp_path)
+
+    def commit(ownership: Ownership, checkpoint: int) -> None:
+        """Ask and leave the mark as a commit does; its transactions are asked about behind that."""
+        marks = KafkaMarks(group, JOB, "out", "orders")  # type: ignore[arg-type]
+        unused: Any = None
+        context = SinkContext(
+            JOB, ownership.epoch, "out", unused, unused, "", unused, unused, ownership.timeline
+        )
+        KafkaCommitter(unused, context, marks)._mark(CheckpointId(checkpoint))
+
+    first, then = ((original, 2), (copy, 3)) if is_original_first else ((copy, 3), (original, 2))
+    commit(*first)
+    left = dict(group.notes)
+    with pytest.raises(AnotherTimelineError, match=f"sink 'out' holds checkpoint {first[1]}"):
+        commit(*then)
+    assert group.notes == left
+
+
+def test_a_manifest_does_not_go_on_behind_what_was_given_up(tmp_path: Path) -> None:
+    original, copy = copied_while_open(tmp_path)
+    group, left = Group(), original.timeline.mark_of(CheckpointId(2))
+    marks = KafkaMarks(group, JOB, "out", "orders")  # type: ignore[arg-type]
+    marks.leave(left)
+    store = LocalStore(tmp_path / "copy")
+    context = ManifestContext(JOB, copy.epoch, "orders", store, copy.timeline)
+    kafka, delta = object.__new__(_KafkaManifestWriter), object.__new__(_DeltaManifestWriter)
+    kafka._marks, kafka._context, delta._context = marks, context, context  # type: ignore[attr-defined]
+    delta.newest_marks = lambda: (left,)
+    record: Any = SimpleNamespace(checkpoint=CheckpointId(3))
+    refused = "the manifest holds checkpoint 2"
+    with pytest.raises(AnotherTimelineError, match=refused):
+        kafka._write(record)
+    with pytest.raises(AnotherTimelineError, match=refused):
+        delta._check(CheckpointId(3))
+    assert marks.newest() == left
+
+
+def test_who_is_refused_by_a_sink_as_an_older_owner_hears_of_the_copy(tmp_path: Path) -> None:
+    """A database turns older owner epochs away before it is asked whose its checkpoint is."""
+    original, copy = copied_while_open(tmp_path)
+    database: Any = Sink(Mark(CheckpointId(3), B, copy.epoch))
+    with pytest.raises(AnotherTimelineError, match="sink 'out' holds checkpoint 3"):
+        refuse_another_timeline(database, "out", original, CheckpointId(2))
+    database.marks = (Mark(CheckpointId(1), A, copy.epoch),)
+    with pytest.raises(AnotherTimelineError, match="Its owner 2 is newer"):
+        refuse_another_timeline(database, "out", original, CheckpointId(2))
+    database.marks = (Mark(CheckpointId(1), A, original.epoch),)
+    refuse_another_timeline(database, "out", original, CheckpointId(2))
 
 
 def files_of(root: Path) -> SinkFiles:

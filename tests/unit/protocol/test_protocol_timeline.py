@@ -55,6 +55,25 @@ def test_a_mark_is_ours_if_its_token_is_that_of_its_id(found: Mark, upto: int, w
     assert bool(why) == bool(given)
 
 
+def test_what_was_given_up_is_committed_by_nobody_here() -> None:
+    """Owner B gave 4 and 5 up; 5 was open, and whoever has the directory of before may commit it."""
+    given_up = (CheckpointId(4), CheckpointId(5))
+    timeline = Timeline((Stretch(CheckpointId(3), A), Stretch(CheckpointId(6), B, given_up)))
+    for upto in (CheckpointId(5), CheckpointId(9)):
+        for found in (mark(5, A), mark(4, A), mark(5)):
+            why = f"checkpoint {found.checkpoint} was given up here, and committed elsewhere"
+            assert timeline.why_not_ours(found, upto) == why
+            assert timeline.why_not_ours(found, upto, is_passed_on=True) == ""
+    assert timeline.why_not_ours(mark(3, A), CheckpointId(9)) == ""
+    # Of a mark that nobody here can have left it is said so.
+    assert "does not know the process" in timeline.why_not_ours(mark(5, OTHER), CheckpointId(9))
+    accepted = Timeline(timeline.stretches, CheckpointId(5))
+    assert accepted.why_not_ours(mark(5, A), CheckpointId(9)) == ""
+    stored = timeline.stretches[1]
+    assert Stretch.from_json(stored.to_json()) == stored
+    assert "given_up" not in timeline.stretches[0].to_json()
+
+
 def test_each_id_has_one_token() -> None:
     tokens = [THREE.mark_of(CheckpointId(n)).token for n in (1, 2, 3, 5, 6, 9, 10, 99)]
     assert tokens == [None, None, A, A, B, B, C, C]
