@@ -42,7 +42,7 @@ STAGES := lint types unit system
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
 	@echo
-	@echo "  Start here:  make demo    (the first run downloads about DEMO_MB MB into build/)"
+	@echo "  Start here:  make demo    (the first run downloads about 600 MB into build/)"
 	@echo
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
 	@echo

@@ -21,6 +21,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from xml.sax.saxutils import quoteattr
 
 from flinkish_spark.jars import JarMissing, retrieve
 
@@ -47,11 +48,8 @@ EXCLUDED = {
         "commons-logging:*",
     ],
 }
-#: Everything from the public repository, with what it asks for.
-SETTINGS = (
-    '<ivysettings><settings defaultResolver="public"/>'
-    '<resolvers><ibiblio name="public" m2compatible="true"/></resolvers></ivysettings>'
-)
+#: Names a mirror to Spark, for `spark.jars.packages`; so it does here.
+MIRROR = "DEFAULT_ARTIFACT_REPOSITORY"
 
 
 def pinned(role: str) -> dict[str, list[str]]:
@@ -96,6 +94,16 @@ def dependencies(coordinates: list[str], excluded: list[str]) -> str:
     return "".join(words)
 
 
+def settings() -> str:
+    """Return Ivy's: everything from one repository, with what it asks for."""
+    mirror = os.environ.get(MIRROR)
+    root = f" root={quoteattr(mirror)}" if mirror else ""
+    return (
+        '<ivysettings><settings defaultResolver="public"/><resolvers>'
+        f'<ibiblio name="public" m2compatible="true"{root}/></resolvers></ivysettings>'
+    )
+
+
 def replace(old: Path, new: Path) -> None:
     """Make `old` hold the JARs of `new`, touching only what differs."""
     old.mkdir(parents=True, exist_ok=True)
@@ -119,8 +127,8 @@ def main() -> None:
     role = arguments.role
     (ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="jars-") as scratch:
-        settings, into = Path(scratch, "ivysettings.xml"), Path(scratch, "jars")
-        settings.write_text(SETTINGS, encoding="utf-8")
+        told, into = Path(scratch, "ivysettings.xml"), Path(scratch, "jars")
+        told.write_text(settings(), encoding="utf-8")
         fetched: set[str] = set()
         for coordinates in pinned(role).values():
             if arguments.kafka:
@@ -128,7 +136,7 @@ def main() -> None:
             # A module of Ivy's has one version of each artifact: each version of Spark is one of its own.
             if not fetched.issuperset(coordinates):
                 try:
-                    retrieve(dependencies(coordinates, EXCLUDED[role]), settings, CACHE, into)
+                    retrieve(dependencies(coordinates, EXCLUDED[role]), told, CACHE, into)
                 except JarMissing as missing:
                     sys.exit(f"the {role} JARs could not be fetched: {missing}")
             fetched.update(coordinates)
