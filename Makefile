@@ -1,5 +1,5 @@
 # Every target sets up what it needs, under build/ in this checkout; a second run starts at once.
-# Needed on the machine: Python 3.11+, a JDK 17+, Maven, make; for the tests openssl too.
+# Needed on the machine: Python 3.11+, a JDK 17+, make; for the JVM side and the tests Maven and openssl too.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -16,7 +16,7 @@ PY    := $(VENV)/bin/python
 KILLS ?=
 SEED ?=
 ORDERS ?=
-ENGINE ?=
+SHIM ?=
 STORE ?=
 # For chaos and the crash sweep: which sinks, with commas between them.
 SINK ?=
@@ -46,7 +46,8 @@ help: ## this page
 	@echo
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
 	@echo
-	@echo "  Needed: Python 3.11+, a JDK 17+, Maven. Nothing is written outside this directory."
+	@echo "  Needed: Python 3.11+, a JDK 17+; for anything but demo, lint, types, unit and docs Maven too."
+	@echo "  Nothing is written outside this directory."
 
 setup: $(VENV)/.stamp jars shim ## virtual environment, JARs, the JVM side
 	@echo "ready: $(VENV)"
@@ -55,8 +56,9 @@ jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp old-broker s3a hdfs flink
 
 shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 
-demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 BARE=1 STORE=s3|hdfs]
-	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(BARE),--bare) $(if $(STORE),--store $(STORE))
+# The job has no JAR of ours. Only Spark's checkpoints in a bucket or on HDFS need one.
+demo: $(VENV)/.stamp $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(if $(SHIM)$(filter s3 hdfs,$(STORE)),setup) ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 SHIM=1 STORE=s3|hdfs]
+	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(SHIM),--shim) $(if $(STORE),--store $(STORE))
 
 test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: lint types unit system
 	@started=$$SECONDS; rm -f $(SKIPPED); \
@@ -220,7 +222,6 @@ ROLE_OF_flink-jars := flink
 ROLE_OF_flink-cluster-jars := flink-cluster
 $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV)/.stamp
 	@tools/require.sh java
-	@tools/require.sh maven
 	@echo "fetching JARs into build/$*"
 	@$(PY) tools/resolve_jars.py $(or $(ROLE_OF_$*),spark) $(BUILD)/$*
 	@touch $@

@@ -118,7 +118,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="orders, victims and moments (default: drawn and printed)")
     parser.add_argument("--orders", type=int, default=300_000)
     parser.add_argument("--rate", type=float, help="orders per second (default: so that all kills hit)")
-    parser.add_argument("--bare", action="store_true", help="with no JAR but Delta's")
+    parser.add_argument("--shim", action="store_true", help="with the JAR of our JVM side (make shim)")
     parser.add_argument(
         "--store", choices=("disk", "s3", "hdfs"), default="disk", help="what the job directory lies on"
     )
@@ -128,6 +128,8 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error("--kills must be 0 or more, --orders and --rate above 0")
     args.seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed
     args.rate = args.rate or default_rate(args.orders, args.kills)
+    # Spark's own checkpoint files in a bucket and on HDFS are the JVM side's.
+    args.is_bare = not args.shim and args.store == "disk"
     return args
 
 
@@ -145,7 +147,7 @@ def main() -> int:
     console = Console()
     console.print(
         f"seed {args.seed}: {args.orders:,} orders at {args.rate:,.0f} a second, {args.kills} kills; "
-        f"again with make demo KILLS={args.kills} SEED={args.seed} {'BARE=1 ' if args.bare else ''}"
+        f"again with make demo KILLS={args.kills} SEED={args.seed} {'' if args.is_bare else 'SHIM=1 '}"
         f"STORE={args.store}",
         highlight=False,
         soft_wrap=True,
@@ -155,7 +157,9 @@ def main() -> int:
     try:
         with (
             server_of(args.store) as buckets,
-            Rig(args.directory, ROOT / "demo" / "app.py", chance, is_bare=args.bare, buckets=buckets) as rig,
+            Rig(
+                args.directory, ROOT / "demo" / "app.py", chance, is_bare=args.is_bare, buckets=buckets
+            ) as rig,
             Display(console, rig, args.orders) as display,
         ):
             verdict = run(rig, display, args, chance, story)
@@ -173,7 +177,7 @@ def main() -> int:
         "restarts": restarts,
         "query_restarts": query_restarts,
         "kills_while_input_arrived": story.hits_with_input,
-        "bare": args.bare,
+        "bare": args.is_bare,
         "store": args.store,
         "seed": args.seed,
         "rate": round(args.rate),

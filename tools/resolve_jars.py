@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fetch the JARs of the pinned list with Maven.
+"""Fetch the JARs of the pinned list with the resolver that is in Spark: a JDK and pip are all it needs.
 
     python tools/resolve_jars.py spark  DIRECTORY
     python tools/resolve_jars.py broker DIRECTORY [--kafka VERSION]
@@ -10,26 +10,25 @@
     python tools/resolve_jars.py flink-cluster DIRECTORY
 
 The JARs of all versions of Spark go into one directory; a session takes those of the Spark that runs.
-
-Standard library only: it runs before anything is installed. JARs of an earlier list are removed from the
-directory; those that stay are not touched, so a process that has them open keeps running.
+JARs of an earlier list are removed from the directory; those that stay are not touched, so a process that
+has them open keeps running.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import quoteattr
+
+from flinkish_spark.jars import JarMissing, retrieve
 
 ROOT = Path(__file__).resolve().parents[1]
 PINNED = ROOT / "flinkish_spark" / "jars" / "pinned.txt"
-MAVEN_REPOSITORY = ROOT / "build" / "m2"
-COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+#: What was downloaded once.
+CACHE = ROOT / "build" / "ivy-cache"
 #: What stands in the place of Spark's versions in lines that are of none.
 NO_SPARK = "-"
 #: What a role's JARs ask for and do not get: of Spark's own libraries a second copy would break it.
@@ -49,10 +48,12 @@ EXCLUDED = {
         "commons-logging:*",
     ],
 }
+#: Names a mirror to Spark, for `spark.jars.packages`; so it does here.
+MIRROR = "DEFAULT_ARTIFACT_REPOSITORY"
 
 
 def pinned(role: str) -> dict[str, list[str]]:
-    """Read the coordinates of one role by version of Spark; the package's own reader needs it installed."""
+    """Read the coordinates of one role by version of Spark."""
     found: dict[str, list[str]] = {}
     for line in PINNED.read_text(encoding="utf-8").splitlines():
         if line.strip() and not line.startswith("#"):
@@ -70,48 +71,37 @@ def of_kafka(coordinates: list[str], version: str) -> list[str]:
     ]
 
 
-def pom(name: str, coordinates: list[str], excluded: list[str]) -> str:
-    """Write the list as a Maven project."""
-    named = [one.split(":") for one in excluded]
-    each = [
-        f"<exclusion><groupId>{group}</groupId><artifactId>{artifact}</artifactId></exclusion>"
-        for group, artifact in named
-    ]
-    exclusions = f"<exclusions>{''.join(each)}</exclusions>"
-    dependencies = []
+def dependencies(coordinates: list[str], excluded: list[str]) -> str:
+    """Write the list in Ivy's language, in which JARs that differ by their classifier are one dependency."""
+    classifiers: dict[tuple[str, ...], list[str]] = {}
     for coordinate in coordinates:
-        group, artifact, version, *classifiers = map(escape, coordinate.split(":"))
-        classified = "".join(f"<classifier>{one}</classifier>" for one in classifiers)
-        dependencies.append(
-            f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-            f"<version>{version}</version>{classified}{exclusions}</dependency>"
+        group, artifact, version, *classified = coordinate.split(":")
+        classifiers.setdefault((group, artifact, version), []).append("".join(classified))
+    is_bare = excluded == ["*:*"]
+    words = []
+    for (group, artifact, version), named in classifiers.items():
+        artifacts = "".join(
+            f'<artifact name="{artifact}" type="jar"' + (f' m:classifier="{one}"/>' if one else "/>")
+            for one in (named if any(named) else [])
         )
+        words.append(
+            f'<dependency org="{group}" name="{artifact}" rev="{version}" conf="default->default" '
+            f'transitive="{str(not is_bare).lower()}">{artifacts}</dependency>'
+        )
+    for one in [] if is_bare else excluded:
+        group, _, artifact = one.partition(":")
+        words.append(f'<exclude org="{group}" module="{artifact}"/>')
+    return "".join(words)
+
+
+def settings() -> str:
+    """Return Ivy's: everything from one repository, with what it asks for."""
+    mirror = os.environ.get(MIRROR)
+    root = f" root={quoteattr(mirror)}" if mirror else ""
     return (
-        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-        f"<groupId>io.github.flinkish-spark</groupId><artifactId>jars-{name}</artifactId><version>1</version>"
-        f"<dependencies>{''.join(dependencies)}</dependencies></project>\n"
+        '<ivysettings><settings defaultResolver="public"/><resolvers>'
+        f'<ibiblio name="public" m2compatible="true"{root}/></resolvers></ivysettings>'
     )
-
-
-def fetch(name: str, project: str, into: Path) -> None:
-    """Run Maven; on failure print its own error lines and one line that says what to do, and exit."""
-    maven = shutil.which("mvn")
-    if maven is None:
-        sys.exit("Maven is missing: install it (package `maven`) so that `mvn` is on the PATH")
-    pom_file = ROOT / "build" / "pom" / f"{name}.xml"
-    pom_file.parent.mkdir(parents=True, exist_ok=True)
-    pom_file.write_text(project, encoding="utf-8")
-    command = [maven, "-q", "-B", f"-Dmaven.repo.local={MAVEN_REPOSITORY}", "-f", str(pom_file)]
-    command += [COPY_DEPENDENCIES, f"-DoutputDirectory={into}", "-DincludeScope=runtime"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode != 0:
-        log = pom_file.with_suffix(".log")
-        log.write_text(done.stdout, encoding="utf-8")
-        errors = (line.partition("[ERROR] ")[2] for line in done.stdout.splitlines())
-        reason = next((error for error in errors if error.strip()), "Maven gave no reason")
-        print(reason[:300], file=sys.stderr)
-        where = log.relative_to(ROOT)
-        sys.exit(f"Maven could not fetch the {name} JARs: check the network (or Maven's proxy); see {where}")
 
 
 def replace(old: Path, new: Path) -> None:
@@ -129,24 +119,28 @@ def replace(old: Path, new: Path) -> None:
 
 def main() -> None:
     """Fetch one role into one directory."""
-    parser = argparse.ArgumentParser(description="Fetch the JARs of the pinned list with Maven.")
+    parser = argparse.ArgumentParser(description="Fetch the JARs of the pinned list.")
     parser.add_argument("role", choices=sorted(EXCLUDED))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--kafka", help="another version than the pinned one for the broker")
     arguments = parser.parse_args()
-    role, wanted = arguments.role, pinned(arguments.role)
+    role = arguments.role
     (ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="jars-") as scratch:
+        told, into = Path(scratch, "ivysettings.xml"), Path(scratch, "jars")
+        told.write_text(settings(), encoding="utf-8")
         fetched: set[str] = set()
-        for minor, coordinates in wanted.items():
-            name = f"{role}-{minor}".removesuffix("-" + NO_SPARK)
+        for coordinates in pinned(role).values():
             if arguments.kafka:
-                name, coordinates = f"{role}-{arguments.kafka}", of_kafka(coordinates, arguments.kafka)
-            # One project has one version of each artifact, so each version of Spark is one of its own.
+                coordinates = of_kafka(coordinates, arguments.kafka)
+            # A module of Ivy's has one version of each artifact: each version of Spark is one of its own.
             if not fetched.issuperset(coordinates):
-                fetch(name, pom(name, coordinates, EXCLUDED[role]), Path(scratch))
+                try:
+                    retrieve(dependencies(coordinates, EXCLUDED[role]), told, CACHE, into)
+                except JarMissing as missing:
+                    sys.exit(f"the {role} JARs could not be fetched: {missing}")
             fetched.update(coordinates)
-        replace(arguments.directory.resolve(), Path(scratch))
+        replace(arguments.directory.resolve(), into)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ _WHY_NO_DELTA = (
     "version of flinkish_spark was made"
 )
 _IVY_MODULE = (
-    '<ivy-module version="2.0"><info organisation="flinkish-spark" module="jars"/>'
+    '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+    '<info organisation="flinkish-spark" module="jars"/>'
     '<configurations><conf name="default"/></configurations><dependencies>{}</dependencies></ivy-module>'
 )
 _GET_DELTA = (
@@ -140,22 +141,28 @@ def download(directory: str | Path) -> list[Path]:
         pass
     where = Path(directory).resolve()
     with tempfile.TemporaryDirectory() as scratch:
-        module = Path(scratch, "ivy.xml")
-        module.write_text(
-            _IVY_MODULE.format("".join(map(_ivy_dependency, pinned("spark")))), encoding="utf-8"
-        )
-        # As Spark does it for spark.jars.packages; but a session is not needed.
-        options = {
-            "-settings": ivy_settings(),
-            "-cache": Path(scratch, "cache"),
-            "-ivy": module,
-            "-confs": "default",
-            "-retrieve": f"{where}/[artifact]-[revision].[ext]",
-        }
-        java = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if os.environ.get("JAVA_HOME") else "java"
-        command = [java, "-cp", f"{spark_home()}/jars/*", "org.apache.ivy.Main"]
-        words = [str(word) for option in options.items() for word in option]
-        done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+        # A fresh cache each time: this directory is all that is to be left on the machine.
+        retrieve("".join(map(_ivy_dependency, pinned("spark"))), ivy_settings(), Path(scratch), where)
+    return pinned_jars(directory)
+
+
+def retrieve(dependencies: str, settings: Path, cache: Path, where: Path) -> None:
+    """Put JARs into a directory, by the resolver that Spark has for ``spark.jars.packages``."""
+    # A session is not needed for it, and neither is Maven.
+    cache.mkdir(parents=True, exist_ok=True)
+    module = cache / "ivy.xml"
+    module.write_text(_IVY_MODULE.format(dependencies), encoding="utf-8")
+    options = {
+        "-settings": settings,
+        "-cache": cache,
+        "-ivy": module,
+        "-confs": "default",
+        "-retrieve": f"{where}/[artifact]-[revision](-[classifier]).[ext]",
+    }
+    java = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if os.environ.get("JAVA_HOME") else "java"
+    command = [java, "-cp", f"{spark_home()}/jars/*", "org.apache.ivy.Main"]
+    words = [str(word) for option in options.items() for word in option]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = [
             line.strip()
@@ -168,7 +175,6 @@ def download(directory: str | Path) -> list[Path]:
             what_to_do="see to the network (JAVA_TOOL_OPTIONS says a proxy) and to the rights there",
             directory=where,
         )
-    return pinned_jars(directory)
 
 
 def _ivy_dependency(coordinate: str) -> str:

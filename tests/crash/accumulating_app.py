@@ -17,7 +17,8 @@ from tests.crash.light_session import light_session
 from tests.support.accumulating import ORDER, SINKS, accumulating
 from tests.support.killing import observer_from
 
-RECORDS = 400
+#: Enough for two checkpoints in each life that is to have them, and for a last life with some of its own.
+RECORDS = 240
 
 
 def order(number: int) -> tuple[str, int]:

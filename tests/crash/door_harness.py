@@ -120,7 +120,7 @@ class DoorRun:
         Of the records and all moments.
     """
 
-    def __init__(self, directory: Path, broker: LocalBroker, *, seed: int, rate: float = 800.0) -> None:
+    def __init__(self, directory: Path, broker: LocalBroker, *, seed: int, rate: float = 200.0) -> None:
         self._directory, self._seed, self._rate = directory, seed, rate
         self._servers = broker.bootstrap_servers
         self._input, self._output, self._group = (

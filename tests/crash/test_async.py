@@ -30,7 +30,7 @@ from tests.crash.lives import SEED_VARIABLE, Crash, Life, Rewinding, chosen_cras
 from tests.support.answering_server import AnsweringServer, answering
 
 APP = ROOT / "tests" / "crash" / "async_app.py"
-PARTITIONS, RATE, LEAST = 3, 40.0, 800
+PARTITIONS, RATE, LEAST = 3, 20.0, 800
 #: Of the questions that the server refuses, whatever is tried.
 REFUSED_ONE_IN = 50
 FEW: tuple[Crash, ...] = (At("decision:before:2"), Rewinding(Victim.WORKER))

@@ -27,7 +27,7 @@ from tests.crash.lives import SEED_VARIABLE, Crash, Life, Rewinding, chosen_cras
 from tests.support.open_transactions import still_open
 
 APP = ROOT / "tests" / "crash" / "event_time_app.py"
-RATE, LEAST = 200.0, 3_000
+RATE, LEAST = 100.0, 3_000
 FEW: tuple[Crash, ...] = (At("decision:before:2"), Rewinding(Victim.WORKER))
 CRASHES: tuple[Crash, ...] = (
     At("decision:before:3"),

@@ -19,7 +19,7 @@ class LocalHdfs(BucketServer):
     Parameters
     ----------
     jars
-        Where Maven has put it (`make hdfs`).
+        Where its JARs are (`make hdfs`).
     """
 
     #: What is started beside it.

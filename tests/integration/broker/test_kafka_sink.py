@@ -198,13 +198,12 @@ def test_keys_of_several_fields_and_chosen_fields_of_a_value(rig: Rig, topic: To
     assert record.headers == []
 
 
-@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_producer_settings_reach_the_producer(rig: Rig, broker: Any, topic: Topics, codec: str) -> None:
-    """Read by Spark's own Kafka source, whose client has every codec."""
+def test_producer_settings_reach_the_producer(rig: Rig, broker: Any, topic: Topics) -> None:
+    """One codec: that each arrives is in `tests/integration/broker/test_python_staging.py`."""
     name = topic()
     sink = rig.sink(
         name,
-        producer={"kafka.compression.type": codec, "batch.size": "20000"},
+        producer={"kafka.compression.type": "zstd", "batch.size": "20000"},
         record_headers=RecordHeaders.BATCH,
     )
     sink.preflight(rig.spark, rig.context())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from demo.process import Victim
-from demo.rig import UnusableDirectory, _empty
+from demo.rig import ROOT, UnusableDirectory, _empty
 from demo.run import choose_victims, default_rate, parse_args
 from tests.crash.chaos import append, read_done, rounds_of
 from tests.crash.harness import At, random_crashes
@@ -33,6 +34,24 @@ def test_input_still_arrives_at_the_last_kill() -> None:
 def test_a_seed_is_drawn_if_none_is_given() -> None:
     assert parse_args(["--seed", "7"]).seed == 7
     assert parse_args([]).seed >= 0
+
+
+@pytest.mark.parametrize(
+    ("words", "is_bare"), [("", True), ("--shim", False), ("--store s3", False), ("--store hdfs", False)]
+)
+def test_the_job_has_no_jar_of_ours_unless_it_is_asked_for_or_needed(words: str, is_bare: bool) -> None:
+    assert parse_args(words.split()).is_bare is is_bare
+
+
+def test_the_demo_is_made_without_maven() -> None:
+    """What make would run in a fresh clone; the same look finds Maven where it is used."""
+    assert [uses_maven(*words) for words in (["demo"], ["demo", "SHIM=1"], ["shim"])] == [False, True, True]
+
+
+def uses_maven(*words: str) -> bool:
+    command = ["make", "--dry-run", "--always-make", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return "mvn" in done.stdout
 
 
 def test_only_an_earlier_run_is_emptied(tmp_path: Path) -> None:
