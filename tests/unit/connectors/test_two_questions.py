@@ -171,7 +171,10 @@ def fields(**types: str) -> dict[str, Any]:
     schema = json.dumps({"type": "struct", "fields": own})
     return {
         "protocol": {"minReaderVersion": 1, "minWriterVersion": 2},
-        "metaData": {"id": "t", "schemaString": schema, "partitionColumns": []},
+        "metaData": {
+            **{"id": "t", "schemaString": schema, "partitionColumns": [], "configuration": {}},
+            "format": {"provider": "parquet", "options": {}},
+        },
     }
 
 
@@ -199,5 +202,5 @@ def test_a_table_that_got_other_types_behind_the_program_is_refused(make: Any, t
     source = make(str(tmp_path / "t")).bound("in")
     source.__dict__["_fs_folder"] = str(tmp_path / "job")
     write(tmp_path / "t", 1, fields(n="string"))
-    with pytest.raises(ConfigError, match=r"version 1 of the Delta table .* has another type of 'n'"):
+    with pytest.raises(ConfigError, match=r"version 1 of the Delta table .* has another type or name of 'n'"):
         source._look([])
