@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,11 +41,15 @@ class FileRows:
     table: Path
     metadata: TableMetadata
 
+    @functools.cached_property
+    def _partition_by(self) -> list[tuple[str, str]]:
+        return [(name, self.metadata.name_in_files(name)) for name in self.metadata.partition_by]
+
     def found(self, file: TableFile, more: Mapping[str, str | None]) -> FoundFile:
         """Return a file as a source lists it; raise InputLostError if it is gone."""
-        path = self.table / file.path
+        path = os.path.join(self.table, file.path)
         try:
-            stat = path.stat()
+            stat = os.stat(path)
         except FileNotFoundError:
             raise InputLostError(
                 f"the file {path} of the Delta table is gone",
@@ -51,10 +57,7 @@ class FileRows:
                 what_to_do="restore the file, or begin at a newer version in a new job_dir",
             ) from None
         # A value that the log does not have is null, whatever the file says.
-        said = {
-            name: file.partition.get(physical_name(self.metadata.fields[name].jsonValue()))
-            for name in self.metadata.partition_by
-        }
+        said = {name: file.partition.get(in_files) for name, in_files in self._partition_by}
         return FoundFile(file.path, stat.st_size, stat.st_mtime_ns, file.rows, {**said, **more})
 
     def read(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -115,7 +118,7 @@ class FileRows:
         import numpy as np
 
         # The log says that it has a vector: one that is not found is an error of ours, and no row comes back.
-        bits = deleted_rows(self.table, self.metadata.id, version)[str(self.table / file.path)]
+        bits = deleted_rows(self.table, self.metadata.id, version)[os.path.join(self.table, file.path)]
         return np.unpackbits(bits, count=rows).astype(bool)
 
 

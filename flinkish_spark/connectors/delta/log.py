@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from pyspark.sql import types as T
 
@@ -48,6 +48,7 @@ _OF_FILES = frozenset(
 #: With it, commits wait somewhere else until they are put into the log.
 _COORDINATED = "delta.coordinatedCommits"
 _MAPPING = "delta.columnMapping."
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://[^/]*)?(?P<path>.*)", re.DOTALL)
 _CHAR = "__CHAR_VARCHAR_TYPE_STRING"
 
 
@@ -83,6 +84,9 @@ class TableMetadata:
     def is_by_id(self) -> bool:
         """Whether columns have numbers in files, which count, and not their names."""
         return self.configuration.get(f"{_MAPPING}mode") == "id"
+
+    def name_in_files(self, name: str) -> str:
+        return physical_name(self.fields[name].jsonValue())
 
     def check(self, table: Path) -> TableMetadata:
         coordinated = sorted(name for name in self.configuration if name.startswith(_COORDINATED))
@@ -154,11 +158,11 @@ class DeltaSnapshot:
         if names := self.metadata.partition_by:
             values = found.column("partition").combine_chunks()
             as_texts = [pc.struct_field(values, name).cast(pa.string()) for name in names]
-            in_files = [physical_name(self.metadata.fields[name].jsonValue()) for name in names]
+            in_files = [self.metadata.name_in_files(name) for name in names]
             partitions = pa.Table.from_arrays(as_texts, names=in_files).to_pylist()
         columns = (found.column(name).to_pylist() for name in ("path", "num_records"))
         return [
-            TableFile(path, rows, partition, str(self.table / path) in deleted)
+            TableFile(path, rows, partition, os.path.join(self.table, path) in deleted)
             for given, rows, partition in zip(*columns, partitions, strict=True)
             for path in [local_path(self.table, given)]
         ]
@@ -174,8 +178,10 @@ class DeltaSnapshot:
         with _as_refusal(self.table, f"the deletion vectors of version {self.version} of {self.table}"):
             for batch in map(pa.record_batch, self._opened.deletion_vectors()):
                 for path, kept in zip(batch.column(0), batch.column(1), strict=True):
-                    there = str(self.table / local_path(self.table, path.as_py()))
-                    found[there] = np.packbits(~kept.values.to_numpy(zero_copy_only=False))
+                    there = local_path(self.table, path.as_py())
+                    found[os.path.join(self.table, there)] = np.packbits(
+                        ~kept.values.to_numpy(zero_copy_only=False)
+                    )
         return found
 
 
@@ -207,10 +213,14 @@ def _as_refusal(table: Path, what: str) -> Iterator[None]:
     try:
         yield
     except DeltaError as error:
+        # Behind the first line is where in deltalake it happened.
+        why = str(error).partition("\n")[0]
+        if re.search(r"\(os error (?!2\))", why):
+            # The system's, which may pass; that there is no such file does not.
+            raise OSError(f"{what} cannot be read: {why}") from error
         raise ConfigError(
             f"{what} cannot be read",
-            # Behind the first line is where in deltalake it happened.
-            why=str(error).partition("\n")[0],
+            why=why,
             what_to_do="name a version whose log is still there; restore what is damaged",
         ) from error
 
@@ -225,8 +235,8 @@ def _check_protocol(table: Path, version: int, features: Iterable[str]) -> None:
 
 def local_path(table: Path, given: str) -> str:
     """Return the path of a file that a log names; raise ConfigError if it is not on this file system."""
-    scheme, _, path, *_ = urlsplit(given) if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", given) else ("", "", given)
-    path = unquote(path)
+    match = _SCHEME.fullmatch(given)
+    scheme, path = (match["scheme"], unquote(match["path"])) if match else ("", unquote(given))
     if scheme not in ("", "file") or ".." in path.split("/"):
         raise _refused(table, f"the file {given}, outside of its folder")
     return path.removeprefix(f"{table}/")

@@ -217,7 +217,7 @@ def _plain(value: Any) -> Any:
         value = value.asDict()
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list) and value and all(isinstance(one, tuple) for one in value):
+    if isinstance(value, list) and value and all(type(one) is tuple for one in value):
         return _plain(dict(value))
     if isinstance(value, list):
         return [_plain(one) for one in value]
