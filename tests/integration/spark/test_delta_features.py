@@ -288,8 +288,8 @@ def test_a_shallow_clone_is_read_with_the_files_of_the_other_table(spark: Any, t
     spark.sql(f"DELETE FROM delta.`{clone}` WHERE id IN (0, 500)")
     rows = spark.read.format("delta").load(str(clone)).collect()
     assert texts(ours(DeltaTableSource(clone), tmp_path / "rows")) == texts(rows)
-    source = DeltaRecordsSource(clone, DeltaChanges.FEED, starting_version=1)
-    changes = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", "1")
+    source = DeltaRecordsSource(clone, DeltaChanges.FEED, starting_version=0)
+    changes = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", "0")
     assert texts(ours(source, tmp_path / "feed")) == texts(changes.load(str(clone)).collect())
 
 
