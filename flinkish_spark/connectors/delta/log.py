@@ -75,6 +75,22 @@ class TableMetadata:
     partition_by: tuple[str, ...]
     configuration: Mapping[str, str] = field(repr=False)
 
+    @classmethod
+    def of(cls, table: Path, action: Mapping[str, Any]) -> TableMetadata:
+        """Read the action of a commit; raise ConfigError if rows are not those that their files hold."""
+        provider = (action.get("format") or {}).get("provider") or "parquet"
+        if provider != "parquet":
+            raise _refused(table, f"files in the format '{provider}'")
+        fields = T.StructType.fromJson(json.loads(action["schemaString"]))
+        for one in fields:
+            # A whole column gets its blanks from who reads it; Spark gives them to CHAR within others, too.
+            if re.search(r"\bchar\(", one.metadata.get(_CHAR, "")) and not width_of(one):
+                raise _refused(table, f"CHAR within the column '{one.name}'")
+        configuration = dict(action.get("configuration") or {})
+        if coordinated := sorted(name for name in configuration if name.startswith(_COORDINATED)):
+            raise _refused(table, f"the property '{coordinated[0]}'")
+        return cls(str(action.get("id", "")), fields, tuple(action["partitionColumns"]), configuration)
+
     @property
     def has_mapping(self) -> bool:
         """Whether columns have other names in files."""
@@ -87,16 +103,6 @@ class TableMetadata:
 
     def name_in_files(self, name: str) -> str:
         return physical_name(self.fields[name].jsonValue())
-
-    def check(self, table: Path) -> TableMetadata:
-        coordinated = sorted(name for name in self.configuration if name.startswith(_COORDINATED))
-        if coordinated:
-            raise _refused(table, f"the property '{coordinated[0]}'")
-        for one in self.fields:
-            # A whole column gets its blanks from who reads it; Spark gives them to CHAR within others, too.
-            if re.search(r"\bchar\(", one.metadata.get(_CHAR, "")) and not width_of(one):
-                raise _refused(table, f"CHAR within the column '{one.name}'")
-        return self
 
 
 def width_of(field: T.StructField) -> int:
@@ -144,9 +150,9 @@ class DeltaSnapshot:
             found = DeltaTable(str(table), version)
         protocol, said = found.protocol(), found.metadata()
         _check_protocol(table, protocol.min_reader_version, protocol.reader_features or ())
-        fields = T.StructType.fromJson(json.loads(found.schema().to_json()))
-        by = tuple(said.partition_columns)
-        metadata = TableMetadata(str(said.id), fields, by, dict(said.configuration)).check(table)
+        names = ("id", "schemaString", "partitionColumns", "configuration")
+        values = (said.id, found.schema().to_json(), said.partition_columns, said.configuration)
+        metadata = TableMetadata.of(table, dict(zip(names, values, strict=True)))
         return cls(table, found.version(), metadata, found)
 
     def files(self) -> list[TableFile]:
@@ -288,7 +294,7 @@ class DeltaCommit:
             if kind not in _ACTIONS:
                 raise _refused(table, f"the action '{kind}' in its log")
             if kind == "metaData":
-                metadata = _metadata_of(table, body)
+                metadata = TableMetadata.of(table, body)
             elif kind == "protocol":
                 _check_protocol(table, body.get("minReaderVersion") or 0, body.get("readerFeatures") or ())
             elif kind == "commitInfo":
@@ -298,18 +304,6 @@ class DeltaCommit:
                 kinds[kind].append(_file_of(table, kind, body))
         added, removed, changes = map(tuple, kinds.values())
         return cls(version, as_text(timestamp_ms), added, removed, changes, metadata)
-
-
-def _metadata_of(table: Path, action: Mapping[str, Any]) -> TableMetadata:
-    provider = (action.get("format") or {}).get("provider") or "parquet"
-    if provider != "parquet":
-        raise _refused(table, f"files in the format '{provider}'")
-    return TableMetadata(
-        str(action.get("id", "")),
-        T.StructType.fromJson(json.loads(action["schemaString"])),
-        tuple(action.get("partitionColumns") or ()),
-        dict(action.get("configuration") or {}),
-    ).check(table)
 
 
 def _file_of(table: Path, kind: str, action: Mapping[str, Any]) -> TableFile:
