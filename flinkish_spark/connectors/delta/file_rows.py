@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 10_000
 _FIELD_ID = b"PARQUET:field_id"
+#: In files of changes, and in no table's schema: under its own name, also where columns have others.
+_CHANGE_TYPE = {"name": "_change_type", "type": "string", "metadata": {}}
 #: Beside the values of a listed file's partition: a version in which its rows are not deleted, one in which
 #: they are. No column has such a name.
 THERE_IN, GONE_IN = "flinkish:there", "flinkish:gone-in"
@@ -57,7 +59,8 @@ class FileRows:
                 what_to_do="restore the file, or begin at a newer version in a new job_dir",
             ) from None
         # A value that the log does not have is null, whatever the file says.
-        said = {name: file.partition.get(in_files) for name, in_files in self._partition_by}
+        values = file.partition or {}
+        said = {name: values.get(in_files) for name, in_files in self._partition_by}
         return FoundFile(file.path, stat.st_size, stat.st_mtime_ns, file.rows, {**said, **more})
 
     def read(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -103,7 +106,8 @@ class FileRows:
         if is_by_id and not any(_FIELD_ID in (one.metadata or {}) for one in stored):
             raise ValueError("the table finds columns by their numbers, and it has none")
         if self.metadata.has_mapping:
-            return _named(kind, self.metadata.fields.jsonValue(), is_by_id=is_by_id)
+            fields = [*self.metadata.fields.jsonValue()["fields"], _CHANGE_TYPE]
+            return _named(kind, {"type": "struct", "fields": fields}, is_by_id=is_by_id)
         return kind
 
     def _wanted(self, file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:
@@ -134,10 +138,11 @@ def _named(kind: pa.DataType, wanted: Any, *, is_by_id: bool) -> pa.DataType:
         return pa.list_(inner(kind.value_field, "elementType"))
     if wanted["type"] == "map":
         return pa.map_(inner(kind.key_field, "keyType"), inner(kind.item_field, "valueType"))
-    known = {number_of(one) if is_by_id else physical_name(one): one for one in wanted["fields"]}
+    known = {(number_of(one) if is_by_id else None) or physical_name(one): one for one in wanted["fields"]}
     fields = []
     for own in kind:
-        one = known.get(int((own.metadata or {}).get(_FIELD_ID, -1)) if is_by_id else own.name)
+        number = (own.metadata or {}).get(_FIELD_ID) if is_by_id else None
+        one = known.get(int(number) if number else own.name)
         # What was dropped may have the name of what was added in its place.
         named = "flinkish:dropped" if one is None else one["name"]
         type_of = own.type if one is None else _named(own.type, one["type"], is_by_id=is_by_id)

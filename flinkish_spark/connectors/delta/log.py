@@ -59,8 +59,8 @@ class TableFile:
     #: Within the table's folder, or absolute: a shallow clone has files of the other table.
     path: str
     rows: int | None
-    #: As texts, by the names that columns have in files.
-    partition: Mapping[str, str | None]
+    #: As texts, by the names that columns have in files; one that is left out is null. None if none are said.
+    partition: Mapping[str, str | None] | None
     #: Whether a deletion vector says that some of its rows are deleted.
     has_deleted: bool = False
 
@@ -311,8 +311,8 @@ def _file_of(table: Path, kind: str, action: Mapping[str, Any]) -> TableFile:
     if unknown:
         raise _refused(table, f"the field '{unknown[0]}' of the action '{kind}' in its log")
     rows = json.loads(action["stats"]).get("numRecords") if action.get("stats") else None
-    path, partition = local_path(table, action["path"]), dict(action.get("partitionValues") or {})
-    return TableFile(path, rows, partition, bool(action.get("deletionVector")))
+    partition = action.get("partitionValues", {} if kind == "add" else None)
+    return TableFile(local_path(table, action["path"]), rows, partition, bool(action.get("deletionVector")))
 
 
 def commit_path(table: Path, version: int) -> Path:
@@ -323,9 +323,9 @@ def as_text(timestamp_ms: int) -> str:
     return datetime.fromtimestamp(timestamp_ms / 1_000, UTC).isoformat(timespec="milliseconds")
 
 
-def check_partitions(table: Path, columns: Collection[str], removed: Iterable[TableFile]) -> None:
+def check_partitions(table: Path, columns: Collection[str], files: Iterable[TableFile]) -> None:
     """Raise ConfigError if a table has partitions, and the log does not say which one a file was of."""
-    if columns and any(not file.partition for file in removed):
+    if columns and any(file.partition is None for file in files):
         raise _refused(table, "files without the values of their partitions in its log")
 
 

@@ -358,7 +358,8 @@ class DeltaRecordsSource(FileSource):
             kinds = [({_IS_GONE: is_gone}, changes) for is_gone in ("true", "false")]
         else:
             kinds = [({_TYPE: DELETE}, self._removed(commit)), ({_TYPE: INSERT}, self._added(commit))]
-        check_partitions(self._table, self._rows_of.metadata.partition_by, commit.removed)
+        read = (*commit.removed, *commit.changes)
+        check_partitions(self._table, self._rows_of.metadata.partition_by, read)
         return [
             self._rows_of.found(file, {**self._told(commit.version, commit.timestamp, kind), **which})
             for kind, files in kinds

@@ -254,7 +254,18 @@ def refused(message: str, read: Callable[[], Any]) -> None:
         read()
 
 
-@pytest.mark.parametrize("name", CASES)
+#: The other cases are nightly: a table costs seconds.
+BY_DAY = frozenset(
+    {
+        *("deletion vectors, and files that go whole", "column mapping by name, with a feed"),
+        *("column mapping within columns, by number", "TIMESTAMP_NTZ, and old times", "V2 checkpoints"),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in BY_DAY else pytest.mark.nightly) for one in CASES]
+)
 def test_a_table_is_read_as_spark_reads_it_or_refused(spark: Any, tmp_path: Path, name: str) -> None:
     case, path = CASES[name], tmp_path / "table"
     make(spark, path, case)
