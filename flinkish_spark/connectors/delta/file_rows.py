@@ -122,7 +122,7 @@ class FileRows:
         import numpy as np
 
         # The log says that it has a vector: one that is not found is an error of ours, and no row comes back.
-        bits = deleted_rows(self.table, self.metadata.id, version)[os.path.join(self.table, file.path)]
+        bits = deleted_rows(self.table, self.metadata.id, version)[file.path]
         return np.unpackbits(bits, count=rows).astype(bool)
 
 

@@ -143,6 +143,12 @@ class DeltaSnapshot:
         """Read the log up to a version; None means the newest."""
         from deltalake import DeltaTable
 
+        if re.search("%[0-9A-Fa-f]{2}", os.path.realpath(table)):
+            raise ConfigError(
+                f"the path of the Delta table {table} has a % with two digits behind it",
+                why="deltalake would read the table of another folder, with one character in their place",
+                what_to_do="rename the folder",
+            )
         what = (
             f"the Delta table {table}" if version is None else f"version {version} of the Delta table {table}"
         )
@@ -167,14 +173,18 @@ class DeltaSnapshot:
             in_files = [self.metadata.name_in_files(name) for name in names]
             partitions = pa.Table.from_arrays(as_texts, names=in_files).to_pylist()
         columns = (found.column(name).to_pylist() for name in ("path", "num_records"))
-        return [
-            TableFile(path, rows, partition, os.path.join(self.table, path) in deleted)
+        files = [
+            TableFile(path, rows, partition, path in deleted)
             for given, rows, partition in zip(*columns, partitions, strict=True)
             for path in [local_path(self.table, given)]
         ]
+        if sum(file.has_deleted for file in files) < len(deleted):
+            # Without it, rows that are deleted would come back.
+            raise _refused(self.table, "deletion vectors of files that are not found among its own")
+        return files
 
     def deleted_rows(self) -> dict[str, npt.NDArray[np.uint8]]:
-        """Return of each file with a deletion vector, as bits, whether a row is deleted."""
+        """Return of each file with a deletion vector, by its path, whether a row is deleted, as bits."""
         import numpy as np
         import pyarrow as pa
 
@@ -184,10 +194,9 @@ class DeltaSnapshot:
         with _as_refusal(self.table, f"the deletion vectors of version {self.version} of {self.table}"):
             for batch in map(pa.record_batch, self._opened.deletion_vectors()):
                 for path, kept in zip(batch.column(0), batch.column(1), strict=True):
-                    there = local_path(self.table, path.as_py())
-                    found[os.path.join(self.table, there)] = np.packbits(
-                        ~kept.values.to_numpy(zero_copy_only=False)
-                    )
+                    # deltalake has followed links in the table's path.
+                    there = local_path(Path(os.path.realpath(self.table)), path.as_py())
+                    found[there] = np.packbits(~kept.values.to_numpy(zero_copy_only=False))
         return found
 
 

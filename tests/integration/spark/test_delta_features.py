@@ -278,8 +278,10 @@ def test_a_table_is_read_as_spark_reads_it_or_refused(spark: Any, tmp_path: Path
         refused(case.refused, table)
         refused(case.refused, feed)
         return
-    frame = spark.read.format("delta").load(str(path))
-    assert texts(table()) == texts(frame.collect())
+    wanted = texts(spark.read.format("delta").load(str(path)).collect())
+    assert texts(table()) == wanted
+    (tmp_path / "a link").symlink_to(path)
+    assert texts(ours(DeltaTableSource(tmp_path / "a link"), tmp_path / "by link")) == wanted
     if case.feed_refused:
         refused(case.feed_refused, feed)
         return
@@ -297,7 +299,10 @@ def test_a_shallow_clone_is_read_with_the_files_of_the_other_table(spark: Any, t
     spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{whole}`")
     spark.sql(f"INSERT INTO delta.`{clone}` VALUES (500, 'c')")
     spark.sql(f"DELETE FROM delta.`{clone}` WHERE id IN (0, 500)")
+    link = tmp_path / "link"
+    link.symlink_to(clone)
     rows = spark.read.format("delta").load(str(clone)).collect()
+    assert texts(ours(DeltaTableSource(link), tmp_path / "by link")) == texts(rows)
     assert texts(ours(DeltaTableSource(clone), tmp_path / "rows")) == texts(rows)
     source = DeltaRecordsSource(clone, DeltaChanges.FEED, starting_version=0)
     changes = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", "0")

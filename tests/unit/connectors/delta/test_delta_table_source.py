@@ -320,6 +320,14 @@ def test_what_is_not_there_is_refused(tmp_path) -> None:
         DeltaTableSource(str(tmp_path / "none"))
 
 
+def test_a_path_that_deltalake_would_take_for_another_is_refused(tmp_path) -> None:
+    """It would read `a table`."""
+    for name in ("a table", "a%20table"):
+        Table(tmp_path / name, n="long")
+    with pytest.raises(ConfigError, match=r"two digits behind it.*rename the folder"):
+        DeltaTableSource(str(tmp_path / "a%20table"))
+
+
 def test_a_range_of_versions_that_ends_before_it_begins_is_refused(tmp_path) -> None:
     Table(tmp_path / "t", n="long")
     with pytest.raises(ConfigError, match=r"ending_version is 4 .* >= 5"):
