@@ -113,10 +113,11 @@ class FileRows:
     def _wanted(self, file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:
         """Return which of a file's rows are read; None for all of them."""
         there, gone = (file.partition.get(name) for name in (THERE_IN, GONE_IN))
-        if there is None and gone is None:
-            return None
-        is_there = True if there is None else ~self._deleted(file, int(there), rows)
-        return is_there if gone is None else self._deleted(file, int(gone), rows) & is_there
+        is_gone = None if gone is None else self._deleted(file, int(gone), rows)
+        if there is None:
+            return is_gone
+        is_there = ~self._deleted(file, int(there), rows)
+        return is_there if is_gone is None else is_there & is_gone
 
     def _deleted(self, file: FoundFile, version: int, rows: int) -> npt.NDArray[np.bool_]:
         import numpy as np
