@@ -270,10 +270,11 @@ class DeltaRecordsSource(FileSource):
         self._changes, self._starting, self._ending = changes, starting_version, ending_version
         #: Before this version there is nothing that is not listed; of this process, as the next one.
         self._next = 0
-        self._is_looking = False
+        #: The last commit that was looked at, as the file that it is; of this process.
+        self._passed: tuple[int, ...] | None = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_next": 0, "_is_looking": False}
+        return {**super().__getstate__(), "_next": 0, "_passed": ()}
 
     # Between micro-batches:
     def latest(self, split: str, start: int, limit: int | None) -> int:
@@ -291,12 +292,12 @@ class DeltaRecordsSource(FileSource):
 
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         found, version = self._since(known)
+        if _identity(commit_path(self._table, version - 1)) != self._passed:
+            self._check_log(version)
         while not self._is_behind_end(version) and (commit := DeltaCommit.read(self._table, version)):
             found += self._files_in(commit)
             version += 1
-        if not self._is_looking:
-            self._check_gap(version)
-            self._is_looking = True
+        self._passed = _identity(commit_path(self._table, version - 1))
         if not found:
             # What is found is known by the list, which may be another process's in the end.
             self._next = version
@@ -386,16 +387,24 @@ class DeltaRecordsSource(FileSource):
             check_feed(self._table, commit.metadata)
         check_fields(self._table, commit.version, commit.metadata, self._rows_of.metadata)
 
-    def _check_gap(self, version: int) -> None:
-        """Refuse to wait for a version that was there and is gone. Called once per process."""
-        if self._is_behind_end(version) or commit_path(self._table, version).exists():
-            return
-        newest = DeltaSnapshot.read(self._table).version
-        # Asked again: it, and the next one, may have been written in between. Versions come one by one.
-        if newest > version and not commit_path(self._table, version).exists():
+    def _check_log(self, version: int) -> None:
+        """Refuse another table in place of this one, and to wait for a version that was there and is gone.
+
+        Called in a new process, and if the commit before is not the file that it was.
+        """
+        newest = DeltaSnapshot.read(self._table)
+        if newest.metadata.id != self._rows_of.metadata.id:
+            raise InputLostError(
+                f"the Delta table {self.path} is not the one that the job has read so far",
+                why="it was dropped and created again",
+                what_to_do="put the old table back, or start a new job with a new job_dir",
+            )
+        # This order matters: versions come one by one, so one before the newest was there already.
+        if newest.version > version and not commit_path(self._table, version).exists():
             raise InputLostError(
                 f"version {version} of the Delta table {self.path} is gone from its log",
-                why=f"the job has not read it, and the newest is {newest}: Delta deletes old log entries",
+                why=f"the job has not read it, and the newest is {newest.version}: Delta deletes old log "
+                "entries",
                 what_to_do="raise delta.logRetentionDuration; begin at a newer version in a new job_dir",
             )
 
@@ -422,6 +431,14 @@ class DeltaRecordsSource(FileSource):
             "starting_version": self._starting,
             "ending_version": self._ending,
         }
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _changed(

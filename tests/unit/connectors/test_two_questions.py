@@ -193,7 +193,7 @@ def test_versions_that_are_written_while_we_look_are_not_taken_for_gone(tmp_path
             return there
 
     monkeypatch.setattr(delta_records_module, "commit_path", lambda table, version: Version1())
-    source._check_gap(1)
+    source._check_log(1)
 
 
 @pytest.mark.parametrize("make", [DeltaTableSource, DeltaRecordsSource])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,26 @@ def test_another_table_in_its_place_is_noticed(tmp_path: Path) -> None:
     first = source_of(table).fingerprint()
     assert first["table"] == "one" and first == source_of(table).fingerprint()
     assert first != source_of(table, starting_version=1).fingerprint()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_table_that_is_created_again_while_the_job_runs_is_noticed(tmp_path: Path, is_known: bool) -> None:
+    """In the process that has read it, and in another one of the same job; whatever versions it has."""
+    table = Table(tmp_path / "t", n="long")
+    table.commit(table.add("a.parquet", {"n": [1]}))
+    source = source_of(table)
+    reader = reader_of(source, tmp_path)
+    end, _ = step(reader, reader.initialOffset())
+    assert step(reader, end) == (end, [])
+    shutil.rmtree(table.path)
+    again = Table(tmp_path / "t", n="long")
+    again.metadata["id"] = "another"
+    again.version = 0
+    again.commit({"protocol": {}}, {"metaData": again.metadata})
+    for number in range(3):
+        again.commit(again.add(f"{number}.parquet", {"n": [number]}))
+    with pytest.raises(InputLostError, match=r"is not the one that the job has read so far"):
+        step(reader if is_known else reader_of(source, tmp_path), end)
 
 
 def test_the_python_reader_of_a_delta_source_is_a_source_of_splits(tmp_path: Path) -> None:
