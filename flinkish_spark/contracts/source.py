@@ -166,7 +166,7 @@ class Source(ABC):
         raise GraphError(
             f"the source '{uid}' cannot be aligned with others",
             why="Spark's own reader reads it, which cannot hold back what is ahead",
-            what_to_do='read files with FileSource, a Delta table with DeltaSource(..., reader="python"), '
+            what_to_do="read files with FileSource, a Delta table with DeltaSource, "
             "Kafka with KafkaSource(...); or leave with_watermark_alignment() out",
             uid=uid,
         )
@@ -194,11 +194,6 @@ class Source(ABC):
         job finds an input that was replaced.
         """
         return {}
-
-    @property
-    def needs_delta(self) -> bool:
-        """Whether it reads through Delta Lake in Spark."""
-        return False
 
     @property
     def is_checked_apart(self) -> bool:

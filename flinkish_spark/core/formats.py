@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import re
 from dataclasses import dataclass, field
@@ -544,19 +543,3 @@ def _check_avro_schema(text: str) -> None:
 
 def _is_field(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("name"), str) and "type" in value
-
-
-class Engine(enum.Enum):
-    """Who reads a Delta table."""
-
-    #: Spark's own source. Needs Delta's JAR.
-    JVM = "jvm"
-    #: This package, by the table's log.
-    PYTHON = "python"
-
-    @classmethod
-    def of(cls, value: str | Engine, setting: str) -> Engine:
-        try:
-            return cls(value)
-        except ValueError:
-            raise ConfigError(f"{setting} is {value!r}", what_to_do='use "jvm" or "python"') from None

@@ -907,9 +907,9 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         """Return the records as a plain streaming DataFrame, for a query of your own.
 
         That query is not part of this job: its output is not bound to the job's checkpoints. It needs
-        ``spark.sql.streaming.unsupportedOperationCheck=false`` behind a DataFrame, a `DeltaSource` that Spark
-        reads, a transform that chooses its own columns, several keyed operators, or records that were
-        redistributed: Spark refuses positions and sorts within a task, too.
+        ``spark.sql.streaming.unsupportedOperationCheck=false`` behind a DataFrame, a transform that chooses
+        its own columns, several keyed operators, or records that were redistributed: Spark refuses
+        positions and sorts within a task, too.
         """
         from flinkish_spark.planning.planner import plan_records
 

@@ -341,10 +341,8 @@ def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
 def _check_session(spark: SparkSession, graph: StreamGraph, settings: JobSettings) -> None:
     found = probe(spark)
     parts = (part for node in graph.sinks for _, part in node.sink.parts(node.uid))
-    needs_delta = (
-        any(isinstance(part, DeltaSink) for part in parts)
-        or any(node.source.needs_delta for node in graph.sources)
-        or (settings.manifest is not None and settings.manifest.needs_delta)
+    needs_delta = any(isinstance(part, DeltaSink) for part in parts) or (
+        settings.manifest is not None and settings.manifest.needs_delta
     )
     if needs_delta:
         require_delta(found.has_delta or has_delta_format(spark), found.version)

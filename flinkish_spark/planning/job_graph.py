@@ -451,8 +451,7 @@ def _ship_of(step: TransformNode) -> ShipStrategy:
 
 
 def _where_read(source: Source) -> RunsIn:
-    in_jvm = source.needs_delta or source.kind == Source.kind
-    return RunsIn.JVM if in_jvm else RunsIn.PYTHON
+    return RunsIn.JVM if source.kind == Source.kind else RunsIn.PYTHON
 
 
 def _where_staged(sink: Sink) -> RunsIn:

@@ -35,11 +35,11 @@ from tests.support.jobs import produce
 
 #: Uids of those that have a place in savepoints; they are read by one operator.
 POSITIONED = (
-    "kafka", "kafka-records", "files", "delta-by-log", "delta-table", "generator",
+    "kafka", "kafka-records", "files", "delta-feed", "delta-rows", "delta-table", "generator",
     "collection", "hybrid", "own",
 )  # fmt: skip
-#: Spark's own readers, which cannot be told where to begin: a restored job reads their input anew.
-BEGINNING_ANEW = ("dataframe", "delta-by-spark")
+#: Spark's own reader, which cannot be told where to begin: a restored job reads its input anew.
+BEGINNING_ANEW = ("dataframe",)
 UIDS = (*POSITIONED, *BEGINNING_ANEW, "socket")
 #: They end; what they had at the first start is all there is.
 BOUNDED = ("delta-table", "generator", "collection")
@@ -149,7 +149,7 @@ class Inputs:
         self._add(["files", "dataframe"], "all", lines)
         lines = self._next("delta", LINES)
         self._append("table", lines)
-        self._add(["delta-by-log", "delta-by-spark"], "all", lines)
+        self._add(["delta-feed", "delta-rows"], "all", lines)
         # A split more in every round.
         for book in range(number + 1):
             lines = self._next(f"book-{book}", LINES // 2)
@@ -217,10 +217,8 @@ class Inputs:
         made: dict[str, Callable[[], Any]] = {
             "kafka-records": lambda: KafkaRecordsSource(self._servers, [self._topics[uid]]),
             "files": lambda: FileSource(folder, TextLines(), "value STRING", **every_ms),
-            "delta-by-log": lambda: DeltaSource(
-                table, DeltaChanges.FEED, starting_version=0, reader="python"
-            ),
-            "delta-by-spark": lambda: DeltaSource(table),
+            "delta-feed": lambda: DeltaSource(table, DeltaChanges.FEED, starting_version=0),
+            "delta-rows": lambda: DeltaSource(table),
             "delta-table": lambda: DeltaTableSource(str(self._folder("old-table"))),
             "generator": lambda: DataGeneratorSource(
                 {"id": Counting()}, records=LINES, splits=PARTITIONS, rate=_SLOW
@@ -260,7 +258,7 @@ def _with_origin(uid: str) -> Callable[[Any], Any]:
     elif uid == "own":
         origin, line = F.col("origin"), F.col("line")
     else:
-        origin, line = F.lit("all"), F.col("line" if uid.startswith("delta-by") else "value")
+        origin, line = F.lit("all"), F.col("line" if uid in ("delta-feed", "delta-rows") else "value")
     if uid in ("hybrid", "kafka-records"):
         # Lines of parts begin with their names, those of Kafka's go on with their partitions.
         words = F.split(line, " ")

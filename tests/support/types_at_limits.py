@@ -152,7 +152,7 @@ SOURCES = (
     "TextLines",
     "CollectionSource",
 )
-SOURCES_OF_SPARK = ("DeltaSource", "DeltaSource in Python", "DeltaTableSource", "Delta by from_dataframe")
+SOURCES_OF_SPARK = ("DeltaSource", "DeltaTableSource", "Delta by from_dataframe")
 STATES = (
     "value state",
     "list state",

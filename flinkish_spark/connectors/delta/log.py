@@ -1,210 +1,268 @@
-"""A Delta table's log, read without Spark and without a JVM: commit by commit, or as one version.
+"""A Delta table's log: one version of a table by deltalake, and what one commit did.
 
-Only tables whose rows are simply what their files hold are read; everything else is refused.
+deltalake says what a version holds: its fields, its files, and which of their rows are deleted. Of one commit
+it says nothing, so its lines are read here. Why its readers of rows are not used: `docs/decisions.md`.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import pyarrow.parquet as pq
+from pyspark.sql import types as T
 
 from flinkish_spark.connectors.files.source import naming
-from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.errors import ConfigError, InputLostError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from deltalake import DeltaTable
+
 
 _LOG = "_delta_log"
-_COMMIT = re.compile(r"(\d{20})\.json")
-#: Whole checkpoints; those of format 2 have other names.
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
-#: What a reader may have to know and this one does, or which does not matter if no file makes use of it.
+#: What a reader may have to know, and this one does; the last one says nothing of rows.
 _KNOWN_FEATURES = frozenset(
     {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 )
 #: Newer ones may mean rows by other rules.
 _NEWEST_READER = 3
-#: What says nothing of rows; and in a checkpoint, whose rows are all in what is added.
-_NOT_OF_ROWS = frozenset({"txn", "commitInfo", "domainMetadata"})
-_NOT_IN_CHECKPOINT = _NOT_OF_ROWS | {"remove", "cdc"}
-_OF_FILES = {
-    *("path", "partitionValues", "size", "dataChange", "stats", "tags", "deletionVector", "baseRowId"),
-    *("defaultRowCommitVersion", "modificationTime", "clusteringProvider", "stats_parsed"),
-    *("partitionValues_parsed", "deletionTimestamp", "extendedFileMetadata"),
-}
-#: All that can be read, by action. Any other action, and any other field that has a value, is refused.
-_KNOWN = {
-    "add": _OF_FILES,
-    "remove": _OF_FILES,
-    "cdc": _OF_FILES,
-    "protocol": {"minReaderVersion", "minWriterVersion", "readerFeatures", "writerFeatures"},
-    "metaData": {
-        *("id", "name", "description", "format", "schemaString", "partitionColumns", "configuration"),
-        "createdTime",
-    },
-}
+#: Of a commit. Any other action is refused, as is any other field of a file that has a value.
+_ACTIONS = frozenset({"add", "remove", "cdc", "protocol", "metaData", "txn", "commitInfo", "domainMetadata"})
+_OF_FILES = frozenset(
+    {
+        *("path", "partitionValues", "size", "dataChange", "stats", "tags", "deletionVector", "baseRowId"),
+        *("defaultRowCommitVersion", "modificationTime", "clusteringProvider", "deletionTimestamp"),
+        "extendedFileMetadata",
+    }
+)
 #: With it, commits wait somewhere else until they are put into the log.
 _COORDINATED = "delta.coordinatedCommits"
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_MAPPING = "delta.columnMapping."
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://[^/]*)?(?P<path>.*)", re.DOTALL)
+_CHAR = "__CHAR_VARCHAR_TYPE_STRING"
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file with rows: its path within the table, how many rows, and the values that are not in it."""
+    """A file with rows, and the values that are not in it."""
 
+    #: Within the table's folder, or absolute: a shallow clone has files of the other table.
     path: str
     rows: int | None
-    partition: Mapping[str, str | None]
+    #: As texts, by the names that columns have in files; one that is left out is null. None if none are said.
+    partition: Mapping[str, str | None] | None
+    #: Whether a deletion vector says that some of its rows are deleted.
+    has_deleted: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
+class TableMetadata:
+    """What a version of a table says of all of its rows."""
+
+    id: str
+    #: With what Delta notes of each field.
+    fields: T.StructType
+    partition_by: tuple[str, ...]
+    configuration: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, table: Path, action: Mapping[str, Any]) -> TableMetadata:
+        """Read the action of a commit; raise ConfigError if rows are not those that their files hold."""
+        provider = (action.get("format") or {}).get("provider") or "parquet"
+        if provider != "parquet":
+            raise _refused(table, f"files in the format '{provider}'")
+        fields = T.StructType.fromJson(json.loads(action["schemaString"]))
+        for one in fields:
+            # A whole column gets its blanks from who reads it; Spark gives them to CHAR within others, too.
+            if re.search(r"\bchar\(", one.metadata.get(_CHAR, "")) and not width_of(one):
+                raise _refused(table, f"CHAR within the column '{one.name}'")
+        configuration = dict(action.get("configuration") or {})
+        if coordinated := sorted(name for name in configuration if name.startswith(_COORDINATED)):
+            raise _refused(table, f"the property '{coordinated[0]}'")
+        return cls(str(action.get("id", "")), fields, tuple(action["partitionColumns"]), configuration)
+
+    @property
+    def has_mapping(self) -> bool:
+        """Whether columns have other names in files."""
+        return self.configuration.get(f"{_MAPPING}mode", "none") != "none"
+
+    @property
+    def is_by_id(self) -> bool:
+        """Whether columns have numbers in files, which count, and not their names."""
+        return self.configuration.get(f"{_MAPPING}mode") == "id"
+
+    def name_in_files(self, name: str) -> str:
+        return physical_name(self.fields[name].jsonValue())
+
+
+def width_of(field: T.StructField) -> int:
+    """Return to how many characters a column's values are filled up; 0 for those that are not."""
+    found = re.fullmatch(r"char\((\d+)\)", field.metadata.get(_CHAR, ""))
+    return int(found[1]) if found else 0
+
+
+def physical_name(field: Mapping[str, Any]) -> str:
+    """Return the name in files of a field, which is given as JSON."""
+    return str(field["metadata"].get(f"{_MAPPING}physicalName", field["name"]))
+
+
+def number_of(field: Mapping[str, Any]) -> int | None:
+    found: int | None = field["metadata"].get(f"{_MAPPING}id")
+    return found
+
+
+def renamed(part: Any, name_of: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """Return a type, as JSON, with other names of its fields, and without what is noted of them."""
+    if isinstance(part, list):
+        return [renamed(one, name_of) for one in part]
+    if not isinstance(part, dict):
+        return part
+    found = {key: renamed(value, name_of) for key, value in part.items() if key != "metadata"}
+    return found | {"name": name_of(part), "metadata": {}} if "metadata" in part else found
+
+
+@dataclass(frozen=True)
 class DeltaSnapshot:
     table: Path
     version: int
-    files: dict[str, TableFile] = field(default_factory=dict)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    _has_protocol: bool = field(default=False, init=False, repr=False)
+    metadata: TableMetadata
+    _opened: DeltaTable = field(repr=False)
 
     @classmethod
     def read(cls, table: Path, version: int | None = None) -> DeltaSnapshot:
         """Read the log up to a version; None means the newest."""
-        commits, checkpoints = _listed(table / _LOG)
-        newest = max(commits, default=max(checkpoints, default=-1))
-        wanted = newest if version is None else version
-        usable = [number for number in checkpoints if number <= wanted]
-        begin = max(usable, default=-1)
-        missing = [number for number in range(begin + 1, wanted + 1) if number not in commits]
-        if newest < 0 or wanted > newest or missing:
-            what = (
-                f"version {wanted} of the Delta table {table}" if newest >= 0 else f"the Delta table {table}"
-            )
-            if newest < 0:
-                why = f"there is no Delta log ({table / _LOG}) with a version"
-            else:
-                why = f"its log has no version {missing[0]}" if missing else f"its newest version is {newest}"
-            raise ConfigError(
-                f"{what} cannot be read",
-                why=why,
-                what_to_do="create the table first, or name a version whose log is still there",
-            )
-        snapshot = cls(table, wanted)
-        for path in checkpoints.get(begin, ()):
-            with naming(str(path)):
-                for action in _in_checkpoint(table, path):
-                    snapshot._apply(action)
-        for number in range(begin + 1, wanted + 1):
-            with naming(str(commits[number])):
-                text = commits[number].read_text(encoding="utf-8")
-            for action in _actions_in(commits[number], text):
-                snapshot._apply(action)
-        if not snapshot.metadata or not snapshot._has_protocol:
-            raise _refused(table, f"no schema or no protocol in its log up to version {wanted}")
-        return snapshot
+        from deltalake import DeltaTable
 
-    @property
-    def schema_json(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = json.loads(self.metadata["schemaString"])
+        if re.search("%[0-9A-Fa-f]{2}", os.path.realpath(table)):
+            raise ConfigError(
+                f"the path of the Delta table {table} has a % with two digits behind it",
+                why="deltalake would read the table of another folder, with one character in their place",
+                what_to_do="rename the folder",
+            )
+        what = (
+            f"the Delta table {table}" if version is None else f"version {version} of the Delta table {table}"
+        )
+        with _as_refusal(table, what):
+            found = DeltaTable(str(table), version)
+        protocol, said = found.protocol(), found.metadata()
+        _check_protocol(table, protocol.min_reader_version, protocol.reader_features or ())
+        names = ("id", "schemaString", "partitionColumns", "configuration")
+        values = (said.id, found.schema().to_json(), said.partition_columns, said.configuration)
+        metadata = TableMetadata.of(table, dict(zip(names, values, strict=True)))
+        return cls(table, found.version(), metadata, found)
+
+    def files(self) -> list[TableFile]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found, deleted = pa.table(self._opened.get_add_actions()), self.deleted_rows()
+        partitions = [dict[str, str | None]()] * len(found)
+        if names := self.metadata.partition_by:
+            values = found.column("partition").combine_chunks()
+            as_texts = [pc.struct_field(values, name).cast(pa.string()) for name in names]
+            in_files = [self.metadata.name_in_files(name) for name in names]
+            partitions = pa.Table.from_arrays(as_texts, names=in_files).to_pylist()
+        columns = (found.column(name).to_pylist() for name in ("path", "num_records"))
+        files = [
+            TableFile(path, rows, partition, path in deleted)
+            for given, rows, partition in zip(*columns, partitions, strict=True)
+            for path in [local_path(self.table, given)]
+        ]
+        if sum(file.has_deleted for file in files) < len(deleted):
+            # Without it, rows that are deleted would come back.
+            raise _refused(self.table, "deletion vectors of files that are not found among its own")
+        return files
+
+    def deleted_rows(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return of each file with a deletion vector, by its path, whether a row is deleted, as bits."""
+        import numpy as np
+        import pyarrow as pa
+
+        if "deletionVectors" not in (self._opened.protocol().reader_features or ()):
+            return {}
+        found = {}
+        with _as_refusal(self.table, f"the deletion vectors of version {self.version} of {self.table}"):
+            for batch in map(pa.record_batch, self._opened.deletion_vectors()):
+                for path, kept in zip(batch.column(0), batch.column(1), strict=True):
+                    # deltalake has followed links in the table's path.
+                    there = local_path(Path(os.path.realpath(self.table)), path.as_py())
+                    found[there] = np.packbits(~kept.values.to_numpy(zero_copy_only=False))
         return found
 
-    def _apply(self, action: Mapping[str, Any]) -> None:
-        check_plain(self.table, action)
-        self._has_protocol = self._has_protocol or bool(action.get("protocol"))
-        if action.get("metaData"):
-            self.metadata = action["metaData"]
-        removed = action.get("remove")
-        # One with a deletion vector is another file than that of the same path without.
-        if removed and not removed.get("deletionVector"):
-            self.files.pop(table_file(self.table, removed).path, None)
-        if action.get("add"):
-            file = table_file(self.table, action["add"])
-            self.files[file.path] = file
+
+@functools.lru_cache(maxsize=2)
+def deleted_rows(table: Path, table_id: str, version: int) -> Mapping[str, npt.NDArray[np.uint8]]:
+    """Return :meth:`DeltaSnapshot.deleted_rows` of a version, in a task; its files are of a few versions."""
+    try:
+        return DeltaSnapshot.read(table, version).deleted_rows()
+    except ConfigError as error:
+        raise InputLostError(
+            error.what,
+            why=f"{error.why}; the job has to know which rows of its files were deleted",
+            what_to_do="raise delta.logRetentionDuration; begin at a newer version in a new job_dir",
+        ) from error
 
 
-def check_plain(table: Path, action: Mapping[str, Any]) -> None:
-    """Raise ConfigError if an action is not known, or if behind it rows are not simply what files hold."""
-    for kind, body in action.items():
-        if body is None or kind in _NOT_OF_ROWS:
-            continue
-        if kind not in _KNOWN:
-            is_v2 = kind in ("sidecar", "checkpointMetadata")
-            raise _refused(table, f"{'a V2 checkpoint: ' * is_v2}the action '{kind}' in its log")
-        unknown = sorted(name for name in body if name not in _KNOWN[kind] and body[name] is not None)
-        if unknown:
-            raise _refused(table, f"the field '{unknown[0]}' of the action '{kind}' in its log")
-    metadata, protocol = action.get("metaData") or {}, action.get("protocol") or {}
-    configuration = dict(metadata.get("configuration") or {})
-    if configuration.get("delta.columnMapping.mode", "none") != "none":
-        raise _refused(table, "column mapping")
-    coordinated = sorted(name for name in configuration if name.startswith(_COORDINATED))
-    if coordinated:
-        raise _refused(table, f"the property '{coordinated[0]}'")
-    provider = (metadata.get("format") or {}).get("provider") or "parquet"
-    if provider != "parquet":
-        raise _refused(table, f"files in the format '{provider}'")
-    unknown = sorted(set(protocol.get("readerFeatures") or ()) - _KNOWN_FEATURES)
+@contextmanager
+def _as_refusal(table: Path, what: str) -> Iterator[None]:
+    """Let deltalake say which table it could not read."""
+    from deltalake.exceptions import DeltaError
+
+    log = table / _LOG
+    if not log.is_dir() or not os.listdir(log):
+        raise ConfigError(
+            f"{what} cannot be read",
+            why=f"there is no Delta log ({log}) with a version",
+            what_to_do="create the table first",
+        )
+    try:
+        yield
+    except DeltaError as error:
+        # Behind the first line is where in deltalake it happened.
+        why = str(error).partition("\n")[0]
+        if re.search(r"\(os error (?!2\))", why):
+            # The system's, which may pass; that there is no such file does not.
+            raise OSError(f"{what} cannot be read: {why}") from error
+        raise ConfigError(
+            f"{what} cannot be read",
+            why=why,
+            what_to_do="name a version whose log is still there; restore what is damaged",
+        ) from error
+
+
+def _check_protocol(table: Path, version: int, features: Iterable[str]) -> None:
+    unknown = sorted(set(features) - _KNOWN_FEATURES)
     if unknown:
         raise _refused(table, f"the feature '{unknown[0]}'")
-    if (protocol.get("minReaderVersion") or 0) > _NEWEST_READER:
-        raise _refused(table, f"a protocol for readers of version {protocol['minReaderVersion']}")
+    if version > _NEWEST_READER:
+        raise _refused(table, f"a protocol for readers of version {version}")
 
 
-def check_partitions(table: Path, columns: Collection[str], removed: Iterable[TableFile]) -> None:
-    """Raise ConfigError if a table has partitions, and the log does not say which one a file was of."""
-    if columns and any(not file.partition for file in removed):
-        raise _refused(table, "files without the values of their partitions in its log")
-
-
-def table_file(table: Path, action: Mapping[str, Any]) -> TableFile:
-    """Return the file of an `add`, `remove` or `cdc` action; raise ConfigError if it cannot be read."""
-    if action.get("deletionVector"):
-        raise _refused(table, "deletion vectors")
-    path = unquote(action["path"])
-    # A shallow clone names the files of the other table.
-    if _SCHEME.match(action["path"]) or path.startswith("/") or ".." in path.split("/"):
-        raise _refused(table, "files outside of its folder")
-    rows = json.loads(action["stats"]).get("numRecords") if action.get("stats") else None
-    # Out of Parquet a map comes as a list of pairs.
-    return TableFile(path, rows, dict(action.get("partitionValues") or {}))
+def local_path(table: Path, given: str) -> str:
+    """Return the path of a file that a log names; raise ConfigError if it is not on this file system."""
+    match = _SCHEME.fullmatch(given)
+    scheme, path = (match["scheme"], unquote(match["path"])) if match else ("", unquote(given))
+    if scheme not in ("", "file") or ".." in path.split("/"):
+        raise _refused(table, f"the file {given}, outside of its folder")
+    return path.removeprefix(f"{table}/")
 
 
 def _refused(table: Path, has: str) -> ConfigError:
     return ConfigError(
         f"the Delta table {table} has {has}",
-        why="its rows are not simply what its files hold",
+        why="its rows would not be those that Spark reads",
         what_to_do="read it by Spark: env.from_dataframe(spark.readStream.format('delta').load(...))",
     )
-
-
-def _listed(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:
-    """Return the commits, and the checkpoints of which all parts are there."""
-    commits, parts = dict[int, Path](), dict[int, dict[int, list[Path]]]()
-    for path in sorted(log.iterdir()) if log.is_dir() else ():
-        if match := _COMMIT.fullmatch(path.name):
-            commits[int(match[1])] = path
-        elif match := _CHECKPOINT.fullmatch(path.name):
-            parts.setdefault(int(match[1]), {}).setdefault(int(match[3] or 1), []).append(path)
-    whole = {
-        number: paths
-        for number, by_count in parts.items()
-        for count, paths in by_count.items()
-        if len(paths) == count
-    }
-    return commits, whole
-
-
-def _in_checkpoint(table: Path, path: Path) -> Iterator[Mapping[str, Any]]:
-    with pq.ParquetFile(path) as file:
-        there = [name for name in file.schema_arrow.names if name not in _NOT_IN_CHECKPOINT]
-        missing = sorted(_KNOWN.keys() - _NOT_IN_CHECKPOINT - set(there))
-        if missing:
-            raise _refused(table, f"a checkpoint without the column '{missing[0]}'")
-        for batch in file.iter_batches(columns=there):
-            yield from batch.to_pylist()
 
 
 #: How the feed calls what was done to a row.
@@ -225,7 +283,7 @@ class DeltaCommit:
     #: Files with the rows of the change feed; without any, these are the rows that came and went.
     changes: tuple[TableFile, ...] = ()
     #: Of the table from here on; None where the commit does not change it.
-    metadata: Mapping[str, Any] | None = field(default=None, repr=False)
+    metadata: TableMetadata | None = field(default=None, repr=False)
 
     @classmethod
     def read(cls, table: Path, version: int) -> DeltaCommit | None:
@@ -236,34 +294,52 @@ class DeltaCommit:
             return None
         kinds: dict[str, list[TableFile]] = {"add": [], "remove": [], "cdc": []}
         metadata, timestamp_ms = None, int(written_s * 1_000)
-        for action in _actions_in(path, text):
-            check_plain(table, action)
-            metadata = action.get("metaData") or metadata
-            timestamp_ms = (action.get("commitInfo") or {}).get("inCommitTimestamp") or timestamp_ms
-            for kind, found in kinds.items():
-                # Files of changes say that they change nothing: their rows are in others, too.
-                if action.get(kind) and (kind == "cdc" or action[kind].get("dataChange", True)):
-                    found.append(table_file(table, action[kind]))
+        with naming(str(path)):
+            # Only at ends of lines: a text may have others of the ends that Python knows.
+            actions = [one for line in text.split("\n") if line for one in json.loads(line).items()]
+        for kind, body in actions:
+            if body is None:
+                continue
+            if kind not in _ACTIONS:
+                raise _refused(table, f"the action '{kind}' in its log")
+            if kind == "metaData":
+                metadata = TableMetadata.of(table, body)
+            elif kind == "protocol":
+                _check_protocol(table, body.get("minReaderVersion") or 0, body.get("readerFeatures") or ())
+            elif kind == "commitInfo":
+                timestamp_ms = body.get("inCommitTimestamp") or timestamp_ms
+            # Files of changes say that they change nothing: their rows are in others, too.
+            elif kind in kinds and (kind == "cdc" or body.get("dataChange", True)):
+                kinds[kind].append(_file_of(table, kind, body))
         added, removed, changes = map(tuple, kinds.values())
         return cls(version, as_text(timestamp_ms), added, removed, changes, metadata)
 
 
-def _actions_in(path: Path, text: str) -> list[Mapping[str, Any]]:
-    with naming(str(path)):
-        return [json.loads(line) for line in text.split("\n") if line]
+def _file_of(table: Path, kind: str, action: Mapping[str, Any]) -> TableFile:
+    unknown = sorted(name for name in action if name not in _OF_FILES and action[name] is not None)
+    if unknown:
+        raise _refused(table, f"the field '{unknown[0]}' of the action '{kind}' in its log")
+    rows = json.loads(action["stats"]).get("numRecords") if action.get("stats") else None
+    partition = action.get("partitionValues", {} if kind == "add" else None)
+    return TableFile(local_path(table, action["path"]), rows, partition, bool(action.get("deletionVector")))
 
 
 def commit_path(table: Path, version: int) -> Path:
-    return table / "_delta_log" / f"{version:020d}.json"
+    return table / _LOG / f"{version:020d}.json"
 
 
 def as_text(timestamp_ms: int) -> str:
     return datetime.fromtimestamp(timestamp_ms / 1_000, UTC).isoformat(timespec="milliseconds")
 
 
-def check_feed(table: Path, metadata: Mapping[str, Any]) -> None:
-    configuration = dict(metadata.get("configuration") or {})
-    if str(configuration.get(_FEED_SETTING, "false")).lower() != "true":
+def check_partitions(table: Path, columns: Collection[str], files: Iterable[TableFile]) -> None:
+    """Raise ConfigError if a table has partitions, and the log does not say which one a file was of."""
+    if columns and any(file.partition is None for file in files):
+        raise _refused(table, "files without the values of their partitions in its log")
+
+
+def check_feed(table: Path, metadata: TableMetadata) -> None:
+    if metadata.configuration.get(_FEED_SETTING, "false").lower() != "true":
         raise ConfigError(
             f"the Delta table {table} has no change feed",
             why=f"{_FEED_SETTING} is not set, so its log does not say what updates changed",

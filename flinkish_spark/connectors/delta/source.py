@@ -8,29 +8,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import AnalysisException
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.delta.file_rows import GONE_IN, THERE_IN, FileRows
 from flinkish_spark.connectors.delta.log import (
     DELETE,
     INSERT,
     DeltaCommit,
     DeltaSnapshot,
     TableFile,
+    TableMetadata,
     check_feed,
     check_partitions,
     commit_path,
+    physical_name,
+    renamed,
 )
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
-from flinkish_spark.connectors.parquet_calendar import read_batches
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.source import JobPlace, Source
 from flinkish_spark.core.errors import ConfigError, InputLostError
-from flinkish_spark.core.foreign_errors import said
-from flinkish_spark.core.formats import Engine
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import (
     hold_plain_values,
@@ -45,7 +44,6 @@ from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import (
     UNLIMITED,
     Limit,
-    Unlimited,
     checked_choice,
     checked_limit,
     checked_whole,
@@ -56,7 +54,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_ROWS_AT_ONCE = 10_000
 #: Types whose values a log holds as texts that mean one value.
 _IN_TEXT = (T.StringType, T.BooleanType, T.IntegralType, T.FractionalType, T.DateType)
 
@@ -71,7 +68,7 @@ class DeltaTableSource(FileSource):
     Parameters
     ----------
     path
-        Absolute local path of the table. It needs neither deletion vectors nor column mapping to be read.
+        Absolute local path of the table.
     version
         Which version; None for the newest at the first start.
     splits, max_files_per_batch, max_bytes_per_batch, rate
@@ -80,7 +77,7 @@ class DeltaTableSource(FileSource):
     Raises
     ------
     ConfigError
-        There is no such table or version, or it needs more than plain files.
+        There is no such table or version, or it needs a feature that is not read.
     """
 
     kind = "delta-table"
@@ -100,11 +97,11 @@ class DeltaTableSource(FileSource):
                 checked_whole("version", version, least=0)
         folder = checked_folder(path)
         snapshot = DeltaSnapshot.read(Path(folder), version)
-        schema = record_schema(folder, snapshot)
+        self._rows_of = FileRows(snapshot.table, snapshot.metadata)
         super().__init__(
             folder,
             ParquetFiles(),
-            schema,
+            record_schema(snapshot),
             splits=splits,
             max_files_per_batch=max_files_per_batch,
             max_bytes_per_batch=max_bytes_per_batch,
@@ -114,12 +111,10 @@ class DeltaTableSource(FileSource):
 
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         snapshot = DeltaSnapshot.read(Path(self.path), self._version)
-        # The fields were asked for when the program was made, and the newest version may be another by now.
-        check_fields(snapshot, self.record_type)
-        return files_of(snapshot), True
+        return files_of(snapshot, self._rows_of), True
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        return rows_in(file, path, schema)
+        return self._rows_of.read(file, path, schema)
 
     def fingerprint(self) -> Mapping[str, Any]:
         """Return what the list depends on."""
@@ -134,99 +129,52 @@ def checked_folder(path: str | os.PathLike[str]) -> str:
     return folder
 
 
-def record_schema(folder: str, snapshot: DeltaSnapshot) -> T.StructType:
+def record_schema(snapshot: DeltaSnapshot) -> T.StructType:
     """Return the fields of a table's rows; refuse a partition column whose values its log cannot say."""
-    schema = T.StructType.fromJson(dict(snapshot.schema_json))
-    for name in snapshot.metadata.get("partitionColumns") or ():
-        kind = schema[name].dataType
+    for name in snapshot.metadata.partition_by:
+        kind = snapshot.metadata.fields[name].dataType
         if not isinstance(kind, _IN_TEXT):
             raise ConfigError(
-                f"the Delta table {folder} is partitioned by '{name}', a {kind.simpleString()}",
+                f"the Delta table {snapshot.table} is partitioned by '{name}', a {kind.simpleString()}",
                 why="its log does not say in which time zone the values are, or cannot hold them",
                 what_to_do="read it by Spark and env.from_dataframe",
             )
-    return schema
+    # What Delta notes of a field is nothing of its values.
+    return T.StructType.fromJson(renamed(snapshot.metadata.fields.jsonValue(), lambda one: one["name"]))
 
 
-def check_fields(snapshot: DeltaSnapshot, declared: T.StructType) -> None:
-    """Refuse a version that has another type of a field; a field that it does not have is null there."""
-    types = {one.name: one.dataType for one in T.StructType.fromJson(dict(snapshot.schema_json))}
-    other = [one.name for one in declared if types.get(one.name, one.dataType) != one.dataType]
-    if other:
-        raise ConfigError(
-            f"version {snapshot.version} of the Delta table {snapshot.table} has another type of "
-            f"'{other[0]}'",
-            why="the records of one source have one schema",
-            what_to_do="begin behind that version, in a new job_dir",
-        )
+def check_fields(table: Path, version: int, found: TableMetadata, declared: TableMetadata) -> None:
+    """Refuse a version that has another type of a field, or another field under its name.
+
+    A field that it does not have is null there.
+    """
+    keys = (_name, physical_name)
+    there = [{key(one): one for one in found.fields.jsonValue()["fields"]} for key in keys]
+    for one in declared.fields.jsonValue()["fields"]:
+        same = [own for key, by in zip(keys, there, strict=True) if (own := by.get(key(one)))]
+        if any(renamed(own, key) != renamed(one, key) for own in same for key in keys):
+            raise ConfigError(
+                f"version {version} of the Delta table {table} has another type or name of '{one['name']}'",
+                why="the records of one source have one schema",
+                what_to_do="begin behind that version, in a new job_dir",
+            )
 
 
-def files_of(snapshot: DeltaSnapshot, more: Mapping[str, str] | None = None) -> list[FoundFile]:
-    # A value that the log does not have is null, whatever the file says.
-    said = {**dict.fromkeys(snapshot.metadata.get("partitionColumns") or ()), **(more or {})}
-    found = [found_file(snapshot.table, file, said) for file in snapshot.files.values()]
+def _name(field: Mapping[str, Any]) -> str:
+    return str(field["name"])
+
+
+def files_of(
+    snapshot: DeltaSnapshot, rows_of: FileRows, more: Mapping[str, str] | None = None
+) -> list[FoundFile]:
+    # The fields were asked for when the program was made, and the newest version may be another by now.
+    check_fields(snapshot.table, snapshot.version, snapshot.metadata, rows_of.metadata)
+    there = {THERE_IN: str(snapshot.version)}
+    found = [
+        rows_of.found(file, {**(more or {}), **(there if file.has_deleted else {})})
+        for file in snapshot.files()
+    ]
     return sorted(found, key=lambda one: (one.modified_ns, one.path))
-
-
-def found_file(table: Path, file: TableFile, more: Mapping[str, str | None]) -> FoundFile:
-    """Return a file as a source lists it; raise InputLostError if it is gone."""
-    path = table / file.path
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        raise InputLostError(
-            f"the file {path} of the Delta table is gone",
-            why="VACUUM removed it before the job had come to read it",
-            what_to_do="restore the file, or begin at a newer version in a new job_dir",
-        ) from None
-    return FoundFile(file.path, stat.st_size, stat.st_mtime_ns, file.rows, {**more, **file.partition})
-
-
-def rows_in(file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield a file's rows with what is not in it: values of its partition, columns that came later."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
-    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as content:
-        in_file = content.schema_arrow.names
-        # The log's value of a partition counts, also where a file has a column of the name.
-        there = [name for name in schema.names if name in in_file and name not in file.partition]
-        _refuse_other_case(set(schema.names) - file.partition.keys(), in_file)
-        for batch in read_batches(content, there, _ROWS_AT_ONCE):
-            columns = [
-                _completed(batch.column(one.name), one.type)
-                if one.name in there
-                else _same(file, one, batch.num_rows)
-                for one in schema
-            ]
-            yield pa.RecordBatch.from_arrays(columns, names=schema.names)
-
-
-def _refuse_other_case(names: set[str], in_file: Sequence[str]) -> None:
-    """Raise ValueError if a column that would be taken for one added later is there under another case."""
-    lowered = {name.lower(): name for name in in_file}
-    for name in sorted(names.difference(in_file)):
-        if name.lower() in lowered:
-            raise ValueError(f"the column {name!r} of the table is {lowered[name.lower()]!r} in it")
-
-
-def _completed(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column with null in fields of structs that were added later; of another type as it is."""
-    from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
-
-    is_lacking = is_of_kind(column.type, kind, may_have_more=True, may_lack=True)
-    return exact_cast(column, kind) if is_lacking else column
-
-
-def _same(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:
-    """Return a column that is not in a file: the partition's value, or null."""
-    import pyarrow as pa
-
-    value = file.partition.get(field.name)
-    if value is None or (value == "" and not pa.types.is_string(field.type)):
-        return pa.nulls(rows, field.type)
-    return pa.array([value] * rows, pa.string()).cast(field.type)
 
 
 class DeltaChanges(Choice):
@@ -262,7 +210,7 @@ _BEGINNING, _KIND = "beginning.json", "delta-beginning"
 
 
 class DeltaRecordsSource(FileSource):
-    """Reads a Delta table and what comes, without Spark's own source.
+    """Reads a Delta table and what comes.
 
     The log is followed commit by commit, and the files of each are listed durably before they are read, so
     a position is a number of files, as of a :class:`~flinkish_spark.connectors.files.source.FileSource`.
@@ -270,7 +218,7 @@ class DeltaRecordsSource(FileSource):
     Parameters
     ----------
     path
-        Absolute local path of the table. It needs neither deletion vectors nor column mapping to be read.
+        Absolute local path of the table.
     changes, starting_version, ending_version
         As for a :class:`~flinkish_spark.connectors.delta.source.DeltaSource`; rows may have an end, too.
     splits, discover_every_ms, max_files_per_batch, max_bytes_per_batch, rate
@@ -280,7 +228,7 @@ class DeltaRecordsSource(FileSource):
     Raises
     ------
     ConfigError
-        There is no such table, it needs more than plain files, or an argument cannot be used.
+        There is no such table, it needs a feature that is not read, or an argument cannot be used.
     """
 
     kind = "delta-records"
@@ -304,14 +252,14 @@ class DeltaRecordsSource(FileSource):
             check_versions(starting_version, ending_version)
         folder = checked_folder(path)
         snapshot = DeltaSnapshot.read(Path(folder))
-        self._table_fields = record_schema(folder, snapshot)
+        self._rows_of, fields = FileRows(snapshot.table, snapshot.metadata), record_schema(snapshot)
         is_feed = changes is DeltaChanges.FEED
         if is_feed:
-            check_feed(Path(folder), snapshot.metadata)
+            check_feed(snapshot.table, snapshot.metadata)
         super().__init__(
             folder,
             ParquetFiles(),
-            T.StructType([*self._table_fields, *(_FEED_FIELDS if is_feed else ())]),
+            T.StructType([*fields, *(_FEED_FIELDS if is_feed else ())]),
             discovery=Discovery.CONTINUOUS if ending_version is None else Discovery.ONCE,
             splits=splits,
             discover_every_ms=discover_every_ms,
@@ -320,14 +268,13 @@ class DeltaRecordsSource(FileSource):
             rate=rate,
         )
         self._changes, self._starting, self._ending = changes, starting_version, ending_version
-        self._table_id = str(snapshot.metadata.get("id", ""))
-        self._partitions = tuple(snapshot.metadata.get("partitionColumns") or ())
         #: Before this version there is nothing that is not listed; of this process, as the next one.
         self._next = 0
-        self._is_looking = False
+        #: The last commit that was looked at, as the file that it is; of this process.
+        self._passed: tuple[int, ...] | None = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_next": 0, "_is_looking": False}
+        return {**super().__getstate__(), "_next": 0, "_passed": ()}
 
     # Between micro-batches:
     def latest(self, split: str, start: int, limit: int | None) -> int:
@@ -345,12 +292,12 @@ class DeltaRecordsSource(FileSource):
 
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         found, version = self._since(known)
+        if _identity(commit_path(self._table, version - 1)) != self._passed:
+            self._check_log(version)
         while not self._is_behind_end(version) and (commit := DeltaCommit.read(self._table, version)):
             found += self._files_in(commit)
             version += 1
-        if not self._is_looking:
-            self._check_gap(version)
-            self._is_looking = True
+        self._passed = _identity(commit_path(self._table, version - 1))
         if not found:
             # What is found is known by the list, which may be another process's in the end.
             self._next = version
@@ -359,10 +306,6 @@ class DeltaRecordsSource(FileSource):
     def _may_come_again(self, path: str) -> bool:
         # The log names each file once.
         return False
-
-    @property
-    def _declared(self) -> T.StructType:
-        return T.StructType(list(self._table_fields))
 
     @property
     def _table(self) -> Path:
@@ -385,10 +328,7 @@ class DeltaRecordsSource(FileSource):
         commit = DeltaCommit.read(self._table, whole)
         # Null where the commit is in a checkpoint already.
         told = self._told(whole, "" if commit is None else commit.timestamp, {_TYPE: INSERT})
-        snapshot = DeltaSnapshot.read(self._table, whole)
-        # It may be newer than the one that the fields are of.
-        check_fields(snapshot, self._declared)
-        return files_of(snapshot, told), whole + 1
+        return files_of(DeltaSnapshot.read(self._table, whole), self._rows_of, told), whole + 1
 
     def _began_with(self) -> int | None:
         """Return the version that is read whole; None if only changes are read. Fixed at the first look."""
@@ -412,18 +352,27 @@ class DeltaRecordsSource(FileSource):
                     what_to_do="read the change feed (DeltaChanges.FEED), or begin behind that version in "
                     "a new job_dir",
                 )
-            kinds = [({_TYPE: INSERT}, commit.added)]
+            kinds = [({_TYPE: INSERT}, self._added(commit))]
         elif commit.changes:
             # Read twice, since the kinds are mixed in them: all that is gone comes first.
-            kinds = [({_IS_GONE: is_gone}, commit.changes) for is_gone in ("true", "false")]
+            changes = [(file, dict[str, str]()) for file in commit.changes]
+            kinds = [({_IS_GONE: is_gone}, changes) for is_gone in ("true", "false")]
         else:
-            kinds = [({_TYPE: DELETE}, commit.removed), ({_TYPE: INSERT}, commit.added)]
-        check_partitions(self._table, self._partitions, commit.removed)
+            kinds = [({_TYPE: DELETE}, self._removed(commit)), ({_TYPE: INSERT}, self._added(commit))]
+        read = (*commit.removed, *commit.changes)
+        check_partitions(self._table, self._rows_of.metadata.partition_by, read)
         return [
-            found_file(self._table, file, self._told(commit.version, commit.timestamp, kind))
+            self._rows_of.found(file, {**self._told(commit.version, commit.timestamp, kind), **which})
             for kind, files in kinds
-            for file in files
+            for file, which in files
         ]
+
+    def _removed(self, commit: DeltaCommit) -> list[tuple[TableFile, dict[str, str]]]:
+        """Return files with rows that went, and which of them did."""
+        return _changed(commit.removed, commit.added, str(commit.version - 1), str(commit.version))
+
+    def _added(self, commit: DeltaCommit) -> list[tuple[TableFile, dict[str, str]]]:
+        return _changed(commit.added, commit.removed, str(commit.version), str(commit.version - 1))
 
     def _told(self, version: int, timestamp: str, kind: Mapping[str, str]) -> dict[str, str]:
         told = {_OF_VERSION: str(version)}
@@ -436,19 +385,26 @@ class DeltaRecordsSource(FileSource):
             return
         if self._changes is DeltaChanges.FEED:
             check_feed(self._table, commit.metadata)
-        # A field that the table got later is not in older versions; what is there must be the same.
-        check_fields(DeltaSnapshot(self._table, commit.version, {}, commit.metadata), self._declared)
+        check_fields(self._table, commit.version, commit.metadata, self._rows_of.metadata)
 
-    def _check_gap(self, version: int) -> None:
-        """Refuse to wait for a version that was there and is gone. Called once per process."""
-        if self._is_behind_end(version) or commit_path(self._table, version).exists():
-            return
-        newest = DeltaSnapshot.read(self._table).version
-        # Asked again: it, and the next one, may have been written in between. Versions come one by one.
-        if newest > version and not commit_path(self._table, version).exists():
+    def _check_log(self, version: int) -> None:
+        """Refuse another table in place of this one, and to wait for a version that was there and is gone.
+
+        Called in a new process, and if the commit before is not the file that it was.
+        """
+        newest = DeltaSnapshot.read(self._table)
+        if newest.metadata.id != self._rows_of.metadata.id:
+            raise InputLostError(
+                f"the Delta table {self.path} is not the one that the job has read so far",
+                why="it was dropped and created again",
+                what_to_do="put the old table back, or start a new job with a new job_dir",
+            )
+        # This order matters: versions come one by one, so one before the newest was there already.
+        if newest.version > version and not commit_path(self._table, version).exists():
             raise InputLostError(
                 f"version {version} of the Delta table {self.path} is gone from its log",
-                why=f"the job has not read it, and the newest is {newest}: Delta deletes old log entries",
+                why=f"the job has not read it, and the newest is {newest.version}: Delta deletes old log "
+                "entries",
                 what_to_do="raise delta.logRetentionDuration; begin at a newer version in a new job_dir",
             )
 
@@ -458,7 +414,7 @@ class DeltaRecordsSource(FileSource):
         import pyarrow.compute as pc
 
         asked = file.partition.get(_IS_GONE)
-        for batch in rows_in(file, path, schema):
+        for batch in self._rows_of.read(file, path, schema):
             if asked is None:
                 yield batch
                 continue
@@ -470,26 +426,46 @@ class DeltaRecordsSource(FileSource):
         """Return what the list depends on, among it the table's id."""
         return {
             **super().fingerprint(),
-            "table": self._table_id,
+            "table": self._rows_of.metadata.id,
             "changes": self._changes.value,
             "starting_version": self._starting,
             "ending_version": self._ending,
         }
 
 
+def _identity(path: Path) -> tuple[int, ...] | None:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _changed(
+    files: Sequence[TableFile], others: Sequence[TableFile], there_in: str, gone_in: str
+) -> list[tuple[TableFile, dict[str, str]]]:
+    """Return files of which rows came, or went, and which ones; of a file on both sides only some did."""
+    also, found = {file.path: file for file in others}, []
+    for file in files:
+        which = {THERE_IN: there_in} if file.has_deleted else {}
+        if (other := also.get(file.path)) is not None:
+            if not other.has_deleted:
+                continue  # There are all of its rows on the other side.
+            which[GONE_IN] = gone_in
+        found.append((file, which))
+    return found
+
+
 @dataclass(frozen=True)
 class DeltaSource(Source):
     """Reads a Delta table, and goes on with what comes.
 
-    Through Spark's own streaming source, which like a DataFrame cannot be told where to begin in a restore
-    from a savepoint. With ``reader="python"`` the log is followed without Spark: then it can, and it can be
-    limited by records and aligned; tables with deletion vectors or column mapping are refused. Of a feed,
-    what a version deletes comes before what it inserts.
+    Of a feed, what a version deletes comes before what it inserts.
 
     Parameters
     ----------
     path
-        Of the table.
+        Of the table; absolute and local.
     changes
         Rows that are added, or the change feed.
     starting_version
@@ -500,13 +476,12 @@ class DeltaSource(Source):
         no end. For the rows of one version see
         :class:`~flinkish_spark.connectors.delta.source.DeltaTableSource`.
     max_files_per_trigger, max_bytes_per_trigger
-        Most files in one micro-batch, and about most bytes. Of a feed that the JVM reads, a version is never
-        divided; the Python reader divides one that alone is more than that.
+        Most files in one micro-batch, and about most bytes. A version of a feed is divided only if it is more
+        than that.
     reader
-        ``"jvm"`` or ``"python"``: fixed for the life of a job_dir. By default Python's with an
-        `ending_version`, which Spark's source does not have, else the JVM's.
+        ``"python"`` or None: this package reads. Spark's own source is one of `env.from_dataframe`.
     rate
-        Most records, with the Python reader.
+        Most records.
 
     Raises
     ------
@@ -525,7 +500,7 @@ class DeltaSource(Source):
     ending_version: int | None = None
     max_files_per_trigger: int = 1_000
     max_bytes_per_trigger: Limit = UNLIMITED
-    reader: str | Engine | None = None
+    reader: str | None = None
     rate: RateLimit = field(default_factory=RateLimit)
 
     kind = "delta"
@@ -539,30 +514,17 @@ class DeltaSource(Source):
             checked_whole("max_files_per_trigger", self.max_files_per_trigger, least=1)
             checked_limit("max_bytes_per_trigger", self.max_bytes_per_trigger, least=1)
             check_versions(self.starting_version, self.ending_version)
-        default = Engine.JVM if self.ending_version is None else Engine.PYTHON
-        object.__setattr__(self, "reader", Engine.of(self.reader or default, "reader"))
         what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
         instance_of("rate", self.rate, RateLimit, what_to_do=what_to_do)
-        if self.reader is Engine.PYTHON:
-            return
-        if self.rate != RateLimit():
+        if self.reader not in (None, "python"):
             raise ConfigError(
-                "a Delta source that Spark reads has a limit of records",
-                why="Spark's source counts files and bytes",
-                what_to_do='set max_files_per_trigger or max_bytes_per_trigger, or add reader="python"',
-            )
-        if self.ending_version is not None:
-            raise ConfigError(
-                "a Delta source that Spark reads has an ending_version",
-                why="Spark's source does not say when it has read a version whole",
-                what_to_do='leave reader out, or give reader="python"; or read one version of the table with '
-                "DeltaTableSource",
+                f"reader is {self.reader!r}",
+                why="this package reads Delta in Python, and in no other way",
+                what_to_do="leave it out; for Spark's own source use env.from_dataframe",
             )
 
     def bound(self, uid: str) -> Source:
-        """Return this source; of the Python reader, the source of splits that it stands for."""
-        if self.reader is not Engine.PYTHON:
-            return self
+        """Return the source of splits that this one stands for."""
         return DeltaRecordsSource(
             self.path,
             self.changes,
@@ -574,16 +536,6 @@ class DeltaSource(Source):
         ).bound(uid)
 
     @property
-    def plan_name(self) -> str:
-        """Tell what is read apart."""
-        return f"delta-{self.changes.value.lower()}"
-
-    @property
-    def needs_delta(self) -> bool:
-        """Whether Spark's own source reads; the Python reader needs no JAR."""
-        return self.reader is Engine.JVM
-
-    @property
     def is_bounded(self) -> bool:
         """Whether it was given an end."""
         return self.ending_version is not None
@@ -593,26 +545,5 @@ class DeltaSource(Source):
         return (Dataset.of_path(self.path),)
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        """Return the stream with positions in Spark's input partitions."""
-        from flinkish_spark.transport.columns import with_position
-
-        reader = spark.readStream.format("delta")
-        reader = reader.option("maxFilesPerTrigger", str(self.max_files_per_trigger))
-        if not isinstance(self.max_bytes_per_trigger, Unlimited):
-            reader = reader.option("maxBytesPerTrigger", str(self.max_bytes_per_trigger))
-        if self.changes is DeltaChanges.FEED:
-            reader = reader.option("readChangeFeed", "true")
-        if self.starting_version is not None:
-            reader = reader.option("startingVersion", str(self.starting_version))
-        try:
-            frame = reader.load(self.path)
-        except AnalysisException as error:
-            raise ConfigError(
-                f"the Delta table {self.path} cannot be read",
-                why=said(error),
-                what_to_do="create it first; for a feed, with delta.enableChangeDataFeed",
-            ) from error
-        if self.changes is DeltaChanges.FEED:
-            # One task, or a row's insert could come before its delete: only within a task there is an order.
-            frame = frame.coalesce(1).sortWithinPartitions(_VERSION, ~F.col(_TYPE).isin(*_GONE))
-        return with_position(frame)
+        """Return the stream of the source that it stands for, under the uid that the table's name gives."""
+        return self.bound("delta").load(spark, place)

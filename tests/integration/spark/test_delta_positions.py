@@ -24,14 +24,14 @@ def insert(spark: Any, path: str, start: int, rows: int) -> None:
 @pytest.mark.nightly(by_day="tests/contracts/test_sources.py")
 def test_a_savepoint_within_the_first_reading_of_a_table_is_gone_on_from(spark: Any, tmp_path: Path) -> None:
     path, sinks = str(tmp_path / "table"), [MemorySink(f"{tmp_path}-{n}") for n in range(2)]
-    properties = "'delta.enableChangeDataFeed'='true', 'delta.enableDeletionVectors'='false'"
+    properties = "'delta.enableChangeDataFeed'='true', 'delta.enableDeletionVectors'='true'"
     spark.sql(f"CREATE TABLE delta.`{path}` (user STRING) USING delta TBLPROPERTIES ({properties})")
     for n in range(6):
         insert(spark, path, 10 * n, 10)
 
     def job(name: str, sink: MemorySink) -> Any:
         # A micro-batch is one file, and a checkpoint may lie between any two of a commit.
-        source = DeltaSource(path, DeltaChanges.FEED, reader="python", max_files_per_trigger=1)
+        source = DeltaSource(path, DeltaChanges.FEED, max_files_per_trigger=1)
         env = environment(spark, tmp_path / name, trigger_interval_ms=200)
         changes = env.from_source(source, uid="feed")
         counts = changes.key_by("user").process(Count(), output=COUNT, uid="counts")

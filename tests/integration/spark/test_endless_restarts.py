@@ -81,11 +81,11 @@ def test_a_delta_table_that_changes_under_its_source(spark: Any, tmp_path: Path)
             file.unlink()
 
     updated = after("updated", DeltaChanges.ROWS, update)
-    assert type(updated) is ConfigError and "[DELTA_SOURCE_TABLE_IGNORE_CHANGES]" in updated.what
+    assert type(updated) is ConfigError and "updates or deletes rows" in str(updated)
     again = after("again", DeltaChanges.ROWS, lambda p: (shutil.rmtree(p), fill(p)))
-    assert type(again) is InputLostError and "dropped and created again" in again.why
+    assert type(again) is InputLostError, repr(again)
     gone = after("vacuumed", DeltaChanges.FEED, lose_changes)
-    assert type(gone) is InputLostError and "_change_data/cdc-" in gone.what and "in sink 'out'" in gone.what
+    assert type(gone) is InputLostError and "_change_data/cdc-" in gone.what and "VACUUM" in str(gone)
 
 
 @pytest.mark.parametrize("damage", ["offsets", pytest.param("no metadata", marks=pytest.mark.nightly)])

@@ -312,7 +312,6 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
         sources[way] = FileSource(str(paths[way]), form, declared(columns), pattern="part-*"), columns
     table, columns = str(paths["Delta append"]), taken("DeltaSource")
     sources["DeltaSource"] = DeltaSource(table), columns
-    sources["DeltaSource in Python"] = DeltaSource(table, reader="python"), columns
     sources["DeltaTableSource"] = DeltaTableSource(table), columns
     streams = {
         way: env.from_source(source, uid=way.replace(" ", "-")) for way, (source, _) in sources.items()

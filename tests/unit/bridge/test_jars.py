@@ -11,7 +11,6 @@ from flinkish_spark import jars
 from flinkish_spark.bridge import session
 from flinkish_spark.connectors.delta.manifest import DeltaManifest
 from flinkish_spark.connectors.delta.sink import require_delta
-from flinkish_spark.connectors.delta.source import DeltaSource
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.jars import JarMissing, pinned, pinned_jars, spark_minors
 from tests.support.cli_rig import flinkish
@@ -146,7 +145,5 @@ def test_a_job_that_needs_delta_is_told_why_there_is_none() -> None:
         require_delta(False, "4.2.1")
 
 
-def test_sources_and_manifests_say_whether_they_need_delta() -> None:
-    """The Python reader follows the log by itself, and needs no JAR."""
-    assert DeltaSource("/lake/orders").needs_delta and DeltaManifest("/lake/checkpoints").needs_delta
-    assert not DeltaSource("/lake/orders", max_files_per_trigger=1, reader="python").needs_delta
+def test_a_manifest_says_that_it_needs_delta() -> None:
+    assert DeltaManifest("/lake/checkpoints").needs_delta

@@ -171,7 +171,10 @@ def fields(**types: str) -> dict[str, Any]:
     schema = json.dumps({"type": "struct", "fields": own})
     return {
         "protocol": {"minReaderVersion": 1, "minWriterVersion": 2},
-        "metaData": {"id": "t", "schemaString": schema, "partitionColumns": []},
+        "metaData": {
+            **{"id": "t", "schemaString": schema, "partitionColumns": [], "configuration": {}},
+            "format": {"provider": "parquet", "options": {}},
+        },
     }
 
 
@@ -190,7 +193,7 @@ def test_versions_that_are_written_while_we_look_are_not_taken_for_gone(tmp_path
             return there
 
     monkeypatch.setattr(delta_records_module, "commit_path", lambda table, version: Version1())
-    source._check_gap(1)
+    source._check_log(1)
 
 
 @pytest.mark.parametrize("make", [DeltaTableSource, DeltaRecordsSource])
@@ -199,5 +202,5 @@ def test_a_table_that_got_other_types_behind_the_program_is_refused(make: Any, t
     source = make(str(tmp_path / "t")).bound("in")
     source.__dict__["_fs_folder"] = str(tmp_path / "job")
     write(tmp_path / "t", 1, fields(n="string"))
-    with pytest.raises(ConfigError, match=r"version 1 of the Delta table .* has another type of 'n'"):
+    with pytest.raises(ConfigError, match=r"version 1 of the Delta table .* has another type or name of 'n'"):
         source._look([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 from flinkish_spark.connectors.splits import SplitPosition
 from flinkish_spark.contracts.source import SourceStart
 from flinkish_spark.core.errors import ConfigError, InputLostError
-from flinkish_spark.core.formats import Engine
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.sources import DeltaChanges, DeltaRecordsSource, DeltaSource, RateLimit
@@ -222,6 +222,16 @@ def test_a_removed_file_of_a_partition_that_the_log_does_not_say_is_refused(tmp_
         step(reader, reader.initialOffset())
 
 
+def test_a_removed_file_of_the_partition_null_is_read(tmp_path: Path) -> None:
+    """Delta leaves values that are null out."""
+    table = Table(tmp_path / "t", partition=["p"], configuration=FEED, n="long", p="string")
+    table.commit(table.add("a.parquet", {"n": [1]}, partitionValues={"p": None}))
+    table.commit(removed("a.parquet", partitionValues={}))
+    reader = reader_of(source_of(table, DeltaChanges.FEED, starting_version=0), tmp_path)
+    rows = step(reader, reader.initialOffset())[1]
+    assert [row[:4] for row in rows] == [(1, None, "insert", 1), (1, None, "delete", 2)]
+
+
 def test_partitions_and_later_columns_of_changes(tmp_path: Path) -> None:
     table = Table(tmp_path / "t", partition=["p"], configuration=FEED, n="long", p="string", late="long")
     table.commit(table.add("p=x/a.parquet", {"n": [1]}, partitionValues={"p": "x"}))
@@ -258,28 +268,23 @@ def test_a_savepoint_goes_on_where_it_stood_in_another_job(tmp_path: Path) -> No
     assert values(step(restored, restored.initialOffset())[1]) == [2, 9]
 
 
+def schema_of(table: Table, old: str, new: str, metadata: str = "{}") -> dict[str, Any]:
+    """Return the action by which the only field is another one."""
+    changed = table.metadata["schemaString"].replace(old, new, 1) if old else table.metadata["schemaString"]
+    configuration = {"delta.columnMapping.mode": "name"} if metadata != "{}" else {}
+    changed = changed.replace('"metadata": {}', f'"metadata": {metadata}')
+    return {"metaData": {**table.metadata, "schemaString": changed, "configuration": configuration}}
+
+
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
         (lambda t: [removed("a.parquet")], "updates or deletes rows"),
-        (lambda t: [{"add": {"path": "x", "deletionVector": {"storageType": "u"}}}], "has deletion vectors"),
-        (lambda t: [{"add": {"path": "../x"}}], "files outside of its folder"),
+        (lambda t: [{"add": {"path": "../x"}}], "outside of its folder"),
         (lambda t: [{"protocol": {"readerFeatures": ["typeWidening"]}}], "'typeWidening'"),
-        (
-            lambda t: [{"metaData": {**t.metadata, "configuration": {"delta.columnMapping.mode": "name"}}}],
-            "column mapping",
-        ),
-        (
-            lambda t: [
-                {
-                    "metaData": {
-                        **t.metadata,
-                        "schemaString": t.metadata["schemaString"].replace("long", "string"),
-                    }
-                }
-            ],
-            "another type of 'n'",
-        ),
+        (lambda t: [schema_of(t, '"long"', '"string"')], "another type or name of 'n'"),
+        (lambda t: [schema_of(t, '"n"', '"m"', '{"delta.columnMapping.physicalName": "n"}')], "name of 'n'"),
+        (lambda t: [schema_of(t, "", "", '{"delta.columnMapping.physicalName": "c-1"}')], "name of 'n'"),
     ],
 )
 def test_a_commit_that_cannot_be_read_is_refused(tmp_path: Path, actions, message: str) -> None:
@@ -300,7 +305,7 @@ def test_what_is_gone_is_noticed(tmp_path: Path) -> None:
     end, _ = step(reader, reader.initialOffset())
     for one in added[1:]:
         table.commit(one)
-    table.checkpoint({"protocol": {"minReaderVersion": 1}}, {"metaData": table.metadata}, *added)
+    table.checkpoint()
     (tmp_path / "t" / "_delta_log" / f"{2:020d}.json").unlink()
     with pytest.raises(InputLostError, match=r"version 2 of the Delta table .* is gone from its log"):
         step(reader_of(source_of(table), tmp_path), end)
@@ -319,6 +324,26 @@ def test_another_table_in_its_place_is_noticed(tmp_path: Path) -> None:
     assert first != source_of(table, starting_version=1).fingerprint()
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_table_that_is_created_again_while_the_job_runs_is_noticed(tmp_path: Path, is_known: bool) -> None:
+    """In the process that has read it, and in another one of the same job; whatever versions it has."""
+    table = Table(tmp_path / "t", n="long")
+    table.commit(table.add("a.parquet", {"n": [1]}))
+    source = source_of(table)
+    reader = reader_of(source, tmp_path)
+    end, _ = step(reader, reader.initialOffset())
+    assert step(reader, end) == (end, [])
+    shutil.rmtree(table.path)
+    again = Table(tmp_path / "t", n="long")
+    again.metadata["id"] = "another"
+    again.version = 0
+    again.commit({"protocol": {}}, {"metaData": again.metadata})
+    for number in range(3):
+        again.commit(again.add(f"{number}.parquet", {"n": [number]}))
+    with pytest.raises(InputLostError, match=r"is not the one that the job has read so far"):
+        step(reader if is_known else reader_of(source, tmp_path), end)
+
+
 def test_the_python_reader_of_a_delta_source_is_a_source_of_splits(tmp_path: Path) -> None:
     table = Table(tmp_path / "t", n="long")
     given = DeltaSource(
@@ -327,21 +352,17 @@ def test_the_python_reader_of_a_delta_source_is_a_source_of_splits(tmp_path: Pat
     bound = given.bound("in")
     assert isinstance(bound, DeltaRecordsSource) and bound.is_positionable and bound.is_bounded
     assert bound.rate == RateLimit(records_per_batch=7) and bound.plan_name == "delta-records"
-    by_default = DeltaSource(path_of(table), DeltaChanges.FEED, starting_version=1, ending_version=3)
-    assert by_default.is_bounded and by_default.reader is Engine.PYTHON and not by_default.needs_delta
-    native = DeltaSource(path_of(table))
-    assert native.bound("in") is native and not native.is_positionable
+    endless = DeltaSource(path_of(table))
+    assert isinstance(endless.bound("in"), DeltaRecordsSource) and not endless.is_bounded
 
 
 @pytest.mark.parametrize(
     "make",
     [
         lambda path: DeltaSource(path, reader="rust"),
-        lambda path: DeltaSource(path, rate=RateLimit(records_per_batch=7)),
-        lambda path: DeltaSource(path, rate=7, reader="python"),
+        lambda path: DeltaSource(path, reader="jvm"),
+        lambda path: DeltaSource(path, rate=7),
         lambda path: DeltaSource(path, max_bytes_per_trigger=0),
-        lambda path: DeltaSource(path, ending_version=3, reader="jvm"),
-        lambda path: DeltaSource(path, DeltaChanges.FEED, ending_version=3, reader="jvm"),
         lambda path: DeltaRecordsSource(path, DeltaChanges.FEED),
         lambda path: DeltaRecordsSource(path, "ROWS"),
         lambda path: DeltaRecordsSource(path, starting_version=-1),

@@ -1,0 +1,178 @@
+"""The rows of one file of a Delta table, by the names that the table has for them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.connectors.delta.log import (
+    TableFile,
+    TableMetadata,
+    deleted_rows,
+    number_of,
+    physical_name,
+    width_of,
+)
+from flinkish_spark.connectors.files.source import FoundFile
+from flinkish_spark.connectors.parquet_calendar import read_batches
+from flinkish_spark.core.errors import InputLostError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+
+_ROWS_AT_ONCE = 10_000
+_FIELD_ID = b"PARQUET:field_id"
+#: In files of changes, and in no table's schema: under its own name, also where columns have others.
+_CHANGE_TYPE = {"name": "_change_type", "type": "string", "metadata": {}}
+#: Beside the values of a listed file's partition: a version in which its rows are not deleted, one in which
+#: they are. No column has such a name.
+THERE_IN, GONE_IN = "flinkish:there", "flinkish:gone-in"
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """Reads files as one version of a table would, whichever version they are of."""
+
+    table: Path
+    metadata: TableMetadata
+
+    @functools.cached_property
+    def _partition_by(self) -> list[tuple[str, str]]:
+        return [(name, self.metadata.name_in_files(name)) for name in self.metadata.partition_by]
+
+    def found(self, file: TableFile, more: Mapping[str, str | None]) -> FoundFile:
+        """Return a file as a source lists it; raise InputLostError if it is gone."""
+        path = os.path.join(self.table, file.path)
+        try:
+            stat = os.stat(path)
+        except FileNotFoundError:
+            raise InputLostError(
+                f"the file {path} of the Delta table is gone",
+                why="VACUUM removed it before the job had come to read it",
+                what_to_do="restore the file, or begin at a newer version in a new job_dir",
+            ) from None
+        # A value that the log does not have is null, whatever the file says.
+        values = file.partition or {}
+        said = {name: values.get(in_files) for name, in_files in self._partition_by}
+        return FoundFile(file.path, stat.st_size, stat.st_mtime_ns, file.rows, {**said, **more})
+
+    def read(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield a file's rows with what is not in it: values of its partition, columns that came later."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        widths = {one.name: width_of(one) for one in self.metadata.fields}
+        # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
+        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as content:
+            stored = content.schema_arrow
+            known = {
+                one.name: (own.name, one.type) for own, one in zip(stored, self._named(stored), strict=True)
+            }
+            # The log's value of a partition counts, also where a file has a column of the name.
+            there = [name for name in schema.names if name in known and name not in file.partition]
+            _refuse_other_case(set(schema.names) - file.partition.keys(), list(known))
+            wanted, place = self._wanted(file, content.metadata.num_rows), 0
+            if wanted is not None and not wanted.any():
+                return
+            for batch in read_batches(content, [known[name][0] for name in there], _ROWS_AT_ONCE):
+                columns = [
+                    _completed(batch.column(known[one.name][0]), known[one.name][1], one.type)
+                    if one.name in there
+                    else _same(file, one, batch.num_rows)
+                    for one in schema
+                ]
+                for at, one in enumerate(schema):
+                    if width := widths.get(one.name):
+                        columns[at] = pc.utf8_rpad(columns[at], width)
+                rows = pa.RecordBatch.from_arrays(columns, names=schema.names)
+                if wanted is not None:
+                    rows = rows.filter(pa.array(wanted[place : place + batch.num_rows]))
+                place += batch.num_rows
+                yield rows
+
+    def _named(self, stored: pa.Schema) -> Any:
+        """Return a file's schema, as a type, with the table's names in place of those in files."""
+        import pyarrow as pa
+
+        kind, is_by_id = pa.struct(list(stored)), self.metadata.is_by_id
+        if is_by_id and not any(_FIELD_ID in (one.metadata or {}) for one in stored):
+            raise ValueError("the table finds columns by their numbers, and it has none")
+        if self.metadata.has_mapping:
+            fields = [*self.metadata.fields.jsonValue()["fields"], _CHANGE_TYPE]
+            return _named(kind, {"type": "struct", "fields": fields}, is_by_id=is_by_id)
+        return kind
+
+    def _wanted(self, file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:
+        """Return which of a file's rows are read; None for all of them."""
+        there, gone = (file.partition.get(name) for name in (THERE_IN, GONE_IN))
+        is_gone = None if gone is None else self._deleted(file, int(gone), rows)
+        if there is None:
+            return is_gone
+        is_there = ~self._deleted(file, int(there), rows)
+        return is_there if is_gone is None else is_there & is_gone
+
+    def _deleted(self, file: FoundFile, version: int, rows: int) -> npt.NDArray[np.bool_]:
+        import numpy as np
+
+        # The log says that it has a vector: one that is not found is an error of ours, and no row comes back.
+        bits = deleted_rows(self.table, self.metadata.id, version)[file.path]
+        return np.unpackbits(bits, count=rows).astype(bool)
+
+
+def _named(kind: pa.DataType, wanted: Any, *, is_by_id: bool) -> pa.DataType:
+    import pyarrow as pa
+
+    def inner(field: pa.Field, part: str) -> pa.Field:
+        return field.with_type(_named(field.type, wanted[part], is_by_id=is_by_id))
+
+    if isinstance(wanted, str):
+        return kind
+    if wanted["type"] == "array":
+        return pa.list_(inner(kind.value_field, "elementType"))
+    if wanted["type"] == "map":
+        return pa.map_(inner(kind.key_field, "keyType"), inner(kind.item_field, "valueType"))
+    known = {(number_of(one) if is_by_id else None) or physical_name(one): one for one in wanted["fields"]}
+    fields = []
+    for own in kind:
+        number = (own.metadata or {}).get(_FIELD_ID) if is_by_id else None
+        one = known.get(int(number) if number else own.name)
+        # What was dropped may have the name of what was added in its place.
+        named = "flinkish:dropped" if one is None else one["name"]
+        type_of = own.type if one is None else _named(own.type, one["type"], is_by_id=is_by_id)
+        fields.append(pa.field(named, type_of, own.nullable))
+    return pa.struct(fields)
+
+
+def _refuse_other_case(names: set[str], in_file: Sequence[str]) -> None:
+    """Raise ValueError if a column that would be taken for one added later is there under another case."""
+    lowered = {name.lower(): name for name in in_file}
+    for name in sorted(names.difference(in_file)):
+        if name.lower() in lowered:
+            raise ValueError(f"the column {name!r} of the table is {lowered[name.lower()]!r} in it")
+
+
+def _completed(column: pa.Array, named: pa.DataType, kind: pa.DataType) -> pa.Array:
+    """Return a column with null in fields of structs that were added later; of another type as it is."""
+    from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
+
+    own = column if column.type == named else column.view(named)
+    is_lacking = is_of_kind(named, kind, may_have_more=True, may_lack=True)
+    return exact_cast(own, kind) if is_lacking else own
+
+
+def _same(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:
+    """Return a column that is not in a file: the partition's value, or null."""
+    import pyarrow as pa
+
+    value = file.partition.get(field.name)
+    if value is None or (value == "" and not pa.types.is_string(field.type)):
+        return pa.nulls(rows, field.type)
+    return pa.array([value] * rows, pa.string()).cast(field.type)
