@@ -17,7 +17,7 @@ import pytest
 from flinkish_spark.checkpoint.failures import RepeatableUserError, classify
 from flinkish_spark.connectors.files import input_formats as csv_quotes
 from flinkish_spark.connectors.files.input_formats import BadLine
-from flinkish_spark.connectors.files.source import _entries, naming
+from flinkish_spark.connectors.files.source import Folders, naming
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitPosition, SplitStreamReader
 from flinkish_spark.core.errors import ConfigError, InputLostError, SchemaError
 from flinkish_spark.core.job_dir import JobDir
@@ -568,7 +568,7 @@ def test_a_folder_within_that_goes_while_it_is_listed_holds_nothing(folder, tmp_
         return listing(path)
 
     monkeypatch.setattr(os, "scandir", late)
-    assert [entry.path for entry in _entries(folder, "*")] == [f"{folder}/a"]
+    assert [entry.path for entry in Folders().entries(str(folder), "*")] == [f"{folder}/a"]
 
 
 def test_links_to_folders_are_not_followed_and_those_to_files_are(folder, tmp_path) -> None:
