@@ -352,7 +352,8 @@ def stored_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_duration(kind):
         return pa.int64()
     if pa.types.is_struct(kind):
-        return pa.struct([one.with_type(stored_type(one.type)) for one in kind])
+        # Of a struct that is null, no field has a value.
+        return pa.struct([pa.field(one.name, stored_type(one.type)) for one in kind])
     if pa.types.is_map(kind):
         return pa.map_(stored_type(kind.key_type), kind.item_field.with_type(stored_type(kind.item_type)))
     if pa.types.is_list(kind):
