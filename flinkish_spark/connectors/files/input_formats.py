@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,23 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 _BLANKS = b" \t\r\n"
+
+
+#: What files are compressed with, by the end of their names.
+_PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+
+
+def opened(path: str) -> pa.NativeFile:
+    """Open a file, maybe compressed; its name is bytes, which need be no UTF-8."""
+    import pyarrow as pa
+
+    file, codec = pa.OSFile(os.fsencode(path)), _PACKED.get(os.path.splitext(path)[1])
+    return file if codec is None else pa.CompressedInputStream(file, codec)
+
+
+def shown(path: str) -> str:
+    """Return a name as a text that can be written."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 class BadLine(ValueError):
@@ -119,17 +137,18 @@ class ParquetFiles(InputFormat):
         import pyarrow.parquet as pq
 
         # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
-        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+        with opened(path) as data, pq.ParquetFile(data, coerce_int96_timestamp_unit="us") as file:
             missing = sorted(set(schema.names) - set(file.schema_arrow.names))
             if missing:
-                raise ValueError(f"{path} has no column '{missing[0]}'")
+                raise ValueError(f"{shown(path)} has no column '{missing[0]}'")
             yield from read_batches(file, schema.names, _ROWS_AT_ONCE)
 
     def rows(self, path: str) -> int | None:
         """Return what the file says of itself."""
         import pyarrow.parquet as pq
 
-        return int(pq.read_metadata(path).num_rows)
+        with opened(path) as data, pq.ParquetFile(data) as file:
+            return int(file.metadata.num_rows)
 
 
 @dataclass(frozen=True)
@@ -143,9 +162,7 @@ class JsonLines(InputFormat):
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the objects of a file, which is read whole."""
-        import pyarrow as pa
-
-        with pa.input_stream(path, compression="detect") as file:
+        with opened(path) as file:
             yield from json_batches(file.read(), schema)
 
     def check(self, schema: pa.Schema) -> None:
@@ -218,7 +235,7 @@ class CsvFiles(InputFormat):
         names = list(schema.names)
         columns = None if self.header is CsvHeader.NAMES else names
         types = {field.name: pa.string() if _is_number(field.type) else field.type for field in schema}
-        with pa.input_stream(path, compression="detect") as file:
+        with opened(path) as file:
             begin = file.read(_CSV_BLOCK_BYTES)
         if len(begin) == begin_of_text(begin):
             return
@@ -227,7 +244,7 @@ class CsvFiles(InputFormat):
         record = 1 if columns is None else 0
         # In a line without an end Arrow finds no names.
         is_bare = len(begin) < _CSV_BLOCK_BYTES and not set(b"\r\n") & set(begin)
-        with pa.input_stream(path, compression="detect") as file:
+        with opened(path) as file:
             batches = csv.open_csv(
                 pa.BufferReader(begin + b"\n") if is_bare else file,
                 read_options=csv.ReadOptions(column_names=columns, block_size=block_bytes),
@@ -372,7 +389,7 @@ class TextLines(InputFormat):
         import pyarrow as pa
 
         line = 1
-        with io.BufferedReader(pa.input_stream(path, compression="detect")) as file:
+        with io.BufferedReader(opened(path)) as file:
             while some := list(islice(file, _ROWS_AT_ONCE)):
                 if line == 1:
                     some[0] = some[0][begin_of_text(some[0]) :]
@@ -468,10 +485,8 @@ _NO_LIMIT = 2**31 - 1
 @contextmanager
 def _text_of(path: str) -> Iterator[io.TextIOWrapper]:
     """Open a file, maybe compressed, without the mark (BOM) in front; each byte is a letter."""
-    import pyarrow as pa
-
     csv.field_size_limit(_NO_LIMIT)
-    with io.BufferedReader(pa.input_stream(path, compression="detect")) as data:
+    with io.BufferedReader(opened(path)) as data:
         data.read(begin_of_text(data.peek(len(codecs.BOM_UTF32_LE))))
         with io.TextIOWrapper(data, "latin-1", newline="") as text:
             yield text

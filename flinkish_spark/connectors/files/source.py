@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.files.input_formats import InputFormat
+from flinkish_spark.connectors.files.input_formats import InputFormat, shown
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, as_declared
 from flinkish_spark.contracts.dataset import Dataset
@@ -30,7 +30,7 @@ from flinkish_spark.core.validation import (
     to_path,
 )
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import StoredRow
+from flinkish_spark.protocol.codec import Form, StoredRow
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import (
@@ -65,12 +65,21 @@ _LONG_LOOK_S = 0.5
 _SETTLED_NS = 60 * 10**9
 
 
+def _text_of(path: str) -> str:
+    """Return a name as JSON has it: one that is no UTF-8 by its bytes, behind a letter that no name has."""
+    return path if shown(path) == path else "\0" + os.fsencode(path).hex()
+
+
+def _path_of(text: str) -> str:
+    return os.fsdecode(bytes.fromhex(text[1:])) if text.startswith("\0") else text
+
+
 @dataclass(frozen=True)
 class FoundFile(StoredRow):
     """A file as it was when it was found."""
 
     #: Relative to the folder of the input.
-    path: str
+    path: Annotated[str, Form(_text_of, _path_of)]
     size: int
     modified_ns: int
     #: How many records it has; None if that is not known.
@@ -182,7 +191,7 @@ class FileList:
     def to_json(self) -> dict[str, Any]:
         files = [one.to_json() for one in self._files]
         kept = {one.path for one in self._files}
-        read = {path: list(one) for path, one in self._known.items() if path not in kept}
+        read = {_text_of(path): list(one) for path, one in self._known.items() if path not in kept}
         return {"dropped": self._dropped, "files": files, "read": read, "is_closed": self.is_closed}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
@@ -199,7 +208,7 @@ class FileList:
     def _take(self, stored: Mapping[str, Any]) -> None:
         self._dropped, self.is_closed = int(stored["dropped"]), bool(stored["is_closed"])
         self._files = [FoundFile.from_json(one) for one in stored["files"]]
-        self._known = {path: (size, at) for path, (size, at) in stored["read"].items()}
+        self._known = {_path_of(path): (size, at) for path, (size, at) in stored["read"].items()}
         self._known |= {one.path: (one.size, one.modified_ns) for one in self._files}
 
     def look(self, root: Path, pattern: str, rows: Callable[[str], int | None]) -> list[FoundFile]:
@@ -238,7 +247,7 @@ def _key(kind: str, files: int) -> str:
 
 def _changed(path: str) -> InputLostError:
     return InputLostError(
-        f"the file {path} has changed since it was found",
+        f"the file {shown(path)} has changed since it was found",
         why="a file is read once, so what was added to it, or has replaced it, would not be read",
         what_to_do="put it back as it was, with its time, or delete it if it has been read; write new "
         "records to a file of another name. Or start a new job with a new job_dir",
@@ -525,7 +534,7 @@ class FileSource(SplitSource):
         if now == (file.size, file.modified_ns):
             return path
         raise InputLostError(
-            f"the file {path} " + ("is gone" if now is None else "has changed since it was found"),
+            f"the file {shown(path)} " + ("is gone" if now is None else "has changed since it was found"),
             why="a checkpoint that has not come yet, or may be gone back to, needs it as it was",
             what_to_do="restore the file, with its time; or start a new job with a new job_dir",
         )
@@ -569,6 +578,7 @@ class FileSource(SplitSource):
 @contextmanager
 def naming(path: str) -> Iterator[None]:
     """Let what cannot be read say in which file it is."""
+    name = shown(path)
     try:
         yield
     except FlinkishError:
@@ -580,14 +590,14 @@ def naming(path: str) -> Iterator[None]:
             # Arrow's, of content: no system call has failed, so the next try finds the same.
             said = str(error).removesuffix(".")
             raise ValueError(
-                f"the file {path} cannot be read: {said}. It is cut off or damaged: restore it"
+                f"the file {name} cannot be read: {said}. It is cut off or damaged: restore it"
             ) from error
         if error.filename is None and path not in str(error):
             # With a number Python makes the fitting class of it.
             raise OSError(error.errno, error.strerror or str(error), path) from error
         raise
     except Exception as error:
-        raise ValueError(f"the file {path} cannot be read as the schema says: {error}") from error
+        raise ValueError(f"the file {name} cannot be read as the schema says: {error}") from error
 
 
 def _fact(uid: str) -> str:

@@ -585,3 +585,37 @@ def test_times_are_read_from_every_format(tmp_path) -> None:
     texts = FileSource(str(tmp_path / "in"), JsonLines(), "day DATE, at TIMESTAMP", pattern="*.json")
     reader = reader_of(texts, tmp_path / "of-json")
     assert step(reader, reader.initialOffset())[1] == [(at.date(), at, 0, 0), (None, None, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("form", "schema", "end"),
+    [
+        (TextLines(), "value STRING", b".txt.gz"),
+        (JsonLines(), "value STRING", b".json"),
+        (CsvFiles(), "value STRING", b".csv"),
+        (ParquetFiles(), "value STRING", b".parquet"),
+    ],
+)
+def test_a_name_is_bytes_that_need_be_no_text(folder, tmp_path, form, schema, end) -> None:
+    """Of another machine's encoding; it is read, kept in the list, and shown by errors."""
+    data = {b".json": b'{"value": "x"}\n', b".csv": b"value\nx\n", b".gz": gzip.compress(b"x\n")}
+    name = b"d\xe9/\xff" + end
+    path = os.path.join(os.fsencode(folder), name)
+    os.mkdir(os.path.dirname(path))
+    if end == b".parquet":
+        pq.write_table(pa.table({"value": ["x"]}), tmp_path / "plain")
+        os.replace(tmp_path / "plain", path)
+    else:
+        with open(path, "wb") as file:
+            file.write(data[end[end.rindex(b".") :]])
+    source = FileSource(str(folder), form, schema, discover_every_ms=1, discovery=Discovery.CONTINUOUS)
+    reader = reader_of(source, tmp_path)
+    position, rows = step(reader, reader.initialOffset())
+    assert first_column(rows) == ["x"]
+    again = reader_of(source, tmp_path)
+    assert first_column(rows_of(again, reader.initialOffset(), position)) == ["x"]
+    assert step(again, position) == (position, [])
+    with open(path, "ab") as file:
+        file.write(b"more")
+    with pytest.raises(InputLostError, match=r"/d\\xe9/\\xff.* has changed"):
+        step(again, position)
