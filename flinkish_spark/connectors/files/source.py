@@ -74,7 +74,7 @@ def _path_of(text: str) -> str:
     return os.fsdecode(bytes.fromhex(text[1:])) if text.startswith("\0") else text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FoundFile(StoredRow):
     """A file as it was when it was found."""
 
