@@ -149,9 +149,8 @@ def file_settings(
             header=header,
             encoding=re.sub(r"^utf-?(\d+)", r"utf-\1", encoding),
         )
-    conf = f"spark.sql.{kind.value}.compression.codec"
-    codec = said or str(spark.conf.get(conf, "snappy")).lower()
-    extension = f"{CODECS[kind].get(codec, '')}.{kind.value}"
+    codec = said or session_codec(spark, kind) or "snappy"
+    extension = f"{CODECS[kind][codec]}.{kind.value}"
     if kind is FileFormat.AVRO:
         name, namespace = found.get("recordname", "topLevelRecord"), found.get("recordnamespace", "")
         says[AVRO_SCHEMA] = avro_schema_of(spark, fields, name, namespace)
@@ -161,6 +160,12 @@ def file_settings(
     more = {} if "" not in given else {"group_bytes": given.pop("")}
     arrows = {**given, "store_decimal_as_integer": True}
     return FileSettings(kind, _of_pyarrow(codec, "none"), extension, (), says=says, parquet=arrows, **more)
+
+
+def session_codec(spark: SparkSession, kind: FileFormat) -> str | None:
+    """Return what the session says of a format's codec; of lines it says nothing."""
+    found = None if kind.is_lines else spark.conf.get(f"spark.sql.{kind.value}.compression.codec", None)
+    return None if found is None else found.lower()
 
 
 def _of_pyarrow(codec: str | None, none: str = "") -> str:

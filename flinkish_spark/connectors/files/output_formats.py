@@ -151,11 +151,15 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
         if name.lower() in OF_PARQUET:
             with refused_as_config_errors(f"correct the option '{name}', or leave it out"):
                 checked_option(name, value)
-    codecs, codec = CODECS.get(kind, CODECS_OF_LINES), codec_of(kind, lowered(options))
+    check_codec(kind, codec_of(kind, lowered(options)), "an option")
+
+
+def check_codec(kind: FileFormat, codec: str | None, who: str) -> None:
+    codecs = CODECS.get(kind, CODECS_OF_LINES)
     if codec is not None and codec not in codecs:
         raise ConfigError(
-            f"{kind.value} files cannot be written with the codec '{codec}'",
-            what_to_do=f"choose from {', '.join(codecs)}",
+            f"{kind.value} files cannot be written with the codec '{codec}', which {who} names",
+            what_to_do=f"give the sink the option compression, one of {', '.join(codecs)}",
         )
 
 

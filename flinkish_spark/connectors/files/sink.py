@@ -14,7 +14,7 @@ from flinkish_spark.connectors.files import output_formats as formats
 from flinkish_spark.connectors.files.buckets import BucketAssigner, checked_assigners, refuse_taken
 from flinkish_spark.connectors.files.committer import CommitSettings, CommitterParts, FileCommitter
 from flinkish_spark.connectors.files.disk import Disk, SinkFiles
-from flinkish_spark.connectors.files.frame_files import WriteSettings
+from flinkish_spark.connectors.files.frame_files import WriteSettings, session_codec
 from flinkish_spark.connectors.files.ledger import Ledger
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.connectors.files.partitions import PartitionCommit
@@ -28,6 +28,7 @@ from flinkish_spark.connectors.files.rolling import (
     SparkMerger,
 )
 from flinkish_spark.connectors.files.writer import FileWriter
+from flinkish_spark.connectors.formats.avro_encoder import check_calendar
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
@@ -236,6 +237,10 @@ class FileSink(Sink):
                 f"sink '{context.uid}' writes Avro and this Spark session has no Avro data source",
                 what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...)",
             )
+        if self.format is FileFormat.AVRO:
+            check_calendar(spark, context.schema, f"sink '{context.uid}'")
+        if formats.codec_of(self.format, formats.lowered(self.options)) is None:
+            formats.check_codec(self.format, session_codec(spark, self.format), "the session's setting")
         _check_writable(local_path(self.path), context.uid)
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from flinkish_spark import ExpressionBuckets, FileFormat, FileSink, RollOnCheckpoint
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.testing.sink_contract import SinkUnderTest
 
 SCHEMA = "user STRING, amount LONG"
@@ -138,3 +139,29 @@ def test_an_expression_of_the_user_s_sees_records_only(spark, tmp_path) -> None:
         staged = process.stage([("ann", 1), ("bob", 2)], checkpoint=checkpoint)
         process.commit(checkpoint, staged)
         assert sorted(one.name for one in path.glob("first=*")) == ["first=a", "first=b"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "value", "message"),
+    [
+        (FileFormat.AVRO, "spark.sql.avro.datetimeRebaseModeInWrite", "LEGACY", "is Avro with times"),
+        (
+            FileFormat.PARQUET,
+            "spark.sql.parquet.compression.codec",
+            "lzo",
+            "the codec 'lzo', which the session",
+        ),
+    ],
+)
+def test_a_session_whose_settings_change_files_is_refused(
+    spark, tmp_path, kind, setting, value, message
+) -> None:
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, value)
+    try:
+        with pytest.raises(ConfigError, match=message):
+            staged_and_committed(
+                spark, tmp_path, FileSink(f"{tmp_path}/out", kind), [], schema="at TIMESTAMP"
+            )
+    finally:
+        spark.conf.set(setting, before)
