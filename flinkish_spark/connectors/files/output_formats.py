@@ -106,7 +106,7 @@ CODECS = {
 }  # fmt: skip
 CODECS_OF_LINES = {
     "none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2", "deflate": ".deflate",
-    "snappy": ".snappy", "lz4": ".lz4", "zstd": ".zst",
+    "snappy": ".snappy", "lz4": ".lz4",
 }  # fmt: skip
 _HADOOPS = re.compile(r"org\.apache\.hadoop\.io\.compress\.(\w+)codec")
 EXTENSIONS = {FileFormat.TEXT: ".txt"}

@@ -7,6 +7,7 @@ reported but by the attempt that Spark takes: what others leave beside it nobody
 from __future__ import annotations
 
 import bz2
+import gzip
 import json
 import lzma
 import os
@@ -234,7 +235,7 @@ _MARKS, _ORDERS = {"utf-16": b"\xfe\xff"}, {"utf-16": "utf-16-be", "utf-32": "ut
 
 
 class _Blocks:
-    """A compressed stream as Hadoop has it of codecs without one: of each block both sizes, and the block."""
+    """A stream as Hadoop has it of codecs without one: of each block both sizes, and the block."""
 
     def __init__(self, raw: IO[bytes], codec: str) -> None:
         self._raw, self._codec = raw, pa.Codec(codec)
@@ -260,33 +261,10 @@ class _Deflated:
         self._raw.write(self._packer.flush())
 
 
-class _Packed:
-    """What Arrow packs; its streams close what is behind them."""
-
-    def __init__(self, raw: IO[bytes], codec: str) -> None:
-        self._raw = pa.PythonFile(_Kept(raw), "w")
-        self._stream = pa.CompressedOutputStream(self._raw, codec)
-
-    def write(self, data: bytes) -> None:
-        self._stream.write(data)
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-class _Kept:
-    def __init__(self, raw: IO[bytes]) -> None:
-        self.write, self.flush, self.tell, self.closed = raw.write, raw.flush, raw.tell, False
-
-    def close(self) -> None:
-        """Whoever opened it closes it."""
-
-
 _STREAMS: Mapping[str, Callable[[IO[bytes]], Any]] = {
     "": lambda raw: raw,
-    "gzip": lambda raw: _Packed(raw, "gzip"),
-    "bzip2": lambda raw: _Packed(raw, "bz2"),
-    "zstd": lambda raw: _Packed(raw, "zstd"),
+    "gzip": lambda raw: gzip.GzipFile("", "wb", 6, raw, 0),
+    "bzip2": lambda raw: bz2.BZ2File(raw, "wb"),
     "deflate": _Deflated,
     "snappy": lambda raw: _Blocks(raw, "snappy"),
     "lz4": lambda raw: _Blocks(raw, "lz4_raw"),
