@@ -18,6 +18,7 @@ from flinkish_spark.connectors.files.input_formats import InputFormat, shown
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, as_declared
 from flinkish_spark.contracts.dataset import Dataset
+from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import ConfigError, FlinkishError, InputLostError
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.store import SealedObjects
@@ -62,7 +63,7 @@ _PARTS_PER_FOLD = 1_000
 _COMPARED, _LISTED = 1_000, 10_000
 _LONG_LOOK_S = 0.5
 #: What changed so lately may change again under the same time.
-_SETTLED_NS = 60 * 10**9
+_SETTLED_MS = 60_000
 
 
 def _text_of(path: str) -> str:
@@ -283,7 +284,7 @@ class Folders:
     def entries(self, root: str, pattern: str) -> Iterator[os.DirEntry[str]]:
         """Yield the files, of folders that are as they were none; links to folders are not followed."""
         self._looks, self._fresh = self._looks + 1, {}
-        due, folders, before = self._due(), [root], time.time_ns() - _SETTLED_NS
+        due, folders, before = self._due(), [root], (wall_ms() - _SETTLED_MS) * 1_000_000
         while folders:
             folder = folders.pop()
             known = self._known.get(folder)

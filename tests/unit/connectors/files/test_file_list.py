@@ -173,7 +173,7 @@ def test_pages_keep_few_objects_between_folds(folder, tmp_path, job, monkeypatch
 @pytest.fixture
 def settled(monkeypatch):
     """Folders that have just been changed count as settled."""
-    monkeypatch.setattr(file_source, "_SETTLED_NS", -(10**15))
+    monkeypatch.setattr(file_source, "_SETTLED_MS", -(10**9))
     monkeypatch.setattr(file_source, "_LISTED", -1)
 
 
