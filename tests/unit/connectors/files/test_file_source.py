@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import datetime
 import errno
 import gzip
+import itertools
 import math
 import os
 import time
@@ -240,7 +242,11 @@ TORN = [
 
 
 @pytest.mark.parametrize(("text", "line", "why"), TORN)
-def test_a_torn_quote_of_csv_is_refused_with_its_line(folder, tmp_path, text, line, why) -> None:
+@pytest.mark.parametrize("part_bytes", [3, 7, 1 << 20])
+def test_a_torn_quote_of_csv_is_refused_with_its_line(
+    folder, tmp_path, monkeypatch, text, line, why, part_bytes
+) -> None:
+    monkeypatch.setattr(csv_quotes, "_PART_BYTES", part_bytes)
     with pytest.raises(RuntimeError, match=rf"the file {folder}/x.csv cannot be read.*: line {line} .*{why}"):
         csv_rows(folder, tmp_path, text, "a STRING")
     put(folder, "x.csv.gz", gzip.compress(text.encode()))
@@ -248,9 +254,11 @@ def test_a_torn_quote_of_csv_is_refused_with_its_line(folder, tmp_path, text, li
         list(CsvFiles().batches(str(folder / "x.csv.gz"), pa.schema([("a", pa.string())])))
 
 
+@pytest.mark.parametrize("part_bytes", [3, 4, 5, 7, 1 << 20])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\n\n", "\r\n\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_quotes_of_csv_with_ends_of_lines_in_them(folder, tmp_path, end, mark) -> None:
+def test_quotes_of_csv_over_borders_of_parts(folder, tmp_path, monkeypatch, part_bytes, end, mark) -> None:
+    monkeypatch.setattr(csv_quotes, "_PART_BYTES", part_bytes)
     lines = ['"a";b', '"é;\r\n""x""";a"b', '"";""""', '"""";"\n"', ';"b"']
     wanted = [('é;\r\n"x"', 'a"b'), ("", '"'), ('"', "\n"), ("", "b")]
     data = mark + end.join(lines)
@@ -270,6 +278,18 @@ def test_an_open_quote_in_a_large_csv_is_refused_and_a_bad_number_has_its_line(f
     assert csv_rows(folder, tmp_path / "2", 'n,name\n1,"x\n2,y\n3,z"\n', SCHEMA) == [(1, "x\n2,y\n3,z")]
     with pytest.raises(RuntimeError, match=r"line 200002 cannot be read: the field 'n' has 0x80"):
         csv_rows(folder, tmp_path / "3", f"n,name\n{rows}0x80,x\n", SCHEMA)
+
+
+def test_what_is_seen_fast_of_quotes_is_what_python_s_module_says(tmp_path) -> None:
+    """Where pairs are seen, nothing is wrong; all texts of few letters, and parts of any size."""
+    path, seen = tmp_path / "x.csv", 0
+    for letters in itertools.product('a",\n', repeat=6):
+        text = "".join(letters)
+        path.write_text(text)
+        if csv_quotes._are_in_pairs(str(path), ","):
+            seen += 1
+            list(csv.reader(text.splitlines(keepends=True), strict=True))
+    assert seen > 500
 
 
 def test_names_of_csv_that_no_field_has_may_come_twice(folder, tmp_path) -> None:
