@@ -22,6 +22,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
@@ -134,6 +135,20 @@ def probe(spark: SparkSession) -> SparkProbe:
         has_kafka_source=has_kafka_source(spark),
         has_delta=has_class(spark, "org.apache.spark.sql.delta.DeltaLog"),
         has_avro=has_class(spark, "org.apache.spark.sql.avro.AvroFileFormat"),
+    )
+
+
+def calls_python(frame: DataFrame) -> bool:
+    """Return whether Spark calls functions of Python's for a frame that is made of rows of Spark's own."""
+    return "EvalPython" in str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+def avro_schema_of(spark: SparkSession, fields: T.StructType, name: str, namespace: str) -> str:
+    """Return the Avro schema of records as Spark's own writer of files has it."""
+    view = jvm(spark)
+    kind = view.org.apache.spark.sql.types.DataType.fromJson(fields.json())
+    return str(
+        view.org.apache.spark.sql.avro.SchemaConverters.toAvroType(kind, False, name, namespace).toString()
     )
 
 

@@ -5,7 +5,7 @@ Where the text stands for another value, two of a stream's values would be one p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -75,14 +75,30 @@ def _fields(frame: DataFrame, names: Iterable[str]) -> Iterator[T.StructField]:
     return (fields[name.lower()] for name in names if name.lower() in fields)
 
 
-def refusing(frame: DataFrame, names: Iterable[str], marker: str) -> DataFrame:
+def folder_of(name: str, value: str | None) -> str:
+    """Return the folder of a value's text, as Hive and Spark call it."""
+    text = "".join(f"%{ord(one):02X}" if one in _ESCAPED else one for one in value or NULL_BUCKET)
+    return "".join(f"%{ord(one):02X}" if one in _ESCAPED else one for one in name) + "=" + text
+
+
+def refusing(
+    frame: DataFrame, names: Iterable[str], marker: str, shown: Sequence[str] | None = None
+) -> DataFrame:
     """Return the same frame, which fails at a record that a partition column cannot keep."""
-    return refusing_others(frame, partition_conditions(frame, names), marker)
+    return refusing_others(frame, partition_conditions(frame, names), marker, shown)
 
 
-def refusing_others(frame: DataFrame, conditions: Iterable[tuple[str, Column]], marker: str) -> DataFrame:
-    """Return the same frame, which fails at a record of which a condition is not true."""
-    row = F.to_json(F.struct(*[F.col(quoted(name)) for name in frame.columns]))
+def refusing_others(
+    frame: DataFrame,
+    conditions: Iterable[tuple[str, Column]],
+    marker: str,
+    shown: Sequence[str] | None = None,
+) -> DataFrame:
+    """Return the same frame, which fails at a record of which a condition is not true.
+
+    The error shows the fields `shown` of it, or all.
+    """
+    row = F.to_json(F.struct(*[F.col(quoted(name)) for name in shown or frame.columns]))
     for what, is_kept in conditions:
         text = F.concat(F.lit(f"{marker} {what} is violated by the record "), F.substring(row, 1, 1_000))
         frame = frame.where(F.when(is_kept, F.lit(True)).otherwise(F.raise_error(text).cast("boolean")))

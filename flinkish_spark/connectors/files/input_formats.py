@@ -5,11 +5,13 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
@@ -39,6 +41,23 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 _BLANKS = b" \t\r\n"
+
+
+#: What files are compressed with, by the end of their names.
+_PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+
+
+def opened(path: str) -> pa.NativeFile:
+    """Open a file, maybe compressed; its name is bytes, which need be no UTF-8."""
+    import pyarrow as pa
+
+    file, codec = pa.OSFile(os.fsencode(path)), _PACKED.get(os.path.splitext(path)[1])
+    return file if codec is None else pa.CompressedInputStream(file, codec)
+
+
+def shown(path: str) -> str:
+    """Return a name as a text that can be written."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 class BadLine(ValueError):
@@ -117,17 +136,18 @@ class ParquetFiles(InputFormat):
         import pyarrow.parquet as pq
 
         # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
-        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+        with opened(path) as data, pq.ParquetFile(data, coerce_int96_timestamp_unit="us") as file:
             missing = sorted(set(schema.names) - set(file.schema_arrow.names))
             if missing:
-                raise ValueError(f"{path} has no column '{missing[0]}'")
+                raise ValueError(f"{shown(path)} has no column '{missing[0]}'")
             yield from read_batches(file, schema.names, _ROWS_AT_ONCE)
 
     def rows(self, path: str) -> int | None:
         """Return what the file says of itself."""
         import pyarrow.parquet as pq
 
-        return int(pq.read_metadata(path).num_rows)
+        with opened(path) as data, pq.ParquetFile(data) as file:
+            return int(file.metadata.num_rows)
 
 
 @dataclass(frozen=True)
@@ -141,9 +161,7 @@ class JsonLines(InputFormat):
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the objects of a file, which is read whole."""
-        import pyarrow as pa
-
-        with pa.input_stream(path, compression="detect") as file:
+        with opened(path) as file:
             yield from json_batches(file.read(), schema)
 
     def check(self, schema: pa.Schema) -> None:
@@ -216,7 +234,7 @@ class CsvFiles(InputFormat):
         names = list(schema.names)
         columns = None if self.header is CsvHeader.NAMES else names
         types = {field.name: pa.string() if _is_number(field.type) else field.type for field in schema}
-        with pa.input_stream(path, compression="detect") as file:
+        with opened(path) as file:
             begin = file.read(_CSV_BLOCK_BYTES)
         if len(begin) == begin_of_text(begin):
             return
@@ -225,7 +243,7 @@ class CsvFiles(InputFormat):
         record = 1 if columns is None else 0
         # In a line without an end Arrow finds no names.
         is_bare = len(begin) < _CSV_BLOCK_BYTES and not set(b"\r\n") & set(begin)
-        with pa.input_stream(path, compression="detect") as file:
+        with opened(path) as file:
             batches = csv.open_csv(
                 pa.BufferReader(begin + b"\n") if is_bare else file,
                 read_options=csv.ReadOptions(column_names=columns, block_size=block_bytes),
@@ -370,7 +388,7 @@ class TextLines(InputFormat):
         import pyarrow as pa
 
         line = 1
-        with io.BufferedReader(pa.input_stream(path, compression="detect")) as file:
+        with io.BufferedReader(opened(path)) as file:
             while some := list(islice(file, _ROWS_AT_ONCE)):
                 if line == 1:
                     some[0] = some[0][begin_of_text(some[0]) :]
@@ -397,89 +415,54 @@ def _texts_of(lines: Sequence[bytes], first: int) -> list[str]:
         raise BadLine(first + at, f"is no UTF-8: {error.reason}") from None
 
 
-#: What is looked at together.
-_PART_BYTES = 1 << 20
-_QUOTE, _NEWLINE, _RETURN = b'"\n\r'
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Some bytes of a file, and the quotes in them: some next to each other are a run."""
-
-    #: How many bytes are in front, the last one of them, and where the quote is that is open there.
-    offset: int
-    before: int
-    opened: int | None
-    data: npt.NDArray[np.uint8]
-    #: Of each run: where it begins and ends, and whether a quote is open in front of it and behind it.
-    starts: npt.NDArray[Any]
-    ends: npt.NDArray[Any]
-    was_open: npt.NDArray[np.bool_]
-    is_open: npt.NDArray[np.bool_]
-    #: Which runs close a value in front of text.
-    wrong: npt.NDArray[Any]
-
-    def opened_behind(self, runs: int) -> int | None:
-        """Return where the value begins whose quote is open behind so many runs."""
-        import numpy as np
-
-        if not (self.is_open[runs - 1] if runs else self.opened is not None):
-            return None
-        is_opening = self.is_open & ~self.was_open
-        # Two quotes within a value may be a run each.
-        is_opening[1:] &= self.starts[1:] != self.ends[:-1]
-        opening = np.flatnonzero(is_opening[:runs])
-        return self.offset + int(self.starts[opening[-1]]) if len(opening) else self.opened
-
-    def ends_of_lines(self) -> npt.NDArray[Any]:
-        r"""Return where lines end, within quotes too; ``\r\n`` is one end."""
-        import numpy as np
-
-        at = np.flatnonzero((self.data == _NEWLINE) | (self.data == _RETURN))
-        is_own = (self.data[at] == _RETURN) | (self._in_front(at) != _RETURN)
-        return np.compress(is_own, at)
-
-    def records(self) -> npt.NDArray[Any]:
-        """Return where records begin: behind an end of a line that is not in quotes, but at none."""
-        import numpy as np
-
-        is_end = (self.data == _NEWLINE) | (self.data == _RETURN)
-        at = np.flatnonzero(~is_end)
-        front = self._in_front(at)
-        at = at[(front == _NEWLINE) | (front == _RETURN)]
-        # How many runs are in front says whether a quote is open.
-        states = np.concatenate([[self.opened is not None], self.is_open])
-        return np.compress(~states[np.searchsorted(self.starts, at)], at)
-
-    def _in_front(self, at: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-        found: npt.NDArray[np.uint8] = self.data[at - 1]
-        if len(at) and at[0] == 0:
-            found[0] = self.before
-        return found
-
-
 def check_quotes(path: str, delimiter: str) -> None:
     """See to it that each quoted value of a file ends, and that no text is behind it."""
     # Arrow takes all that follows an open quote for one value, and puts text behind a closing quote to the
     # value. A quote within a value that does not begin with one is text.
-    opened = None
-    for part in _parts(path, delimiter):
-        if len(part.wrong):
-            run = int(part.wrong[0])
-            begin, end = part.opened_behind(run), part.offset + int(part.ends[run])
-            line = _line_at(path, part.offset + int(part.starts[run]) if begin is None else begin)
-            raise BadLine(
-                line,
-                f"has a quoted value with text behind its closing quote, in line {_line_at(path, end)}: the "
-                "delimiter or the end of the line must be there; write a quote within quotes twice",
-            )
-        opened = part.opened_behind(len(part.starts))
-    if opened is not None:
-        raise BadLine(
-            _line_at(path, opened),
-            "has a quote that nothing closes, and all that follows would be one value: close it; if it is "
-            "text, put the value into quotes and write it twice",
-        )
+    if _are_in_pairs(path, delimiter):
+        return
+    with _text_of(path) as file:
+        records = csv.reader(file, delimiter=delimiter, strict=True)
+        line = 1
+        try:
+            for _ in records:
+                line = records.line_num + 1
+        except csv.Error as error:
+            if "end of data" in str(error):
+                why = (
+                    "begins a record with a quote that nothing closes, and all that follows would be one "
+                    "value: close it; if it is text, put the value into quotes and write it twice"
+                )
+            else:
+                why = (
+                    "begins a record of a quoted value with text behind its closing quote, in line "
+                    f"{records.line_num}: the delimiter or the end of the line must be there; write a quote "
+                    "within quotes twice"
+                )
+            raise BadLine(line, why) from None
+
+
+def _are_in_pairs(path: str, delimiter: str) -> bool:
+    """Look whether each quote that opens stands at the begin of a value, and each that closes at its end."""
+    # Or next to another one, which is one as text. Mostly it is so, and this is seen fast.
+    import numpy as np
+
+    is_border = np.zeros(256, np.bool_)
+    is_border[[*b'\r\n"', ord(delimiter)]] = True
+    held = b"\n"
+    with opened(path) as file:
+        while len(held) < _MOST_HELD_BYTES:
+            some = file.read(_PART_BYTES)
+            held += some or b"\n"
+            data = np.frombuffer(held, np.uint8, held.rfind(b"\n") + 1)
+            at = np.flatnonzero(data == ord('"'))
+            if len(at) % 2 == 0:
+                if not (is_border[data[at[::2] - 1]].all() and is_border[data[at[1::2] + 1]].all()):
+                    return False
+                held = held[len(data) - 1 :]
+            if not some:
+                return len(held) == 1
+    return False
 
 
 def check_names(begin: bytes, delimiter: str, fields: list[str]) -> None:
@@ -503,98 +486,28 @@ def check_names(begin: bytes, delimiter: str, fields: list[str]) -> None:
 
 def line_of(path: str, delimiter: str, record: int) -> int:
     """Return the number of the line in which a record begins; records are counted from 0, names are one."""
-    import numpy as np
-
-    line = 1
-    for part in _parts(path, delimiter):
-        records, ends = part.records(), part.ends_of_lines()
-        if record < len(records):
-            return line + int(np.searchsorted(ends, records[record]))
-        record -= len(records)
-        line += len(ends)
-    return line
-
-
-def _line_at(path: str, place: int) -> int:
-    import numpy as np
-
-    line = 1
-    for part in _parts(path, "\n"):
-        ends = part.ends_of_lines()
-        line += int(np.searchsorted(ends + part.offset, place))
-        if part.offset + len(part.data) >= place:
-            break
-    return line
+    with _text_of(path) as file:
+        records, line = csv.reader(file, delimiter=delimiter), 1
+        for one in records:
+            # Arrow passes over empty lines, too.
+            record -= bool(one)
+            if record < 0:
+                break
+            line = records.line_num + 1
+        return line
 
 
-def _parts(path: str, delimiter: str) -> Iterator[_Part]:
-    """Yield a file, maybe compressed, without the mark (BOM) in front; no run is in two parts."""
-    import numpy as np
-    import pyarrow as pa
-
-    is_border = np.zeros(256, np.bool_)
-    is_border[[_NEWLINE, _RETURN, ord(delimiter)]] = True
-    # The file's begin is one as that of a line is.
-    held, offset, before, opened = b"", 0, _NEWLINE, None
-    with pa.input_stream(path, compression="detect") as file:
-        is_first = True
-        while True:
-            some = file.read(_PART_BYTES)
-            found = held + some
-            if is_first:
-                offset = begin_of_text(found)
-                found = found[offset:]
-            is_first = False
-            # What is behind a run has to be seen with it.
-            end = len(found.rstrip(b'"')) if some else len(found)
-            data, held = np.frombuffer(found, np.uint8, end), found[end:]
-            part = _part(offset, before, opened, data, is_border)
-            yield part
-            if not some:
-                return
-            opened = part.opened_behind(len(part.starts))
-            offset, before = offset + end, int(data[-1]) if end else before
+#: What is looked at together; and at most, where a value goes on and on.
+_PART_BYTES, _MOST_HELD_BYTES = 1 << 20, 1 << 26
+#: Python's module of CSV has a limit for a value, which is the process's.
+_NO_LIMIT = 2**31 - 1
 
 
-def _part(
-    offset: int,
-    before: int,
-    opened: int | None,
-    data: npt.NDArray[np.uint8],
-    is_border: npt.NDArray[np.bool_],
-) -> _Part:
-    import numpy as np
-
-    is_quote = np.arange(256) == _QUOTE
-    at = np.flatnonzero(data == _QUOTE)
-    if not len(at):
-        none, no = at, np.zeros(0, np.bool_)
-        return _Part(offset, before, opened, data, none, none, no, no, none)
-    # Mostly quotes come in pairs at borders, or next to each other; this is seen fast.
-    first = 0 if opened is None else 1
-    front, behind = data[at[first::2] - 1], data[np.minimum(at[1 - first :: 2] + 1, len(data) - 1)]
-    if at[0] == 0 and not first:
-        front[0] = before
-    if (is_border | is_quote)[front].all() and (is_border | is_quote)[behind].all():
-        is_open = np.arange(first, len(at) + first) & 1 == 0
-        return _Part(offset, before, opened, data, at, at + 1, ~is_open, is_open, at[:0])
-    is_gap = np.diff(at) > 1
-    starts = at[np.concatenate([[True], is_gap])]
-    ends = at[np.concatenate([is_gap, [True]])] + 1
-    front = data[starts - 1]
-    if starts[0] == 0:
-        front[0] = before
-    is_begin, is_odd = is_border[front], ((ends - starts) & 1).astype(np.bool_)
-    # Within quotes two are one as text, so an odd number closes. At the begin of a value the first one opens,
-    # and an odd number leaves it open. Elsewhere they are text. So an odd number changes the state at the
-    # begin of a value, and leaves nothing open elsewhere: the state is how often it changed since then.
-    changes = np.cumsum(is_begin & is_odd) + (opened is not None)
-    known = np.maximum.accumulate(np.where(is_odd & ~is_begin, changes, 0))
-    is_open = ((changes - known) & 1).astype(np.bool_)
-    was_open = np.concatenate([[opened is not None], is_open[:-1]])
-    closes = np.where(was_open, is_odd, is_begin & ~is_odd)
-    # Only at the end of the file nothing is behind a run.
-    is_end = is_border[data[np.minimum(ends, len(data) - 1)]] | (ends == len(data))
-    return _Part(
-        offset, before, opened, data, starts, ends, was_open, is_open, np.flatnonzero(closes & ~is_end)
-    )
+@contextmanager
+def _text_of(path: str) -> Iterator[io.TextIOWrapper]:
+    """Open a file, maybe compressed, without the mark (BOM) in front; each byte is a letter."""
+    csv.field_size_limit(_NO_LIMIT)
+    with io.BufferedReader(opened(path)) as data:
+        data.read(begin_of_text(data.peek(len(codecs.BOM_UTF32_LE))))
+        with io.TextIOWrapper(data, "latin-1", newline="") as text:
+            yield text

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.validation import refused_as_config_errors
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import TIME_OPTIONS, unfit_for_json
@@ -24,7 +25,7 @@ _RESERVED = {
     "mapreduce.fileoutputcommitter.algorithm.version": "the sink commits files itself",
     "partitionoverwritemode": "the sink only appends",
 }
-_ENCODING = ("encoding", "charset")
+ENCODING = ("encoding", "charset")
 #: Codecs whose files can be put one behind the other and are read as one.
 _STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
 
@@ -49,11 +50,25 @@ class FileFormat(Choice):
         return self in (FileFormat.JSON, FileFormat.CSV, FileFormat.TEXT)
 
 
+#: Options of Parquet's writer in Hadoop, what pyarrow calls them, and how a value is read.
+OF_PARQUET: Mapping[str, tuple[str, Any]] = {
+    "parquet.block.size": ("", int),
+    "parquet.page.size": ("data_page_size", int),
+    "parquet.dictionary.page.size": ("dictionary_pagesize_limit", int),
+    "parquet.enable.dictionary": (
+        "use_dictionary",
+        lambda text: {"true": True, "false": False}[text.lower()],
+    ),
+    "parquet.writer.version": (
+        "data_page_version",
+        {"v1": "1.0", "PARQUET_1_0": "1.0", "v2": "2.0", "PARQUET_2_0": "2.0"}.__getitem__,
+    ),
+}
 _OF_LINES = {"compression", "encoding", "charset", "linesep"}
 _OF_TIMES = {"dateformat", "timestampformat", "timestampntzformat", "timezone", "locale"}
 #: Which options a format's writer has. Spark passes over others without a word, or they are not known here.
 _KNOWN = {
-    FileFormat.PARQUET: {"compression"},
+    FileFormat.PARQUET: {"compression", "parquet.compression", *OF_PARQUET},
     FileFormat.JSON: {*_OF_LINES, *_OF_TIMES, "ignorenullfields", "writenonasciicharacterascodepoint"},
     FileFormat.CSV: {
         *(*_OF_LINES, *_OF_TIMES, "codec", "sep", "delimiter", "quote", "escape", "header", "nullvalue"),
@@ -78,6 +93,37 @@ def exact_options(kind: FileFormat) -> Mapping[str, str]:
             return {}
 
 
+#: Names of codecs and what their files' names end with; lines may name Hadoop's class as well.
+CODECS = {
+    FileFormat.PARQUET: {
+        "none": "", "uncompressed": "", "snappy": ".snappy", "gzip": ".gz", "zstd": ".zstd", "brotli": ".br",
+        "lz4": ".lz4raw", "lz4_raw": ".lz4raw",
+    },
+    FileFormat.AVRO: {
+        "uncompressed": "", "deflate": ".deflate", "snappy": ".snappy", "bzip2": ".bzip2", "xz": ".xz",
+        "zstandard": ".zstandard",
+    },
+}  # fmt: skip
+CODECS_OF_LINES = {
+    "none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2", "deflate": ".deflate",
+    "snappy": ".snappy", "lz4": ".lz4",
+}  # fmt: skip
+_HADOOPS = re.compile(r"org\.apache\.hadoop\.io\.compress\.(\w+)codec")
+EXTENSIONS = {FileFormat.TEXT: ".txt"}
+
+
+def codec_of(kind: FileFormat, options: Mapping[str, str]) -> str | None:
+    """Return the codec that options name, None if they name none."""
+    names = ("compression", "codec") if kind.is_lines else ("compression", "parquet.compression")
+    named = next((options[name].lower() for name in names if name in options), None)
+    hadoops = _HADOOPS.fullmatch(named or "")
+    return named if hadoops is None else hadoops[1].replace("default", "deflate")
+
+
+def lowered(options: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in options.items()}
+
+
 def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
     """Refuse options that the sink sets itself, and what is no option."""
     for name, value in options.items():
@@ -90,28 +136,51 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
         reason = _RESERVED.get(name.lower())
         if reason is not None:
             raise ConfigError(f"the {kind.value} option '{name}' cannot be used", what_to_do=reason)
-        is_of_parquet = kind is FileFormat.PARQUET and name.startswith("parquet.")
-        if name.lower() not in _KNOWN[kind] and not is_of_parquet:
+        if name.lower() not in _KNOWN[kind]:
             raise ConfigError(
                 f"the option '{name}' is none of a file sink with {kind.value}",
-                why="Spark would pass over it without a word, or it changes what files hold",
+                why="it would be passed over without a word, or it changes what files hold",
                 what_to_do=f"leave it out, or correct it to one of {', '.join(sorted(_KNOWN[kind]))}",
             )
-        if name.lower() in _ENCODING and not _FOR_ALL_TEXTS.fullmatch(value.upper()):
+        if name.lower() in ENCODING and not _FOR_ALL_TEXTS.fullmatch(value.upper()):
             raise ConfigError(
                 f"the {kind.value} files would be in {value}",
                 why="a text that it does not have would become a question mark",
                 what_to_do='leave the encoding out, or use "UTF-8", "UTF-16" or "UTF-32"',
             )
+        if name.lower() in OF_PARQUET:
+            with refused_as_config_errors(f"correct the option '{name}', or leave it out"):
+                checked_option(name, value)
+    check_codec(kind, codec_of(kind, lowered(options)), "an option")
+
+
+def check_codec(kind: FileFormat, codec: str | None, who: str) -> None:
+    codecs = CODECS.get(kind, CODECS_OF_LINES)
+    if codec is not None and codec not in codecs:
+        raise ConfigError(
+            f"{kind.value} files cannot be written with the codec '{codec}', which {who} names",
+            what_to_do=f"give the sink the option compression, one of {', '.join(codecs)}",
+        )
+
+
+def checked_option(name: str, value: str) -> Any:
+    """Return a value of an option of Parquet's writer; raise ValueError if it is none."""
+    try:
+        found = OF_PARQUET[name.lower()][1](value)
+    except (ValueError, KeyError):
+        raise ValueError(f"the parquet option '{name}' cannot be {value!r}") from None
+    if isinstance(found, int) and not isinstance(found, bool) and found < 1:
+        raise ValueError(f"the parquet option '{name}' cannot be {value!r}")
+    return found
 
 
 def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Sequence[str] = ()) -> None:
     """Refuse options under which two files of a line format cannot become one."""
     if not kind.is_lines:
         return
-    found = {name.lower(): value for name, value in options.items()}
-    codec = found.get("compression", found.get("codec", "none")).lower()
-    encoding = next((found[name] for name in _ENCODING if name in found), "UTF-8").upper()
+    found = lowered(options)
+    codec = codec_of(kind, found) or "none"
+    encoding = next((found[name] for name in ENCODING if name in found), "UTF-8").upper()
     why = ""
     if codec not in _STACKABLE:
         why = f"files with the codec '{codec}' cannot be put one behind the other"
@@ -130,21 +199,19 @@ def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Seque
 
 
 def has_header(kind: FileFormat, options: Mapping[str, str]) -> bool:
-    found = {name.lower(): value for name, value in options.items()}
+    found = lowered(options)
     return kind is FileFormat.CSV and found.get("header", "false").lower() == "true"
 
 
 def line_separator(options: Mapping[str, str]) -> bytes:
-    found = {name.lower(): value for name, value in options.items()}
-    return found.get("linesep", "\n").encode()
+    return lowered(options).get("linesep", "\n").encode()
 
 
 def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
     """Return what must be true of a text that becomes a line, and how errors say it."""
     from pyspark.sql import functions as F
 
-    found = {option.lower(): value for option, value in options.items()}
-    separator, column = found.get("linesep"), F.col(quoted(name))
+    separator, column = lowered(options).get("linesep"), F.col(quoted(name))
     if separator is None:
         # Readers that are told nothing take each of these for an end.
         is_line = ~(column.contains("\n") | column.contains("\r"))

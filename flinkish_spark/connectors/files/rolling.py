@@ -5,19 +5,22 @@ from __future__ import annotations
 import enum
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from flinkish_spark.connectors.files import output_formats as formats
-from flinkish_spark.connectors.files.disk import Disk, bucket_of, is_hidden, task_file
+from flinkish_spark.connectors.files.disk import Disk, bucket_of, task_file
+from flinkish_spark.connectors.files.frame_files import FrameFiles, WriteSettings
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
 from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, checked_limit, checked_whole
+from flinkish_spark.transport import columns as C
+from flinkish_spark.types.ddl import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -275,14 +278,13 @@ class LineMerger:
 
 @dataclass(frozen=True)
 class SparkMerger:
-    """Lets Spark read and write once more, all parts in one Spark job."""
+    """Lets Spark read once more, and tasks write as a micro-batch is written: all parts in one Spark job."""
 
     disk: Disk
     spark: SparkSession
-    kind: FileFormat
     #: A column that the files do not have is null.
     schema: T.StructType
-    options: Mapping[str, str] = field(default_factory=dict)
+    settings: WriteSettings
 
     def merge(self, merges: Sequence[Merge], scratch: Path) -> None:
         missing = [merge for merge in merges if not self.disk.exists(merge.target)]
@@ -295,30 +297,37 @@ class SparkMerger:
             self.disk.make_folder(folder)
             for count, source in enumerate(merge.sources):
                 self.disk.link(source, folder / f"{count}-{source.name}")
-        self._write(attempt, len(missing))
+        made = self._written(attempt, len(missing))
         for index, merge in enumerate(missing):
-            (made,) = self._made(attempt / "out" / f"{_PART}={index}")
-            self.disk.sync_files([made])
-            self.disk.rename(made, merge.target)
+            found = [name for name in made if name.startswith(f"{_PART}={index}/")]
+            if len(found) != 1:
+                raise NotMergedError(
+                    f"merging small files gave {len(found)} files in {attempt}",
+                    why="one is expected",
+                    what_to_do="see to the disk; the job tries again",
+                )
+            self.disk.rename(attempt / "out" / found[0], merge.target)
         self.disk.sync_folders({merge.target.parent for merge in missing})
 
-    def _write(self, attempt: Path, parts: int) -> None:
+    def _written(self, attempt: Path, parts: int) -> list[str]:
+        """Write each part into a file, and return their names."""
+        from pyspark.sql import functions as F
         from pyspark.sql import types as T
 
-        schema = T.StructType(
-            [*formats.read_schema(self.kind, self.schema), T.StructField(_PART, T.IntegerType())]
+        kind, out = self.settings.kind, attempt / "out"
+        fields = formats.read_schema(kind, self.schema)
+        schema = T.StructType([*fields, T.StructField(_PART, T.IntegerType())])
+        rows = (
+            self.spark.read.format(kind.value)
+            .schema(schema)
+            .options(**_READ)
+            .load(f"file://{attempt / 'in'}")
         )
-        reader = self.spark.read.format(self.kind.value).schema(schema).options(**_READ)
-        rows = reader.load(f"file://{attempt / 'in'}")
-        writer = rows.repartition(parts, _PART).write.format(self.kind.value).options(**self.options)
-        writer.option("maxRecordsPerFile", 0).partitionBy(_PART).save(f"file://{attempt / 'out'}")
-
-    def _made(self, folder: Path) -> list[Path]:
-        names = [name for name in self.disk.folders(folder) if not is_hidden(name) and task_file(name)]
-        if len(names) != 1:
-            raise NotMergedError(
-                f"merging small files gave {len(names)} files in {folder}",
-                why="one is expected",
-                what_to_do="see to the disk; the job tries again",
-            )
-        return [folder / name for name in names]
+        # As a sink gets them: all are records.
+        control = [F.lit(0).alias(name) for name in C.SINK_CONTROL[:-1]]
+        hashes = F.lit(0).cast("long").alias(C.HASH)
+        named = [F.col(quoted(name)) for name in schema.names]
+        self.disk.make_folder(out)
+        frames = FrameFiles.of(self.spark, self.settings, fields, (_PART,))
+        reports = frames.write(rows.select(*control, hashes, *named).repartition(parts, _PART), out)
+        return [file["name"] for report in reports for file in report["files"]]

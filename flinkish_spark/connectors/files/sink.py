@@ -14,6 +14,7 @@ from flinkish_spark.connectors.files import output_formats as formats
 from flinkish_spark.connectors.files.buckets import BucketAssigner, checked_assigners, refuse_taken
 from flinkish_spark.connectors.files.committer import CommitSettings, CommitterParts, FileCommitter
 from flinkish_spark.connectors.files.disk import Disk, SinkFiles
+from flinkish_spark.connectors.files.frame_files import WriteSettings, session_codec
 from flinkish_spark.connectors.files.ledger import Ledger
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.connectors.files.partitions import PartitionCommit
@@ -26,7 +27,8 @@ from flinkish_spark.connectors.files.rolling import (
     RollOnCheckpoint,
     SparkMerger,
 )
-from flinkish_spark.connectors.files.writer import FileWriter, WriteSettings
+from flinkish_spark.connectors.files.writer import FileWriter
+from flinkish_spark.connectors.formats.avro_encoder import check_calendar
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
@@ -144,10 +146,10 @@ class FileSink(Sink):
         Absolute path, or ``file:`` URI, of a folder that this process and the executors mount. It is made
         with the first records.
     format
-        Of the files. Spark's own writers write them; Avro needs the JAR of spark-avro.
+        Of the files; Avro needs the JAR of spark-avro.
     options
-        Of Spark's writer, such as ``{"compression": "gzip"}``. Times are written with microseconds, instants
-        in UTC, and texts with their blanks, unless options say otherwise.
+        As Spark's writer has them, such as ``{"compression": "gzip"}``. Times are written with microseconds,
+        instants in UTC, and texts with their blanks, unless options say otherwise.
     bucket_by
         One :class:`BucketAssigner`, or several for folders in folders; None for one folder.
     rolling
@@ -235,6 +237,10 @@ class FileSink(Sink):
                 f"sink '{context.uid}' writes Avro and this Spark session has no Avro data source",
                 what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...)",
             )
+        if self.format is FileFormat.AVRO:
+            check_calendar(spark, context.schema, f"sink '{context.uid}'")
+        if formats.codec_of(self.format, formats.lowered(self.options)) is None:
+            formats.check_codec(self.format, session_codec(spark, self.format), "the session's setting")
         _check_writable(local_path(self.path), context.uid)
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
@@ -242,7 +248,8 @@ class FileSink(Sink):
         limit = self.rolling.part_bytes
         part_bytes = limit if isinstance(limit, int) else None
         settings = WriteSettings(self.format, self.options, self._assigners, part_bytes)
-        return FileWriter(self._files(context), settings, context, Disk(), probe(spark).has_shim)
+        in_files = self._in_files(context.schema)
+        return FileWriter(self._files(context), settings, context, Disk(), spark, in_files)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half."""
@@ -250,7 +257,8 @@ class FileSink(Sink):
         disk = Disk()
         merger: Merger = LineMerger(disk, self.format, self.options)
         if not self.format.is_lines:
-            merger = SparkMerger(disk, spark, self.format, self._in_files(context.schema), self.options)
+            written = WriteSettings(self.format, self.options)
+            merger = SparkMerger(disk, spark, self._in_files(context.schema), written)
         parts = CommitterParts(
             self._files(context),
             context.owner_epoch,

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.files.input_formats import InputFormat
+from flinkish_spark.connectors.files.input_formats import InputFormat, shown
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, as_declared
 from flinkish_spark.contracts.dataset import Dataset
+from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import ConfigError, FlinkishError, InputLostError
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.store import SealedObjects
@@ -29,7 +31,7 @@ from flinkish_spark.core.validation import (
     to_path,
 )
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import StoredRow
+from flinkish_spark.protocol.codec import Form, StoredRow
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import (
@@ -52,18 +54,33 @@ if TYPE_CHECKING:
     from flinkish_spark.core.offset_log import LoggedOffsets
 
 
-_PARTS, _FOLDS, _KIND = "files", "folds", "files"
-#: Parts are folded when there are this many, or a fourth of what the fold would hold: so each file is
-#: written a few times, however long the list becomes.
+_PARTS, _PAGES, _FOLDS, _KIND = "files", "pages", "folds", "files"
+#: So many parts become a page; pages are folded when they have a fourth of what the fold would hold, too. So
+#: each file is written a few times, and few objects are read at a start, however long the list becomes.
 _PARTS_PER_FOLD = 1_000
+#: In one look: how many files that were found before are compared, and how many entries there are in folders
+#: that seem to be as they were and are listed all the same. All of them in turns.
+_COMPARED, _LISTED = 1_000, 10_000
+_LONG_LOOK_S = 0.5
+#: What changed so lately may change again under the same time.
+_SETTLED_MS = 60_000
 
 
-@dataclass(frozen=True)
+def _text_of(path: str) -> str:
+    """Return a name as JSON has it: one that is no UTF-8 by its bytes, behind a letter that no name has."""
+    return path if shown(path) == path else "\0" + os.fsencode(path).hex()
+
+
+def _path_of(text: str) -> str:
+    return os.fsdecode(bytes.fromhex(text[1:])) if text.startswith("\0") else text
+
+
+@dataclass(frozen=True, slots=True)
 class FoundFile(StoredRow):
     """A file as it was when it was found."""
 
     #: Relative to the folder of the input.
-    path: str
+    path: Annotated[str, Form(_text_of, _path_of)]
     size: int
     modified_ns: int
     #: How many records it has; None if that is not known.
@@ -87,8 +104,13 @@ class FileList:
         self._dropped = 0
         #: Size and time of each that must not be found again, by its path; dropped ones as well.
         self._known: dict[str, tuple[int, int]] = {}
-        #: Parts that were read since the fold; None before the first look at the store.
+        #: Parts that were read since the page or fold; None before the first look at the store.
         self._parts: int | None = None
+        #: Where the newest page, and what is behind the newest fold, begins.
+        self._paged = self._folded = 0
+        self._folders = Folders()
+        #: Files that are still to be compared in this turn.
+        self._turn: Iterator[str] = iter(())
         #: Whether the list will not grow any more.
         self.is_closed = False
 
@@ -103,29 +125,40 @@ class FileList:
         if self._parts is None:
             self._parts = 0
             self._read_fold()
-        while not self.is_closed:
-            part = self._objects.optional(self._key(), _KIND, dict)
-            if part is None:
-                break
-            found = [FoundFile.from_json(one) for one in part["files"]]
-            if not found and not part["is_last"]:
-                break
-            self._files += found
-            self._known |= {one.path: (one.size, one.modified_ns) for one in found}
-            self.is_closed = bool(part["is_last"])
+            self._folded = len(self)
+            while self._read_part(_PAGES):
+                self._parts = 0
+            self._paged = len(self)
+        while self._read_part(_PARTS):
             self._parts += 1
         return self
+
+    def _read_part(self, kind: str) -> bool:
+        part = None if self.is_closed else self._objects.optional(_key(kind, len(self)), _KIND, dict)
+        if part is None or not (part["files"] or part["is_last"]):
+            return False
+        found = [FoundFile.from_json(one) for one in part["files"]]
+        self._files += found
+        self._known.update((one.path, (one.size, one.modified_ns)) for one in found)
+        self.is_closed = bool(part["is_last"])
+        return True
 
     def add(self, found: Sequence[FoundFile], is_last: bool) -> None:
         """Store a part, unless somebody else has stored it; either way, take it in."""
         if found or is_last:
             body = {"files": [one.to_json() for one in found], "is_last": is_last}
-            self._store.create_if_absent(self._key(), seal(_KIND, body))
+            self._store.create_if_absent(_key(_PARTS, len(self)), seal(_KIND, body))
         self.read()
+        # This order matters: a folder counts as seen when what is in it is in the list.
+        if all(one.path in self._known for one in found):
+            self._folders.keep()
 
     def fold(self, needed: Callable[[], int], may_come_again: Callable[[str], bool]) -> None:
-        """Put many parts into one object, without the files that no checkpoint needs."""
-        if (self._parts or 0) < max(_PARTS_PER_FOLD, len(self._known) // 4):
+        """Put many parts into one object, and many of these without the files that no checkpoint needs."""
+        if (self._parts or 0) < _PARTS_PER_FOLD:
+            return
+        if len(self) - self._folded < len(self._known) // 4:
+            self._add_page()
             return
         # The last file stays: sources go on behind it.
         count = max(0, min(needed(), len(self) - 1) - self._dropped)
@@ -135,22 +168,36 @@ class FileList:
         older = sorted(self._store.list(_FOLDS))
         # This order matters: parts go when a fold has what they say. Those since the fold before stay for
         # another scan of this job, whose list may end among them.
-        self._store.create_if_absent(_fold_key(len(self)), seal(_KIND, self.to_json()))
-        self._parts = 0
+        self._store.create_if_absent(_key(_FOLDS, len(self)), seal(_KIND, self.to_json()))
+        self._parts, self._paged, self._folded = 0, len(self), len(self)
         if older:
-            least = older[-1].replace(_FOLDS, _PARTS, 1)
-            for key in [*(one for one in self._store.list(_PARTS) if one < least), *older[:-1]]:
+            self._delete_before(_PARTS, older[-1].removeprefix(_FOLDS))
+            self._delete_before(_PAGES, older[-1].removeprefix(_FOLDS))
+            for key in older[:-1]:
+                self._store.delete(key)
+
+    def _add_page(self) -> None:
+        files = [one.to_json() for one in self._files[self._paged - self._dropped :]]
+        page = _key(_PAGES, self._paged)
+        # This order matters, too; and the parts of a page stay until the next one is there.
+        self._store.create_if_absent(page, seal(_KIND, {"files": files, "is_last": self.is_closed}))
+        self._delete_before(_PARTS, page.removeprefix(_PAGES))
+        self._parts, self._paged = 0, len(self)
+
+    def _delete_before(self, kind: str, name: str) -> None:
+        for key in self._store.list(kind):
+            if key.removeprefix(kind) < name:
                 self._store.delete(key)
 
     def to_json(self) -> dict[str, Any]:
         files = [one.to_json() for one in self._files]
         kept = {one.path for one in self._files}
-        read = {path: list(one) for path, one in self._known.items() if path not in kept}
+        read = {_text_of(path): list(one) for path, one in self._known.items() if path not in kept}
         return {"dropped": self._dropped, "files": files, "read": read, "is_closed": self.is_closed}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         self._take(stored)
-        self._store.create_if_absent(_fold_key(len(self)), seal(_KIND, self.to_json()))
+        self._store.create_if_absent(_key(_FOLDS, len(self)), seal(_KIND, self.to_json()))
 
     def _read_fold(self) -> None:
         while folds := self._store.list(_FOLDS):
@@ -162,61 +209,114 @@ class FileList:
     def _take(self, stored: Mapping[str, Any]) -> None:
         self._dropped, self.is_closed = int(stored["dropped"]), bool(stored["is_closed"])
         self._files = [FoundFile.from_json(one) for one in stored["files"]]
-        self._known = {path: (size, at) for path, (size, at) in stored["read"].items()}
+        self._known = {_path_of(path): (size, at) for path, (size, at) in stored["read"].items()}
         self._known |= {one.path: (one.size, one.modified_ns) for one in self._files}
 
     def look(self, root: Path, pattern: str, rows: Callable[[str], int | None]) -> list[FoundFile]:
         """Return the files below `root` that are not in the list, the oldest first."""
         found, prefix = [], os.path.join(root, "")
-        for entry in _entries(root, pattern):
+        for entry in self._folders.entries(str(root), pattern):
             name = entry.path[len(prefix) :]
+            if name in self._known:
+                continue
             try:
-                # A listing does not tell it; without it what is added to a file would be lost unseen.
                 stat = entry.stat()
-                now, known = (stat.st_size, stat.st_mtime_ns), self._known.get(name)
-                if known is None:
-                    found.append(FoundFile(name, *now, rows(entry.path)))
-                elif now != known:
-                    raise _changed(entry.path)
+                found.append(FoundFile(name, stat.st_size, stat.st_mtime_ns, rows(entry.path)))
             except FileNotFoundError:
-                continue  # Gone before it was ours, or behind that: what has been read may be deleted.
+                continue  # Gone before it was ours.
+        self._compare(prefix)
         return sorted(found, key=lambda one: (one.modified_ns, one.path))
 
-    def _key(self) -> str:
-        return f"{_PARTS}/{len(self):012d}.json"
+    def _compare(self, prefix: str) -> None:
+        """Refuse a file that has changed: without it what is added to one would be lost unseen."""
+        names = [*islice(self._turn, _COMPARED)]
+        if len(names) < _COMPARED:
+            self._turn = iter(tuple(self._known))
+            names += islice(self._turn, _COMPARED - len(names))
+        for name in names:
+            known = self._known.get(name)
+            # One that is gone may have been deleted when it was read.
+            with suppress(FileNotFoundError):
+                stat = os.stat(prefix + name)
+                if known is not None and known != (stat.st_size, stat.st_mtime_ns):
+                    raise _changed(prefix + name)
 
 
-def _fold_key(files: int) -> str:
-    return f"{_FOLDS}/{files:012d}.json"
+def _key(kind: str, files: int) -> str:
+    return f"{kind}/{files:012d}.json"
 
 
 def _changed(path: str) -> InputLostError:
     return InputLostError(
-        f"the file {path} has changed since it was found",
+        f"the file {shown(path)} has changed since it was found",
         why="a file is read once, so what was added to it, or has replaced it, would not be read",
         what_to_do="put it back as it was, with its time, or delete it if it has been read; write new "
         "records to a file of another name. Or start a new job with a new job_dir",
     )
 
 
-def _entries(root: Path, pattern: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the files below a folder; links to folders are not followed."""
-    folders = [str(root)]
-    while folders:
-        folder = folders.pop()
-        try:
-            with os.scandir(folder) as found:
-                entries = [one for one in found if one.name[0] not in "._"]
-        except FileNotFoundError:
-            # Any other error passes: to go on without the folder would be to take it for an empty one.
-            if folder == str(root):
-                raise
-            continue  # Gone before it was ours.
-        for one in entries:
-            if one.is_dir():
-                folders += [] if one.is_symlink() else [one.path]
-            elif fnmatch(one.name, pattern):
-                yield one
+@dataclass(slots=True)
+class _Listed:
+    """A folder as it was when it was listed."""
+
+    #: What tells it from one that has changed, or has taken its place.
+    mark: tuple[int, int]
+    entries: int
+    folders: list[str]
+    #: Counts the looks.
+    at: int
+
+
+class Folders:
+    """Lists a folder and those in it again and again: most of them have not changed since the last time."""
+
+    # A folder's time tells when a name was added. Of file systems that do not keep it, and of clocks that
+    # differ, nothing is assumed: each folder is listed again in its turn.
+    def __init__(self) -> None:
+        self._known: dict[str, _Listed] = {}
+        self._fresh: dict[str, _Listed] = {}
+        self._looks = 0
+
+    def keep(self) -> None:
+        """Take note that all that the newest look has yielded is known."""
+        self._known |= self._fresh
+
+    def entries(self, root: str, pattern: str) -> Iterator[os.DirEntry[str]]:
+        """Yield the files, of folders that are as they were none; links to folders are not followed."""
+        self._looks, self._fresh = self._looks + 1, {}
+        due, folders, before = self._due(), [root], (wall_ms() - _SETTLED_MS) * 1_000_000
+        while folders:
+            folder = folders.pop()
+            known = self._known.get(folder)
+            try:
+                stat = os.stat(folder)
+                mark = (stat.st_mtime_ns, stat.st_ino)
+                is_settled = known is not None and known.mark == mark and stat.st_mtime_ns < before
+                if known is not None and is_settled and folder not in due:
+                    folders += known.folders
+                    continue
+                with os.scandir(folder) as found:
+                    entries = [one for one in found if one.name[0] not in "._"]
+            except FileNotFoundError:
+                # Any other error passes: to go on without the folder would be to take it for an empty one.
+                if folder == root:
+                    raise
+                self._known.pop(folder, None)
+                continue  # Gone before it was ours.
+            within = [one.path for one in entries if one.is_dir() and not one.is_symlink()]
+            self._fresh[folder] = _Listed(mark, len(entries), within, self._looks)
+            folders += within
+            yield from (one for one in entries if not one.is_dir() and fnmatch(one.name, pattern))
+
+    def _due(self) -> set[str]:
+        """Return the folders that have not been listed for the longest time."""
+        due, left = set(), _LISTED
+        for folder, listed in sorted(self._known.items(), key=lambda one: one[1].at):
+            due.add(folder)
+            left -= listed.entries + 1
+            if left < 0:
+                break
+        return due
 
 
 class Discovery(Choice):
@@ -309,10 +409,10 @@ class FileSource(SplitSource):
         self._every_s, self._most_files = discover_every_ms / 1_000, max_files_per_batch
         self._most_bytes = max_bytes_per_batch
         self._list: FileList | None = None
-        self._looked_at = float("-inf")
+        self._look_at = float("-inf")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_list": None, "_looked_at": float("-inf")}
+        return {**self.__dict__, "_list": None, "_look_at": float("-inf")}
 
     @property
     def is_bounded(self) -> bool:  # type: ignore[override]
@@ -361,11 +461,13 @@ class FileSource(SplitSource):
     def _files(self) -> FileList:
         if self._list is None:
             self._list = FileList(self.job_store).read()
-        now = time.monotonic()
-        if not self._list.is_closed and now - self._looked_at >= self._every_s:
-            self._looked_at = now
+        if not self._list.is_closed and time.monotonic() >= self._look_at:
+            began = time.monotonic()
             self._list.add(*self._look(self._list.read()))
             self._list.fold(self._first_needed, self._may_come_again)
+            took = time.monotonic() - began
+            # Of a large folder at most a fifth of the time goes into looking.
+            self._look_at = began + max(self._every_s, 5 * took if took > _LONG_LOOK_S else 0)
         return self._list
 
     def _first_needed(self) -> int:
@@ -433,7 +535,7 @@ class FileSource(SplitSource):
         if now == (file.size, file.modified_ns):
             return path
         raise InputLostError(
-            f"the file {path} " + ("is gone" if now is None else "has changed since it was found"),
+            f"the file {shown(path)} " + ("is gone" if now is None else "has changed since it was found"),
             why="a checkpoint that has not come yet, or may be gone back to, needs it as it was",
             what_to_do="restore the file, with its time; or start a new job with a new job_dir",
         )
@@ -477,6 +579,7 @@ class FileSource(SplitSource):
 @contextmanager
 def naming(path: str) -> Iterator[None]:
     """Let what cannot be read say in which file it is."""
+    name = shown(path)
     try:
         yield
     except FlinkishError:
@@ -488,14 +591,14 @@ def naming(path: str) -> Iterator[None]:
             # Arrow's, of content: no system call has failed, so the next try finds the same.
             said = str(error).removesuffix(".")
             raise ValueError(
-                f"the file {path} cannot be read: {said}. It is cut off or damaged: restore it"
+                f"the file {name} cannot be read: {said}. It is cut off or damaged: restore it"
             ) from error
         if error.filename is None and path not in str(error):
             # With a number Python makes the fitting class of it.
             raise OSError(error.errno, error.strerror or str(error), path) from error
         raise
     except Exception as error:
-        raise ValueError(f"the file {path} cannot be read as the schema says: {error}") from error
+        raise ValueError(f"the file {name} cannot be read as the schema says: {error}") from error
 
 
 def _fact(uid: str) -> str:

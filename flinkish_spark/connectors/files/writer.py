@@ -1,218 +1,130 @@
-"""The staging half: Spark's own writers write, below a hidden folder, and the driver lists what counts.
+"""The staging half: tasks write below a hidden folder and report their files, and only these count.
 
-Spark commits one attempt per task. Its write job has succeeded before the folder is listed, and only
-what is listed then enters the committable. The folder is renamed before that: whatever a task that
-was given up still writes goes to the old name, which nobody reads and the next sweep removes.
+Spark takes the report of one attempt per task. Behind the last one the folder is renamed: whatever a task
+that was given up still writes goes to the old name, which nobody reads and the next sweep removes, or into
+a file that no report names.
 """
 
 from __future__ import annotations
 
-import logging
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.shim import TappedRows
-from flinkish_spark.connectors.files.buckets import BucketAssigner
-from flinkish_spark.connectors.files.disk import Disk, SinkFiles, StagedId, is_hidden, task_file
-from flinkish_spark.connectors.files.output_formats import FileFormat, exact_options, line_condition
+from flinkish_spark.bridge.session import calls_python
+from flinkish_spark.connectors.files.disk import Disk, SinkFiles, StagedId
+from flinkish_spark.connectors.files.frame_files import FrameFiles, WriteSettings
+from flinkish_spark.connectors.files.output_formats import FileFormat, line_condition
 from flinkish_spark.connectors.partition_values import folder_conditions, refusing, refusing_others
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, CountedRows, RowsDifferError
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
-from flinkish_spark.core.errors import BAD_RECORD_MARKER, MAKE_DETERMINISTIC, EnvironmentFault
+from flinkish_spark.core.errors import BAD_RECORD_MARKER, EnvironmentFault
 from flinkish_spark.protocol.records import TaskAck
+from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-
-LOG = logging.getLogger(__name__)
-#: How much larger than wanted a file may be before the micro-batch is written again.
-_TOLERANCE = 1.5
-#: How often at most: sizes per record are known better each time.
-_TRIES = 3
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import types as T
 
 
 class FilesNotSeenError(EnvironmentFault):
     """Tasks wrote files that the driver does not see."""
 
 
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """A file of a task that succeeded: its path relative to the staging folder, and its size."""
-
-    name: str
-    task: int
-    bytes: int
-    rows: int | None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "bytes": self.bytes, "rows": self.rows}
-
-
-@dataclass(frozen=True)
-class WriteSettings:
-    kind: FileFormat
-    options: Mapping[str, str]
-    assigners: tuple[BucketAssigner, ...]
-    #: Above which a file is split; None for no limit.
-    part_bytes: int | None
-
-    @property
-    def bucket_names(self) -> tuple[str, ...]:
-        return tuple(name for one in self.assigners for name in one.names)
-
-
 class FileWriter(SinkWriter):
     def __init__(
-        self, files: SinkFiles, settings: WriteSettings, context: SinkContext, disk: Disk, has_shim: bool
+        self,
+        files: SinkFiles,
+        settings: WriteSettings,
+        context: SinkContext,
+        disk: Disk,
+        spark: SparkSession,
+        in_files: T.StructType,
     ) -> None:
-        self._files, self._settings, self._context = files, settings, context
-        self._disk, self._has_shim = disk, has_shim
-        # A micro-batch whose files turn out too large is written again, from the same rows.
-        self.passes = 1 if has_shim and settings.part_bytes is None else 2
-        #: Of the newest files that were large enough to tell; None before there was one.
-        self._bytes_per_row: float | None = None
+        self._files, self._settings, self._context, self._disk = files, settings, context, disk
+        self._frames = FrameFiles.of(spark, settings, in_files, settings.bucket_names)
+        added = self._added(0)
+        nothing = [F.lit(None).cast(one.dataType).alias(one.name) for one in context.schema]
+        self._calls_python = bool(added) and calls_python(
+            spark.range(1).select(*nothing).select(*added.values())
+        )
+        self.passes = 2 if self._calls_python else 1
 
     def stage(self, request: StageRequest) -> StageResult:
-        for _ in range(_TRIES - 1):
-            staged = self._Attempt(self, request)
-            if not self._is_too_large(staged.found, staged.acks):
-                break
-            LOG.info("micro-batch %s is written again with smaller files", request.batch)
-            self._disk.remove_tree(staged.folder)
-        else:
-            staged = self._Attempt(self, request)
-        rows = sum(ack.rows for ack in staged.acks)
-        self._check(request, staged.acks, staged.found)
-        if not staged.found:
-            self._disk.remove_tree(staged.folder)
-            return StageResult(staged.acks, (), bytes=0)
-        self._make_pending(staged.folder, staged.found)
-        size = sum(file.bytes for file in staged.found)
+        staged = StagedId(self._context.owner_epoch, request.block, uuid.uuid4().hex[:8])
+        folder = self._files.in_progress / str(staged)
+        self._disk.make_folder(folder)
+        found = self._frames.write(self._placed(request.rows), folder)
+        acks = tuple(TaskAck.from_json(report) for report in found)
+        files = [file for report in found for file in report["files"]]
+        if not files:
+            self._disk.remove_tree(folder)
+            return StageResult(acks, (), bytes=0)
+        self._check_seen(folder, files)
+        self._make_pending(folder, files)
+        size = sum(file["bytes"] for file in files)
         payload = {
             "root": str(self._files.root),
-            "staged": staged.folder.name,
-            "rows": rows,
+            "staged": folder.name,
+            "rows": sum(ack.rows for ack in acks),
             "bytes": size,
-            "files": [file.to_json() for file in staged.found],
+            "files": files,
         }
-        return StageResult(staged.acks, (payload,), bytes=size)
+        return StageResult(acks, (payload,), bytes=size)
 
-    class _Attempt:
-        """One time writing a micro-batch: the folder, what is in it, and what the tasks saw."""
+    def _placed(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the columns of all folders; it fails at a record that has none."""
+        added = self._added(self._context.clock.wall_ms())
+        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+        fields = [F.col(quoted(name)) for name in rows.columns]
+        # An expression of the user's sees records only.
+        columns = [F.when(is_record, column).alias(name) for name, column in added.items()]
+        if self._calls_python:
+            # Spark calls Python before it looks at any condition but a filter's.
+            placed = rows.where(is_record).select(*fields, *columns)
+            placed = placed.unionByName(rows.where(~is_record), allowMissingColumns=True)
+        else:
+            placed = rows.select(*fields, *columns)
+        return self._refusing(placed, added)
 
-        def __init__(self, writer: FileWriter, request: StageRequest) -> None:
-            staged = StagedId(writer._context.owner_epoch, request.block, uuid.uuid4().hex[:8])
-            self.folder = writer._files.in_progress / str(staged)
-            writer._disk.make_folder(self.folder.parent)
-            tapped = writer._tapped(request)
-            writer._write(tapped.records, request, self.folder)
-            self.acks: tuple[TaskAck, ...] = tuple(tapped.acks())
-            self.found = writer._listed(self.folder, self.acks)
-
-    def _tapped(self, request: StageRequest) -> TappedRows | CountedRows:
-        if self._has_shim:
-            return TappedRows(request.rows, f"flinkish {self._context.uid} batch {request.batch}")
-        return CountedRows(request.rows)
-
-    def _write(self, records: DataFrame, request: StageRequest, folder: Path) -> None:
+    def _added(self, now_ms: int) -> dict[str, Column]:
         added: dict[str, Column] = {}
         for one in self._settings.assigners:
-            added.update(one.columns(self._context.clock.wall_ms()))
-        fields = [F.col(quoted(name)) for name in request.rows.columns[CONTROL_WIDTH:]]
-        rows = records.select(*fields, *(column.alias(name) for name, column in added.items()))
+            added.update(one.columns(now_ms))
+        return added
+
+    def _refusing(self, rows: DataFrame, added: Mapping[str, Column]) -> DataFrame:
         # Fields that are folders are in no file; what an assigner makes is beside the fields that it is of.
         only_in_names = [name for name in self._settings.bucket_names if name not in added]
         marker = f"{BAD_RECORD_MARKER} in sink '{self._context.uid}',"
-        rows = refusing(rows, only_in_names, marker)
-        rows = refusing_others(rows, folder_conditions(rows, added), marker)
-        kind = self._settings.kind
-        if kind is FileFormat.TEXT:
-            left_out = {name.lower() for name in self._settings.bucket_names}
-            texts = [name for name in rows.columns if name.lower() not in left_out]
+        shown = rows.columns[CONTROL_WIDTH:]
+        rows = refusing(rows, only_in_names, marker, shown)
+        rows = refusing_others(rows, folder_conditions(rows, added), marker, shown)
+        if self._settings.kind is FileFormat.TEXT:
+            texts = self._frames.fields.names
             conditions = [line_condition(name, self._settings.options) for name in texts]
-            rows = refusing_others(rows, conditions, marker)
-        # A user's own options go before ours, in whatever case he writes them.
-        writer = (
-            rows.write.format(kind.value).options(**exact_options(kind)).options(**self._settings.options)
-        )
-        writer = writer.option("maxRecordsPerFile", self._records_per_file())
-        if self._settings.bucket_names:
-            writer = writer.partitionBy(*self._settings.bucket_names)
-        # With its scheme: without, the path could mean another file system of the cluster.
-        writer.save(f"file://{folder}")
+            rows = refusing_others(rows, conditions, marker, shown)
+        return rows
 
-    def _records_per_file(self) -> int:
-        if self._settings.part_bytes is None or self._bytes_per_row is None:
-            return 0
-        return max(1, int(self._settings.part_bytes / self._bytes_per_row))
+    def _check_seen(self, folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
+        for file in files:
+            path = folder / file["name"]
+            if not self._disk.exists(path) or self._disk.size(path) != file["bytes"]:
+                raise FilesNotSeenError(
+                    f"sink '{self._context.uid}' wrote {path}, and it is not there as it was written",
+                    why="the executors write to another file system than the driver looks at",
+                    what_to_do="choose a path that all machines mount",
+                    uid=self._context.uid,
+                )
 
-    def _listed(self, folder: Path, acks: Sequence[TaskAck]) -> tuple[StagedFile, ...]:
-        """Return the files with records in them; Spark writes one for an empty micro-batch, too."""
-        rows = {ack.partition: ack.rows for ack in acks}
-        found: list[tuple[str, int, int]] = []
-        for path in self._disk.files_below(folder):
-            relative = path.relative_to(folder)
-            task = task_file(path.name)
-            if task is None or any(is_hidden(part) for part in relative.parts) or rows.get(task[0], 1) == 0:
-                continue
-            found.append((str(relative), task[0], self._disk.size(path)))
-        of_task = Counter(task for _, task, _ in found)
-        return tuple(
-            StagedFile(
-                name, task, size, self._rows(folder / name, rows.get(task) if of_task[task] == 1 else None)
-            )
-            for name, task, size in found
-        )
-
-    def _rows(self, path: Path, of_task: int | None) -> int | None:
-        if self._settings.kind is FileFormat.PARQUET:
-            import pyarrow.parquet as pq
-
-            return int(pq.read_metadata(path).num_rows)
-        return of_task
-
-    def _is_too_large(self, found: Sequence[StagedFile], acks: Sequence[TaskAck]) -> bool:
-        """Compare with the wanted size, and note bytes per record where files are large enough to tell."""
-        limit = self._settings.part_bytes
-        largest = max((file.bytes for file in found), default=0)
-        if limit is None or largest < limit / 4:
-            return False
-        rows = sum(ack.rows for ack in acks)
-        known = [f.bytes / f.rows for f in found if f.rows and f.bytes >= limit / 4]
-        self._bytes_per_row = max(known) if known else sum(f.bytes for f in found) / max(1, rows)
-        return largest > limit * _TOLERANCE and rows > 1
-
-    def _check(self, request: StageRequest, acks: Sequence[TaskAck], found: Sequence[StagedFile]) -> None:
-        folder = self._files.in_progress
-        counted = sum(ack.rows for ack in acks)
-        if counted and not found:
-            raise FilesNotSeenError(
-                f"sink '{self._context.uid}' wrote {counted} records and no file is in {folder}",
-                why="the executors write to another file system than the driver looks at",
-                what_to_do="choose a path that all machines mount",
-                uid=self._context.uid,
-            )
-        known = [file.rows for file in found if file.rows is not None]
-        if len(known) == len(found) and sum(known) != counted:
-            raise RowsDifferError(
-                f"sink '{self._context.uid}' wrote {sum(known)} rows of micro-batch {request.batch}, "
-                f"and {counted} were counted",
-                why="the micro-batch was evaluated twice with different results",
-                what_to_do=MAKE_DETERMINISTIC,
-            )
-
-    def _make_pending(self, folder: Path, found: Sequence[StagedFile]) -> None:
-        paths = [folder / file.name for file in found]
-        self._disk.sync_files(paths)
-        # Up to and with the folder itself: a name that a power cut takes away is a file that is gone.
+    def _make_pending(self, folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
+        # Each task has synced its files. Up to and with the folder itself: a name that a power cut takes away
+        # is a file that is gone.
+        paths = [folder / file["name"] for file in files]
         parents = {parent for path in paths for parent in path.parents if parent.is_relative_to(folder)}
         self._disk.sync_folders(sorted(parents))
         self._disk.make_folder(self._files.pending)

@@ -216,6 +216,16 @@ def _within(elements: Column, kind: T.DataType, avro: Any, path: str) -> Iterato
         yield F.get(F.array_compact(told), F.lit(0))
 
 
+def check_calendar(spark: SparkSession, fields: T.StructType, whose: str) -> None:
+    """Refuse a session in which days or times of records would become others."""
+    if (calendar := str(spark.conf.get(_CALENDAR))) != "CORRECTED" and _TIMES.search(fields.simpleString()):
+        raise ConfigError(
+            f"{whose} is Avro with times, and the Spark session has {_CALENDAR}={calendar}",
+            why="Spark would write other days before 1582 and times before 1900, or end the task at them",
+            what_to_do=f"leave {_CALENDAR} out, or set it to CORRECTED",
+        )
+
+
 def check_avro(spark: SparkSession, avro: Avro, schema: T.StructType, whose: str) -> None:
     """Compare schema and fields as Spark's encoder does, before anything starts."""
     missing = [name for name in avro_fields(avro, schema) if name not in schema.names]
@@ -225,12 +235,7 @@ def check_avro(spark: SparkSession, avro: Avro, schema: T.StructType, whose: str
             what_to_do=f"choose from {', '.join(schema.names)}",
         )
     written = T.StructType([schema[name] for name in avro_fields(avro, schema)])
-    if (calendar := str(spark.conf.get(_CALENDAR))) != "CORRECTED" and _TIMES.search(written.simpleString()):
-        raise ConfigError(
-            f"{whose} is Avro with times, and the Spark session has {_CALENDAR}={calendar}",
-            why="Spark would write other days before 1582 and times before 1900, or end the task at them",
-            what_to_do=f"leave {_CALENDAR} out, or set it to CORRECTED",
-        )
+    check_calendar(spark, written, whose)
     nulls = spark.range(1).select(*[F.lit(None).cast(f.dataType).alias(f.name) for f in schema.fields])
     try:
         nulls.select(avro_column(avro, schema)).collect()

@@ -198,7 +198,7 @@ def test_rolled_parts_over_crashes(spark, tmp_path) -> None:
 
 
 def test_large_micro_batches_are_split_near_the_size(spark, tmp_path) -> None:
-    """The first one is measured and written again; what follows knows how large records are."""
+    """A task looks at the size of its file while it writes."""
     sink = FileSink(f"{tmp_path}/json", FileFormat.JSON, rolling=RollingPolicy(part_bytes=20_000))
     subject = SinkUnderTest(lambda: sink, lambda: (), spark, tmp_path / "folder")
     process, checkpoint = subject.start(), subject.next_checkpoint()

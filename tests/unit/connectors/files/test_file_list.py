@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from flinkish_spark.connectors.files import source as file_source
-from flinkish_spark.connectors.splits import SplitPosition, read_piece
+from flinkish_spark.connectors.files.source import FileList
+from flinkish_spark.connectors.splits import SourceUnavailable, SplitPosition, read_piece
+from flinkish_spark.core.errors import InputLostError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import StagedBatch
@@ -147,3 +151,101 @@ def test_a_savepoint_takes_a_folded_list_along(folder, tmp_path, job) -> None:
     put(folder, "h", "h\n")
     end, rows = step(other, position)
     assert first_column(rows) == ["h"] and SplitPosition.from_json(end).offsets == {"0": 8}
+
+
+def test_pages_keep_few_objects_between_folds(folder, tmp_path, job, monkeypatch) -> None:
+    reader = reader_of(coming(folder), tmp_path)
+    start = reader.initialOffset()
+    names = [f"{n:03d}" for n in range(43)]
+    position, read = grow(reader, start, folder, names)
+    assert read == names
+    # Behind 36 files a fourth of them would be a fold, which 7 are not.
+    assert stored(job, "folds")[-1] == "000000000036.json"
+    assert stored(job, "pages")[-2:] == ["000000000036.json", "000000000039.json"]
+    assert stored(job, "files")[-2:] == ["000000000041.json", "000000000042.json"]
+    again = reader_of(coming(folder), tmp_path)
+    assert first_column(rows_of(again, start, position)) == names
+    assert step(again, position) == (position, [])
+    position, read = grow(again, position, folder, ["x", "y"])
+    assert read == ["x", "y"]
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Folders that have just been changed count as settled."""
+    monkeypatch.setattr(file_source, "_SETTLED_MS", -(10**9))
+    monkeypatch.setattr(file_source, "_LISTED", -1)
+
+
+def listed_by(monkeypatch):
+    found, listing = [], os.scandir
+
+    def noting(path):
+        found.append(os.path.basename(path))
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", noting)
+    return found
+
+
+def test_folders_that_have_not_changed_are_listed_in_turns(folder, tmp_path, monkeypatch, settled) -> None:
+    reader = reader_of(coming(folder), tmp_path)
+    position, read = grow(reader, reader.initialOffset(), folder, ["a/1", "b/1", "c/1"])
+    listed = listed_by(monkeypatch)
+    position, read = grow(reader, position, folder, ["b/2"])
+    # In each look the one that has a new file, and one in its turn.
+    assert read == ["b/2"] and "b" in listed and len(listed) <= 3
+    # A file system that does not keep a folder's time.
+    os.utime(folder / "c", ns=(5, 5))
+    position, _ = step(reader, position)
+    put(folder, "c/2", "late\n")
+    os.utime(folder / "c", ns=(5, 5))
+    for _ in range(4):
+        position, rows = step(reader, position)
+        if rows:
+            break
+    assert first_column(rows) == ["late"]
+
+
+def test_a_look_that_fails_has_seen_nothing(folder, tmp_path, monkeypatch, settled) -> None:
+    """What it found before it failed is found by the next one."""
+    put(folder, "a/1", "1\n")
+    put(folder, "b/1", "2\n")
+    reader = reader_of(coming(folder), tmp_path)
+    start, listing, tries = reader.initialOffset(), os.scandir, []
+
+    def broken(path):
+        tries.append(path)
+        if len(tries) == 3:
+            raise OSError(5, "Input/output error")
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    with pytest.raises(SourceUnavailable):
+        reader.latestOffset(start, None)
+    assert sorted(first_column(step(reader, start)[1])) == ["1", "2"]
+
+
+def test_another_process_that_was_first_takes_no_file_away(folder, tmp_path, settled) -> None:
+    """Of two that look, the one whose part was not taken finds its files again."""
+    one, two = (FileList(StoreSpec(str(tmp_path / "list"))).read() for _ in range(2))
+    put(folder, "a/1", "1\n")
+    mine = one.look(folder, "*", lambda path: None)
+    put(folder, "b/1", "2\n")
+    two.add(two.look(folder, "*", lambda path: None)[:1], False)
+    put(folder, "a/2", "3\n")
+    more = one.look(folder, "*", lambda path: None)
+    one.add(more, False)
+    assert len(mine) == 1 and len(one) == 1
+    one.add(one.look(folder, "*", lambda path: None), False)
+    assert sorted(one[at].path for at in range(len(one))) == ["a/1", "a/2", "b/1"]
+
+
+def test_files_that_were_found_are_compared_in_turns(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(file_source, "_COMPARED", 2)
+    reader = reader_of(coming(folder), tmp_path)
+    position, _ = grow(reader, reader.initialOffset(), folder, "abcde")
+    put(folder, "d", "other\n", at=99)
+    with pytest.raises(InputLostError, match="/d has changed since it was found"):
+        for _ in range(3):
+            position, _ = step(reader, position)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import datetime
 import errno
 import gzip
+import itertools
 import math
 import os
 import time
@@ -17,7 +19,7 @@ import pytest
 from flinkish_spark.checkpoint.failures import RepeatableUserError, classify
 from flinkish_spark.connectors.files import input_formats as csv_quotes
 from flinkish_spark.connectors.files.input_formats import BadLine
-from flinkish_spark.connectors.files.source import _entries, naming
+from flinkish_spark.connectors.files.source import Folders, naming
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitPosition, SplitStreamReader
 from flinkish_spark.core.errors import ConfigError, InputLostError, SchemaError
 from flinkish_spark.core.job_dir import JobDir
@@ -220,12 +222,12 @@ def test_a_row_of_csv_without_an_end_is_one(folder, tmp_path) -> None:
 
 #: Text of a CSV file, the line that is refused, and what of it is said.
 TORN = [
-    ('a,b\nu,1\nx,"1\ny,2\nz,3\n', 3, "has a quote that nothing closes"),
-    ('a,b\n"', 2, "has a quote that nothing closes"),
-    ('a,b\n1,"""', 2, "has a quote that nothing closes"),
-    ('"a,b\n1,2\n', 1, "has a quote that nothing closes"),
+    ('a,b\nu,1\nx,"1\ny,2\nz,3\n', 3, "a quote that nothing closes"),
+    ('a,b\n"', 2, "a quote that nothing closes"),
+    ('a,b\n1,"""', 2, "a quote that nothing closes"),
+    ('"a,b\n1,2\n', 1, "a quote that nothing closes"),
     # A quote within a value hides nothing, and an end of a line may be two bytes.
-    ('a,b\r\nu"v",1\r\nx,"1\r\n', 3, "has a quote that nothing closes"),
+    ('a,b\r\nu"v",1\r\nx,"1\r\n', 3, "a quote that nothing closes"),
     ('a,b\n"1"2,3\n', 2, "text behind its closing"),
     ('a,b\n"x"y,3\n', 2, "text behind its closing"),
     ('a,b\n"x" ,3\n', 2, "text behind its closing"),
@@ -270,12 +272,24 @@ def test_quotes_of_csv_over_borders_of_parts(folder, tmp_path, monkeypatch, part
 
 def test_an_open_quote_in_a_large_csv_is_refused_and_a_bad_number_has_its_line(folder, tmp_path) -> None:
     rows = "".join(f'"{n}","some ""text"""\n' for n in range(200_000))
-    with pytest.raises(RuntimeError, match=r"line 200002 has a quote that nothing closes"):
+    with pytest.raises(RuntimeError, match=r"line 200002 begins a record with a quote that nothing closes"):
         csv_rows(folder, tmp_path, f'n,name\n{rows}1,"x\n2,y\n' + "3,z\n" * 200_000, SCHEMA)
     # Two that are stray are a value, as CSV has it.
     assert csv_rows(folder, tmp_path / "2", 'n,name\n1,"x\n2,y\n3,z"\n', SCHEMA) == [(1, "x\n2,y\n3,z")]
     with pytest.raises(RuntimeError, match=r"line 200002 cannot be read: the field 'n' has 0x80"):
         csv_rows(folder, tmp_path / "3", f"n,name\n{rows}0x80,x\n", SCHEMA)
+
+
+def test_what_is_seen_fast_of_quotes_is_what_python_s_module_says(tmp_path) -> None:
+    """Where pairs are seen, nothing is wrong; all texts of few letters, and parts of any size."""
+    path, seen = tmp_path / "x.csv", 0
+    for letters in itertools.product('a",\n', repeat=6):
+        text = "".join(letters)
+        path.write_text(text)
+        if csv_quotes._are_in_pairs(str(path), ","):
+            seen += 1
+            list(csv.reader(text.splitlines(keepends=True), strict=True))
+    assert seen > 500
 
 
 def test_names_of_csv_that_no_field_has_may_come_twice(folder, tmp_path) -> None:
@@ -568,7 +582,7 @@ def test_a_folder_within_that_goes_while_it_is_listed_holds_nothing(folder, tmp_
         return listing(path)
 
     monkeypatch.setattr(os, "scandir", late)
-    assert [entry.path for entry in _entries(folder, "*")] == [f"{folder}/a"]
+    assert [entry.path for entry in Folders().entries(str(folder), "*")] == [f"{folder}/a"]
 
 
 def test_links_to_folders_are_not_followed_and_those_to_files_are(folder, tmp_path) -> None:
@@ -591,3 +605,37 @@ def test_times_are_read_from_every_format(tmp_path) -> None:
     texts = FileSource(str(tmp_path / "in"), JsonLines(), "day DATE, at TIMESTAMP", pattern="*.json")
     reader = reader_of(texts, tmp_path / "of-json")
     assert step(reader, reader.initialOffset())[1] == [(at.date(), at, 0, 0), (None, None, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("form", "schema", "end"),
+    [
+        (TextLines(), "value STRING", b".txt.gz"),
+        (JsonLines(), "value STRING", b".json"),
+        (CsvFiles(), "value STRING", b".csv"),
+        (ParquetFiles(), "value STRING", b".parquet"),
+    ],
+)
+def test_a_name_is_bytes_that_need_be_no_text(folder, tmp_path, form, schema, end) -> None:
+    """Of another machine's encoding; it is read, kept in the list, and shown by errors."""
+    data = {b".json": b'{"value": "x"}\n', b".csv": b"value\nx\n", b".gz": gzip.compress(b"x\n")}
+    name = b"d\xe9/\xff" + end
+    path = os.path.join(os.fsencode(folder), name)
+    os.mkdir(os.path.dirname(path))
+    if end == b".parquet":
+        pq.write_table(pa.table({"value": ["x"]}), tmp_path / "plain")
+        os.replace(tmp_path / "plain", path)
+    else:
+        with open(path, "wb") as file:
+            file.write(data[end[end.rindex(b".") :]])
+    source = FileSource(str(folder), form, schema, discover_every_ms=1, discovery=Discovery.CONTINUOUS)
+    reader = reader_of(source, tmp_path)
+    position, rows = step(reader, reader.initialOffset())
+    assert first_column(rows) == ["x"]
+    again = reader_of(source, tmp_path)
+    assert first_column(rows_of(again, reader.initialOffset(), position)) == ["x"]
+    assert step(again, position) == (position, [])
+    with open(path, "ab") as file:
+        file.write(b"more")
+    with pytest.raises(InputLostError, match=r"/d\\xe9/\\xff.* has changed"):
+        step(again, position)

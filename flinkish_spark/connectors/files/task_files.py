@@ -1,0 +1,398 @@
+"""Files that one task writes: Parquet by pyarrow, lines and Avro of the bytes that Spark made of a record.
+
+A file has a name of its own, which no other attempt has. It is durable when it is reported, and no name is
+reported but by the attempt that Spark takes: what others leave beside it nobody reads.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import uuid
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+
+from flinkish_spark.connectors.files.output_formats import FileFormat
+from flinkish_spark.connectors.partition_values import folder_of
+from flinkish_spark.connectors.row_count import RowCount
+from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.store import sync_directory
+from flinkish_spark.transport import columns as C
+from flinkish_spark.types.schemas import PREFIX
+from flinkish_spark.worker.daemon import freeze_modules
+
+#: The column with the bytes of a record, in formats that are not of columns.
+RECORD = f"{PREFIX}record"
+#: Columns with the texts of folders' values, outermost first; one that is empty is null's.
+FOLDER = f"{PREFIX}folder_"
+#: A file is full at the wanted size; it is come near to in steps of this part of it.
+_STEPS = 8
+#: Of a row group, as Arrow has it, if no option says another; and Avro's blocks, as Spark has them.
+_GROUP_BYTES, _BLOCK_BYTES = 64 << 20, 64_000
+
+
+@dataclass(frozen=True)
+class FileSettings:
+    """What tasks are told."""
+
+    kind: FileFormat
+    codec: str
+    extension: str
+    #: Names of the folders, outermost first.
+    folders: tuple[str, ...]
+    #: Above which another file begins; None for no limit.
+    part_bytes: int | None = None
+    #: Of lines: what is behind each, what is in front of the first, in which encoding.
+    separator: bytes = b"\n"
+    header: bytes = b""
+    encoding: str = "utf-8"
+    #: What a footer or a header says besides; of Avro with the schema among it.
+    says: Mapping[str, str] = field(default_factory=dict)
+    #: Of `pyarrow.parquet.ParquetWriter`, and how many bytes a row group has.
+    parquet: Mapping[str, Any] = field(default_factory=dict)
+    group_bytes: int = _GROUP_BYTES
+
+
+@dataclass(frozen=True)
+class WriteFiles:
+    """Callable for mapInArrow: writes the rows of one task, yields its report as JSON."""
+
+    settings: FileSettings
+    folder: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_modules()
+        task = TaskContext.get()
+        if task is None:
+            raise InternalError("rows are staged outside of a task")
+        ack = RowCount(task.partitionId())
+        files = TaskFiles(self.settings, self.folder, task.partitionId())
+        try:
+            for batch in batches:
+                files.write(ack.admit(batch))
+            found = files.finish()
+        except BaseException:
+            files.abandon()
+            raise
+        report = json.dumps({**ack.done().to_json(), "files": found})
+        yield pa.record_batch([pa.array([report])], names=["report"])
+
+
+class TaskFiles:
+    """Writes records, which come folder by folder, into one file at a time."""
+
+    def __init__(self, settings: FileSettings, folder: str, task: int) -> None:
+        self._settings, self._folder, self._task = settings, folder, task
+        self._begin = _FILES.get(settings.kind, _LineFile)
+        self._place: str | None = None
+        self._file: _File | None = None
+        self._names: list[str] = []
+        self._found: list[dict[str, Any]] = []
+
+    def write(self, records: pa.RecordBatch) -> None:
+        if not records.num_rows:
+            return
+        count = len(self._settings.folders)
+        width = len(C.SINK_CONTROL)
+        folders = [records.column(f"{FOLDER}{at}") for at in range(count)]
+        rows = records.select(range(width, records.num_columns - count))
+        for start, end in _runs(records.num_rows, folders):
+            values = (one[start].as_py() for one in folders)
+            pairs = zip(self._settings.folders, values, strict=True)
+            place = "/".join(folder_of(name, value) for name, value in pairs)
+            if place != self._place:
+                self._close()
+                self._place = place
+            self._put(rows.slice(start, end - start))
+
+    def _put(self, rows: pa.RecordBatch) -> None:
+        limit = self._settings.part_bytes
+        while rows.num_rows:
+            file = self._file = self._file or self._opened()
+            count = rows.num_rows
+            if limit is not None:
+                count = min(count, max(1, file.fitting(rows, max(limit - file.size(), limit // _STEPS))))
+            file.write(rows.slice(0, count))
+            file.rows += count
+            rows = rows.slice(count)
+            if limit is not None and file.size() >= limit:
+                self._close()
+
+    def _opened(self) -> _File:
+        name = f"part-{self._task:05d}-{uuid.uuid4()}-c{len(self._names):03d}{self._settings.extension}"
+        name = f"{self._place}/{name}" if self._place else name
+        path = os.path.join(self._folder, name)
+        if self._place:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        # Else the folder is there, or was renamed since: then nobody waits for this attempt any more.
+        self._names.append(name)
+        return self._begin(open(path, "wb"), self._settings)
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        file.close()
+        path = os.path.join(self._folder, self._names[-1])
+        sync_directory(Path(path))
+        self._found.append({"name": self._names[-1], "bytes": os.path.getsize(path), "rows": file.rows})
+
+    def finish(self) -> list[dict[str, Any]]:
+        self._close()
+        return self._found
+
+    def abandon(self) -> None:
+        """Remove what there is: nobody will read it, and the disk may be full of it."""
+        if self._file is not None:
+            self._file.raw.close()
+        for name in self._names:
+            with suppress(OSError):
+                os.unlink(os.path.join(self._folder, name))
+
+
+def _runs(rows: int, folders: list[pa.Array]) -> Iterator[tuple[int, int]]:
+    """Yield where rows of one folder begin and end."""
+    changes = np.zeros(rows - 1, np.bool_)
+    for one in folders:
+        changes |= pc.not_equal(one.slice(1), one.slice(0, rows - 1)).to_numpy(zero_copy_only=False)
+    borders = [0, *(np.flatnonzero(changes) + 1).tolist(), rows]
+    return pairwise(borders)
+
+
+class _File(ABC):
+    def __init__(self, raw: IO[bytes], settings: FileSettings) -> None:
+        self.raw, self._settings, self.rows = raw, settings, 0
+
+    @abstractmethod
+    def write(self, rows: pa.RecordBatch) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def size(self) -> int:
+        """Return how large it will be at least, about."""
+        return self.raw.tell()
+
+    def fitting(self, rows: pa.RecordBatch, size_bytes: int) -> int:
+        """Return how many of some rows come to a size, about."""
+        ends = _ends(rows.column(RECORD))
+        return int(np.searchsorted(ends, size_bytes, side="right"))
+
+
+def _ends(records: pa.Array) -> npt.NDArray[np.int64]:
+    return np.cumsum(
+        pc.fill_null(pc.binary_length(records), 0).to_numpy(zero_copy_only=False), dtype=np.int64
+    )
+
+
+class _LineFile(_File):
+    def __init__(self, raw: IO[bytes], settings: FileSettings) -> None:
+        super().__init__(raw, settings)
+        self._stream = _STREAMS[settings.codec](raw)
+        if mark := _MARKS.get(settings.encoding):
+            self._stream.write(mark)
+        if settings.header:
+            self._stream.write(self._encoded(settings.header + settings.separator))
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        separator = self._settings.separator
+        # A text that is null is an empty line.
+        lines = pc.fill_null(rows.column(RECORD).cast(pa.large_binary()), b"")
+        for at in range(0, len(lines), _LINES):
+            text = separator.join([*lines.slice(at, _LINES).to_pylist(), b""])
+            self._stream.write(self._encoded(text))
+
+    def _encoded(self, text: bytes) -> bytes:
+        encoding = _ORDERS.get(self._settings.encoding, self._settings.encoding)
+        return text if encoding == "utf-8" else text.decode("utf-8", "replace").encode(encoding)
+
+    def close(self) -> None:
+        if self._stream is not self.raw:
+            self._stream.close()
+        self.raw.close()
+
+
+#: What goes through the memory as one text.
+_LINES = 1_000
+#: By Java's rule, where a name says no order of bytes.
+_MARKS, _ORDERS = {"utf-16": b"\xfe\xff"}, {"utf-16": "utf-16-be", "utf-32": "utf-32-be"}
+
+
+class _Blocks:
+    """A stream as Hadoop has it of codecs without one: of each block both sizes, and the block."""
+
+    def __init__(self, raw: IO[bytes], codec: str) -> None:
+        self._raw, self._codec = raw, pa.Codec(codec)
+
+    def write(self, data: bytes) -> None:
+        for at in range(0, len(data), _BLOCK_BYTES):
+            block = data[at : at + _BLOCK_BYTES]
+            packed = self._codec.compress(block, asbytes=True)
+            self._raw.write(len(block).to_bytes(4, "big") + len(packed).to_bytes(4, "big") + packed)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class _Deflated:
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw, self._packer = raw, zlib.compressobj()
+
+    def write(self, data: bytes) -> None:
+        self._raw.write(self._packer.compress(data))
+
+    def close(self) -> None:
+        self._raw.write(self._packer.flush())
+
+
+_STREAMS: Mapping[str, Callable[[IO[bytes]], Any]] = {
+    "": lambda raw: raw,
+    "gzip": lambda raw: gzip.GzipFile("", "wb", 6, raw, 0),
+    "bzip2": lambda raw: bz2.BZ2File(raw, "wb"),
+    "deflate": _Deflated,
+    "snappy": lambda raw: _Blocks(raw, "snappy"),
+    "lz4": lambda raw: _Blocks(raw, "lz4_raw"),
+}
+
+
+class _ParquetFile(_File):
+    def __init__(self, raw: IO[bytes], settings: FileSettings) -> None:
+        super().__init__(raw, settings)
+        self._writer: pq.ParquetWriter | None = None
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = self._given_bytes = 0
+
+    def size(self) -> int:
+        return self.raw.tell() + int(self._held_bytes * self._ratio())
+
+    def _ratio(self) -> float:
+        """Return what becomes of a byte, by what has been written of this file."""
+        return self.raw.tell() / self._given_bytes if self._given_bytes else 1.0
+
+    def fitting(self, rows: pa.RecordBatch, size_bytes: int) -> int:
+        each = max(1.0, rows.nbytes / rows.num_rows * self._ratio())
+        return int(size_bytes / each)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._held.append(stored_columns(rows))
+        self._held_bytes += rows.nbytes
+        limit = self._settings.part_bytes
+        if self._held_bytes >= self._settings.group_bytes or (limit is not None and self.size() >= limit):
+            self._flush()
+
+    def _flush(self) -> None:
+        held, self._held = self._held, []
+        if not held:
+            return
+        table = pa.Table.from_batches(held)
+        if self._writer is None:
+            # The footer says it all; Arrow's own form of the schema beside it is for nobody.
+            says = {"store_schema": False, **self._settings.parquet}
+            self._writer = pq.ParquetWriter(self.raw, table.schema, compression=self._settings.codec, **says)
+            self._writer.add_key_value_metadata(dict(self._settings.says))
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._given_bytes, self._held_bytes = self._given_bytes + self._held_bytes, 0
+
+    def close(self) -> None:
+        self._flush()
+        if self._writer is not None:
+            self._writer.close()
+        self.raw.close()
+
+
+def stored_columns(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return columns with the types that Parquet has: Spark's intervals are numbers in it."""
+    fields = [pa.field(one.name, stored_type(one.type)) for one in rows.schema]
+    columns = [
+        column if column.type == one.type else column.cast(one.type)
+        for one, column in zip(fields, rows.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def stored_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_struct(kind):
+        # Of a struct that is null, no field has a value.
+        return pa.struct([pa.field(one.name, stored_type(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(stored_type(kind.key_type), kind.item_field.with_type(stored_type(kind.item_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(stored_type(kind.value_type)))
+    return kind
+
+
+class _AvroFile(_File):
+    """A container: a header, and blocks of records with a mark behind each."""
+
+    def __init__(self, raw: IO[bytes], settings: FileSettings) -> None:
+        super().__init__(raw, settings)
+        self._mark, self._pack = os.urandom(16), _AVRO_CODECS[settings.codec]
+        says = {**settings.says, "avro.codec": settings.codec or "null"}
+        pairs = (part for pair in says.items() for part in pair)
+        texts = b"".join(_avro_long(len(one.encode())) + one.encode() for one in pairs)
+        raw.write(b"Obj\x01" + _avro_long(len(says)) + texts + _avro_long(0) + self._mark)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        records = rows.column(RECORD).cast(pa.large_binary())
+        ends, start = _ends(records), 0
+        _, offsets, data = records.buffers()
+        first = int(np.frombuffer(offsets, np.int64)[records.offset])
+        while start < len(ends):
+            before = int(ends[start - 1]) if start else 0
+            end = max(start + 1, int(np.searchsorted(ends, before + _BLOCK_BYTES, side="right")))
+            block = self._pack(data[first + before : first + int(ends[end - 1])].to_pybytes())
+            self.raw.write(_avro_long(end - start) + _avro_long(len(block)) + block + self._mark)
+            start = end
+
+    def close(self) -> None:
+        self.raw.close()
+
+
+def _avro_long(value: int) -> bytes:
+    left, said = value << 1, bytearray()
+    while left > 0x7F:
+        said.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes([*said, left])
+
+
+def _deflated(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+def _snapped(data: bytes) -> bytes:
+    packed: bytes = pa.Codec("snappy").compress(data, asbytes=True)
+    return packed + zlib.crc32(data).to_bytes(4, "big")
+
+
+_AVRO_CODECS: Mapping[str, Callable[[bytes], bytes]] = {
+    "": lambda data: data,
+    "deflate": _deflated,
+    "snappy": _snapped,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "zstandard": lambda data: pa.Codec("zstd").compress(data, asbytes=True),
+}
+_FILES: Mapping[FileFormat, Callable[[IO[bytes], FileSettings], _File]] = {
+    FileFormat.PARQUET: _ParquetFile,
+    FileFormat.AVRO: _AvroFile,
+}
