@@ -43,7 +43,7 @@ def stream(spark: Any) -> RecordStream:
 
 
 def times(found: RecordStream, *columns: str) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in found.records.orderBy("name").select("name", *columns).collect()]
+    return [tuple(row) for row in found.frame.orderBy("name").select("name", *columns).collect()]
 
 
 def test_times_come_from_columns_expressions_and_functions(spark: Any, stream: RecordStream) -> None:
@@ -63,7 +63,7 @@ def test_a_generator_marks_how_far_each_channel_is(stream: RecordStream) -> None
     marked = with_times(stream, WatermarkStrategy.for_generator(Odd).with_timestamp_assigner("at"))
     assert times(marked, C.TIME, C.MARK) == [("a", 5, 5), ("b", 8, 2_000), ("c", 7, 7), ("d", 6, 2_000)]
     plain = with_times(marked, BOUNDED.with_timestamp_assigner("at"))
-    assert C.MARK not in plain.records.columns
+    assert C.MARK not in plain.frame.columns
 
 
 def test_a_record_without_a_time_fails_the_job(spark: Any, stream: RecordStream) -> None:
@@ -90,7 +90,8 @@ def test_a_transform_must_keep_the_times(stream: RecordStream) -> None:
     assert times(chosen, C.TIME)[0] == ("a", 5) and chosen.has_channels and chosen.schema.names == ["name"]
     with pytest.raises(GraphError, match="dropped the event times"):
         transform_records(timed, lambda df: df.coalesce(1).select("name"))
-    assert not transform_records(stream, lambda df: df.select("name")).has_channels
+    assert transform_records(stream, lambda df: df.select("name")).has_channels
+    assert not transform_records(stream, lambda df: df.coalesce(1).select("name")).has_channels
 
 
 def test_what_a_transform_drops_leaves_its_time_if_it_looks_at_each_row(stream: RecordStream) -> None:
@@ -98,7 +99,7 @@ def test_what_a_transform_drops_leaves_its_time_if_it_looks_at_each_row(stream: 
     named = F.when(F.col("at") > 6, F.raise_error(F.lit("it was dropped"))).otherwise(F.col("name"))
     early = transform_records(timed, lambda df: df.where("at < 7").select(named.alias("name"), "at"))
     only_a = transform_records(early, lambda df: df.where("name = 'a'").withColumn("more", F.length("name")))
-    found = only_a.records.orderBy(C.CHANNEL, C.TIME).select(C.CHANNEL, C.SEQUENCE, C.TIME, "name", "more")
+    found = only_a.frame.orderBy(C.CHANNEL, C.TIME).select(C.CHANNEL, C.SEQUENCE, C.TIME, "name", "more")
     left = [(0, None, 8, None, None), (1, None, 6, None, None), (1, None, 7, None, None)]
     assert [tuple(row) for row in found.collect()] == [(0, 0, 5, "a", 1), *left]
     assert early.has_kept_times and only_a.has_kept_times and not only_a.schema["name"].metadata
