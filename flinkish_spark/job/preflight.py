@@ -19,8 +19,8 @@ from flinkish_spark.bridge.session import (
     runs_tasks_itself,
     stateful_parts,
 )
+from flinkish_spark.connectors.delta.rows import has_delta_format
 from flinkish_spark.connectors.delta.sink import DeltaSink, require_delta
-from flinkish_spark.connectors.delta.transactions import has_delta_format
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import EnvironmentFault, GraphError, JobDirError
@@ -133,7 +133,7 @@ def check_before_start(
     _check_can_be_written(settings.job_dir)
     check_spark_version(job_dir, spark.version)
     with span("the session to say what it has"):
-        _check_session(spark, graph, settings)
+        _check_session(spark, graph)
     # Brokers take their time, and so does the plan: these two have nothing to do with each other.
     begun = {
         node.uid: _Begun(partial(_check_source, spark, node, settings, job_dir), settings)
@@ -338,15 +338,9 @@ def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
     return [bases[stream] for stream in sorted(bases)]
 
 
-def _check_session(spark: SparkSession, graph: StreamGraph, settings: JobSettings) -> None:
-    found = probe(spark)
-    parts = (part for node in graph.sinks for _, part in node.sink.parts(node.uid))
-    needs_delta = (
-        any(isinstance(part, DeltaSink) for part in parts)
-        or any(node.source.needs_delta for node in graph.sources)
-        or (settings.manifest is not None and settings.manifest.needs_delta)
-    )
-    if needs_delta:
+def _check_session(spark: SparkSession, graph: StreamGraph) -> None:
+    if any(node.source.needs_delta for node in graph.sources):
+        found = probe(spark)
         require_delta(found.has_delta or has_delta_format(spark), found.version)
 
 

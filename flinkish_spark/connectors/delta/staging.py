@@ -9,17 +9,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
-from flinkish_spark.bridge.shim import TappedRows
+from flinkish_spark.bridge.settings import SETTINGS
+from flinkish_spark.connectors.delta.faults import (
+    FROM_THE_JVM,
+    VIOLATION_MARKER,
+    DeltaConflict,
+    DeltaRefused,
+    DeltaViolated,
+    NotAsFiles,
+    translated,
+)
 from flinkish_spark.connectors.delta.rows import (
-    DeltaHistory,
     DeltaRows,
     aligned_columns,
+    has_delta_format,
+    key_conditions,
+    nullable_within,
     rule_conditions,
     staged_files,
-    write_rows,
 )
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
 from flinkish_spark.connectors.delta.table import (
@@ -40,22 +52,20 @@ from flinkish_spark.connectors.delta.table import (
     mark_in,
     mode_from_json,
     note_of,
+    physical_name,
+    physical_type,
     plan_restore,
     stored_fields,
+    why_by_spark,
+    why_not_as_files,
+    why_not_made,
     why_stricter,
 )
-from flinkish_spark.connectors.delta.transactions import (
-    VIOLATION_MARKER,
-    DeltaConflict,
-    DeltaRefused,
-    DeltaTables,
-    DeltaViolated,
-    NotAsFiles,
-    TableFiles,
-    files_of,
-)
-from flinkish_spark.connectors.partition_values import refusing, refusing_others
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, CountedRows, RowsDifferError
+from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, info_of, metadata_of, seen_by
+from flinkish_spark.connectors.delta.upserts import newest_per_key
+from flinkish_spark.connectors.delta.writer import DELETED, FilesToWrite, StageFiles, stats_columns
+from flinkish_spark.connectors.partition_values import partition_conditions
+from flinkish_spark.connectors.row_count import reports
 from flinkish_spark.contracts.sink import (
     Committer,
     ShownOrder,
@@ -64,14 +74,17 @@ from flinkish_spark.contracts.sink import (
     StageRequest,
     StageResult,
 )
-from flinkish_spark.core.errors import MAKE_DETERMINISTIC, BadRecordError, SchemaError
+from flinkish_spark.core.changelogs import RETRACTIONS
+from flinkish_spark.core.errors import BadRecordError, SchemaError, raise_translated
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
-from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.json_columns import replace_months
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 #: Below the table, where rows wait for their checkpoint: Delta and its VACUUM pass over folders whose names
@@ -103,133 +116,138 @@ class StagedFolder:
         return cls(int(found[1]), int(found[2]), int(found[3]), int(found[4]), found[5])
 
 
-def folder_of_sink(path: str, app_id: str) -> str:
-    return f"{path.rstrip('/')}/{FOLDER}/{app_id}"
-
-
-class StagingTools:
-    def __init__(
-        self, native: DeltaTables | None, rows: DeltaRows, files: TableFiles, *, has_shim: bool
-    ) -> None:
-        self.native, self.rows, self.files, self.has_shim = native, rows, files, has_shim
-
-
 class DeltaStaging(SinkWriter):
-    """Stages micro-batches of one Delta sink, for one start of the query."""
+    """Stages micro-batches of one Delta sink, for one start of the query: one file per task and partition."""
 
-    passes = 2
-
-    def __init__(self, sink: DeltaSinkSettings, context: SinkContext, tools: StagingTools) -> None:
-        self._sink, self._context, self._tools = sink, context, tools
-        self._known: TableInfo | None = None
+    def __init__(self, sink: DeltaSinkSettings, context: SinkContext, spark: SparkSession) -> None:
+        self._sink, self._context = sink, context
+        self._tables = DeltaTables(sink.store_options)
+        self._defaults = table_defaults(spark)
 
     def stage(self, request: StageRequest) -> StageResult:
-        tapped = self._tapped(request)
-        fields = [F.col(quoted(n)) for n in request.rows.columns[CONTROL_WIDTH:]]
-        if request.count_records() == 0:
-            # Spark writes an empty file for an empty DataFrame, which no log would ever name.
-            tapped.records.write.format("noop").mode("overwrite").save()
-            return StageResult(tuple(tapped.acks()), (), bytes=0)
-        frame = tapped.records.select(*fields)
+        sink = self._sink
+        fields = T.StructType(
+            [request.rows.schema[n] for n in request.rows.columns if n not in C.SINK_CONTROL]
+        )
         try:
-            staged = self._as_files(frame) or self._as_rows(frame, request)
-        except DeltaViolated as error:
-            raise self._violated(error) from error
+            table = self._tables.open(sink.path)
+            info = None if table is None else info_of(table)
+            if isinstance(sink.mode, OverwritePartitions) and info is not None and not info.partition_by:
+                raise DeltaRefused("it has no partitions any more, and would be overwritten as a whole")
+            stream = fields.jsonValue()["fields"]
+            as_files = not isinstance(sink.mode, Upsert) and not why_staged_as_rows(
+                sink, info, stream, self._defaults
+            )
+            if as_files:
+                metadata = new_metadata(fields, sink, self._defaults) if table is None else metadata_of(table)
+                found, staged = self._as_files(request, fields, metadata, is_new=table is None)
+            else:
+                found, staged = self._as_rows(request, fields, info)
+        except FROM_THE_JVM as error:
+            known = translated(error)
+            if isinstance(known, DeltaViolated):
+                raise self._violated(known) from error
+            raise_translated(known, error)
         except DeltaRefused as error:
             raise self._refused(error) from error
-        acks = tuple(tapped.acks())
-        rows = sum(ack.rows for ack in acks)
-        self._check_rows(request, rows, staged)
+        acks = tuple(TaskAck.from_json(report) for report in found)
+        adds = [add for report in found for add in report["adds"]]
+        if not adds:
+            return StageResult(acks, (), bytes=0)
         payload = {
-            "path": self._sink.path,
-            "mode": self._sink.mode.to_json(),
-            "schema_evolution": self._sink.schema_evolution.value,
-            "partition_by": list(self._sink.partition_by),
-            "options": dict(self._sink.options),
-            "rows": rows,
-            **staged,
+            "path": sink.path,
+            "mode": sink.mode.to_json(),
+            "schema_evolution": sink.schema_evolution.value,
+            "partition_by": list(sink.partition_by),
+            "options": dict(sink.options),
+            "rows": sum(ack.rows for ack in acks),
+            "schema": fields.jsonValue(),
+            **staged(adds),
         }
-        return StageResult(acks, (payload,), bytes=_bytes(staged))
+        return StageResult(acks, (payload,), bytes=sum(int(add["size"]) for add in adds))
 
-    def _as_files(self, frame: DataFrame) -> dict[str, Any] | None:
-        """Stage data files where they will stay; None where that cannot end well, and nothing is written."""
-        sink, native = self._sink, self._tools.native
-        if native is None or isinstance(sink.mode, Upsert):
-            return None
-        stream = json.loads(frame.schema.json())["fields"]
+    def _as_files(
+        self, request: StageRequest, fields: T.StructType, metadata: Mapping[str, Any], *, is_new: bool
+    ) -> tuple[Sequence[Mapping[str, Any]], Any]:
+        """Stage data files where they will stay."""
+        table = TableInfo.from_log({"metaData": metadata})
+        rows, names = _whole(request.rows, fields, table)
+        conditions = [*partition_conditions(rows, table.partition_by)]
+        if not is_new:
+            conditions += rule_conditions(rows, table.rules())
+        columns = [
+            _physical(column, table, name)
+            for column, name in zip(aligned_columns(rows, names, table), names, strict=True)
+        ]
+        checked = _checked(
+            rows, fields.names, columns, [(text, is_kept, F.lit(False)) for text, is_kept in conditions]
+        )
+        wanted = {name.lower() for name in names}
+        target = FilesToWrite(
+            self._tables.files(self._sink.path),
+            "",
+            tuple(
+                {**one, "name": physical_name(one), "type": physical_type(one["type"])}
+                for one in table.fields
+                if str(one["name"]).lower() in wanted
+            ),
+            tuple(map(table.physical_name, table.partition_by)),
+            with_stats=stats_columns(table.fields, table.properties),
+            **_options(self._sink.options),
+        )
+        found = reports(checked, StageFiles(target))
+        return found, lambda adds: {
+            "form": "FILES",
+            "actions": [{"add": add} for add in adds],
+            "metadata": {"metaData": dict(metadata)},
+        }
 
-        def aligned(table: TableInfo | None) -> DataFrame | None:
-            if table is None:
-                return refusing(frame, sink.partition_by, VIOLATION_MARKER)
-            self._require_partitions(table)
-            # New columns get their physical names from the commit that adds them, and numbers are given
-            # out by it: files written before could have others.
-            if table.has_identity or fit(table, stream, sink.schema_evolution).changes:
-                return None
-            kept = refusing(frame, table.partition_by, VIOLATION_MARKER)
-            # Delta checks these, too, and does not say in which record.
-            rules = {"not_null": table.not_null, "lengths": table.lengths}
-            kept = refusing_others(kept, rule_conditions(kept, rules), VIOLATION_MARKER)
-            return kept.select(*aligned_columns(kept, kept.columns, table))
-
-        staged = native.stage(frame, sink.path, sink.partition_by, sink.options, aligned)
-        return None if staged is None else {"form": "FILES", "schema": frame.schema.jsonValue(), **staged}
-
-    def _as_rows(self, frame: DataFrame, request: StageRequest) -> dict[str, Any]:
+    def _as_rows(
+        self, request: StageRequest, fields: T.StructType, table: TableInfo | None
+    ) -> tuple[Sequence[Mapping[str, Any]], Any]:
+        """Stage rows that the commit reads again, below the table's folder."""
         sink, context = self._sink, self._context
-        table = self._table()
-        if table is not None:
-            self._require_partitions(table)
         rules = {} if table is None else table.rules()
-        name = StagedFolder(
+        partition_by = sink.partition_by if table is None else table.partition_by
+        attempt = StagedFolder(
             int(context.owner_epoch),
             int(request.lineage),
             int(request.batch),
             request.block,
             secrets.token_hex(4),
-        ).name
-        folder = f"{folder_of_sink(sink.path, app_id(context.job, context.uid))}/{name}"
-        partition_by = sink.partition_by if table is None else table.partition_by
-        write_rows(frame, folder, int(request.batch), sink.mode, rules, partition_by)
-        sizes = self._tools.files.sizes(folder)
-        return {
+        )
+        folder = f"{FOLDER}/{app_id(context.job, context.uid)}/{attempt.name}"
+        rows = request.rows
+        deletes = _deletes(sink.mode)
+        # Also of a record that deletes: by such a value it would not find its row.
+        always = [*key_conditions(sink.mode), *partition_conditions(rows, partition_by)]
+        checks = [(text, is_kept, F.lit(False)) for text, is_kept in always]
+        checks += [
+            (text, is_kept, deletes)
+            for text, is_kept in rule_conditions(rows.select(*map(F.col, map(quoted, fields.names))), rules)
+        ]
+        kept = {*stored_fields(sink.mode, fields.names)}
+        if isinstance(sink.mode, Upsert) and sink.mode.sequence_by is not None:
+            kept.add(sink.mode.sequence_by)
+        stored = T.StructType([_storable(one) for one in fields if one.name in kept])
+        columns = [
+            F.col(quoted(one.name)).cast(one.dataType).alias(one.name)
+            if one.dataType != fields[one.name].dataType
+            else F.col(quoted(one.name))
+            for one in stored
+        ]
+        checked = _checked(rows, fields.names, columns, checks, deletes, is_kept=True)
+        target = FilesToWrite(self._tables.files(sink.path), folder, ())
+        found = reports(checked, StageFiles(target, int(request.batch)))
+        return found, lambda adds: {
             "form": "ROWS",
-            "folder": folder,
-            "files": dict(sorted(sizes.items())),
-            "schema": frame.schema.jsonValue(),
+            "folder": f"{sink.path.rstrip('/')}/{folder}",
+            "files": {add["path"].rpartition("/")[2]: add["size"] for add in adds},
+            "schema": stored.jsonValue(),
             "rules": rules,
             "table_partitions": list(partition_by),
-            "bytes": sum(sizes.values()),
+            "bytes": sum(add["size"] for add in adds),
         }
-
-    def _require_partitions(self, table: TableInfo) -> None:
-        if isinstance(self._sink.mode, OverwritePartitions) and not table.partition_by:
-            raise DeltaRefused("it has no partitions any more, and would be overwritten as a whole")
-
-    def _table(self) -> TableInfo | None:
-        if self._tools.native is not None:
-            return self._tools.native.info(self._sink.path)
-        # Asking costs more than staging here. A table that changes is noticed before the decision.
-        self._known = self._known or self._tools.rows.info(self._sink.path)
-        return self._known
-
-    def _tapped(self, request: StageRequest) -> TappedRows | CountedRows:
-        if self._tools.has_shim:
-            return TappedRows(request.rows, f"flinkish {self._context.uid} batch {request.batch}")
-        return CountedRows(request.rows)
-
-    def _check_rows(self, request: StageRequest, counted: int, staged: Mapping[str, Any]) -> None:
-        stats = [a["add"].get("stats") for a in staged.get("actions", ()) if "add" in a]
-        if not stats or not all(stats):
-            return
-        written = sum(int(json.loads(text).get("numRecords", 0)) for text in stats)
-        if written != counted:
-            raise RowsDifferError(
-                f"sink '{self._context.uid}' wrote {written} rows of micro-batch {request.batch}, "
-                f"and {counted} were counted",
-                why="the micro-batch was evaluated twice with different results",
-                what_to_do=MAKE_DETERMINISTIC,
-            )
 
     def _violated(self, error: DeltaViolated) -> BadRecordError:
         return BadRecordError(
@@ -249,10 +267,117 @@ class DeltaStaging(SinkWriter):
         )
 
 
-def _bytes(staged: Mapping[str, Any]) -> int:
-    if "bytes" in staged:
-        return int(staged["bytes"])
-    return sum(int(action["add"]["size"]) for action in staged["actions"] if "add" in action)
+def table_defaults(spark: SparkSession) -> dict[str, str]:
+    """Return the properties that the session gives to new tables."""
+    start = "spark.databricks.delta.properties.defaults."
+    settings = SETTINGS.all(spark)
+    return {f"delta.{n.removeprefix(start)}": text for n, text in settings.items() if n.startswith(start)}
+
+
+def new_metadata(
+    fields: T.StructType, sink: DeltaSinkSettings, defaults: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what the log says of a table that the first checkpoint makes."""
+    plain = T.StructType([T.StructField(f.name, f.dataType) for f in nullable_within(fields)])
+    return {
+        "schemaString": plain.json(),
+        "partitionColumns": list(sink.partition_by),
+        "configuration": dict(defaults),
+    }
+
+
+def why_staged_as_rows(
+    sink: DeltaSinkSettings,
+    table: TableInfo | None,
+    stream: Sequence[Mapping[str, Any]],
+    defaults: Mapping[str, str],
+) -> str:
+    """Return why only Delta's own writer can put records into a table; empty if delta-rs can."""
+    if table is None:
+        return why_not_made(defaults)
+    stored = [f for f in stream if f["name"] in stored_fields(sink.mode, [str(f["name"]) for f in stream])]
+    return why_by_spark(table, sink.mode, fit(table, stored, sink.schema_evolution).changes)
+
+
+def _deletes(mode: Any) -> Column:
+    if isinstance(mode, Upsert) and mode.delete_when is not None:
+        return F.coalesce(F.expr(mode.delete_when), F.lit(False))
+    if isinstance(mode, Upsert) and mode.row_kind is not None:
+        return F.col(quoted(mode.row_kind)).isin(*RETRACTIONS)
+    return F.lit(False)
+
+
+def _whole(rows: DataFrame, fields: T.StructType, table: TableInfo) -> tuple[DataFrame, list[str]]:
+    """Return rows with all columns of a table, and which of them files get: others are null by themselves."""
+    given = {name.lower() for name in fields.names}
+    names, more = list(fields.names), []
+    lacking = [one for one in table.fields if str(one["name"]).lower() not in given]
+    computed = {
+        str(one["name"]): F.expr(sql) for one in lacking if (sql := table.generated.get(str(one["name"])))
+    }
+    for one in lacking:
+        if str(one["name"]) not in computed:
+            more.append(F.lit(None).cast(_type(one)).alias(str(one["name"])))
+    rows = rows.select("*", *more) if more else rows
+    if computed:
+        kinds = {str(one["name"]): _type(one) for one in lacking}
+        rows = rows.select("*", *(column.cast(kinds[name]).alias(name) for name, column in computed.items()))
+    return rows, [*names, *computed]
+
+
+def _type(field: Mapping[str, Any]) -> T.DataType:
+    return T.StructField.fromJson({**field, "metadata": {}}).dataType
+
+
+def _storable(field: T.StructField) -> T.StructField:
+    """Return a field as Parquet by pyarrow has it: an interval of months is their number."""
+    return T.StructField(field.name, replace_months(field.dataType, T.IntegerType()), True)
+
+
+def _physical(column: Column, table: TableInfo, name: str) -> Column:
+    """Return a column by the names that it has in files."""
+    one = next(f for f in table.fields if str(f["name"]).lower() == name.lower())
+    if physical_type(one["type"]) != one["type"] and any("physicalName" in json.dumps(f) for f in [one]):
+        column = column.cast(_type({**one, "type": physical_type(one["type"])}))
+    return column.alias(physical_name(one))
+
+
+_MOST_OF_A_ROW = 1_000
+Check = tuple[str, "Column", "Column"]
+
+
+def _checked(
+    rows: DataFrame,
+    shown: Sequence[str],
+    columns: Sequence[Column],
+    checks: Sequence[Check],
+    deletes: Column | None = None,
+    *,
+    is_kept: bool = False,
+) -> DataFrame:
+    """Return control columns and others; a record of which a condition is not true ends the task."""
+    control = [F.col(name) for name in C.SINK_CONTROL]
+    if not checks and not is_kept:
+        return rows.select(*control, *columns)
+    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+    row = F.substring(F.to_json(F.struct(*map(F.col, map(quoted, shown)))), 1, _MOST_OF_A_ROW)
+    flag = F.lit(False) if deletes is None else deletes
+    for name, is_true, exempt in reversed(checks):
+        text = F.concat(F.lit(f"{VIOLATION_MARKER} {name} is violated by the record "), row)
+        broken = is_record & ~exempt & ~F.coalesce(is_true, F.lit(False))
+        # In a column that is handed over, so that no optimizer finds it unneeded.
+        flag = F.when(broken, F.raise_error(text).cast("boolean")).otherwise(flag)
+    return rows.select(*control, *columns, flag.alias(DELETED))
+
+
+def _options(options: Mapping[str, str]) -> dict[str, Any]:
+    given = {name.lower(): text for name, text in options.items()}
+    found: dict[str, Any] = {"compression": given.get("compression", "snappy").lower()}
+    if "maxrecordsperfile" in given:
+        found["max_rows"] = max(0, int(given["maxrecordsperfile"]))
+    if given.get("parquet.writer.version", "").lower() in ("v2", "parquet_2_0"):
+        found["page_version"] = "2.0"
+    return found
 
 
 #: How far back a commit is looked for when only its version is wanted.
@@ -270,43 +395,29 @@ class CommitResult:
 class DeltaCommits:
     """Ends what a Delta sink staged; one per process and sink, used by one thread at a time."""
 
-    def __init__(
-        self, native: DeltaTables | None, rows: DeltaRows, files: TableFiles, history: DeltaHistory
-    ) -> None:
-        self._native, self._rows, self._files, self._history = native, rows, files, history
+    def __init__(self, tables: DeltaTables, spark: SparkSession) -> None:
+        self._tables, self._rows = tables, DeltaRows(spark)
+        self._has_delta, self._defaults = has_delta_format(spark), table_defaults(spark)
         #: By table, the checkpoint that this object has committed last: nobody else's.
         self._own: dict[str, int] = {}
 
-    @classmethod
-    def of(cls, spark: SparkSession, *, native: DeltaTables | None) -> DeltaCommits:
-        return cls(native, DeltaRows(spark), files_of(spark), DeltaHistory(spark))
-
     def info(self, path: str) -> TableInfo | None:
-        return self._rows.info(path) if self._native is None else self._native.info(path)
+        return self._tables.info(path)
 
-    def committed_version(self, path: str, app_id: str) -> int | None:
-        """Return the last checkpoint that `app_id` committed; -1 if none, None if it cannot be known."""
-        if self._native is not None:
-            return self._native.committed_version(path, app_id)
-        is_whole = False
-        for row in self._history.commits(path):
-            found = _mark_of(row, app_id)
-            if found is not None:
-                return int(found.checkpoint)
-            is_whole = int(row["version"]) == 0
-        # A history whose beginning was cleaned away may have had one.
-        return -1 if is_whole or self._history.newest(path) < 0 else None
+    def committed_version(self, path: str, app_id: str) -> int:
+        """Return the last checkpoint that `app_id` committed; -1 if none."""
+        return self._tables.committed_version(path, app_id)
 
     def newest_mark(self, path: str, app_id: str) -> Mark | None:
         version = self.committed_version(path, app_id)
-        return None if version is None or version < 0 else self._mark(path, app_id, version)
+        return None if version < 0 else self._mark(path, app_id, version)
 
     def _mark(self, path: str, app_id: str, version: int) -> Mark:
         found = self._commit_of(path, app_id, version)
         return (None if found is None else _mark_of(found, app_id)) or Mark(CheckpointId(version))
 
     def missing_files(self, staged: Mapping[str, Any]) -> list[str]:
-        return self._files.missing(staged_files(staged))
+        return self._tables.missing(str(staged["path"]), staged_files(staged))
 
     def why_unfit(self, path: str, staged: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
         """Return why the table would refuse staged sets now, by their place; empty if it would take all."""
@@ -325,37 +436,118 @@ class DeltaCommits:
         require_ours: Callable[[Mark], None],
     ) -> CommitResult:
         """Commit several staged sets as one table version, unless `app_id` has committed it."""
-        note, version = checkpoint_note(app_id, mark), int(mark.checkpoint)
+        version = int(mark.checkpoint)
+        table = self._tables.open(path)
+        # Of the version that the commit is tried on: a mark of the same id behind it is a conflict.
+        seen = -1 if table is None else seen_by(table, app_id)
+        if seen >= 0 and seen != self._own.get(path):
+            require_ours(self._mark(path, app_id, seen))
+        if seen >= version:
+            return CommitResult(False, self.version_of(path, app_id, version))
+        marker = Marker(app_id, version, checkpoint_note(app_id, mark))
+        try:
+            self._by_delta_rs(path, table, staged, marker)
+        except NotAsFiles as why:
+            if not self._has_delta:
+                raise DeltaRefused(
+                    f"it needs Delta's own writer, whose JAR this session has not: {why}"
+                ) from why
+            return self._by_spark(
+                path, None if table is None else info_of(table), staged, marker, require_ours
+            )
+        self._own[path] = version
+        return CommitResult(True, self.version_of(path, app_id, version))
 
-        def check(seen: int) -> None:
-            if seen >= 0 and seen != self._own.get(path):
-                require_ours(self._mark(path, app_id, seen))
+    def _by_delta_rs(
+        self, path: str, table: Any, staged: Sequence[Mapping[str, Any]], marker: Marker
+    ) -> None:
+        """Commit; raise NotAsFiles if that is not for delta-rs."""
+        mode = mode_from_json(staged[0]["mode"])
+        info = None if table is None else info_of(table)
+        why = why_not_made(self._defaults) if info is None else why_by_spark(info, mode)
+        if why:
+            raise NotAsFiles(why)
+        if isinstance(mode, Upsert):
+            self._upsert(path, table, info, staged, mode, marker)
+            return
+        if any(one["form"] == "ROWS" for one in staged):
+            raise NotAsFiles("rows were staged for another schema of the table")
+        adds = [action["add"] for one in staged for action in one["actions"] if "add" in action]
+        first = staged[0]["metadata"]
+        if table is None:
+            if any(TableInfo.from_log(one["metadata"]) != TableInfo.from_log(first) for one in staged):
+                raise NotAsFiles("the files were staged for different tables")
+            self._tables.create(path, first["metaData"], adds, marker)
+            return
+        current = {"metaData": metadata_of(table)}
+        for one in staged:
+            names = [str(field["name"]) for field in one["schema"]["fields"]]
+            if why := why_not_as_files(one["metadata"], current, names):
+                raise NotAsFiles(why)
+        if isinstance(mode, OverwritePartitions):
+            self._tables.replace(path, table, adds, marker)
+        else:
+            self._tables.append(path, table, adds, marker)
 
-        if self._native is not None and all(one["form"] != "ROWS" for one in staged):
-            try:
-                done = self._native.commit(path, staged, app_id, version, note, check)
-                if done is not None:
-                    self._own[path] = version
-                    return CommitResult(True, done)
-                return CommitResult(False, self.version_of(path, app_id, version))
-            except NotAsFiles:
-                pass
-        info = self.info(path)
+    def _upsert(
+        self,
+        path: str,
+        table: Any,
+        info: TableInfo | None,
+        staged: Sequence[Mapping[str, Any]],
+        mode: Upsert,
+        marker: Marker,
+    ) -> None:
+        names = {json.dumps(one["schema"]): one["schema"] for one in staged}
+        evolution = SchemaEvolution(staged[0]["schema_evolution"])
+        for schema in names.values():
+            fields = [
+                f
+                for f in schema["fields"]
+                if f["name"] in stored_fields(mode, [g["name"] for g in schema["fields"]])
+            ]
+            if info is not None and (changes := fit(info, fields, evolution).changes):
+                raise NotAsFiles(f"a change of its schema ({changes[0]})")
+        files = self._tables.files(path)
+        rows = newest_per_key(files.read([name for one in staged for name in staged_files(one)]), mode)
+        if table is not None:
+            self._tables.merge(path, table, rows, mode, marker)
+            return
+        schema = T.StructType.fromJson(staged[0]["schema"])
+        kept = T.StructType([schema[name] for name in stored_fields(mode, schema.names)])
+        metadata = {
+            **new_metadata(kept, DeltaSinkSettings(path), self._defaults),
+            "partitionColumns": list(staged[0]["partition_by"]),
+        }
+        made = TableInfo.from_log({"metaData": metadata})
+        target = FilesToWrite(
+            files, "", made.fields, made.partition_by, with_stats=stats_columns(made.fields, made.properties)
+        )
+        there = rows.filter(pc.invert(rows.column(DELETED))).select(kept.names)
+        self._tables.create(path, metadata, target.write(there.to_batches(), 0), marker)
+
+    def _by_spark(
+        self,
+        path: str,
+        info: TableInfo | None,
+        staged: Sequence[Mapping[str, Any]],
+        marker: Marker,
+        require_ours: Callable[[Mark], None],
+    ) -> CommitResult:
         why = "" if info is None else _why_other_partitions(info, staged)
         if why:
             raise DeltaRefused(why)
-        check(self.committed_version(path, app_id) or -1)
         # Delta does not say whether it skipped a write; whose note is in the history does.
-        mine = f"{note} {secrets.token_hex(4)}"
-        self._rows.commit(path, staged, app_id, version, mine, info)
-        found = self._commit_of(path, app_id, version)
+        mine = f"{marker.note} {secrets.token_hex(4)}"
+        self._rows.commit(path, staged, marker.app_id, marker.version, mine, info)
+        found = self._commit_of(path, marker.app_id, marker.version)
         if found is None:
             return CommitResult(False, None)
         is_new = found["userMetadata"] == mine
         if is_new:
-            self._own[path] = version
+            self._own[path] = marker.version
         else:
-            require_ours(self._mark(path, app_id, version))
+            require_ours(self._mark(path, marker.app_id, marker.version))
         return CommitResult(is_new, int(found["version"]))
 
     def interrupt(self) -> None:
@@ -366,26 +558,59 @@ class DeltaCommits:
         return None if found is None else int(found["version"])
 
     def _commit_of(self, path: str, app_id: str, version: int) -> Mapping[str, Any] | None:
-        for row in self._recent(path):
-            found = _mark_of(row, app_id)
-            if found is not None and int(found.checkpoint) == version:
-                return row
+        # Most often it is the newest.
+        for limit in (1, _RECENT):
+            for row in self._tables.commits(path, limit):
+                found = _mark_of(row, app_id)
+                if found is not None and int(found.checkpoint) == version:
+                    return row
         return None
 
-    def _recent(self, path: str) -> Iterator[Mapping[str, Any]]:
-        read: list[int] = []
-        if self._native is not None:
-            for row in self._native.recent(path, _RECENT):
-                yield row
-                read.append(int(row["version"]))
-        if len(read) < _RECENT and 0 not in read:
-            yield from self._history.recent(path, _RECENT)[len(read) :]
-
     def leftovers(self, path: str, app_id: str) -> list[str]:
-        return self._files.folders(folder_of_sink(path, app_id))
+        return self._tables.folders(path, f"{FOLDER}/{app_id}")
 
     def discard(self, path: str, app_id: str, name: str) -> None:
-        self._files.delete(f"{folder_of_sink(path, app_id)}/{name}")
+        self._tables.delete(path, f"{FOLDER}/{app_id}/{name}")
+
+
+class DeltaHistory:
+    """What happened to a table, and how it is set back."""
+
+    def __init__(self, tables: DeltaTables, spark: SparkSession) -> None:
+        self._tables, self._spark = tables, spark
+
+    def commits(self, path: str) -> Iterator[dict[str, Any]]:
+        """Yield the table's commits, newest first; nothing if there is no table."""
+        # In growing pages: whoever stops early has not waited for all of a long history.
+        read, page = 0, _FIRST_PAGE
+        while True:
+            rows = list(self._tables.commits(path, page))
+            yield from rows[read:]
+            if len(rows) < page:
+                return
+            read, page = page, page * 10
+
+    def missing_at(self, path: str, version: int) -> list[str]:
+        """Return files of an older version that the newest no longer has and that are gone."""
+        return self._tables.missing_at(path, version)
+
+    def restore(self, path: str, version: int, note: str) -> None:
+        """Commit a version that holds what `version` held, with `note` in its history."""
+        self._by(path).restore(path, version, note)
+
+    def delete_rows(self, path: str, note: str) -> None:
+        """Commit a version without rows."""
+        self._by(path).delete_rows(path, note)
+
+    def _by(self, path: str) -> DeltaTables | DeltaRows:
+        info = self._tables.info(path)
+        why = "" if info is None else why_by_spark(info, None)
+        if why and not has_delta_format(self._spark):
+            raise DeltaRefused(f"it needs Delta's own writer, whose JAR this session has not: {why}")
+        return DeltaRows(self._spark) if why else self._tables
+
+
+_FIRST_PAGE = 100
 
 
 def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:
@@ -483,13 +708,13 @@ class DeltaCommitter(Committer):
         # This order matters: asked behind the files. Whoever could still commit them would have to find them
         # all, and writes the same marker as a replay, so that only one of the two becomes visible.
         seen = self._commits.committed_version(path, self._app_id)
-        if seen is not None and seen >= version:
+        if seen >= version:
             mark = self._commits.newest_mark(path, self._app_id)
             if mark is not None:
                 self._context.require_ours(mark, CheckpointId(version))
             known = self._commits.version_of(path, self._app_id, version)
             return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=_facts(staged, known))
-        return CommitAnswer(Outcome.LOST, why, is_proven_aborted=is_final and seen is not None)
+        return CommitAnswer(Outcome.LOST, why, is_proven_aborted=is_final)
 
     def interrupt(self) -> None:
         self._commits.interrupt()

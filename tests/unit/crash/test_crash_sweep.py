@@ -16,7 +16,7 @@ import pytest
 
 from demo.orders import expected_totals, generate
 from demo.rig import ROOT
-from flinkish_spark.connectors.delta import transactions as delta
+from flinkish_spark.connectors.delta import rows as delta
 from flinkish_spark.core.errors import StoreError
 from flinkish_spark.core.store import CreateResult, LocalStore
 from tests.crash.sweep import databases, files, hooks
