@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark import CheckpointConfig, DeltaSink
-from flinkish_spark.connectors.delta import staging
+from flinkish_spark.connectors.delta import committing, staging
 from flinkish_spark.contracts.sink import StageRequest
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable
@@ -74,7 +74,8 @@ class DeltaRig:
         if self.way is Way.DELTA_RS:
             yield
             return
-        with patch.multiple(staging, why_by_spark=_unknown, why_not_made=_unknown):
+        unknown = {"why_by_spark": _unknown, "why_not_made": _unknown}
+        with patch.multiple(staging, **unknown), patch.multiple(committing, **unknown):
             yield
 
     def preflight(self, checkpoint: CheckpointConfig | None = None) -> None:

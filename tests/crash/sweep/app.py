@@ -36,8 +36,8 @@ from flinkish_spark import (
 )
 from flinkish_spark.bridge.session import delta_conf
 from flinkish_spark.checkpoint import retention
+from flinkish_spark.connectors.delta.committing import DeltaHistory
 from flinkish_spark.connectors.delta.rows import DeltaRows
-from flinkish_spark.connectors.delta.staging import DeltaHistory
 from flinkish_spark.connectors.delta.tables import DeltaTables
 from tests.crash.sweep import committers, databases, files, gateway, hooks
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place

@@ -261,7 +261,7 @@ def test_what_is_not_stored():
         (lambda: DeltaSink("/t", writer="native"), "writer is 'native'"),
         (lambda: DeltaSink("/t", writer="portable"), "writer is 'portable'"),
         (lambda: DeltaSink("/t", store_options={"aws_region": "x"}), "takes no options"),
-        (lambda: DeltaSink("s3a://b/t", store_options={"aws_secret_access_key": "x"}), "is a secret"),
+        (lambda: DeltaSink("s3a://bucket/t", store_options={"aws_secret_access_key": "x"}), "is a secret"),
         (lambda: DeltaSink("/t", schema_evolution="NONE"), "schema_evolution is 'NONE'"),
         (lambda: DeltaSink("/t", options={"TxnAppId": "x"}), "TxnAppId"),
         (lambda: DeltaSink("/t", options={"mergeSchema": "true"}), "mergeSchema"),
@@ -274,7 +274,7 @@ def test_settings_are_checked_where_they_are_given(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
     assert DeltaSink("/t", writer="python").writer == DeltaSink("/t").writer == "python"
-    assert DeltaSink("s3a://b/t", store_options={"aws_secret_access_key": "env:KEY"}).store_options
+    assert DeltaSink("s3a://bucket/t", store_options={"aws_secret_access_key": "env:KEY"}).store_options
 
 
 def test_names_of_folders_of_staged_rows():
