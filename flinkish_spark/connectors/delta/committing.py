@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,13 @@ from flinkish_spark.connectors.delta.rows import (
     staged_files,
 )
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
-from flinkish_spark.connectors.delta.staging import FOLDER, StagedFolder, new_metadata, table_defaults
+from flinkish_spark.connectors.delta.staging import (
+    FOLDER,
+    StagedFolder,
+    new_metadata,
+    stored_of,
+    table_defaults,
+)
 from flinkish_spark.connectors.delta.table import (
     Append,
     DeleteRows,
@@ -179,15 +184,10 @@ class DeltaCommits:
         mode: Upsert,
         marker: Marker,
     ) -> None:
-        names = {json.dumps(one["schema"]): one["schema"] for one in staged}
         evolution = SchemaEvolution(staged[0]["schema_evolution"])
-        for schema in names.values():
-            fields = [
-                f
-                for f in schema["fields"]
-                if f["name"] in stored_fields(mode, [g["name"] for g in schema["fields"]])
-            ]
-            if info is not None and (changes := fit(info, fields, evolution).changes):
+        for one in staged if info is not None else ():
+            changes = fit(info, stored_of(mode, one["schema"]["fields"]), evolution).changes
+            if changes:
                 raise NotAsFiles(f"a change of its schema ({changes[0]})")
         files = self._tables.files(path)
         rows = newest_per_key(files.read([name for one in staged for name in staged_files(one)]), mode)
@@ -196,14 +196,10 @@ class DeltaCommits:
             return
         schema = T.StructType.fromJson(staged[0]["schema"])
         kept = T.StructType([schema[name] for name in stored_fields(mode, schema.names)])
-        metadata = {
-            **new_metadata(kept, DeltaSinkSettings(path), self._defaults),
-            "partitionColumns": list(staged[0]["partition_by"]),
-        }
+        metadata = new_metadata(kept, staged[0]["partition_by"], self._defaults)
         made = TableInfo.from_log({"metaData": metadata})
-        target = FilesToWrite(
-            files, "", made.fields, made.partition_by, with_stats=stats_columns(made.fields, made.properties)
-        )
+        stats = stats_columns(made.fields, made.properties)
+        target = FilesToWrite(files, partition_by=made.partition_by, with_stats=stats)
         there = rows.filter(pc.invert(rows.column(DELETED))).select(kept.names)
         self._tables.create(path, metadata, target.write(there.to_batches(), 0), marker)
 
@@ -296,9 +292,7 @@ _FIRST_PAGE = 100
 
 def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:
     mode = mode_from_json(staged["mode"])
-    schema = staged["schema"]["fields"]
-    names = stored_fields(mode, [str(f["name"]) for f in schema])
-    stored = [f for f in schema if f["name"] in names]
+    stored = stored_of(mode, staged["schema"]["fields"])
     problems = fit(table, stored, SchemaEvolution(staged["schema_evolution"])).problems
     if problems:
         return problems[0]

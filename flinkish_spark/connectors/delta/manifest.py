@@ -121,8 +121,6 @@ class _DeltaManifestWriter(ManifestWriter):
         made = TableInfo.from_log({"metaData": metadata})
         target = FilesToWrite(
             self._tables.files(self._path),
-            "",
-            made.fields,
             with_stats=stats_columns(made.fields, {} if info is None else info.properties),
         )
         adds = target.write([self._row(record)], 0)

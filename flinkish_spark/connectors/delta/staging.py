@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from flinkish_spark.connectors.delta.table import (
     OverwritePartitions,
     TableInfo,
     Upsert,
+    WriteMode,
     app_id,
     fit,
     physical_name,
@@ -51,7 +51,7 @@ from flinkish_spark.contracts.sink import (
     StageResult,
 )
 from flinkish_spark.core.changelogs import RETRACTIONS
-from flinkish_spark.core.errors import BadRecordError, SchemaError, raise_translated
+from flinkish_spark.core.errors import BadRecordError, FlinkishError, SchemaError, raise_translated
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
@@ -90,6 +90,10 @@ class StagedFolder:
         return cls(int(found[1]), int(found[2]), int(found[3]), int(found[4]), found[5])
 
 
+#: What tasks report, and what makes the stored form of the files in it.
+Staged = tuple[Sequence[Mapping[str, Any]], Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]]
+
+
 class DeltaStaging(SinkWriter):
     """Stages micro-batches of one Delta sink, for one start of the query: one file per task and partition."""
 
@@ -100,27 +104,13 @@ class DeltaStaging(SinkWriter):
 
     def stage(self, request: StageRequest) -> StageResult:
         sink = self._sink
-        fields = T.StructType(
-            [request.rows.schema[n] for n in request.rows.columns if n not in C.SINK_CONTROL]
-        )
+        fields = T.StructType([f for f in request.rows.schema if f.name not in C.SINK_CONTROL])
         try:
-            table = self._tables.open(sink.path)
-            info = None if table is None else info_of(table)
-            if isinstance(sink.mode, OverwritePartitions) and info is not None and not info.partition_by:
-                raise DeltaRefused("it has no partitions any more, and would be overwritten as a whole")
-            stream = fields.jsonValue()["fields"]
-            as_files = not isinstance(sink.mode, Upsert) and not why_staged_as_rows(
-                sink, info, stream, self._defaults
-            )
-            if as_files:
-                metadata = new_metadata(fields, sink, self._defaults) if table is None else metadata_of(table)
-                found, staged = self._as_files(request, fields, metadata, is_new=table is None)
-            else:
-                found, staged = self._as_rows(request, fields, info)
+            found, staged = self._write(request, fields)
         except FROM_THE_JVM as error:
             known = translated(error)
-            if isinstance(known, DeltaViolated):
-                raise self._violated(known) from error
+            if isinstance(known, DeltaRefused):
+                raise self._refused(known) from error
             raise_translated(known, error)
         except DeltaRefused as error:
             raise self._refused(error) from error
@@ -140,9 +130,27 @@ class DeltaStaging(SinkWriter):
         }
         return StageResult(acks, (payload,), bytes=sum(int(add["size"]) for add in adds))
 
+    def _write(self, request: StageRequest, fields: T.StructType) -> Staged:
+        sink = self._sink
+        table = self._tables.open(sink.path)
+        info = None if table is None else info_of(table)
+        stream = fields.jsonValue()["fields"]
+        if info is not None:
+            if isinstance(sink.mode, OverwritePartitions) and not info.partition_by:
+                raise DeltaRefused("it has no partitions any more, and would be overwritten as a whole")
+            problems = fit(info, stored_of(sink.mode, stream), sink.schema_evolution).problems
+            if problems:
+                raise DeltaRefused(problems[0])
+        if isinstance(sink.mode, Upsert) or why_staged_as_rows(sink, info, stream, self._defaults):
+            return self._as_rows(request, fields, info)
+        metadata = (
+            new_metadata(fields, sink.partition_by, self._defaults) if table is None else metadata_of(table)
+        )
+        return self._as_files(request, fields, metadata, is_new=table is None)
+
     def _as_files(
         self, request: StageRequest, fields: T.StructType, metadata: Mapping[str, Any], *, is_new: bool
-    ) -> tuple[Sequence[Mapping[str, Any]], Any]:
+    ) -> Staged:
         """Stage data files where they will stay."""
         table = TableInfo.from_log({"metaData": metadata})
         rows, names = _whole(request.rows, fields, table)
@@ -156,16 +164,9 @@ class DeltaStaging(SinkWriter):
         checked = _checked(
             rows, fields.names, columns, [(text, is_kept, F.lit(False)) for text, is_kept in conditions]
         )
-        wanted = {name.lower() for name in names}
         target = FilesToWrite(
             self._tables.files(self._sink.path),
-            "",
-            tuple(
-                {**one, "name": physical_name(one), "type": physical_type(one["type"])}
-                for one in table.fields
-                if str(one["name"]).lower() in wanted
-            ),
-            tuple(map(table.physical_name, table.partition_by)),
+            partition_by=tuple(map(table.physical_name, table.partition_by)),
             with_stats=stats_columns(table.fields, table.properties),
             **_options(self._sink.options),
         )
@@ -176,9 +177,7 @@ class DeltaStaging(SinkWriter):
             "metadata": {"metaData": dict(metadata)},
         }
 
-    def _as_rows(
-        self, request: StageRequest, fields: T.StructType, table: TableInfo | None
-    ) -> tuple[Sequence[Mapping[str, Any]], Any]:
+    def _as_rows(self, request: StageRequest, fields: T.StructType, table: TableInfo | None) -> Staged:
         """Stage rows that the commit reads again, below the table's folder."""
         sink, context = self._sink, self._context
         rules = {} if table is None else table.rules()
@@ -211,7 +210,7 @@ class DeltaStaging(SinkWriter):
             for one in stored
         ]
         checked = _checked(rows, fields.names, columns, checks, deletes, is_kept=True)
-        target = FilesToWrite(self._tables.files(sink.path), folder, ())
+        target = FilesToWrite(self._tables.files(sink.path), folder)
         found = reports(checked, StageFiles(target, int(request.batch)))
         return found, lambda adds: {
             "form": "ROWS",
@@ -223,21 +222,21 @@ class DeltaStaging(SinkWriter):
             "bytes": sum(add["size"] for add in adds),
         }
 
-    def _violated(self, error: DeltaViolated) -> BadRecordError:
-        return BadRecordError(
-            f"a record of sink '{self._context.uid}' breaks a rule of the Delta table {self._sink.path}",
-            why=" ".join(str(error).split()),
-            what_to_do="correct or filter such records in front of the sink, or change the table; "
-            "the job goes on from its last checkpoint",
-            uid=self._context.uid,
-        )
-
-    def _refused(self, error: DeltaRefused) -> SchemaError:
+    def _refused(self, error: DeltaRefused) -> FlinkishError:
+        uid, path = self._context.uid, self._sink.path
+        if isinstance(error, DeltaViolated):
+            return BadRecordError(
+                f"a record of sink '{uid}' breaks a rule of the Delta table {path}",
+                why=" ".join(str(error).split()),
+                what_to_do="correct or filter such records in front of the sink, or change the table; "
+                "the job goes on from its last checkpoint",
+                uid=uid,
+            )
         return SchemaError(
-            f"the Delta table {self._sink.path} refuses the stream of sink '{self._context.uid}'",
+            f"the Delta table {path} refuses the stream of sink '{uid}'",
             why=str(error).split("\n\n")[0].strip(),
             what_to_do="change the stream's fields, or the table with ALTER TABLE",
-            uid=self._context.uid,
+            uid=uid,
         )
 
 
@@ -249,15 +248,21 @@ def table_defaults(spark: SparkSession) -> dict[str, str]:
 
 
 def new_metadata(
-    fields: T.StructType, sink: DeltaSinkSettings, defaults: Mapping[str, str]
+    fields: T.StructType, partition_by: Sequence[str], defaults: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return what the log says of a table that the first checkpoint makes."""
     plain = T.StructType([T.StructField(f.name, f.dataType) for f in nullable_within(fields)])
     return {
         "schemaString": plain.json(),
-        "partitionColumns": list(sink.partition_by),
+        "partitionColumns": list(partition_by),
         "configuration": dict(defaults),
     }
+
+
+def stored_of(mode: WriteMode, fields: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return those of a stream's fields that the table gets."""
+    kept = stored_fields(mode, [str(one["name"]) for one in fields])
+    return [one for one in fields if one["name"] in kept]
 
 
 def why_staged_as_rows(
@@ -269,11 +274,11 @@ def why_staged_as_rows(
     """Return why only Delta's own writer can put records into a table; empty if delta-rs can."""
     if table is None:
         return why_not_made(defaults)
-    stored = [f for f in stream if f["name"] in stored_fields(sink.mode, [str(f["name"]) for f in stream])]
-    return why_by_spark(table, sink.mode, fit(table, stored, sink.schema_evolution).changes)
+    changes = fit(table, stored_of(sink.mode, stream), sink.schema_evolution).changes
+    return why_by_spark(table, sink.mode, changes)
 
 
-def _deletes(mode: Any) -> Column:
+def _deletes(mode: WriteMode) -> Column:
     if isinstance(mode, Upsert) and mode.delete_when is not None:
         return F.coalesce(F.expr(mode.delete_when), F.lit(False))
     if isinstance(mode, Upsert) and mode.row_kind is not None:
@@ -311,8 +316,10 @@ def _storable(field: T.StructField) -> T.StructField:
 def _physical(column: Column, table: TableInfo, name: str) -> Column:
     """Return a column by the names that it has in files."""
     one = next(f for f in table.fields if str(f["name"]).lower() == name.lower())
-    if physical_type(one["type"]) != one["type"] and any("physicalName" in json.dumps(f) for f in [one]):
-        column = column.cast(_type({**one, "type": physical_type(one["type"])}))
+    kind = physical_type(one["type"])
+    if table.is_mapped and isinstance(kind, dict):
+        # A cast goes by the places of fields.
+        column = column.cast(_type({**one, "type": kind}))
     return column.alias(physical_name(one))
 
 

@@ -260,6 +260,7 @@ _DEFAULT = "CURRENT_DEFAULT"
 _CHARS = "__CHAR_VARCHAR_TYPE_STRING"
 _COLLATIONS = "__COLLATIONS"
 _PHYSICAL = "delta.columnMapping.physicalName"
+_MAPPING = "delta.columnMapping.mode"
 _WIDENING = "delta.enableTypeWidening"
 #: From left to right each holds everything that those before it hold.
 _WHOLE_NUMBERS = ("byte", "short", "integer", "long")
@@ -330,6 +331,11 @@ class TableInfo:
     def physical_name(self, name: str) -> str:
         """Return how the log and its files call a column."""
         return next((physical_name(one) for one in self.fields if one["name"] == name), name)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Say if columns have other names in files than users see."""
+        return self.properties.get(_MAPPING, "none") != "none"
 
     @property
     def has_identity(self) -> bool:
@@ -499,6 +505,8 @@ def why_by_spark(table: TableInfo, mode: WriteMode | None, changes: Sequence[str
     unknown = sorted(table.features - FEATURES_OF_DELTA_RS)
     if unknown:
         return f"the table feature {unknown[0]}"
+    if isinstance(mode, Append | OverwritePartitions) and table.properties.get(_MAPPING) == "id":
+        return "the table feature columnMapping by id, where files are written"
     if not isinstance(mode, Append | Upsert) and "deletionVectors" in table.features:
         return "the table feature deletionVectors, where files with such a vector are removed"
     if isinstance(mode, Upsert) and table.checks:

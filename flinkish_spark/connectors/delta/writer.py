@@ -31,7 +31,6 @@ BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
 _FILE_BYTES, _GROUP_BYTES = 128 * 1024 * 1024, 32 * 1024 * 1024
 #: Of partitions that a task writes at the same time; a further one closes the files of all.
 _MOST_OPEN = 100
-_FIELD_ID = "delta.columnMapping.id"
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,8 @@ class FilesToWrite:
 
     files: TableFiles
     #: Within the table, empty for its own folder: data files stay where they are written.
-    folder: str
-    #: Of the files: as the log has them, which is not how users call them under column mapping.
-    fields: tuple[Mapping[str, Any], ...]
+    folder: str = ""
+    #: By the names that the log has, which under column mapping are not those that users see.
     partition_by: tuple[str, ...] = ()
     compression: str = "snappy"
     max_rows: int = 0
@@ -129,12 +127,10 @@ class _File:
         name = f"part-{task:05d}-{uuid.uuid4()}-c000.{target.compression}.parquet"
         self._path = f"{target.folder}/{name}" if target.folder else name
         self._sink = target.files.output(self._path)
-        stored = {str(one["name"]): one for one in target.fields}
-        self._schema = pa.schema([_with_id(one, stored.get(one.name)) for one in schema])
         codec = {"uncompressed": "none"}.get(target.compression, target.compression)
         self._writer = pq.ParquetWriter(
             self._sink,
-            self._schema,
+            schema,
             compression=codec,
             store_schema=False,
             data_page_version=target.page_version,
@@ -160,7 +156,7 @@ class _File:
         if self._held:
             table = pa.Table.from_batches(self._held)
             self._stats.add(table)
-            self._writer.write_table(pa.Table.from_arrays(table.columns, schema=self._schema))
+            self._writer.write_table(table)
         self._held, self._held_bytes = [], 0
 
     def close(self) -> dict[str, Any]:
@@ -176,36 +172,6 @@ class _File:
             "dataChange": True,
             "stats": self._stats.to_text(),
         }
-
-
-def _with_id(of_rows: pa.Field, stored: Mapping[str, Any] | None) -> pa.Field:
-    """Return a field with the numbers that tables with column mapping find their columns by."""
-    if stored is None:
-        return of_rows
-    number = (stored.get("metadata") or {}).get(_FIELD_ID)
-    kind = _type_with_ids(of_rows.type, stored["type"])
-    return pa.field(
-        of_rows.name,
-        kind,
-        of_rows.nullable,
-        None if number is None else {"PARQUET:field_id": str(number)},
-    )
-
-
-def _type_with_ids(kind: pa.DataType, stored: Any) -> pa.DataType:
-    if not isinstance(stored, Mapping):
-        return kind
-    if stored["type"] == "struct":
-        inner = {str(one["name"]): one for one in stored["fields"]}
-        return pa.struct([_with_id(one, inner.get(one.name)) for one in kind])
-    if stored["type"] == "array":
-        item = kind.value_field
-        return pa.list_(item.with_type(_type_with_ids(item.type, stored["elementType"])))
-    key, value = kind.key_field, kind.item_field
-    return pa.map_(
-        key.with_type(_type_with_ids(key.type, stored["keyType"])),
-        value.with_type(_type_with_ids(value.type, stored["valueType"])),
-    )
 
 
 def _by_partition(

@@ -67,7 +67,7 @@ class Rig:
         self, rows: list[dict[str, Any]], partition_by: tuple[str, ...] = ("p",)
     ) -> list[dict[str, Any]]:
         schema = pa.schema([("id", pa.int64()), ("p", pa.string())])
-        target = FilesToWrite(self.tables.files(self.path), "", (), ("p",), with_stats=("id",))
+        target = FilesToWrite(self.tables.files(self.path), partition_by=("p",), with_stats=("id",))
         return target.write([pa.RecordBatch.from_pylist(rows, schema)], 0)
 
     def create(self, rows: list[dict[str, Any]], at: int = 1) -> None:
@@ -263,7 +263,11 @@ def test_a_path_that_delta_rs_reads_in_another_way_is_refused(tmp_path: Path) ->
 def test_files_of_partitions_of_a_size_with_their_statistics(tmp_path: Path) -> None:
     tables = DeltaTables()
     target = FilesToWrite(
-        tables.files(str(tmp_path)), "", (), ("p", "q"), max_rows=2, with_stats=("id",), compression="zstd"
+        tables.files(str(tmp_path)),
+        partition_by=("p", "q"),
+        max_rows=2,
+        with_stats=("id",),
+        compression="zstd",
     )
     rows = [{"id": n, "p": None if n % 2 else "a\nb", "q": n == 6} for n in range(7)]
     adds = target.write([pa.RecordBatch.from_pylist(rows)], 3)
