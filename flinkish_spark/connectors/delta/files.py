@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store_spec import resolved_options
 
 if TYPE_CHECKING:
@@ -66,8 +67,15 @@ class TableFiles:
 
         tables = []
         for name in names:
-            with self._system().open_input_file(name) as file:
-                tables.append(pq.ParquetFile(file).read())
+            try:
+                with self._system().open_input_file(name) as file:
+                    tables.append(pq.ParquetFile(file).read())
+            except pa.ArrowInvalid as error:
+                raise CorruptObjectError(
+                    f"the staged file {name} of the Delta table {self.path} cannot be read",
+                    why=str(error),
+                    what_to_do="put it back from a copy, or rewind the job to the checkpoint before",
+                ) from error
         return pa.concat_tables(tables, promote_options="permissive")
 
     def missing(self, sizes: Mapping[str, int]) -> list[str]:

@@ -207,7 +207,7 @@ def test_a_staged_file_that_is_gone_is_proven_lost(spark, tmp_path, way, mode) -
     lost = rig.other().commit(3, staged)
     assert lost.outcome is Outcome.LOST and lost.is_proven_aborted and victim.name in lost.detail
     # A part of a file is no file.
-    damage(cut, cut.read_bytes()[:-1])
+    cut.write_bytes(cut.read_bytes()[:-1])
     assert list(rig.committer.why_dead(staged)) == [0, 1]
     lost = rig.commit(3, staged[:1])
     assert lost.outcome is Outcome.LOST and lost.is_proven_aborted and cut.name in lost.detail
@@ -220,18 +220,13 @@ def file_of(committable, folder):
     return next(p for p in folder.rglob("*.parquet") if p.name in str(committable.payload))
 
 
-def damage(file, content) -> None:
-    """Without the checksum beside it, which only local file systems have."""
-    file.write_bytes(content)
-    file.with_name(f".{file.name}.crc").unlink()
-
-
-def test_a_damaged_file_is_never_passed_over(spark, tmp_path) -> None:
+@pytest.mark.parametrize("way", [Way.DELTA_RS, pytest.param(Way.SPARK, marks=pytest.mark.nightly)])
+def test_a_damaged_file_is_never_passed_over(spark, tmp_path, way) -> None:
     """Whatever the session is set to do with files that it cannot read."""
-    rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_ID)
+    rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_ID, way=way)
     staged = rig.stage(0, [(1, "a", "x")]) + rig.stage(1, [(2, "b", "x")])
     file = file_of(staged[1], tmp_path)
-    damage(file, bytes(file.stat().st_size))
+    file.write_bytes(bytes(file.stat().st_size))
     spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
     try:
         with pytest.raises(Exception, match=r"Parquet|footer|corrupt"):
