@@ -150,7 +150,11 @@ class DeltaCommits:
         """Commit; raise NotAsFiles if that is not for delta-rs."""
         mode = mode_from_json(staged[0]["mode"])
         info = None if table is None else info_of(table)
-        why = why_not_made(self._defaults) if info is None else why_by_spark(info, mode)
+        if info is None:
+            fields = tuple(stored_of(mode, staged[0]["schema"]["fields"]))
+            why = why_not_made(TableInfo(fields, tuple(staged[0]["partition_by"]), self._defaults), mode)
+        else:
+            why = why_by_spark(info, mode)
         if why:
             raise NotAsFiles(why)
         if isinstance(mode, Upsert):

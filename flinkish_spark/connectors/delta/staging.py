@@ -273,7 +273,8 @@ def why_staged_as_rows(
 ) -> str:
     """Return why only Delta's own writer can put records into a table; empty if delta-rs can."""
     if table is None:
-        return why_not_made(defaults)
+        made = TableInfo(tuple(stored_of(sink.mode, stream)), tuple(sink.partition_by), defaults)
+        return why_not_made(made, sink.mode)
     changes = fit(table, stored_of(sink.mode, stream), sink.schema_evolution).changes
     return why_by_spark(table, sink.mode, changes)
 

@@ -509,6 +509,10 @@ def why_by_spark(table: TableInfo, mode: WriteMode | None, changes: Sequence[str
         return "the table feature columnMapping by id, where files are written"
     if not isinstance(mode, Append | Upsert) and "deletionVectors" in table.features:
         return "the table feature deletionVectors, where files with such a vector are removed"
+    decimals = [f for f in table.fields if f["name"] in table.partition_by and "decimal" in f["type"]]
+    if isinstance(mode, Upsert) and decimals:
+        # It writes -1.5 as "-1.-5".
+        return f"partitions by a DECIMAL, as {decimals[0]['name']} is, where rows are merged"
     if isinstance(mode, Upsert) and table.checks:
         return "the table feature checkConstraints, where rows are merged"
     if isinstance(mode, Upsert) and table.generated:
@@ -568,10 +572,25 @@ _MADE_BY_DELTA_RS = frozenset(
 )
 
 
-def why_not_made(properties: Json) -> str:
-    """Return which property that new tables get only Delta's own writer knows; empty for none."""
-    unknown = sorted(properties.keys() - _MADE_BY_DELTA_RS)
-    return f"the property {unknown[0]} of new tables" if unknown else ""
+def why_not_made(table: TableInfo, mode: WriteMode) -> str:
+    """Return what of a table that is to be made only Delta's own writer does; empty for nothing."""
+    unknown = sorted(table.properties.keys() - _MADE_BY_DELTA_RS)
+    if unknown:
+        return f"the property {unknown[0]} of new tables"
+    for one in table.fields:
+        # It makes a table without the feature, and reads it no more.
+        if _has_in_map(one["type"], "timestamp_ntz"):
+            return f"the table feature timestampNtz of a new table, in a MAP as in the column {one['name']}"
+    return why_by_spark(table, mode)
+
+
+def _has_in_map(kind: Any, wanted: str, *, is_within: bool = False) -> bool:
+    if isinstance(kind, str):
+        return is_within and kind == wanted
+    inner = [one["type"] for one in kind["fields"]] if kind["type"] == "struct" else []
+    inner += [kind[part] for part in ("elementType", "keyType", "valueType") if part in kind]
+    is_within = is_within or kind["type"] == "map"
+    return any(_has_in_map(one, wanted, is_within=is_within) for one in inner)
 
 
 def why_not_as_files(staged: Json, current: Json, fields: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from flinkish_spark.connectors.delta.table import (
     Upsert,
     why_by_spark,
     why_no_table,
+    why_not_made,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, features_of, info_of, seen_by
 from flinkish_spark.connectors.delta.upserts import newest_per_key
@@ -382,6 +383,36 @@ def test_what_delta_rs_does_not_know_is_said_by_its_name(tmp_path: Path) -> None
     checked = {"delta.constraints.c": "a > 0"}
     assert "checkConstraints" in why(BY_ID, **checked) and not why(Append(), **checked)
     assert why(Append(), changes=("n",)) == "a change of its schema (n)"
+
+
+def test_what_delta_rs_would_make_or_write_wrongly_is_not_given_to_it(tmp_path: Path) -> None:
+    """A negative decimal as "-1.-5"; a table with TIMESTAMP_NTZ in a MAP and without its feature."""
+
+    def table(ddl: str, *partition_by: str, **properties: str) -> TableInfo:
+        return TableInfo(tuple(fields_of(ddl).jsonValue()["fields"]), partition_by, properties)
+
+    by_decimal = table("id INT, p DECIMAL(10,2)", "p")
+    assert "partitions by a DECIMAL, as p is" in why_by_spark(by_decimal, BY_ID)
+    assert "partitions by a DECIMAL" in why_not_made(by_decimal, BY_ID)
+    assert not why_by_spark(by_decimal, Append()) and not why_by_spark(by_decimal, OverwritePartitions())
+    deep = table("id INT, m ARRAY<MAP<STRING, STRUCT<a: TIMESTAMP_NTZ>>>")
+    assert "timestampNtz of a new table" in why_not_made(deep, Append()) and not why_by_spark(deep, Append())
+    assert not why_not_made(table("t TIMESTAMP_NTZ, m MAP<STRING, INT>, a ARRAY<TIMESTAMP_NTZ>"), Append())
+    assert "delta.foo of new tables" in why_not_made(table("a INT", **{"delta.foo": "1"}), Append())
+    rig = Rig(tmp_path / "t")
+    fields = fields_of("id INT, p DECIMAL(10,2)")
+    made = {"schemaString": fields.json(), "partitionColumns": ["p"], "configuration": {}}
+    schema = pa.schema([("id", pa.int32()), ("p", pa.decimal128(10, 2))])
+    target = FilesToWrite(rig.tables.files(rig.path), partition_by=("p",))
+
+    def files(*rows: tuple[int, str]) -> list[dict[str, Any]]:
+        found = [{"id": number, "p": Decimal(text)} for number, text in rows]
+        return target.write([pa.RecordBatch.from_pylist(found, schema)], 0)
+
+    rig.tables.create(rig.path, made, files((1, "-1.50"), (2, "0.05")), marker(1))
+    rig.tables.replace(rig.path, rig.open(), files((3, "-1.50")), marker(2))
+    left = pa.table(rig.open().get_add_actions()).column("partition").to_pylist()
+    assert sorted(one["p"] for one in left) == [Decimal("-1.50"), Decimal("0.05")]
 
 
 @pytest.mark.parametrize(
