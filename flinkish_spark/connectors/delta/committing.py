@@ -189,8 +189,9 @@ class DeltaCommits:
         marker: Marker,
     ) -> None:
         evolution = SchemaEvolution(staged[0]["schema_evolution"])
-        for one in staged if info is not None else ():
-            changes = fit(info, stored_of(mode, one["schema"]["fields"]), evolution).changes
+        for one in staged:
+            stored = stored_of(mode, one["schema"]["fields"])
+            changes = () if info is None else fit(info, stored, evolution).changes
             if changes:
                 raise NotAsFiles(f"a change of its schema ({changes[0]})")
         files = self._tables.files(path)
@@ -241,7 +242,7 @@ class DeltaCommits:
     def _commit_of(self, path: str, app_id: str, version: int) -> Mapping[str, Any] | None:
         # Most often it is the newest.
         for limit in (1, _RECENT):
-            for row in self._tables.commits(path, limit):
+            for row in self._tables.history(path, limit):
                 found = _mark_of(row, app_id)
                 if found is not None and int(found.checkpoint) == version:
                     return row
@@ -265,7 +266,7 @@ class DeltaHistory:
         # In growing pages: whoever stops early has not waited for all of a long history.
         read, page = 0, _FIRST_PAGE
         while True:
-            rows = list(self._tables.commits(path, page))
+            rows = list(self._tables.history(path, page))
             yield from rows[read:]
             if len(rows) < page:
                 return

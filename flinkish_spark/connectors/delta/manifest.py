@@ -138,7 +138,7 @@ class _DeltaManifestWriter(ManifestWriter):
         version = self._tables.committed_version(self._path, self._app_id)
         if version < 0:
             return ()
-        for row in self._tables.commits(self._path, _RECENT):
+        for row in self._tables.history(self._path, _RECENT):
             mark = mark_in(str(row["userMetadata"] or ""), self._app_id)
             if mark is not None:
                 return (mark,)

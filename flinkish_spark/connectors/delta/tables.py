@@ -72,7 +72,7 @@ class DeltaTables:
         table = self.open(path)
         return -1 if table is None else seen_by(table, app_id)
 
-    def commits(self, path: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
+    def history(self, path: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the table's commits, newest first; nothing if there is no table."""
         table = self.open(path)
         if table is None:

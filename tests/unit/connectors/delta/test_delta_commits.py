@@ -99,7 +99,7 @@ def test_a_commit_is_one_version_with_its_marker_and_its_note(rig: Rig) -> None:
     assert rig.tables.append(rig.path, rig.open(), rig.files([row(4)]), marker(2)) == 1
     assert rig.tables.committed_version(rig.path, "me") == 2
     assert rig.rows() == [(1, "x"), (2, None), (3, "y/ä %:="), (4, "x")]
-    newest, first = rig.tables.commits(rig.path)
+    newest, first = rig.tables.history(rig.path)
     assert (newest["version"], newest["userMetadata"]) == (1, "note of me 2")
     assert first["userMetadata"] == "note of me 1"
 
@@ -251,7 +251,7 @@ def test_a_table_is_set_back_and_emptied(rig: Rig) -> None:
     rig.tables.restore(rig.path, 0, "back")
     assert [one for one, _ in rig.rows()] == [1, 2]
     rig.tables.delete_rows(rig.path, "empty")
-    assert rig.rows() == [] and next(rig.tables.commits(rig.path, 1))["userMetadata"] == "empty"
+    assert rig.rows() == [] and next(rig.tables.history(rig.path, 1))["userMetadata"] == "empty"
     # Its marker stays: what was committed is not committed again.
     assert rig.tables.committed_version(rig.path, "me") == 2
 
