@@ -23,13 +23,13 @@ from flinkish_spark.bridge.session import (
     SparkProbe,
     asked_of_executors,
     blind_hosts,
+    has_delta_format,
     jvm,
     nearest_folder,
     probe,
     runs_tasks_itself,
 )
 from flinkish_spark.checkpoint.ownership import JobLock
-from flinkish_spark.connectors.delta.rows import has_delta_format
 from flinkish_spark.connectors.delta.sink import DeltaSink
 from flinkish_spark.connectors.kafka.checks import check_topic_retention
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin

@@ -15,11 +15,11 @@ from urllib.parse import unquote, urlparse
 from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
     blind_hosts,
+    has_delta_format,
     probe,
     runs_tasks_itself,
     stateful_parts,
 )
-from flinkish_spark.connectors.delta.rows import has_delta_format
 from flinkish_spark.connectors.delta.sink import DeltaSink, require_delta
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
 from flinkish_spark.core.clock import span

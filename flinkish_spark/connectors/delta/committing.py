@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.session import has_delta_format
 from flinkish_spark.connectors.delta.faults import (
     DeltaConflict,
     DeltaRefused,
@@ -18,7 +19,6 @@ from flinkish_spark.connectors.delta.faults import (
 )
 from flinkish_spark.connectors.delta.rows import (
     DeltaRows,
-    has_delta_format,
     staged_files,
 )
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings

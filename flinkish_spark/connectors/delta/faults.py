@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors.exceptions.base import PySparkException
-from pyspark.errors.exceptions.captured import CapturedException
-
 
 class DeltaRefused(Exception):
     """Delta refused; the message is Delta's own, without the stack."""
@@ -21,8 +17,6 @@ class DeltaConflict(Exception):
     """Another writer was faster; the same call may be repeated."""
 
 
-#: PySpark turns the exceptions that it knows into its own; Delta's refusals are among them.
-FROM_THE_JVM = (Py4JJavaError, CapturedException, PySparkException)
 _CONFLICTS = (
     "ConcurrentTransactionException",
     "MetadataChangedException",
@@ -42,7 +36,7 @@ _MOST_CAUSES = 12
 
 
 def translated(error: Exception) -> Exception:
-    """Return one of the exceptions above for one of :data:`FROM_THE_JVM`, or the same if none fits."""
+    """Return one of the exceptions above for one of the JVM's, or the same if none fits."""
     # The same is what a full disk or a failed task comes to; `raise_translated` raises it.
     causes = list(_causes(error))
     for _, message in causes:

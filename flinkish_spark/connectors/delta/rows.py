@@ -17,10 +17,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.window import Window
 
-from flinkish_spark.bridge.session import jvm
+from flinkish_spark.bridge.session import FROM_THE_JVM
 from flinkish_spark.bridge.settings import SETTINGS, settings_of
 from flinkish_spark.connectors.delta.faults import (
-    FROM_THE_JVM,
     DeltaConflict,
     condition_of,
     translated,
@@ -49,19 +48,6 @@ _CONTROL = (
     T.StructField(DELETED, T.BooleanType()),
 )
 _GLOB = re.compile(r"([{}\[\]*?\\])")
-
-
-def has_delta_format(spark: SparkSession) -> bool:
-    """Say if ``format("delta")`` means something, whoever provides it."""
-    if getattr(spark, "_jvm", None) is None:
-        # Nothing can be looked up; the first question about a table will tell.
-        return True
-    try:
-        sources = jvm(spark).org.apache.spark.sql.execution.datasources.DataSource
-        sources.lookupDataSource("delta", spark._jsparkSession.sessionState().conf())
-    except FROM_THE_JVM:
-        return False
-    return True
 
 
 def key_conditions(mode: WriteMode) -> Iterable[tuple[str, Column]]:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.session import has_delta_format
 from flinkish_spark.connectors.delta.committing import DeltaCommits, DeltaCommitter, DeltaHistory
 from flinkish_spark.connectors.delta.faults import DeltaRefused
-from flinkish_spark.connectors.delta.rows import DeltaRows, has_delta_format, rule_conditions
+from flinkish_spark.connectors.delta.rows import DeltaRows, rule_conditions
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
 from flinkish_spark.connectors.delta.staging import DeltaStaging, table_defaults, why_staged_as_rows
 from flinkish_spark.connectors.delta.table import (

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.session import FROM_THE_JVM
 from flinkish_spark.bridge.settings import SETTINGS
 from flinkish_spark.connectors.delta.faults import (
-    FROM_THE_JVM,
     VIOLATION_MARKER,
     DeltaRefused,
     DeltaViolated,

@@ -9,7 +9,6 @@ import pytest
 
 from flinkish_spark import jars
 from flinkish_spark.bridge import session
-from flinkish_spark.connectors.delta.manifest import DeltaManifest
 from flinkish_spark.connectors.delta.sink import require_delta
 from flinkish_spark.connectors.delta.source import DeltaSource
 from flinkish_spark.core.errors import EnvironmentFault
@@ -146,7 +145,7 @@ def test_a_job_that_needs_delta_is_told_why_there_is_none() -> None:
         require_delta(False, "4.2.1")
 
 
-def test_sources_and_manifests_say_whether_they_need_delta() -> None:
+def test_sources_say_whether_they_need_delta() -> None:
     """The Python reader follows the log by itself, and needs no JAR."""
-    assert DeltaSource("/lake/orders").needs_delta and DeltaManifest("/lake/checkpoints").needs_delta
+    assert DeltaSource("/lake/orders").needs_delta
     assert not DeltaSource("/lake/orders", max_files_per_trigger=1, reader="python").needs_delta
