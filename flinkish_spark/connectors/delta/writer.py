@@ -127,10 +127,12 @@ class _File:
         name = f"part-{task:05d}-{uuid.uuid4()}-c000.{target.compression}.parquet"
         self._path = f"{target.folder}/{name}" if target.folder else name
         self._sink = target.files.output(self._path)
+        # A struct that is null has nulls in it, whatever may be null there: no file says that it may not.
+        self._schema = pa.schema([pa.field(one.name, _nullable(one.type)) for one in schema])
         codec = {"uncompressed": "none"}.get(target.compression, target.compression)
         self._writer = pq.ParquetWriter(
             self._sink,
-            schema,
+            self._schema,
             compression=codec,
             store_schema=False,
             data_page_version=target.page_version,
@@ -156,7 +158,7 @@ class _File:
         if self._held:
             table = pa.Table.from_batches(self._held)
             self._stats.add(table)
-            self._writer.write_table(table)
+            self._writer.write_table(table.cast(self._schema))
         self._held, self._held_bytes = [], 0
 
     def close(self) -> dict[str, Any]:
@@ -172,6 +174,14 @@ class _File:
             "dataChange": True,
             "stats": self._stats.to_text(),
         }
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _nullable(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_nullable(kind.key_type), _nullable(kind.item_type))
+    return pa.list_(_nullable(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def _by_partition(

