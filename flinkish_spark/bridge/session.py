@@ -142,6 +142,16 @@ def has_delta_format(spark: SparkSession) -> bool:
     return True
 
 
+def default_file_system(spark: SparkSession) -> str:
+    """Return what a path without a scheme is below, to Hadoop."""
+    found: str = (
+        jvm(spark)
+        .org.apache.hadoop.fs.FileSystem.getDefaultUri(spark.sparkContext._jsc.hadoopConfiguration())
+        .toString()
+    )
+    return found
+
+
 def has_checkpoint_files(spark: SparkSession) -> bool:
     return getattr(spark, "_jvm", None) is not None and has_class(spark, LOCAL_CHECKPOINT_FILES)
 

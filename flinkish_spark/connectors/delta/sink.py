@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.session import has_delta_format
+from flinkish_spark.bridge.session import default_file_system, has_delta_format
 from flinkish_spark.connectors.delta.committing import DeltaCommits, DeltaCommitter, DeltaHistory
 from flinkish_spark.connectors.delta.faults import DeltaRefused
 from flinkish_spark.connectors.delta.rows import DeltaRows, rule_conditions
@@ -99,6 +99,15 @@ def check_retention(
 
 def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext) -> None:
     _check_columns(sink, context)
+    default = default_file_system(spark) if sink.path.startswith("/") else "file:///"
+    if not default.startswith("file:"):
+        raise ConfigError(
+            f"the path {sink.path} of sink '{context.uid}' has no scheme, and the cluster's default file "
+            f"system is {default}",
+            why="Spark looks for the table there, and the sink on the disks of driver and executors",
+            what_to_do=f"write {default.rstrip('/')}{sink.path}, or file://{sink.path}",
+            uid=context.uid,
+        )
     if isinstance(sink.mode, Upsert):
         _check_upsert(sink.mode, spark, context)
     try:

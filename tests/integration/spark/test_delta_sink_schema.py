@@ -307,6 +307,21 @@ def test_a_table_that_delta_would_not_make_is_refused_before_the_start(spark, tm
         DeltaRig(spark, tmp_path / "t", OLD, mode=Upsert(keys=("id",), delete_when="max(id) > 1")).preflight()
 
 
+def test_a_path_that_spark_looks_for_elsewhere_is_refused_before_the_start(spark, tmp_path) -> None:
+    """Tasks would write to their disks, and Spark would read from HDFS."""
+    rig = DeltaRig(spark, tmp_path / "t", OLD)
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    before = conf.get("fs.defaultFS")
+    conf.set("fs.defaultFS", "hdfs://nobody.invalid:8020")
+    try:
+        with pytest.raises(ConfigError, match="has no scheme") as caught:
+            rig.preflight()
+    finally:
+        conf.set("fs.defaultFS", before)
+    assert f"hdfs://nobody.invalid:8020{tmp_path}/t, or file://{tmp_path}/t" in caught.value.what_to_do
+    rig.preflight()
+
+
 def test_modes_that_a_table_does_not_allow_are_refused_before_the_start(spark, tmp_path) -> None:
     rig = DeltaRig(spark, tmp_path / "t", OLD, mode=OverwritePartitions())
     with pytest.raises(ConfigError, match="would have none"):
