@@ -52,6 +52,7 @@ from flinkish_spark.connectors.delta.table import (
     why_by_spark,
     why_not_as_files,
     why_not_made,
+    why_not_merged,
     why_stricter,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, info_of, metadata_of, seen_by
@@ -188,12 +189,11 @@ class DeltaCommits:
         mode: Upsert,
         marker: Marker,
     ) -> None:
-        evolution = SchemaEvolution(staged[0]["schema_evolution"])
-        for one in staged:
-            stored = stored_of(mode, one["schema"]["fields"])
-            changes = () if info is None else fit(info, stored, evolution).changes
-            if changes:
-                raise NotAsFiles(f"a change of its schema ({changes[0]})")
+        for one in staged if info is not None else ():
+            assert info is not None
+            # New columns, too, are such that differ.
+            if why := why_not_merged(info, stored_of(mode, one["schema"]["fields"])):
+                raise NotAsFiles(why)
         files = self._tables.files(path)
         rows = newest_per_key(files.read([name for one in staged for name in staged_files(one)]), mode)
         if table is not None:

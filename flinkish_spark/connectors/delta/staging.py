@@ -39,6 +39,7 @@ from flinkish_spark.connectors.delta.table import (
     stored_fields,
     why_by_spark,
     why_not_made,
+    why_not_merged,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, info_of, metadata_of
 from flinkish_spark.connectors.delta.writer import DELETED, FilesToWrite, StageFiles, stats_columns
@@ -275,8 +276,9 @@ def why_staged_as_rows(
     if table is None:
         made = TableInfo(tuple(stored_of(sink.mode, stream)), tuple(sink.partition_by), defaults)
         return why_not_made(made, sink.mode)
-    changes = fit(table, stored_of(sink.mode, stream), sink.schema_evolution).changes
-    return why_by_spark(table, sink.mode, changes)
+    stored = stored_of(sink.mode, stream)
+    why = why_by_spark(table, sink.mode, fit(table, stored, sink.schema_evolution).changes)
+    return why or (why_not_merged(table, stored) if isinstance(sink.mode, Upsert) else "")
 
 
 def _deletes(mode: WriteMode) -> Column:

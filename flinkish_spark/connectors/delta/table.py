@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -497,6 +497,10 @@ FEATURES_OF_DELTA_RS = frozenset(
 )
 
 
+#: Of a type within a column, as JSON.
+_NEVER_NULL = re.compile(r'"(nullable|containsNull|valueContainsNull)": false')
+
+
 def why_by_spark(table: TableInfo, mode: WriteMode | None, changes: Sequence[str] = ()) -> str:
     """Return what of a table only Delta's own writer does, as the protocol calls it; empty for nothing.
 
@@ -513,6 +517,9 @@ def why_by_spark(table: TableInfo, mode: WriteMode | None, changes: Sequence[str
     if isinstance(mode, Upsert) and decimals:
         # It writes -1.5 as "-1.-5".
         return f"partitions by a DECIMAL, as {decimals[0]['name']} is, where rows are merged"
+    strict = [f["name"] for f in table.fields if _NEVER_NULL.search(json.dumps(f["type"]))]
+    if isinstance(mode, Upsert) and strict:
+        return f"NOT NULL within the column {strict[0]}, where rows are merged"
     if isinstance(mode, Upsert) and table.checks:
         return "the table feature checkConstraints, where rows are merged"
     if isinstance(mode, Upsert) and table.generated:
@@ -647,11 +654,24 @@ def physical_name(column: Json) -> str:
     return str(column.get("metadata", {}).get(_PHYSICAL, column["name"]))
 
 
-def _shape(kind: Any) -> Any:
+def _shape(kind: Any, name_of: Callable[[Json], str] = physical_name) -> Any:
     """Return what two types must have in common for one to be read as the other."""
     if not isinstance(kind, dict):
         return kind
-    shape = {k: _shape(v) for k, v in kind.items() if k in ("type", "elementType", "keyType", "valueType")}
+    parts = ("elementType", "keyType", "valueType")
+    shape = {"type": kind["type"], **{k: _shape(kind[k], name_of) for k in parts if k in kind}}
     if kind["type"] == "struct":
-        return {"type": "struct", "fields": [(physical_name(f), _shape(f["type"])) for f in kind["fields"]]}
+        shape["fields"] = [(name_of(f), _shape(f["type"], name_of)) for f in kind["fields"]]
     return shape
+
+
+def why_not_merged(table: TableInfo, stream: Sequence[Json]) -> str:
+    """Return why delta-rs cannot merge a stream that fits; empty if it can."""
+
+    def plain(field: Json) -> Any:
+        return _shape(field["type"], lambda one: str(one["name"]))
+
+    # It goes by names as they are written, and converts nothing.
+    have = {str(one["name"]): plain(one) for one in table.fields}
+    other = [str(one["name"]) for one in stream if have.get(str(one["name"])) != plain(one)]
+    return f"a merge of {other[0]}, whose type or whose fields differ from the table's" if other else ""

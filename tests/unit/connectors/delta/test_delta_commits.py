@@ -25,6 +25,7 @@ from flinkish_spark.connectors.delta.table import (
     why_by_spark,
     why_no_table,
     why_not_made,
+    why_not_merged,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, features_of, info_of, seen_by
 from flinkish_spark.connectors.delta.upserts import newest_per_key
@@ -395,6 +396,22 @@ def test_what_delta_rs_would_make_or_write_wrongly_is_not_given_to_it(tmp_path: 
     assert "partitions by a DECIMAL, as p is" in why_by_spark(by_decimal, BY_ID)
     assert "partitions by a DECIMAL" in why_not_made(by_decimal, BY_ID)
     assert not why_by_spark(by_decimal, Append()) and not why_by_spark(by_decimal, OverwritePartitions())
+    strict = table("id INT, s STRUCT<a: INT NOT NULL>")
+    assert "NOT NULL within the column s" in why_by_spark(strict, BY_ID) and not why_by_spark(
+        strict, Append()
+    )
+    have = table("id INT, s STRUCT<a: INT, b: ARRAY<INT>>, n BIGINT")
+    for stream, other in (
+        ("id INT, s STRUCT<a: INT, b: ARRAY<INT>>", ""),
+        ("id INT, n INT", "n"),
+        ("ID INT", "ID"),
+        ("s STRUCT<a: INT>", "s"),
+        ("s STRUCT<a: INT, B: ARRAY<INT>>", "s"),
+        ("s STRUCT<b: ARRAY<INT>, a: INT>", "s"),
+        ("id INT, x INT", "x"),
+    ):
+        why = why_not_merged(have, fields_of(stream).jsonValue()["fields"])
+        assert (f"a merge of {other}, " in why) if other else not why
     deep = table("id INT, m ARRAY<MAP<STRING, STRUCT<a: TIMESTAMP_NTZ>>>")
     assert "timestampNtz of a new table" in why_not_made(deep, Append()) and not why_by_spark(deep, Append())
     assert not why_not_made(table("t TIMESTAMP_NTZ, m MAP<STRING, INT>, a ARRAY<TIMESTAMP_NTZ>"), Append())
