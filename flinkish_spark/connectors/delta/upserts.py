@@ -13,15 +13,19 @@ _PLACE = "_fs_place"
 
 def newest_per_key(rows: pa.Table, mode: Upsert) -> pa.Table:
     """Return one row of each key: the one with the greatest sequence, or the later one in the stream."""
-    order = [*([mode.sequence_by] if mode.sequence_by is not None else []), BATCH, ORDER]
-    # Null is older than everything.
-    places = pc.sort_indices(
-        rows.select(order), sort_keys=[(name, "ascending") for name in order], null_placement="at_start"
-    )
+    order = [rows.column(name) for name in (BATCH, ORDER)]
+    if mode.sequence_by is not None:
+        sequence = rows.column(mode.sequence_by)
+        # Null is older than everything.
+        order = [pc.is_valid(sequence), sequence, *order]
+    keys = [f"o{at}" for at in range(len(order))]
+    places = pc.sort_indices(pa.table(order, names=keys), sort_keys=[(key, "ascending") for key in keys])
     rows = rows.take(places)
     names = [f"k{at}" for at in range(len(mode.keys))]
-    keys = [_as_key(rows.column(key)) for key in mode.keys]
-    table = pa.table([*keys, pa.array(range(rows.num_rows), pa.int64())], names=[*names, _PLACE])
+    table = pa.table(
+        [*(_as_key(rows.column(key)) for key in mode.keys), pa.array(range(rows.num_rows), pa.int64())],
+        names=[*names, _PLACE],
+    )
     last = table.group_by(names, use_threads=False).aggregate([(_PLACE, "max")]).column(f"{_PLACE}_max")
     return rows.take(last)
 
