@@ -22,10 +22,9 @@ def newest_per_key(rows: pa.Table, mode: Upsert) -> pa.Table:
     places = pc.sort_indices(pa.table(order, names=keys), sort_keys=[(key, "ascending") for key in keys])
     rows = rows.take(places)
     names = [f"k{at}" for at in range(len(mode.keys))]
-    table = pa.table(
-        [*(_as_key(rows.column(key)) for key in mode.keys), pa.array(range(rows.num_rows), pa.int64())],
-        names=[*names, _PLACE],
-    )
+    place = pa.array(range(rows.num_rows), pa.int64())
+    own = [_as_key(rows.column(key)) for key in mode.keys]
+    table = pa.table([*own, place], names=[*names, _PLACE])
     last = table.group_by(names, use_threads=False).aggregate([(_PLACE, "max")]).column(f"{_PLACE}_max")
     return rows.take(last)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -215,6 +215,30 @@ def test_the_last_record_of_a_key_counts() -> None:
     assert in_stream.column("v").to_pylist() == ["b"]
     zeros = pa.table({"id": [0.0, -0.0, math.nan, -math.nan], BATCH: [0] * 4, ORDER: [0, 1, 2, 3]})
     assert newest_per_key(zeros, Upsert(("id",))).column(ORDER).to_pylist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.bool_(), [False, True]),
+        (pa.binary(), [b"", b"\xff"]),
+        (pa.string(), ["", "b\0"]),
+        (pa.decimal128(38, 18), [Decimal(-1), Decimal(1)]),
+        (pa.timestamp("us", "UTC"), [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)]),
+        (pa.timestamp("us"), [datetime(1, 1, 1), datetime(9999, 1, 1)]),
+        (pa.date32(), [date(1, 1, 1), date(9999, 1, 1)]),
+        (pa.duration("us"), [timedelta(-1), timedelta(1)]),
+        (pa.float32(), [math.inf, math.nan]),
+        (pa.int8(), [-1, 1]),
+    ],
+)
+def test_keys_and_sequences_of_every_type_are_compared(kind: pa.DataType, values: list[Any]) -> None:
+    least, greatest = values
+    columns = {"k": [least, greatest, least, None], "at": [greatest, least, None, least]}
+    arrays = {name: pa.array(one, kind) for name, one in columns.items()}
+    rows = pa.table({**arrays, BATCH: [0] * 4, ORDER: [0, 1, 2, 3]})
+    found = newest_per_key(rows, Upsert(("k",), sequence_by="at"))
+    assert sorted(found.column(ORDER).to_pylist()) == [0, 1, 3]
 
 
 def test_an_upsert_changes_deletes_and_adds(tmp_path: Path) -> None:
