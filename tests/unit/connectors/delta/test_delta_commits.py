@@ -105,6 +105,14 @@ def test_a_commit_is_one_version_with_its_marker_and_its_note(rig: Rig) -> None:
     assert first["userMetadata"] == "note of me 1"
 
 
+def test_a_table_can_be_made_without_a_row(rig: Rig) -> None:
+    """By an upsert whose records delete."""
+    rig.tables.create(rig.path, metadata(), [], marker(1))
+    assert rig.rows() == [] and rig.tables.committed_version(rig.path, "me") == 1
+    rig.tables.append(rig.path, rig.open(), rig.files([row(1)]), marker(2))
+    assert rig.rows() == [(1, "x")]
+
+
 def test_a_table_that_is_made_twice_is_a_conflict_and_keeps_its_rows(rig: Rig) -> None:
     """delta-rs would put its second try behind the first version, without a look at the marker."""
     rig.create([row(1)])
