@@ -121,6 +121,8 @@ class TableFiles:
 
 def why_no_path(path: str) -> str:
     """Return why delta-rs cannot work below a path; empty if it can."""
+    if "\\" in path:
+        return "its path has a \\, which delta-rs reads as /"
     if unquote(path) != path and not path.startswith("file:"):
         return "its path has a % with two digits behind it, which delta-rs reads as one character"
     return ""
