@@ -250,7 +250,7 @@ def test_keys_and_sequences_of_every_type_are_compared(kind: pa.DataType, values
 
 
 def test_an_upsert_changes_deletes_and_adds(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "a [t] {x} ä #?")
+    rig = Rig(tmp_path / "a {x} ä #?")
     write_deltalake(
         rig.path, upserts(*[(n, 5, "old", 0, 0, False) for n in range(5)]).select(["id", "at", "v"])
     )
