@@ -2,7 +2,6 @@ from .connectors.dead_letters import WithDeadLetters as WithDeadLetters
 from .connectors.delta.manifest import DeltaManifest as DeltaManifest
 from .connectors.delta.sink import DeltaSink as DeltaSink
 from .connectors.delta.table import Append as Append
-from .connectors.delta.table import DeltaWriter as DeltaWriter
 from .connectors.delta.table import OverwritePartitions as OverwritePartitions
 from .connectors.delta.table import SchemaEvolution as SchemaEvolution
 from .connectors.delta.table import Upsert as Upsert

@@ -211,8 +211,8 @@ def run(row: Row, lane: str, lock: str, workers: int) -> dict[str, Any]:
     if lane == "move":
         found = move(row, log, lock)
     else:
-        is_refused = lane == "delta" and not has_delta(row.minor)
-        wanted = NO_DELTA if is_refused else LANES[lane]
+        has_no_jar = lane == "delta" and not has_delta(row.minor)
+        wanted = NO_DELTA if has_no_jar else LANES[lane]
         tests = [f"-n{workers}" if one == WORKERS else one for one in wanted]
         command = [str(row.interpreter), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
         with log.open("w", encoding="utf-8") as out:
@@ -220,8 +220,8 @@ def run(row: Row, lane: str, lock: str, workers: int) -> dict[str, Any]:
                 [*locked(lock), *command], cwd=ROOT, env=environment(row), stdout=out, stderr=out, check=False
             )
         found = counted(log.read_text(encoding="utf-8"))
-        if is_refused:
-            found["says"] = "no JAR is served; refused"
+        if has_no_jar:
+            found["says"] = "no JAR is served; what needs none"
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     return {**found, "on": today}
 

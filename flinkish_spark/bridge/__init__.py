@@ -1,5 +1,4 @@
 """The package that touches py4j and Spark's internals.
 
-Everything else asks these functions; what they find missing becomes one clear error here. Delta's internals
-are opened up in :mod:`flinkish_spark.connectors.delta.transactions`.
+Everything else asks these functions; what they find missing becomes one clear error here.
 """

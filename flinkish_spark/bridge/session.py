@@ -20,6 +20,8 @@ from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
@@ -53,6 +55,10 @@ WITHOUT_JVM = (
     "use a classic session for jobs: spark-submit, or a notebook with dedicated compute; "
     'format("flinkish-kafka") works here, as source and as sink'
 )
+
+
+#: PySpark turns the exceptions that it knows into its own; Delta's refusals are among them.
+FROM_THE_JVM = (Py4JJavaError, CapturedException, PySparkException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,29 @@ def has_shim(spark: SparkSession) -> bool:
 
 def has_kafka_source(spark: SparkSession) -> bool:
     return has_class(spark, "org.apache.spark.sql.kafka010.KafkaSourceProvider")
+
+
+def has_delta_format(spark: SparkSession) -> bool:
+    """Say if ``format("delta")`` means something, whoever provides it."""
+    if getattr(spark, "_jvm", None) is None:
+        # Nothing can be looked up; the first question about a table will tell.
+        return True
+    try:
+        sources = jvm(spark).org.apache.spark.sql.execution.datasources.DataSource
+        sources.lookupDataSource("delta", spark._jsparkSession.sessionState().conf())
+    except FROM_THE_JVM:
+        return False
+    return True
+
+
+def default_file_system(spark: SparkSession) -> str:
+    """Return what a path without a scheme is below, to Hadoop."""
+    found: str = (
+        jvm(spark)
+        .org.apache.hadoop.fs.FileSystem.getDefaultUri(spark.sparkContext._jsc.hadoopConfiguration())
+        .toString()
+    )
+    return found
 
 
 def has_checkpoint_files(spark: SparkSession) -> bool:

@@ -56,11 +56,6 @@ class ManifestWriter(ABC):
 class Manifest(ABC):
     """What a user gives to the environment: settings only, usable for several starts."""
 
-    @property
-    def needs_delta(self) -> bool:
-        """Whether it writes through Delta Lake in Spark."""
-        return False
-
     @abstractmethod
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
         """Refuse what cannot work, with one clear error, before anything starts; nothing is written."""

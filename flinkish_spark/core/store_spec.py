@@ -125,8 +125,7 @@ class StoreSpec:
 
     def resolved(self) -> dict[str, str]:
         """Return the options with the values of the environment variables that they name: with secrets."""
-        named = {name: _BY_NAME.fullmatch(text) for name, text in self.options}
-        return {name: _secret(name, by) if (by := named[name]) else text for name, text in self.options}
+        return resolved_options(self.options)
 
     def below(self, key: str) -> StoreSpec:
         if self.is_local:
@@ -135,6 +134,12 @@ class StoreSpec:
 
     def above(self, levels: int) -> StoreSpec:
         return StoreSpec(self.url.rsplit("/", levels)[0], self.options)
+
+
+def resolved_options(options: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Return options with the values of the environment variables that they name: with secrets."""
+    named = {name: _BY_NAME.fullmatch(text) for name, text in options}
+    return {name: _secret(name, by) if (by := named[name]) else text for name, text in options}
 
 
 @dataclass(frozen=True, slots=True)

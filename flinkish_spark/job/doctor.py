@@ -23,6 +23,7 @@ from flinkish_spark.bridge.session import (
     SparkProbe,
     asked_of_executors,
     blind_hosts,
+    has_delta_format,
     jvm,
     nearest_folder,
     probe,
@@ -30,7 +31,6 @@ from flinkish_spark.bridge.session import (
 )
 from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.connectors.delta.sink import DeltaSink
-from flinkish_spark.connectors.delta.transactions import has_delta_format
 from flinkish_spark.connectors.kafka.checks import check_topic_retention
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import Isolation

@@ -15,12 +15,10 @@ from urllib.parse import unquote, urlparse
 from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
     blind_hosts,
-    probe,
     runs_tasks_itself,
     stateful_parts,
 )
-from flinkish_spark.connectors.delta.sink import DeltaSink, require_delta
-from flinkish_spark.connectors.delta.transactions import has_delta_format
+from flinkish_spark.connectors.delta.sink import DeltaSink
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import EnvironmentFault, GraphError, JobDirError
@@ -132,8 +130,6 @@ def check_before_start(
     graph.check_complete()
     _check_can_be_written(settings.job_dir)
     check_spark_version(job_dir, spark.version)
-    with span("the session to say what it has"):
-        _check_session(spark, graph, settings)
     # Brokers take their time, and so does the plan: these two have nothing to do with each other.
     begun = {
         node.uid: _Begun(partial(_check_source, spark, node, settings, job_dir), settings)
@@ -336,16 +332,6 @@ def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
         for stream, uids in zip(sink.streams, ends, strict=True):
             bases.setdefault(stream, "+".join(dict.fromkeys(uids)))
     return [bases[stream] for stream in sorted(bases)]
-
-
-def _check_session(spark: SparkSession, graph: StreamGraph, settings: JobSettings) -> None:
-    found = probe(spark)
-    parts = (part for node in graph.sinks for _, part in node.sink.parts(node.uid))
-    needs_delta = any(isinstance(part, DeltaSink) for part in parts) or (
-        settings.manifest is not None and settings.manifest.needs_delta
-    )
-    if needs_delta:
-        require_delta(found.has_delta or has_delta_format(spark), found.version)
 
 
 def _check_seen(

@@ -14,8 +14,8 @@ from flinkish_spark.checkpoint.ownership import BeatLease, Ownership
 from flinkish_spark.checkpoint.retention import CheckpointPins, fence_in_bucket
 from flinkish_spark.checkpoint.spark_log import BucketLog, SparkLog
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
+from flinkish_spark.connectors.delta.committing import DeltaCommitter
 from flinkish_spark.connectors.delta.sink import DeltaSink
-from flinkish_spark.connectors.delta.staging import DeltaCommitter
 from flinkish_spark.connectors.kafka.writer import KafkaCommitter
 from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext, StageResult

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from flinkish_spark.connectors.delta.staging import CommitResult
+from flinkish_spark.connectors.delta.committing import CommitResult
+from flinkish_spark.connectors.delta.faults import DeltaConflict
 from flinkish_spark.connectors.delta.table import Append, checkpoint_note, mark_in
-from flinkish_spark.connectors.delta.transactions import DeltaConflict
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.transactions import (
     Evidence,
@@ -184,7 +184,7 @@ class SimMarks:
 
 
 class SimDeltaCommits:
-    """In the place of :class:`~flinkish_spark.connectors.delta.staging.DeltaCommits`."""
+    """In the place of :class:`~flinkish_spark.connectors.delta.committing.DeltaCommits`."""
 
     def __init__(self, world: World, call: SinkCall, table: Table) -> None:
         self._world, self._call, self._table = world, call, table
@@ -260,7 +260,7 @@ class SimDeltaCommits:
 
 
 class SimDeltaHistory:
-    """In the place of :class:`~flinkish_spark.connectors.delta.rows.DeltaHistory`."""
+    """In the place of :class:`~flinkish_spark.connectors.delta.committing.DeltaHistory`."""
 
     def __init__(self, world: World, call: SinkCall, table: Table) -> None:
         self._world, self._call, self._table = world, call, table

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark import CheckpointConfig, DeltaSink
+from flinkish_spark.connectors.delta import committing, staging
 from flinkish_spark.contracts.sink import StageRequest
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable
@@ -21,6 +25,17 @@ from tests.support.sinks import sink_context_of
 
 JOB = JobUuid("d" * 32)
 UID = "table"
+
+
+class Way(enum.Enum):
+    """Who commits: delta-rs, or Spark's Delta as for a table with a feature that delta-rs does not know."""
+
+    DELTA_RS = enum.auto()
+    SPARK = enum.auto()
+
+
+def _unknown(*given: Any) -> str:
+    return "the table feature of a test"
 
 
 class DeltaRig:
@@ -34,7 +49,17 @@ class DeltaRig:
         Of the sink.
     """
 
-    def __init__(self, spark: Any, table: Path, schema: str, *, epoch: int = 1, **settings: Any) -> None:
+    def __init__(
+        self,
+        spark: Any,
+        table: Path,
+        schema: str,
+        *,
+        epoch: int = 1,
+        way: Way = Way.DELTA_RS,
+        **settings: Any,
+    ) -> None:
+        self.way = way
         self.spark, self.table, self.schema = spark, table, schema
         self.sink = DeltaSink(str(table), **settings)
         fields = T.DataType.fromDDL(schema)
@@ -44,11 +69,21 @@ class DeltaRig:
         self.committer = self.sink.create_committer(spark, self.context)
         self._blocks = itertools.count()
 
+    @contextmanager
+    def its_way(self) -> Iterator[None]:
+        if self.way is Way.DELTA_RS:
+            yield
+            return
+        unknown = {"why_by_spark": _unknown, "why_not_made": _unknown}
+        with patch.multiple(staging, **unknown), patch.multiple(committing, **unknown):
+            yield
+
     def preflight(self, checkpoint: CheckpointConfig | None = None) -> None:
         context = self.context
         if checkpoint is not None:
             context = sink_context_of(JOB, context.owner_epoch, UID, context.schema, checkpoint)
-        self.sink.preflight(self.spark, context)
+        with self.its_way():
+            self.sink.preflight(self.spark, context)
 
     def stage(self, batch: int, rows: Sequence[tuple[Any, ...]]) -> list[Committable]:
         """Stage rows, whose order is their order in the stream."""
@@ -68,14 +103,16 @@ class DeltaRig:
         request = StageRequest(
             rows, Lineage(0), BatchId(batch), next(self._blocks), CheckpointId(1), lambda: count
         )
-        result = self.writer.stage(request)
+        with self.its_way():
+            result = self.writer.stage(request)
         assert sum(ack.rows for ack in result.tasks) == count
         return [Committable(UID, payload) for payload in result.payloads]
 
     def commit(self, checkpoint: int, committables: Sequence[Committable]) -> CommitAnswer:
         """Commit through the stored form, as another process would."""
         stored = [Committable.from_json(c.to_json()) for c in committables]
-        answers = self.committer.commit(CheckpointId(checkpoint), stored)
+        with self.its_way():
+            answers = self.committer.commit(CheckpointId(checkpoint), stored)
         assert len(answers) == len(committables) and len(set(map(id, answers))) == 1
         return answers[0]
 
@@ -86,8 +123,9 @@ class DeltaRig:
 
     def other(self, **settings: Any) -> DeltaRig:
         """The same sink in another process, perhaps under other settings."""
-        own = {name: getattr(self.sink, name) for name in ("partition_by", "options", "mode", "writer")}
+        own = {name: getattr(self.sink, name) for name in ("partition_by", "options", "mode")}
         own["schema_evolution"] = self.sink.schema_evolution
+        own["way"] = self.way
         schema = settings.pop("schema", self.schema)
         return DeltaRig(self.spark, self.table, schema, **{**own, "epoch": 2, **settings})
 

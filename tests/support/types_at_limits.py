@@ -442,7 +442,7 @@ RULES: tuple[Rule, ...] = (
         None,
         _TIME + _INTERVAL,
         "Delta has no times of day nor intervals: refused before the start",
-        refusal="DELTA_UNSUPPORTED_DATA_TYPES",
+        refusal="which Delta has not",
     ),
     Rule(
         ("SQLite", "MariaDB"),

@@ -5,13 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.delta.table import Append, checkpoint_note, mark_in
-from flinkish_spark.connectors.delta.transactions import DeltaConflict, DeltaRefused, DeltaTables
+from flinkish_spark.connectors.delta.faults import DeltaConflict, DeltaRefused
+from flinkish_spark.connectors.delta.table import (
+    Append,
+    SchemaEvolution,
+    TableInfo,
+    checkpoint_note,
+    fit,
+    mark_in,
+    why_by_spark,
+)
+from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, info_of, seen_by
+from flinkish_spark.connectors.delta.writer import FilesToWrite, stats_columns
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
 from flinkish_spark.core.errors import ConfigError, SchemaError
@@ -21,9 +33,10 @@ from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.types.arrow_types import arrow_type
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 #: `facts` is JSON: each kind of sink says what it can.
@@ -68,57 +81,64 @@ class DeltaManifest(Manifest):
                 what_to_do="give an absolute path or a URI",
             )
 
-    @property
-    def needs_delta(self) -> bool:
-        """It is a Delta table."""
-        return True
-
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
         """Refuse a table that has other columns."""
         try:
-            DeltaTables(spark).check_schema(_schema(), self.path, (), {})
+            info = DeltaTables().info(self.path)
+            why = "" if info is None else _why_unfit(info)
         except DeltaRefused as error:
+            why = str(error)
+        if why:
             raise SchemaError(
                 f"the Delta table {self.path} is no manifest",
-                why=str(error).split("\n\n")[0].strip(),
+                why=why,
                 what_to_do="name another path; the table is made with the first checkpoint",
-            ) from error
+            )
 
     def create_writer(self, spark: SparkSession, context: ManifestContext) -> ManifestWriter:
         """Return the writer."""
-        return _DeltaManifestWriter(spark, self.path, context)
+        return _DeltaManifestWriter(self.path, context)
 
 
 class _DeltaManifestWriter(ManifestWriter):
-    def __init__(self, spark: SparkSession, path: str, context: ManifestContext) -> None:
-        self._spark, self._path, self._context = spark, path, context
-        self._tables = DeltaTables(spark)
+    def __init__(self, path: str, context: ManifestContext) -> None:
+        self._path, self._context = path, context
+        self._tables = DeltaTables()
         self._app_id = f"flinkish-manifest-{context.job}"
 
     def write(self, record: ManifestRecord) -> CommitAnswer:
         version, mark = int(record.checkpoint), self._context.timeline.mark_of(record.checkpoint)
-        if self._tables.committed_version(self._path, self._app_id) >= version:
+        table = self._tables.open(self._path)
+        if table is not None and seen_by(table, self._app_id) >= 0:
             self._check(record.checkpoint)
-            return CommitAnswer(Outcome.ALREADY_COMMITTED)
-        row = self._row(record)
-        staged = self._tables.stage(row, self._path, (), {}, lambda table: row)
+            if seen_by(table, self._app_id) >= version:
+                return CommitAnswer(Outcome.ALREADY_COMMITTED)
+        info = None if table is None else info_of(table)
+        if info is not None and (why := _why_unfit(info)):
+            return CommitAnswer(Outcome.RETRY, f"the table {self._path} takes no row now: {why}")
+        schema = _schema()
+        metadata = {"schemaString": schema.json(), "partitionColumns": [], "configuration": {}}
+        made = TableInfo.from_log({"metaData": metadata})
+        target = FilesToWrite(
+            self._tables.files(self._path),
+            with_stats=stats_columns(made.fields, {} if info is None else info.properties),
+        )
+        adds = target.write([self._row(record)], 0)
+        marker = Marker(self._app_id, version, checkpoint_note(self._app_id, mark))
         try:
-            if staged is None:
-                return CommitAnswer(Outcome.RETRY, f"the table {self._path} takes no row now")
-            staged = {"mode": Append().to_json(), "schema": row.schema.jsonValue(), **staged}
-            note = checkpoint_note(self._app_id, mark)
-            done = self._tables.commit(
-                self._path, [staged], self._app_id, version, note, lambda seen: self._check(record.checkpoint)
-            )
+            if table is None:
+                self._tables.create(self._path, metadata, adds, marker)
+            else:
+                self._tables.append(self._path, table, adds, marker)
         except DeltaConflict as error:
             return CommitAnswer(Outcome.RETRY, str(error))
-        return CommitAnswer(Outcome.ALREADY_COMMITTED if done is None else Outcome.COMMITTED)
+        return CommitAnswer(Outcome.COMMITTED)
 
     def newest_marks(self) -> Sequence[Mark]:
         version = self._tables.committed_version(self._path, self._app_id)
         if version < 0:
             return ()
-        for row in self._tables.recent(self._path, _RECENT):
+        for row in self._tables.history(self._path, _RECENT):
             mark = mark_in(str(row["userMetadata"] or ""), self._app_id)
             if mark is not None:
                 return (mark,)
@@ -130,22 +150,36 @@ class _DeltaManifestWriter(ManifestWriter):
             if why:
                 raise another_timeline("the manifest", mark, checkpoint, why)
 
-    def _row(self, record: ManifestRecord) -> DataFrame:
+    def _row(self, record: ManifestRecord) -> pa.RecordBatch:
         context, stored = self._context, record.to_json()
         shares = {
             uid: {**share, "facts": json.dumps(share["facts"])} for uid, share in stored["sinks"].items()
         }
-        head = [str(context.job), context.job_name]
-        counters = [stored[name] for name in _COUNTERS]
-        values = [*head, *counters, record.decided_at_ms, stored["purpose"], shares, dict(record.offsets)]
-        # The time as a number: Python's own would be taken for one of the session's time zone.
-        plain = SCHEMA.replace("decided_at TIMESTAMP", "decided_at BIGINT")
-        row = self._spark.createDataFrame([tuple(values)], plain).coalesce(1)
-        return row.selectExpr(*[_as_it_is(name) for name in row.columns])
+        row = {
+            "job": str(context.job),
+            "job_name": context.job_name,
+            **{name: stored[name] for name in _COUNTERS},
+            "decided_at": datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=record.decided_at_ms),
+            "purpose": stored["purpose"],
+            "sinks": list(shares.items()),
+            "offsets": [(topic, list(places.items())) for topic, places in record.offsets.items()],
+        }
+        fields = pa.schema([pa.field(one.name, arrow_type(one.dataType)) for one in _schema()])
+        return pa.RecordBatch.from_pylist([row], fields)
 
 
-def _as_it_is(name: str) -> str:
-    return f"timestamp_millis({name}) AS {name}" if name == "decided_at" else name
+def _why_unfit(info: TableInfo) -> str:
+    """Return why a table takes no row of a manifest; empty if it does."""
+    problems = fit(info, json.loads(_schema().json())["fields"], SchemaEvolution.NONE).problems
+    if problems:
+        return problems[0]
+    if why := why_by_spark(info, Append()):
+        return f"delta-rs does not know {why}"
+    rules = info.rules()
+    strict = next((kind for kind in rules if rules[kind]), "")
+    if strict or info.partition_by or info.physical_name("job") != "job":
+        return "it has rules, partitions or a mapping of its columns"
+    return ""
 
 
 def _schema() -> T.StructType:

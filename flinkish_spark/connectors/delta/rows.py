@@ -1,14 +1,13 @@
-"""Delta through its public interfaces: appends, overwrites, MERGE, the history of a table.
+"""Delta through its public interfaces, for tables that delta-rs does not know: appends, overwrites, MERGE.
 
-Every commit carries Delta's own marker (`txnAppId`, `txnVersion`), the same that `transactions.py` writes:
+Every commit carries Delta's own marker (`txnAppId`, `txnVersion`), the same that `tables.py` writes:
 Delta skips a write whose marker it has seen.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 from urllib.parse import unquote
@@ -18,7 +17,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.window import Window
 
-from flinkish_spark.bridge.settings import SETTINGS, SHUFFLE_PARTITIONS, settings_of
+from flinkish_spark.bridge.session import FROM_THE_JVM
+from flinkish_spark.bridge.settings import SETTINGS, settings_of
+from flinkish_spark.connectors.delta.faults import (
+    DeltaConflict,
+    condition_of,
+    translated,
+)
 from flinkish_spark.connectors.delta.table import (
     Append,
     OverwritePartitions,
@@ -32,70 +37,20 @@ from flinkish_spark.connectors.delta.table import (
     physical_type,
     stored_fields,
 )
-from flinkish_spark.connectors.delta.transactions import (
-    FROM_THE_JVM,
-    NO_TABLE,
-    VIOLATION_MARKER,
-    DeltaConflict,
-    DeltaRefused,
-    condition_of,
-    escaped,
-    files_of,
-    translated,
-)
-from flinkish_spark.connectors.partition_values import partition_conditions
-from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
+from flinkish_spark.connectors.delta.writer import BATCH, DELETED, ORDER
+from flinkish_spark.core.changelogs import RowKind
 from flinkish_spark.core.errors import raise_translated
 from flinkish_spark.types.ddl import quoted
 
-#: Beside the fields: the micro-batch, the place in it, and whether the row with that key is to go.
-BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
 _CONTROL = (
     T.StructField(BATCH, T.LongType()),
     T.StructField(ORDER, T.LongType()),
     T.StructField(DELETED, T.BooleanType()),
 )
-_MOST_OF_A_ROW = 1_000
+_GLOB = re.compile(r"([{}\[\]*?\\])")
 
 
-def write_rows(
-    frame: DataFrame,
-    folder: str,
-    batch: int,
-    mode: WriteMode,
-    rules: Mapping[str, Any],
-    partition_by: Sequence[str],
-) -> None:
-    """Write a micro-batch's records to a folder, in their order, checked against the table's rules."""
-    deletes = F.lit(False)
-    if isinstance(mode, Upsert) and mode.delete_when is not None:
-        deletes = F.coalesce(F.expr(mode.delete_when), F.lit(False))
-    elif isinstance(mode, Upsert) and mode.row_kind is not None:
-        deletes = F.col(quoted(mode.row_kind)).isin(*RETRACTIONS)
-    row = F.substring(F.to_json(F.struct(*map(F.col, map(quoted, frame.columns)))), 1, _MOST_OF_A_ROW)
-    flag = deletes
-    # Also of a record that deletes: by such a value it would not find its row.
-    always = [*_key_conditions(mode), *partition_conditions(frame, partition_by)]
-    checks = [(name, is_kept, F.lit(False)) for name, is_kept in always]
-    checks += [(name, is_kept, deletes) for name, is_kept in rule_conditions(frame, rules)]
-    for name, is_kept, exempt in reversed(checks):
-        text = F.concat(F.lit(f"{VIOLATION_MARKER} {name} is violated by the record "), row)
-        broken = ~exempt & ~F.coalesce(is_kept, F.lit(False))
-        # In a column that is written, so that no optimizer finds it unneeded.
-        flag = F.when(broken, F.raise_error(text).cast("boolean")).otherwise(flag)
-    marked = frame.select(
-        *map(F.col, map(quoted, frame.columns)),
-        F.lit(batch).cast("long").alias(BATCH),
-        F.monotonically_increasing_id().alias(ORDER),
-        flag.alias(DELETED),
-    )
-    try:
-        marked.write.mode("error").parquet(folder)
-    except FROM_THE_JVM as error:
-        raise_translated(translated(error), error)
-
-
-def _key_conditions(mode: WriteMode) -> Iterable[tuple[str, Column]]:
+def key_conditions(mode: WriteMode) -> Iterable[tuple[str, Column]]:
     if not isinstance(mode, Upsert):
         return
     for key in mode.keys:
@@ -151,7 +106,7 @@ def read_staged(spark: SparkSession, staged: Sequence[Mapping[str, Any]]) -> Dat
         schema = T.StructType.fromJson(schema_text)
         as_rows = [one for one in alike if one["form"] == "ROWS"]
         if as_rows:
-            paths = [escaped(path) for one in as_rows for path in staged_files(one)]
+            paths = [path for one in as_rows for path in _paths(one)]
             frames.append(_strict(spark).schema(T.StructType([*schema.fields, *_CONTROL])).parquet(*paths))
         frames += [_read_files(spark, one, schema) for one in alike if one["form"] != "ROWS"]
     return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
@@ -163,16 +118,18 @@ def _strict(spark: SparkSession) -> DataFrameReader:
 
 
 def staged_files(staged: Mapping[str, Any]) -> dict[str, int]:
-    """Return the full paths of a staged set's files, and their sizes in bytes."""
+    """Return the names of a staged set's files within the table, and their sizes in bytes."""
     if staged["form"] == "ROWS":
-        return {f"{staged['folder']}/{name}": size for name, size in staged["files"].items()}
-    root = str(staged["path"]).rstrip("/")
+        folder = str(staged["folder"]).removeprefix(f"{str(staged['path']).rstrip('/')}/")
+        return {f"{folder}/{name}": size for name, size in staged["files"].items()}
     added = [action["add"] for action in staged["actions"] if "add" in action]
-    named = {unquote(str(add["path"])): int(add["size"]) for add in added}
-    return {
-        path if "://" in path or path.startswith(("/", "file:")) else f"{root}/{path}": size
-        for path, size in named.items()
-    }
+    return {unquote(str(add["path"])): int(add["size"]) for add in added}
+
+
+def _paths(staged: Mapping[str, Any]) -> list[str]:
+    """Return the full paths of a staged set's files, so that Spark takes none for a pattern."""
+    root = str(staged["path"]).rstrip("/")
+    return [_GLOB.sub(r"\\\1", f"{root}/{name}") for name in staged_files(staged)]
 
 
 def _grouped(
@@ -207,7 +164,7 @@ def _read_files(spark: SparkSession, staged: Mapping[str, Any], schema: T.Struct
             **staged,
             "actions": [{"add": a} for a in adds if tuple(sorted(a["partitionValues"].items())) == values],
         }
-        read = _strict(spark).schema(physical).parquet(*[escaped(path) for path in staged_files(alike)])
+        read = _strict(spark).schema(physical).parquet(*_paths(alike))
         columns = [
             _column(one, dict(values), one["name"] in table.partition_by)
             .cast(wanted.dataType)
@@ -305,35 +262,17 @@ def _type(kind: Json) -> T.DataType:
 
 
 _CONF = "spark.databricks.delta."
-#: How many tasks read a table's log: Delta's setting, its default, and the most files for a task.
-_LOG_TASKS, _MOST_LOG_TASKS, _FILES_PER_TASK = f"{_CONF}snapshotPartitions", 50, 100_000
-#: How much of a table, as it lies on disk, a task of a MERGE is to have.
-_MERGE_TASK_BYTES = 16 * 1024 * 1024
 _VIEW = "flinkish_staged"
 #: What EXPLAIN answers where a statement cannot be run.
 _NO_PLAN = "Error occurred during query planning"
 
 
 class DeltaRows:
-    """Tables as every Spark with Delta has them, also without a JVM of its own."""
+    """Tables as every Spark with Delta has them."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._own: SparkSession | None = None
-
-    def info(self, path: str) -> TableInfo | None:
-        try:
-            detail = self._spark.sql(f"DESCRIBE DETAIL {table_name(path)}").collect()[0]
-            if detail.format != "delta":
-                return None
-            schema = json.loads(self._spark.read.format("delta").load(path).schema.json())
-            return TableInfo(
-                tuple(schema["fields"]), tuple(detail.partitionColumns), dict(detail.properties or {})
-            )
-        except FROM_THE_JVM as error:
-            if condition_of(error) in NO_TABLE:
-                return None
-            raise_translated(translated(error), error)
 
     def commit(
         self,
@@ -402,7 +341,6 @@ class DeltaRows:
         marker: Mapping[str, str],
     ) -> None:
         session = self._session()
-        self._fit_tasks(session, path)
         session.conf.set(f"{_CONF}write.txnAppId", marker["txnAppId"])
         session.conf.set(f"{_CONF}write.txnVersion", marker["txnVersion"])
         session.conf.set(f"{_CONF}commitInfo.userMetadata", marker["userMetadata"])
@@ -430,24 +368,21 @@ class DeltaRows:
         by_sequence = mode.sequence_by in names and info.has_column(str(mode.sequence_by))
         return merge_statement(path, mode, names, evolution, by_sequence=by_sequence)
 
-    def _fit_tasks(self, session: SparkSession, path: str) -> None:
-        """Give a MERGE as many tasks as its table is worth; what the user has said of the log's stays."""
-        # By default it gets fifty to read the log and hundreds for rows, for a table of one file, too.
-        # Of those for rows it gets at most as many as the user's session.
-        context = getattr(session, "sparkContext", None)
-        if context is None:
-            # Spark Connect says nothing of its cores.
-            return
-        cores, is_said = context.defaultParallelism, _LOG_TASKS in SETTINGS.all(self._spark)
-        if not is_said:
-            session.conf.set(_LOG_TASKS, str(min(cores, _MOST_LOG_TASKS)))
-        detail = session.sql(f"DESCRIBE DETAIL {table_name(path)}").collect()[0]
-        if not is_said:
-            wanted = max(cores, int(detail.numFiles) // _FILES_PER_TASK)
-            session.conf.set(_LOG_TASKS, str(min(wanted, _MOST_LOG_TASKS)))
-        wanted = max(cores, math.ceil(int(detail.sizeInBytes) / _MERGE_TASK_BYTES))
-        most = int(str(session.conf.get(SHUFFLE_PARTITIONS)))
-        session.conf.set(SHUFFLE_PARTITIONS, str(min(wanted, most)))
+    def restore(self, path: str, version: int, note: str) -> None:
+        """Commit a version that holds what `version` held, with `note` in its history."""
+        self._noted(f"RESTORE TABLE {table_name(path)} TO VERSION AS OF {version}", note)
+
+    def delete_rows(self, path: str, note: str) -> None:
+        self._noted(f"DELETE FROM {table_name(path)}", note)
+
+    def _noted(self, text: str, note: str) -> None:
+        # A session of its own: the note must not get into commits that others make meanwhile.
+        session = self._spark.newSession()
+        session.conf.set(f"{_CONF}commitInfo.userMetadata", note)
+        try:
+            session.sql(text).collect()
+        except FROM_THE_JVM as error:
+            raise_translated(translated(error), error)
 
     def _session(self) -> SparkSession:
         """Return a session of our own: settings of a commit must not get into what others write."""
@@ -509,64 +444,3 @@ def _aligned(
     names = stored_fields(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])
     control = [F.col(DELETED)] if keep_control else []
     return rows.select(*aligned_columns(rows, names, info), *control)
-
-
-_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
-_FIRST_PAGE = 100
-
-
-class DeltaHistory:
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-
-    def commits(self, path: str) -> Iterator[dict[str, Any]]:
-        """Yield the table's commits, newest first; nothing if there is no table."""
-        # In growing pages: whoever stops early has not waited for all of a long history.
-        read, page = 0, _FIRST_PAGE
-        while True:
-            rows = self.recent(path, page)
-            yield from rows[read:]
-            if len(rows) < page:
-                return
-            read, page = page, page * 10
-
-    def recent(self, path: str, limit: int) -> list[dict[str, Any]]:
-        """Return the newest commits, newest first; none if there is no table."""
-        try:
-            return [row.asDict() for row in self._sql(f"DESCRIBE HISTORY {table_name(path)} LIMIT {limit}")]
-        except DeltaRefused as refused:
-            cause = refused.__cause__
-            if isinstance(cause, Exception) and condition_of(cause) in NO_TABLE:
-                return []
-            raise
-
-    def newest(self, path: str) -> int:
-        rows = self.recent(path, 1)
-        return int(rows[0]["version"]) if rows else -1
-
-    def missing_at(self, path: str, version: int) -> list[str]:
-        """Return files of an older version that the newest no longer has and that are gone."""
-        try:
-            reader = self._spark.read.format("delta")
-            older = set(reader.option("versionAsOf", version).load(path).inputFiles())
-            gone = older - set(self._spark.read.format("delta").load(path).inputFiles())
-            return files_of(self._spark).missing(dict.fromkeys(unquote(name) for name in sorted(gone)))
-        except FROM_THE_JVM as error:
-            raise_translated(translated(error), error)
-
-    def restore(self, path: str, version: int, note: str) -> None:
-        """Commit a version that holds what `version` held, with `note` in its history."""
-        self._sql(f"RESTORE TABLE {table_name(path)} TO VERSION AS OF {version}", note)
-
-    def delete_rows(self, path: str, note: str) -> None:
-        self._sql(f"DELETE FROM {table_name(path)}", note)
-
-    def _sql(self, text: str, note: str = "") -> list[Any]:
-        # A session of its own: the note must not get into commits that others make meanwhile.
-        session = self._spark.newSession()
-        if note:
-            session.conf.set(_NOTE, note)
-        try:
-            return session.sql(text).collect()
-        except FROM_THE_JVM as error:
-            raise_translated(translated(error), error)

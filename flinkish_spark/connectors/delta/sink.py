@@ -16,28 +16,28 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.session import probe
-from flinkish_spark.connectors.delta.rows import DeltaHistory, DeltaRows, aligned_columns, rule_conditions
+from flinkish_spark.bridge.session import default_file_system, has_delta_format
+from flinkish_spark.connectors.delta.committing import DeltaCommits, DeltaCommitter, DeltaHistory
+from flinkish_spark.connectors.delta.faults import DeltaRefused
+from flinkish_spark.connectors.delta.rows import DeltaRows, rule_conditions
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
-from flinkish_spark.connectors.delta.staging import DeltaCommits, DeltaCommitter, DeltaStaging, StagingTools
+from flinkish_spark.connectors.delta.staging import DeltaStaging, table_defaults, why_staged_as_rows
 from flinkish_spark.connectors.delta.table import (
     Append,
-    DeltaWriter,
     OverwritePartitions,
-    SchemaEvolution,
     TableInfo,
     Upsert,
     fit,
     stored_fields,
+    why_no_table,
 )
-from flinkish_spark.connectors.delta.transactions import DeltaRefused, DeltaTables, files_of, has_native_delta
+from flinkish_spark.connectors.delta.tables import DeltaTables
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
 from flinkish_spark.jars import how_to_get_delta
 from flinkish_spark.protocol.versions import SparkMinor
-from flinkish_spark.types.ddl import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,33 +97,47 @@ def check_retention(
     )
 
 
-_DEFAULTS = "spark.databricks.delta.properties.defaults."
-
-
-def check_sink(
-    sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext, native: DeltaTables | None
-) -> None:
+def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext) -> None:
     _check_columns(sink, context)
+    default = default_file_system(spark) if sink.path.startswith("/") else "file:///"
+    if not default.startswith("file:"):
+        raise ConfigError(
+            f"the path {sink.path} of sink '{context.uid}' has no scheme, and the cluster's default file "
+            f"system is {default}",
+            why="Spark looks for the table there, and the sink on the disks of driver and executors",
+            what_to_do=f"write {default.rstrip('/')}{sink.path}, or file://{sink.path}",
+            uid=context.uid,
+        )
     if isinstance(sink.mode, Upsert):
         _check_upsert(sink.mode, spark, context)
-    stages_files = native is not None and not isinstance(sink.mode, Upsert)
-    table = DeltaRows(spark).info(sink.path) if native is None else native.info(sink.path)
+    try:
+        table = DeltaTables(sink.store_options).info(sink.path)
+    except DeltaRefused as error:
+        raise _refused(sink, context, str(error)) from error
+    defaults = table_defaults(spark)
+    stream = json.loads(context.schema.json())["fields"]
+    by_spark = why_staged_as_rows(sink, table, stream, defaults)
     _check_partition_types(sink, context, sink.partition_by if table is None else table.partition_by)
     if table is None:
         _check_new(sink, context)
     else:
-        _check_table(sink, spark, context, table, stages_files=stages_files)
-    if stages_files:
-        _ask_delta(sink, spark, context, native, table)
-    elif table is None and has_native_delta(spark):
-        # The commit makes the table. That Delta takes its columns must be known before something is decided.
-        _ask_delta(sink, spark, context, DeltaTables(spark), None)
+        _check_table(sink, context, table)
+    if by_spark and not has_delta_format(spark):
+        why, what_to_do = how_to_get_delta(str(SparkMinor.of(spark.version)))
+        raise EnvironmentFault(
+            f"the Delta table {sink.path} of sink '{context.uid}' needs Delta's own writer, whose JAR this "
+            "session has not",
+            why=f"delta-rs does not know {by_spark}" + (f"; {why}" if why else ""),
+            what_to_do=what_to_do,
+        )
+    stages_rows = bool(by_spark) or isinstance(sink.mode, Upsert)
+    if table is not None and stages_rows:
+        _check_constraints(sink, spark, context, table, by_spark=bool(by_spark))
     properties = {} if table is None else table.properties
-    defaults = {name: spark.conf.get(_DEFAULTS + name, None) for name in (FILES, MARKERS)}
-    known = {name: value for name, value in defaults.items() if value is not None}
-    for name in (FILES, MARKERS) if stages_files else (MARKERS,):
+    for name in (MARKERS,) if stages_rows else (FILES, MARKERS):
         # A table without properties has Delta's defaults, not the session's.
-        check_retention(name, properties, known if table is None else {}, sink.path, context)
+        known = {name: defaults[f"delta.{name}"]} if table is None and f"delta.{name}" in defaults else {}
+        check_retention(name, properties, known, sink.path, context)
 
 
 def _check_columns(sink: DeltaSinkSettings, context: SinkContext) -> None:
@@ -214,15 +228,16 @@ def _check_new(sink: DeltaSinkSettings, context: SinkContext) -> None:
             f"sink '{context.uid}' overwrites partitions of {sink.path}, which would have none",
             what_to_do="give DeltaSink partition_by",
         )
+    # The commit makes the table. That Delta takes its columns must be known before something is decided.
+    stored = stored_fields(sink.mode, context.schema.names)
+    if why := why_no_table([context.schema[name] for name in stored], sink.partition_by):
+        raise _refused(sink, context, why)
 
 
 def _check_table(
     sink: DeltaSinkSettings,
-    spark: SparkSession,
     context: SinkContext,
     table: TableInfo,
-    *,
-    stages_files: bool,
 ) -> None:
     if table.is_append_only and not isinstance(sink.mode, Append):
         raise ConfigError(
@@ -267,12 +282,10 @@ def _check_table(
             raise _refused(
                 sink, context, f"the collation of its column {folding[0]} takes different keys for one"
             )
-    if not stages_files or table.has_identity or sink.schema_evolution is not SchemaEvolution.NONE:
-        _check_constraints(sink, spark, context, table)
 
 
 def _check_constraints(
-    sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext, table: TableInfo
+    sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext, table: TableInfo, *, by_spark: bool
 ) -> None:
     """Refuse rules on columns that the stream lacks: they cannot be checked while rows are staged."""
     empty, given = spark.createDataFrame([], context.schema), {n.lower() for n in context.schema.names}
@@ -290,34 +303,10 @@ def _check_constraints(
     except Exception as error:
         why = f"a rule of it cannot be checked when rows are staged: {str(error).splitlines()[0]}"
         raise _refused(sink, context, why) from error
-    if isinstance(sink.mode, Upsert):
+    if isinstance(sink.mode, Upsert) and by_spark:
         asked = table, context.schema, sink.mode, sink.schema_evolution
         if why := DeltaRows(spark).why_no_merge(sink.path, *asked):
             raise _refused(sink, context, f"Delta has no MERGE for it: {why}")
-
-
-def _ask_delta(
-    sink: DeltaSinkSettings,
-    spark: SparkSession,
-    context: SinkContext,
-    native: DeltaTables | None,
-    table: TableInfo | None,
-) -> None:
-    """Let Delta itself compare the schema, by staging no rows."""
-    if native is None:
-        return
-    stored = map(F.col, map(quoted, stored_fields(sink.mode, context.schema.names)))
-    empty = spark.createDataFrame([], context.schema).select(*stored)
-    options = dict(sink.options)
-    if table is not None:
-        empty = empty.select(*aligned_columns(empty, empty.columns, table))
-        fields = json.loads(context.schema.json())["fields"]
-        if fit(table, fields, sink.schema_evolution).changes:
-            options["mergeSchema"] = "true"
-    try:
-        native.check_schema(empty.schema, sink.path, sink.partition_by, options)
-    except DeltaRefused as error:
-        raise _refused(sink, context, str(error).split("\n\n")[0].strip()) from error
 
 
 def _refused(sink: DeltaSinkSettings, context: SinkContext, why: str) -> SchemaError:
@@ -349,8 +338,10 @@ class DeltaSink(DeltaSinkSettings, Sink):
         What the stream may have that the table does not have yet. The table gets it with the first
         checkpoint that has rows.
     writer
-        `DeltaWriter` or its word: ``"native"`` stages data files by Delta's own transactions,
-        ``"portable"`` needs nothing but Delta's public interfaces, ``"auto"`` takes the first where it can.
+        ``"python"``, the only one: tasks write Parquet by pyarrow, delta-rs commits.
+    store_options
+        Of the table's store, by delta-rs' names, such as ``{"aws_region": "eu-west-1"}``. A secret is given
+        as ``"env:NAME"``: the environment variable that holds it in driver and executors.
 
     Raises
     ------
@@ -371,31 +362,16 @@ class DeltaSink(DeltaSinkSettings, Sink):
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Compare stream and table, mode and retention."""
-        check_sink(self, spark, context, self._native(spark))
+        check_sink(self, spark, context)
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         """Return the staging half."""
-        has_shim = getattr(spark, "_jvm", None) is not None and probe(spark).has_shim
-        tools = StagingTools(self._native(spark), DeltaRows(spark), files_of(spark), has_shim=has_shim)
-        return DeltaStaging(self, context, tools)
+        return DeltaStaging(self, context, spark)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half."""
-        commits = DeltaCommits.of(spark, native=self._native(spark))
-        return DeltaCommitter(self, commits, DeltaHistory(spark), context)
-
-    def _native(self, spark: SparkSession) -> DeltaTables | None:
-        if self.writer is DeltaWriter.PORTABLE:
-            return None
-        if has_native_delta(spark):
-            return DeltaTables(spark)
-        if self.writer is DeltaWriter.NATIVE:
-            raise EnvironmentFault(
-                "this Spark session does not let Delta's transactions be reached",
-                why="it is a Spark Connect session, or its Delta is not the open-source one",
-                what_to_do='give the DeltaSink writer="portable", or leave writer out',
-            )
-        return None
+        tables = DeltaTables(self.store_options)
+        return DeltaCommitter(self, DeltaCommits(tables, spark), DeltaHistory(tables, spark), context)
 
 
 def require_delta(has_delta: bool, version: str) -> None:

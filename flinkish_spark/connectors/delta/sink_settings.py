@@ -8,13 +8,13 @@ from pathlib import PurePosixPath
 
 from flinkish_spark.connectors.delta.table import (
     Append,
-    DeltaWriter,
     OverwritePartitions,
     SchemaEvolution,
     Upsert,
     WriteMode,
 )
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import hold_plain_values, instance_of
 from flinkish_spark.protocol.durations import PathText
 
@@ -33,11 +33,13 @@ class DeltaSinkSettings:
     options: Mapping[str, str] = field(default_factory=dict)
     mode: WriteMode = field(default_factory=Append)
     schema_evolution: SchemaEvolution = SchemaEvolution.NONE
-    writer: str | DeltaWriter = DeltaWriter.AUTO
+    writer: str | None = None
+    store_options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        object.__setattr__(self, "writer", DeltaWriter.of(self.writer))
+        object.__setattr__(self, "writer", _writer(self.writer))
+        check_store_options(self.path, self.store_options)
         instance_of(
             "schema_evolution",
             self.schema_evolution,
@@ -81,3 +83,20 @@ class DeltaSinkSettings:
                     why="a writer would pass over it without a word, or rows would not count as changes",
                     what_to_do=f"use {', '.join(_KNOWN_OPTIONS)}; properties belong into CREATE TABLE",
                 )
+
+
+def _writer(value: object) -> str:
+    if value not in (None, "python"):
+        raise ConfigError(
+            f"writer is {value!r}", why="tasks write files in Python", what_to_do="leave writer out"
+        )
+    return "python"
+
+
+def check_store_options(path: str, options: Mapping[str, str]) -> None:
+    """Raise ConfigError for an option that a table's store has not, or that is a secret in plain text."""
+    if options:
+        # Spark's names of schemes, too, lead to the same stores.
+        for spark, plain in (("s3a://", "s3://"), ("abfs://", "abfss://")):
+            path = plain + path.removeprefix(spark) if path.startswith(spark) else path
+        StoreSpec.parse(path, options)

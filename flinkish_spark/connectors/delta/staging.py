@@ -1,77 +1,65 @@
-"""Both halves of a Delta sink: staging files or rows, and one table version per checkpoint."""
+"""The staging half of a Delta sink: data files where they will stay, or rows that the commit reads."""
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
-from flinkish_spark.bridge.shim import TappedRows
+from flinkish_spark.bridge.session import FROM_THE_JVM
+from flinkish_spark.bridge.settings import SETTINGS
+from flinkish_spark.connectors.delta.faults import (
+    VIOLATION_MARKER,
+    DeltaRefused,
+    DeltaViolated,
+    translated,
+)
 from flinkish_spark.connectors.delta.rows import (
-    DeltaHistory,
-    DeltaRows,
     aligned_columns,
+    key_conditions,
+    nullable_within,
     rule_conditions,
-    staged_files,
-    write_rows,
 )
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
 from flinkish_spark.connectors.delta.table import (
-    Append,
-    DeleteRows,
-    NoRestore,
-    NothingToRestore,
     OverwritePartitions,
-    RestorePlan,
-    RestoreVersion,
-    SchemaEvolution,
-    TableCommit,
     TableInfo,
     Upsert,
+    WriteMode,
     app_id,
-    checkpoint_note,
     fit,
-    mark_in,
-    mode_from_json,
-    note_of,
-    plan_restore,
+    physical_name,
+    physical_type,
     stored_fields,
-    why_stricter,
+    why_by_spark,
+    why_not_made,
+    why_not_merged,
 )
-from flinkish_spark.connectors.delta.transactions import (
-    VIOLATION_MARKER,
-    DeltaConflict,
-    DeltaRefused,
-    DeltaTables,
-    DeltaViolated,
-    NotAsFiles,
-    TableFiles,
-    files_of,
-)
-from flinkish_spark.connectors.partition_values import refusing, refusing_others
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, CountedRows, RowsDifferError
+from flinkish_spark.connectors.delta.tables import DeltaTables, info_of, metadata_of
+from flinkish_spark.connectors.delta.writer import DELETED, FilesToWrite, StageFiles, stats_columns
+from flinkish_spark.connectors.partition_values import partition_conditions
+from flinkish_spark.connectors.row_count import reports
 from flinkish_spark.contracts.sink import (
-    Committer,
-    ShownOrder,
     SinkContext,
     SinkWriter,
     StageRequest,
     StageResult,
 )
-from flinkish_spark.core.errors import MAKE_DETERMINISTIC, BadRecordError, SchemaError
-from flinkish_spark.protocol.ids import CheckpointId, Lineage
-from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
-from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.core.changelogs import RETRACTIONS
+from flinkish_spark.core.errors import BadRecordError, FlinkishError, SchemaError, raise_translated
+from flinkish_spark.protocol.records import TaskAck
+from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.json_columns import replace_months
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 #: Below the table, where rows wait for their checkpoint: Delta and its VACUUM pass over folders whose names
@@ -103,489 +91,274 @@ class StagedFolder:
         return cls(int(found[1]), int(found[2]), int(found[3]), int(found[4]), found[5])
 
 
-def folder_of_sink(path: str, app_id: str) -> str:
-    return f"{path.rstrip('/')}/{FOLDER}/{app_id}"
-
-
-class StagingTools:
-    def __init__(
-        self, native: DeltaTables | None, rows: DeltaRows, files: TableFiles, *, has_shim: bool
-    ) -> None:
-        self.native, self.rows, self.files, self.has_shim = native, rows, files, has_shim
+#: What tasks report, and what makes the stored form of the files in it.
+Staged = tuple[Sequence[Mapping[str, Any]], Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]]
 
 
 class DeltaStaging(SinkWriter):
-    """Stages micro-batches of one Delta sink, for one start of the query."""
+    """Stages micro-batches of one Delta sink, for one start of the query: one file per task and partition."""
 
-    passes = 2
-
-    def __init__(self, sink: DeltaSinkSettings, context: SinkContext, tools: StagingTools) -> None:
-        self._sink, self._context, self._tools = sink, context, tools
-        self._known: TableInfo | None = None
+    def __init__(self, sink: DeltaSinkSettings, context: SinkContext, spark: SparkSession) -> None:
+        self._sink, self._context = sink, context
+        self._tables = DeltaTables(sink.store_options)
+        self._defaults = table_defaults(spark)
 
     def stage(self, request: StageRequest) -> StageResult:
-        tapped = self._tapped(request)
-        fields = [F.col(quoted(n)) for n in request.rows.columns[CONTROL_WIDTH:]]
-        if request.count_records() == 0:
-            # Spark writes an empty file for an empty DataFrame, which no log would ever name.
-            tapped.records.write.format("noop").mode("overwrite").save()
-            return StageResult(tuple(tapped.acks()), (), bytes=0)
-        frame = tapped.records.select(*fields)
+        sink = self._sink
+        fields = T.StructType([f for f in request.rows.schema if f.name not in C.SINK_CONTROL])
         try:
-            staged = self._as_files(frame) or self._as_rows(frame, request)
-        except DeltaViolated as error:
-            raise self._violated(error) from error
+            found, staged = self._write(request, fields)
+        except FROM_THE_JVM as error:
+            known = translated(error)
+            if isinstance(known, DeltaRefused):
+                raise self._refused(known) from error
+            raise_translated(known, error)
         except DeltaRefused as error:
             raise self._refused(error) from error
-        acks = tuple(tapped.acks())
-        rows = sum(ack.rows for ack in acks)
-        self._check_rows(request, rows, staged)
+        acks = tuple(TaskAck.from_json(report) for report in found)
+        adds = [add for report in found for add in report["adds"]]
+        if not adds:
+            return StageResult(acks, (), bytes=0)
         payload = {
-            "path": self._sink.path,
-            "mode": self._sink.mode.to_json(),
-            "schema_evolution": self._sink.schema_evolution.value,
-            "partition_by": list(self._sink.partition_by),
-            "options": dict(self._sink.options),
-            "rows": rows,
-            **staged,
+            "path": sink.path,
+            "mode": sink.mode.to_json(),
+            "schema_evolution": sink.schema_evolution.value,
+            "partition_by": list(sink.partition_by),
+            "options": dict(sink.options),
+            "rows": sum(ack.rows for ack in acks),
+            "schema": fields.jsonValue(),
+            **staged(adds),
         }
-        return StageResult(acks, (payload,), bytes=_bytes(staged))
+        return StageResult(acks, (payload,), bytes=sum(int(add["size"]) for add in adds))
 
-    def _as_files(self, frame: DataFrame) -> dict[str, Any] | None:
-        """Stage data files where they will stay; None where that cannot end well, and nothing is written."""
-        sink, native = self._sink, self._tools.native
-        if native is None or isinstance(sink.mode, Upsert):
-            return None
-        stream = json.loads(frame.schema.json())["fields"]
+    def _write(self, request: StageRequest, fields: T.StructType) -> Staged:
+        sink = self._sink
+        table = self._tables.open(sink.path)
+        info = None if table is None else info_of(table)
+        stream = fields.jsonValue()["fields"]
+        if info is not None:
+            if isinstance(sink.mode, OverwritePartitions) and not info.partition_by:
+                raise DeltaRefused("it has no partitions any more, and would be overwritten as a whole")
+            problems = fit(info, stored_of(sink.mode, stream), sink.schema_evolution).problems
+            if problems:
+                raise DeltaRefused(problems[0])
+        if isinstance(sink.mode, Upsert) or why_staged_as_rows(sink, info, stream, self._defaults):
+            return self._as_rows(request, fields, info)
+        metadata = (
+            new_metadata(fields, sink.partition_by, self._defaults) if table is None else metadata_of(table)
+        )
+        return self._as_files(request, fields, metadata, is_new=table is None)
 
-        def aligned(table: TableInfo | None) -> DataFrame | None:
-            if table is None:
-                return refusing(frame, sink.partition_by, VIOLATION_MARKER)
-            self._require_partitions(table)
-            # New columns get their physical names from the commit that adds them, and numbers are given
-            # out by it: files written before could have others.
-            if table.has_identity or fit(table, stream, sink.schema_evolution).changes:
-                return None
-            kept = refusing(frame, table.partition_by, VIOLATION_MARKER)
-            # Delta checks these, too, and does not say in which record.
-            rules = {"not_null": table.not_null, "lengths": table.lengths}
-            kept = refusing_others(kept, rule_conditions(kept, rules), VIOLATION_MARKER)
-            return kept.select(*aligned_columns(kept, kept.columns, table))
+    def _as_files(
+        self, request: StageRequest, fields: T.StructType, metadata: Mapping[str, Any], *, is_new: bool
+    ) -> Staged:
+        """Stage data files where they will stay."""
+        table = TableInfo.from_log({"metaData": metadata})
+        rows, names = _whole(request.rows, fields, table)
+        conditions = [*partition_conditions(rows, table.partition_by)]
+        if not is_new:
+            conditions += rule_conditions(rows, table.rules())
+        columns = [
+            _physical(column, table, name)
+            for column, name in zip(aligned_columns(rows, names, table), names, strict=True)
+        ]
+        checked = _checked(
+            rows, fields.names, columns, [(text, is_kept, F.lit(False)) for text, is_kept in conditions]
+        )
+        target = FilesToWrite(
+            self._tables.files(self._sink.path),
+            partition_by=tuple(map(table.physical_name, table.partition_by)),
+            with_stats=stats_columns(table.fields, table.properties),
+            **_options(self._sink.options),
+        )
+        found = reports(checked, StageFiles(target))
+        return found, lambda adds: {
+            "form": "FILES",
+            "actions": [{"add": add} for add in adds],
+            "metadata": {"metaData": dict(metadata)},
+        }
 
-        staged = native.stage(frame, sink.path, sink.partition_by, sink.options, aligned)
-        return None if staged is None else {"form": "FILES", "schema": frame.schema.jsonValue(), **staged}
-
-    def _as_rows(self, frame: DataFrame, request: StageRequest) -> dict[str, Any]:
+    def _as_rows(self, request: StageRequest, fields: T.StructType, table: TableInfo | None) -> Staged:
+        """Stage rows that the commit reads again, below the table's folder."""
         sink, context = self._sink, self._context
-        table = self._table()
-        if table is not None:
-            self._require_partitions(table)
         rules = {} if table is None else table.rules()
-        name = StagedFolder(
+        partition_by = sink.partition_by if table is None else table.partition_by
+        attempt = StagedFolder(
             int(context.owner_epoch),
             int(request.lineage),
             int(request.batch),
             request.block,
             secrets.token_hex(4),
-        ).name
-        folder = f"{folder_of_sink(sink.path, app_id(context.job, context.uid))}/{name}"
-        partition_by = sink.partition_by if table is None else table.partition_by
-        write_rows(frame, folder, int(request.batch), sink.mode, rules, partition_by)
-        sizes = self._tools.files.sizes(folder)
-        return {
+        )
+        folder = f"{FOLDER}/{app_id(context.job, context.uid)}/{attempt.name}"
+        rows = request.rows
+        deletes = _deletes(sink.mode)
+        # Also of a record that deletes: by such a value it would not find its row.
+        always = [*key_conditions(sink.mode), *partition_conditions(rows, partition_by)]
+        checks = [(text, is_kept, F.lit(False)) for text, is_kept in always]
+        checks += [
+            (text, is_kept, deletes)
+            for text, is_kept in rule_conditions(rows.select(*map(F.col, map(quoted, fields.names))), rules)
+        ]
+        kept = {*stored_fields(sink.mode, fields.names)}
+        if isinstance(sink.mode, Upsert) and sink.mode.sequence_by is not None:
+            kept.add(sink.mode.sequence_by)
+        stored = T.StructType([_storable(one) for one in fields if one.name in kept])
+        columns = [
+            F.col(quoted(one.name)).cast(one.dataType).alias(one.name)
+            if one.dataType != fields[one.name].dataType
+            else F.col(quoted(one.name))
+            for one in stored
+        ]
+        checked = _checked(rows, fields.names, columns, checks, deletes, is_kept=True)
+        target = FilesToWrite(self._tables.files(sink.path), folder)
+        found = reports(checked, StageFiles(target, int(request.batch)))
+        return found, lambda adds: {
             "form": "ROWS",
-            "folder": folder,
-            "files": dict(sorted(sizes.items())),
-            "schema": frame.schema.jsonValue(),
+            "folder": f"{sink.path.rstrip('/')}/{folder}",
+            "files": {add["path"].rpartition("/")[2]: add["size"] for add in adds},
+            "schema": stored.jsonValue(),
             "rules": rules,
             "table_partitions": list(partition_by),
-            "bytes": sum(sizes.values()),
+            "bytes": sum(add["size"] for add in adds),
         }
 
-    def _require_partitions(self, table: TableInfo) -> None:
-        if isinstance(self._sink.mode, OverwritePartitions) and not table.partition_by:
-            raise DeltaRefused("it has no partitions any more, and would be overwritten as a whole")
-
-    def _table(self) -> TableInfo | None:
-        if self._tools.native is not None:
-            return self._tools.native.info(self._sink.path)
-        # Asking costs more than staging here. A table that changes is noticed before the decision.
-        self._known = self._known or self._tools.rows.info(self._sink.path)
-        return self._known
-
-    def _tapped(self, request: StageRequest) -> TappedRows | CountedRows:
-        if self._tools.has_shim:
-            return TappedRows(request.rows, f"flinkish {self._context.uid} batch {request.batch}")
-        return CountedRows(request.rows)
-
-    def _check_rows(self, request: StageRequest, counted: int, staged: Mapping[str, Any]) -> None:
-        stats = [a["add"].get("stats") for a in staged.get("actions", ()) if "add" in a]
-        if not stats or not all(stats):
-            return
-        written = sum(int(json.loads(text).get("numRecords", 0)) for text in stats)
-        if written != counted:
-            raise RowsDifferError(
-                f"sink '{self._context.uid}' wrote {written} rows of micro-batch {request.batch}, "
-                f"and {counted} were counted",
-                why="the micro-batch was evaluated twice with different results",
-                what_to_do=MAKE_DETERMINISTIC,
+    def _refused(self, error: DeltaRefused) -> FlinkishError:
+        uid, path = self._context.uid, self._sink.path
+        if isinstance(error, DeltaViolated):
+            return BadRecordError(
+                f"a record of sink '{uid}' breaks a rule of the Delta table {path}",
+                why=" ".join(str(error).split()),
+                what_to_do="correct or filter such records in front of the sink, or change the table; "
+                "the job goes on from its last checkpoint",
+                uid=uid,
             )
-
-    def _violated(self, error: DeltaViolated) -> BadRecordError:
-        return BadRecordError(
-            f"a record of sink '{self._context.uid}' breaks a rule of the Delta table {self._sink.path}",
-            why=" ".join(str(error).split()),
-            what_to_do="correct or filter such records in front of the sink, or change the table; "
-            "the job goes on from its last checkpoint",
-            uid=self._context.uid,
-        )
-
-    def _refused(self, error: DeltaRefused) -> SchemaError:
         return SchemaError(
-            f"the Delta table {self._sink.path} refuses the stream of sink '{self._context.uid}'",
+            f"the Delta table {path} refuses the stream of sink '{uid}'",
             why=str(error).split("\n\n")[0].strip(),
             what_to_do="change the stream's fields, or the table with ALTER TABLE",
-            uid=self._context.uid,
+            uid=uid,
         )
 
 
-def _bytes(staged: Mapping[str, Any]) -> int:
-    if "bytes" in staged:
-        return int(staged["bytes"])
-    return sum(int(action["add"]["size"]) for action in staged["actions"] if "add" in action)
+def table_defaults(spark: SparkSession) -> dict[str, str]:
+    """Return the properties that the session gives to new tables."""
+    start = "spark.databricks.delta.properties.defaults."
+    settings = SETTINGS.all(spark)
+    return {f"delta.{n.removeprefix(start)}": text for n, text in settings.items() if n.startswith(start)}
 
 
-#: How far back a commit is looked for when only its version is wanted.
-_RECENT = 20
+def new_metadata(
+    fields: T.StructType, partition_by: Sequence[str], defaults: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what the log says of a table that the first checkpoint makes."""
+    plain = T.StructType([T.StructField(f.name, f.dataType) for f in nullable_within(fields)])
+    return {
+        "schemaString": plain.json(),
+        "partitionColumns": list(partition_by),
+        "configuration": dict(defaults),
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class CommitResult:
-    #: Whether this call did it; otherwise the marker was there.
-    is_new: bool
-    #: The table version that holds the checkpoint; None if that was not cheap to find out.
-    version: int | None
+def stored_of(mode: WriteMode, fields: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return those of a stream's fields that the table gets."""
+    kept = stored_fields(mode, [str(one["name"]) for one in fields])
+    return [one for one in fields if one["name"] in kept]
 
 
-class DeltaCommits:
-    """Ends what a Delta sink staged; one per process and sink, used by one thread at a time."""
-
-    def __init__(
-        self, native: DeltaTables | None, rows: DeltaRows, files: TableFiles, history: DeltaHistory
-    ) -> None:
-        self._native, self._rows, self._files, self._history = native, rows, files, history
-        #: By table, the checkpoint that this object has committed last: nobody else's.
-        self._own: dict[str, int] = {}
-
-    @classmethod
-    def of(cls, spark: SparkSession, *, native: DeltaTables | None) -> DeltaCommits:
-        return cls(native, DeltaRows(spark), files_of(spark), DeltaHistory(spark))
-
-    def info(self, path: str) -> TableInfo | None:
-        return self._rows.info(path) if self._native is None else self._native.info(path)
-
-    def committed_version(self, path: str, app_id: str) -> int | None:
-        """Return the last checkpoint that `app_id` committed; -1 if none, None if it cannot be known."""
-        if self._native is not None:
-            return self._native.committed_version(path, app_id)
-        is_whole = False
-        for row in self._history.commits(path):
-            found = _mark_of(row, app_id)
-            if found is not None:
-                return int(found.checkpoint)
-            is_whole = int(row["version"]) == 0
-        # A history whose beginning was cleaned away may have had one.
-        return -1 if is_whole or self._history.newest(path) < 0 else None
-
-    def newest_mark(self, path: str, app_id: str) -> Mark | None:
-        version = self.committed_version(path, app_id)
-        return None if version is None or version < 0 else self._mark(path, app_id, version)
-
-    def _mark(self, path: str, app_id: str, version: int) -> Mark:
-        found = self._commit_of(path, app_id, version)
-        return (None if found is None else _mark_of(found, app_id)) or Mark(CheckpointId(version))
-
-    def missing_files(self, staged: Mapping[str, Any]) -> list[str]:
-        return self._files.missing(staged_files(staged))
-
-    def why_unfit(self, path: str, staged: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
-        """Return why the table would refuse staged sets now, by their place; empty if it would take all."""
-        table = self.info(path)
-        if table is None:
-            return {}
-        reasons = {place: _why_unfit(table, one) for place, one in enumerate(staged)}
-        return {place: reason for place, reason in reasons.items() if reason}
-
-    def commit(
-        self,
-        path: str,
-        staged: Sequence[Mapping[str, Any]],
-        app_id: str,
-        mark: Mark,
-        require_ours: Callable[[Mark], None],
-    ) -> CommitResult:
-        """Commit several staged sets as one table version, unless `app_id` has committed it."""
-        note, version = checkpoint_note(app_id, mark), int(mark.checkpoint)
-
-        def check(seen: int) -> None:
-            if seen >= 0 and seen != self._own.get(path):
-                require_ours(self._mark(path, app_id, seen))
-
-        if self._native is not None and all(one["form"] != "ROWS" for one in staged):
-            try:
-                done = self._native.commit(path, staged, app_id, version, note, check)
-                if done is not None:
-                    self._own[path] = version
-                    return CommitResult(True, done)
-                return CommitResult(False, self.version_of(path, app_id, version))
-            except NotAsFiles:
-                pass
-        info = self.info(path)
-        why = "" if info is None else _why_other_partitions(info, staged)
-        if why:
-            raise DeltaRefused(why)
-        check(self.committed_version(path, app_id) or -1)
-        # Delta does not say whether it skipped a write; whose note is in the history does.
-        mine = f"{note} {secrets.token_hex(4)}"
-        self._rows.commit(path, staged, app_id, version, mine, info)
-        found = self._commit_of(path, app_id, version)
-        if found is None:
-            return CommitResult(False, None)
-        is_new = found["userMetadata"] == mine
-        if is_new:
-            self._own[path] = version
-        else:
-            require_ours(self._mark(path, app_id, version))
-        return CommitResult(is_new, int(found["version"]))
-
-    def interrupt(self) -> None:
-        self._rows.interrupt()
-
-    def version_of(self, path: str, app_id: str, version: int) -> int | None:
-        found = self._commit_of(path, app_id, version)
-        return None if found is None else int(found["version"])
-
-    def _commit_of(self, path: str, app_id: str, version: int) -> Mapping[str, Any] | None:
-        for row in self._recent(path):
-            found = _mark_of(row, app_id)
-            if found is not None and int(found.checkpoint) == version:
-                return row
-        return None
-
-    def _recent(self, path: str) -> Iterator[Mapping[str, Any]]:
-        read: list[int] = []
-        if self._native is not None:
-            for row in self._native.recent(path, _RECENT):
-                yield row
-                read.append(int(row["version"]))
-        if len(read) < _RECENT and 0 not in read:
-            yield from self._history.recent(path, _RECENT)[len(read) :]
-
-    def leftovers(self, path: str, app_id: str) -> list[str]:
-        return self._files.folders(folder_of_sink(path, app_id))
-
-    def discard(self, path: str, app_id: str, name: str) -> None:
-        self._files.delete(f"{folder_of_sink(path, app_id)}/{name}")
+def why_staged_as_rows(
+    sink: DeltaSinkSettings,
+    table: TableInfo | None,
+    stream: Sequence[Mapping[str, Any]],
+    defaults: Mapping[str, str],
+) -> str:
+    """Return why only Delta's own writer can put records into a table; empty if delta-rs can."""
+    if table is None:
+        made = TableInfo(tuple(stored_of(sink.mode, stream)), tuple(sink.partition_by), defaults)
+        return why_not_made(made, sink.mode)
+    stored = stored_of(sink.mode, stream)
+    why = why_by_spark(table, sink.mode, fit(table, stored, sink.schema_evolution).changes)
+    return why or (why_not_merged(table, stored) if isinstance(sink.mode, Upsert) else "")
 
 
-def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:
-    mode = mode_from_json(staged["mode"])
-    schema = staged["schema"]["fields"]
-    names = stored_fields(mode, [str(f["name"]) for f in schema])
-    stored = [f for f in schema if f["name"] in names]
-    problems = fit(table, stored, SchemaEvolution(staged["schema_evolution"])).problems
-    if problems:
-        return problems[0]
-    if isinstance(mode, Upsert):
-        missing = [key for key in mode.keys if not table.has_column(key)]
-        if missing:
-            return f"the table has no column {missing[0]}, which is a key"
-    if table.is_append_only and not isinstance(mode, Append):
-        return "the table became append-only"
-    return _why_other_partitions(table, [staged]) or why_stricter(_rules(staged), table)
+def _deletes(mode: WriteMode) -> Column:
+    if isinstance(mode, Upsert) and mode.delete_when is not None:
+        return F.coalesce(F.expr(mode.delete_when), F.lit(False))
+    if isinstance(mode, Upsert) and mode.row_kind is not None:
+        return F.col(quoted(mode.row_kind)).isin(*RETRACTIONS)
+    return F.lit(False)
 
 
-def _why_other_partitions(table: TableInfo, staged: Sequence[Mapping[str, Any]]) -> str:
-    """Return why rows would replace others than they were staged for: in the end the whole table."""
-    if not isinstance(mode_from_json(staged[0]["mode"]), OverwritePartitions):
-        return ""
-    if all(list(table.partition_by) == list(_partitions(one)) for one in staged):
-        return ""
-    return "the table's partitioning changed since the rows were staged"
+def _whole(rows: DataFrame, fields: T.StructType, table: TableInfo) -> tuple[DataFrame, list[str]]:
+    """Return rows with all columns of a table, and which of them files get: others are null by themselves."""
+    given = {name.lower() for name in fields.names}
+    names, more = list(fields.names), []
+    lacking = [one for one in table.fields if str(one["name"]).lower() not in given]
+    computed = {
+        str(one["name"]): F.expr(sql) for one in lacking if (sql := table.generated.get(str(one["name"])))
+    }
+    for one in lacking:
+        if str(one["name"]) not in computed:
+            more.append(F.lit(None).cast(_type(one)).alias(str(one["name"])))
+    rows = rows.select("*", *more) if more else rows
+    if computed:
+        kinds = {str(one["name"]): _type(one) for one in lacking}
+        rows = rows.select("*", *(column.cast(kinds[name]).alias(name) for name, column in computed.items()))
+    return rows, [*names, *computed]
 
 
-def _mark_of(row: Mapping[str, Any], app_id: str) -> Mark | None:
-    return mark_in(str(row["userMetadata"] or ""), app_id)
+def _type(field: Mapping[str, Any]) -> T.DataType:
+    return T.StructField.fromJson({**field, "metadata": {}}).dataType
 
 
-def _partitions(staged: Mapping[str, Any]) -> Sequence[str]:
-    if staged["form"] == "ROWS":
-        return [str(name) for name in staged["table_partitions"]]
-    return TableInfo.from_log(staged["metadata"]).partition_by
+def _storable(field: T.StructField) -> T.StructField:
+    """Return a field as Parquet by pyarrow has it: an interval of months is their number."""
+    return T.StructField(field.name, replace_months(field.dataType, T.IntegerType()), True)
 
 
-def _rules(staged: Mapping[str, Any]) -> Mapping[str, Any]:
-    if staged["form"] == "ROWS":
-        rules: Mapping[str, Any] = staged["rules"]
-        return rules
-    return TableInfo.from_log(staged["metadata"]).rules()
+def _physical(column: Column, table: TableInfo, name: str) -> Column:
+    """Return a column by the names that it has in files."""
+    one = next(f for f in table.fields if str(f["name"]).lower() == name.lower())
+    kind = physical_type(one["type"])
+    if table.is_mapped and isinstance(kind, dict):
+        # A cast goes by the places of fields.
+        column = column.cast(_type({**one, "type": kind}))
+    return column.alias(physical_name(one))
 
 
-class DeltaCommitter(Committer):
-    shown_order = ShownOrder.OF_COMMITS
-
-    def __init__(
-        self, sink: DeltaSinkSettings, commits: DeltaCommits, history: DeltaHistory, context: SinkContext
-    ) -> None:
-        self._sink, self._commits, self._history, self._context = sink, commits, history, context
-        self._app_id = app_id(context.job, context.uid)
-
-    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        if not committables:
-            return ()
-        path = str(committables[0].payload["path"])
-        staged: list[Mapping[str, Any]] = [c.payload for c in committables]
-        answer = self._commit(path, staged, checkpoint)
-        return tuple(answer for _ in committables)
-
-    def newest_marks(self) -> Sequence[Mark]:
-        mark = self._commits.newest_mark(self._sink.path, self._app_id)
-        return () if mark is None else (mark,)
-
-    def _require_ours(self, checkpoint: CheckpointId) -> Callable[[Mark], None]:
-        return lambda mark: self._context.require_ours(mark, checkpoint)
-
-    def _commit(self, path: str, staged: list[Mapping[str, Any]], checkpoint: CheckpointId) -> CommitAnswer:
-        version, timeline = int(checkpoint), self._context.timeline
-        missing = [m for s in staged for m in self._commits.missing_files(s)]
-        if missing:
-            why = f"{len(missing)} staged files are gone from {path} or damaged, first {missing[0]}"
-            return self._lost_unless_committed(path, staged, version, why)
-        try:
-            done = self._commits.commit(
-                path, staged, self._app_id, timeline.mark_of(checkpoint), self._require_ours(checkpoint)
-            )
-        except DeltaConflict as error:
-            return CommitAnswer(Outcome.RETRY, str(error))
-        except DeltaRefused as error:
-            why = f"the table {path} no longer takes the rows: {error}"
-            # Staging again finds these reasons and names them. Any other it does not find: its replay would
-            # be lost in turn, for ever. The table may take the rows when it was seen to.
-            explained = bool(self._commits.why_unfit(path, staged))
-            return self._lost_unless_committed(path, staged, version, why, is_final=explained)
-        outcome = Outcome.COMMITTED if done.is_new else Outcome.ALREADY_COMMITTED
-        return CommitAnswer(outcome, facts=_facts(staged, done.version))
-
-    def _lost_unless_committed(
-        self, path: str, staged: list[Mapping[str, Any]], version: int, why: str, *, is_final: bool = True
-    ) -> CommitAnswer:
-        """Answer LOST, proven if the marker says that this checkpoint is not in the table."""
-        # This order matters: asked behind the files. Whoever could still commit them would have to find them
-        # all, and writes the same marker as a replay, so that only one of the two becomes visible.
-        seen = self._commits.committed_version(path, self._app_id)
-        if seen is not None and seen >= version:
-            mark = self._commits.newest_mark(path, self._app_id)
-            if mark is not None:
-                self._context.require_ours(mark, CheckpointId(version))
-            known = self._commits.version_of(path, self._app_id, version)
-            return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=_facts(staged, known))
-        return CommitAnswer(Outcome.LOST, why, is_proven_aborted=is_final and seen is not None)
-
-    def interrupt(self) -> None:
-        self._commits.interrupt()
-
-    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Forget the files: they are in no log, and VACUUM or a sweep removes them later."""
-        # Not deleted here, because a decision may be unknown to a fenced process.
-        return tuple(CommitAnswer(Outcome.COMMITTED, "left to VACUUM") for _ in committables)
-
-    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        """Find committables whose files are gone, or that do not fit the table or the sink any more."""
-        dead: dict[int, str] = {}
-        for index, committable in enumerate(committables):
-            reason = self._why_other(committable.payload)
-            if not reason:
-                missing = self._commits.missing_files(committable.payload)
-                reason = f"the staged file {missing[0]} is gone or damaged" if missing else ""
-            if reason:
-                dead[index] = reason
-        alive = [index for index in range(len(committables)) if index not in dead]
-        if alive:
-            unfit = self._commits.why_unfit(self._sink.path, [committables[i].payload for i in alive])
-            dead.update({alive[place]: reason for place, reason in unfit.items()})
-        return {index: f"sink '{self._context.uid}': {reason}" for index, reason in dead.items()}
-
-    def _why_other(self, payload: Mapping[str, Any]) -> str:
-        """Return how a committable differs from the sink now: one commit has one table and one mode."""
-        if payload["path"] != self._sink.path:
-            return f"the rows were staged for the table {payload['path']}"
-        if mode_from_json(payload["mode"]) != self._sink.mode:
-            return "the rows were staged under another mode"
-        return ""
-
-    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Delete folders of staged rows that nobody will commit. Data files are left to VACUUM."""
-        path, deleted = self._sink.path, 0
-        names = {str(c.payload.get("folder", "")).rpartition("/")[2] for c in kept}
-        found = self._commits.leftovers(path, self._app_id)
-        # This order matters: a block that is leased after the listing has no folder in it.
-        leased = running_blocks()
-        for name in found:
-            folder = StagedFolder.parse(name)
-            if folder is None or name in names:
-                continue
-            mine = folder.owner_epoch == int(self._context.owner_epoch)
-            if folder.owner_epoch > int(self._context.owner_epoch) or (mine and folder.block in leased):
-                continue
-            self._commits.discard(path, self._app_id, name)
-            deleted += 1
-        return deleted
-
-    def why_not_superseded(self, target: CheckpointId) -> str:
-        # No rewind has started this lineage, so no note can be found.
-        plan = self._plan(target, Lineage(0))
-        why = plan.why if isinstance(plan, NoRestore) else ""
-        if isinstance(plan, RestoreVersion):
-            missing = self._history.missing_at(self._sink.path, plan.version)
-            why = f"the file {missing[0]} of version {plan.version} is gone" if missing else ""
-        if not why and isinstance(plan, RestoreVersion | DeleteRows):
-            table = self._commits.info(self._sink.path)
-            why = "it is append-only" if table is not None and table.is_append_only else ""
-        return why and f"the table {self._sink.path} of sink '{self._context.uid}' cannot be restored: {why}"
-
-    def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
-        """Restore the table to what `target` left, once per lineage."""
-        path, note = self._sink.path, note_of(self._context.job, lineage)
-        plan = self._plan(target, lineage)
-        try:
-            match plan:
-                case NothingToRestore():
-                    return CommitAnswer(Outcome.ALREADY_COMMITTED)
-                case NoRestore(why):
-                    return CommitAnswer(Outcome.LOST, f"the table {path} cannot be restored: {why}")
-                case DeleteRows():
-                    self._history.delete_rows(path, note)
-                case RestoreVersion(version):
-                    self._history.restore(path, version, note)
-        except DeltaConflict as error:
-            return CommitAnswer(Outcome.RETRY, str(error))
-        except DeltaRefused as error:
-            return CommitAnswer(Outcome.LOST, f"the table {path} cannot be restored: {error}")
-        return CommitAnswer(Outcome.COMMITTED)
-
-    def _plan(self, target: CheckpointId, lineage: Lineage) -> RestorePlan:
-        commits = (
-            TableCommit(int(row["version"]), str(row["operation"]), str(row["userMetadata"] or ""))
-            for row in self._history.commits(self._sink.path)
-        )
-        return plan_restore(commits, self._context.job, target, lineage)
+_MOST_OF_A_ROW = 1_000
+Check = tuple[str, "Column", "Column"]
 
 
-def _facts(staged: Sequence[Mapping[str, Any]], version: int | None) -> dict[str, Any]:
-    facts: dict[str, Any] = {} if version is None else {"version": version}
-    facts["rows"] = sum(int(one["rows"]) for one in staged)
-    facts["files"] = sum(
-        len(one["files"]) if "files" in one else sum("add" in action for action in one["actions"])
-        for one in staged
-    )
-    return facts
+def _checked(
+    rows: DataFrame,
+    shown: Sequence[str],
+    columns: Sequence[Column],
+    checks: Sequence[Check],
+    deletes: Column | None = None,
+    *,
+    is_kept: bool = False,
+) -> DataFrame:
+    """Return control columns and others; a record of which a condition is not true ends the task."""
+    control = [F.col(name) for name in C.SINK_CONTROL]
+    if not checks and not is_kept:
+        return rows.select(*control, *columns)
+    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+    row = F.substring(F.to_json(F.struct(*map(F.col, map(quoted, shown)))), 1, _MOST_OF_A_ROW)
+    flag = F.lit(False) if deletes is None else deletes
+    for name, is_true, exempt in reversed(checks):
+        text = F.concat(F.lit(f"{VIOLATION_MARKER} {name} is violated by the record "), row)
+        broken = is_record & ~exempt & ~F.coalesce(is_true, F.lit(False))
+        # In a column that is handed over, so that no optimizer finds it unneeded.
+        flag = F.when(broken, F.raise_error(text).cast("boolean")).otherwise(flag)
+    return rows.select(*control, *columns, flag.alias(DELETED))
+
+
+def _options(options: Mapping[str, str]) -> dict[str, Any]:
+    given = {name.lower(): text for name, text in options.items()}
+    found: dict[str, Any] = {"compression": given.get("compression", "snappy").lower()}
+    if "maxrecordsperfile" in given:
+        found["max_rows"] = max(0, int(given["maxrecordsperfile"]))
+    if given.get("parquet.writer.version", "").lower() in ("v2", "parquet_2_0"):
+        found["page_version"] = "2.0"
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -140,27 +140,6 @@ class SchemaEvolution(Choice):
     WIDEN_TYPES = "WIDEN_TYPES"
 
 
-class DeltaWriter(Choice):
-    """By which of Delta's doors a sink works. Either can finish what the other staged."""
-
-    #: NATIVE where this Spark has Delta's classes, else PORTABLE.
-    AUTO = "auto"
-    #: Delta's own transactions: data files are staged in their final place, a commit only names them.
-    NATIVE = "native"
-    #: Public interfaces only: rows are staged as Parquet and written to the table by the commit.
-    PORTABLE = "portable"
-
-    @classmethod
-    def of(cls, value: str | DeltaWriter) -> DeltaWriter:
-        """Return the one that a user named; raise ConfigError if there is none."""
-        try:
-            return cls(value)
-        except ValueError:
-            raise ConfigError(
-                f"writer is {value!r}", what_to_do='use "auto", "native" or "portable"'
-            ) from None
-
-
 @dataclass(frozen=True, slots=True)
 class Append(Stored):
     """Every record becomes a row."""
@@ -281,6 +260,7 @@ _DEFAULT = "CURRENT_DEFAULT"
 _CHARS = "__CHAR_VARCHAR_TYPE_STRING"
 _COLLATIONS = "__COLLATIONS"
 _PHYSICAL = "delta.columnMapping.physicalName"
+_MAPPING = "delta.columnMapping.mode"
 _WIDENING = "delta.enableTypeWidening"
 #: From left to right each holds everything that those before it hold.
 _WHOLE_NUMBERS = ("byte", "short", "integer", "long")
@@ -293,14 +273,17 @@ class TableInfo:
     fields: tuple[Json, ...]
     partition_by: tuple[str, ...]
     properties: Mapping[str, str] = field(default_factory=dict)
+    #: What it asks of its writers, by the protocol's names.
+    features: frozenset[str] = frozenset()
 
     @classmethod
-    def from_log(cls, metadata: Json) -> TableInfo:
+    def from_log(cls, metadata: Json, features: frozenset[str] = frozenset()) -> TableInfo:
         inner = metadata["metaData"]
         return cls(
             tuple(json.loads(inner["schemaString"])["fields"]),
             tuple(inner.get("partitionColumns", [])),
             dict(inner.get("configuration", {})),
+            features,
         )
 
     @property
@@ -344,6 +327,15 @@ class TableInfo:
     def has_column(self, name: str) -> bool:
         # Spark does not look at case.
         return any(str(f["name"]).lower() == name.lower() for f in self.fields)
+
+    def physical_name(self, name: str) -> str:
+        """Return how the log and its files call a column."""
+        return next((physical_name(one) for one in self.fields if one["name"] == name), name)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Say if columns have other names in files than users see."""
+        return self.properties.get(_MAPPING, "none") != "none"
 
     @property
     def has_identity(self) -> bool:
@@ -495,12 +487,125 @@ def is_wider(narrow: str, wide: str) -> bool:
     return scale >= 0 and digits >= scale
 
 
+#: What delta-rs does for a writer, by the protocol's names; a test tries each feature of Delta's.
+FEATURES_OF_DELTA_RS = frozenset(
+    {
+        *("appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors"),
+        *("generatedColumns", "invariants", "timestampNtz", "v2Checkpoint", "variantType"),
+        "variantType-preview",
+    }
+)
+
+
+#: Of a type within a column, as JSON.
+_NEVER_NULL = re.compile(r'"(nullable|containsNull|valueContainsNull)": false')
+
+
+def why_by_spark(table: TableInfo, mode: WriteMode | None, changes: Sequence[str] = ()) -> str:
+    """Return what of a table only Delta's own writer does, as the protocol calls it; empty for nothing.
+
+    Without a mode, of setting it back to an older version.
+    """
+    unknown = sorted(table.features - FEATURES_OF_DELTA_RS)
+    if unknown:
+        return f"the table feature {unknown[0]}"
+    if isinstance(mode, Append | OverwritePartitions) and table.properties.get(_MAPPING) == "id":
+        return "the table feature columnMapping by id, where files are written"
+    if not isinstance(mode, Append | Upsert) and "deletionVectors" in table.features:
+        return "the table feature deletionVectors, where files with such a vector are removed"
+    decimals = [f for f in table.fields if f["name"] in table.partition_by and "decimal" in f["type"]]
+    if isinstance(mode, Upsert) and decimals:
+        # It writes -1.5 as "-1.-5".
+        return f"partitions by a DECIMAL, as {decimals[0]['name']} is, where rows are merged"
+    strict = [f["name"] for f in table.fields if _NEVER_NULL.search(json.dumps(f["type"]))]
+    if isinstance(mode, Upsert) and strict:
+        return f"NOT NULL within the column {strict[0]}, where rows are merged"
+    if isinstance(mode, Upsert) and table.checks:
+        return "the table feature checkConstraints, where rows are merged"
+    if isinstance(mode, Upsert) and table.generated:
+        return "the table feature generatedColumns, where rows are merged"
+    return f"a change of its schema ({changes[0]})" if changes else ""
+
+
+#: What no column of a table may have in its name, unless the table maps names.
+_NOT_IN_NAMES = frozenset(" ,;{}()\n\t=")
+_TYPES = re.compile(
+    r"string|long|integer|short|byte|float|double|boolean|binary|date|timestamp|timestamp_ntz|variant|void|"
+    r"decimal\(\d+,\d+\)|(var)?char\(\d+\)"
+)
+
+
+def why_no_table(fields: Sequence[Any], partition_by: Sequence[str]) -> str:
+    """Return why Delta makes no table of Spark's fields; empty if it does."""
+    names = [str(one.name) for one in fields]
+    if partition_by and {name.lower() for name in names} <= {name.lower() for name in partition_by}:
+        return "every column would be a partition column"
+    return _why_no_columns([one.jsonValue() for one in fields])
+
+
+def _why_no_columns(fields: Sequence[Json]) -> str:
+    seen: set[str] = set()
+    for one in fields:
+        name = str(one["name"])
+        if name.lower() in seen:
+            return f"it would have two columns {name}"
+        seen.add(name.lower())
+        if not name or _NOT_IN_NAMES & set(name):
+            return f"a column cannot be called {name!r}: spaces and any of ,;{{}}()= are not allowed"
+        if why := _why_no_type(one["type"], name):
+            return why
+        if (one.get("metadata") or {}).get(_COLLATIONS):
+            return f"the column {name} has a collation"
+    return ""
+
+
+def _why_no_type(kind: Any, name: str) -> str:
+    if isinstance(kind, str):
+        return "" if _TYPES.fullmatch(kind) else f"the column {name} is of type {kind}, which Delta has not"
+    if kind["type"] == "struct":
+        return _why_no_columns(kind["fields"])
+    inner = (kind[part] for part in ("elementType", "keyType", "valueType") if part in kind)
+    return next((why for one in inner if (why := _why_no_type(one, name))), "")
+
+
+#: Properties of a new table that delta-rs sets as Delta does.
+_MADE_BY_DELTA_RS = frozenset(
+    f"delta.{name}"
+    for name in (
+        *("appendOnly", "checkpointInterval", "dataSkippingNumIndexedCols", "deletedFileRetentionDuration"),
+        *("enableChangeDataFeed", "enableDeletionVectors", "enableExpiredLogCleanup", "isolationLevel"),
+        *("logRetentionDuration", "setTransactionRetentionDuration"),
+    )
+)
+
+
+def why_not_made(table: TableInfo, mode: WriteMode) -> str:
+    """Return what of a table that is to be made only Delta's own writer does; empty for nothing."""
+    unknown = sorted(table.properties.keys() - _MADE_BY_DELTA_RS)
+    if unknown:
+        return f"the property {unknown[0]} of new tables"
+    for one in table.fields:
+        # It makes a table without the feature, and reads it no more.
+        if _has_in_map(one["type"], "timestamp_ntz"):
+            return f"the table feature timestampNtz of a new table, in a MAP as in the column {one['name']}"
+    return why_by_spark(table, mode)
+
+
+def _has_in_map(kind: Any, wanted: str, *, is_within: bool = False) -> bool:
+    if isinstance(kind, str):
+        return is_within and kind == wanted
+    inner = [one["type"] for one in kind["fields"]] if kind["type"] == "struct" else []
+    inner += [kind[part] for part in ("elementType", "keyType", "valueType") if part in kind]
+    is_within = is_within or kind["type"] == "map"
+    return any(_has_in_map(one, wanted, is_within=is_within) for one in inner)
+
+
 def why_not_as_files(staged: Json, current: Json, fields: Sequence[str]) -> str:
     """Return why staged data files cannot be named in a table as it is now; empty if they can."""
     # Their rows may still be written to it: as new files.
     then, now = TableInfo.from_log(staged), TableInfo.from_log(current)
-    if [_physical_name(then, name) for name in then.partition_by] != [
-        _physical_name(now, name) for name in now.partition_by
+    if [then.physical_name(name) for name in then.partition_by] != [
+        now.physical_name(name) for name in now.partition_by
     ]:
         return "the table's partitioning changed since the files were staged"
     have = {physical_name(f): _shape(f["type"]) for f in now.fields}
@@ -549,18 +654,24 @@ def physical_name(column: Json) -> str:
     return str(column.get("metadata", {}).get(_PHYSICAL, column["name"]))
 
 
-def _physical_name(table: TableInfo, name: str) -> str:
-    for one in table.fields:
-        if one["name"] == name:
-            return physical_name(one)
-    return name
-
-
-def _shape(kind: Any) -> Any:
+def _shape(kind: Any, name_of: Callable[[Json], str] = physical_name) -> Any:
     """Return what two types must have in common for one to be read as the other."""
     if not isinstance(kind, dict):
         return kind
-    shape = {k: _shape(v) for k, v in kind.items() if k in ("type", "elementType", "keyType", "valueType")}
+    parts = ("elementType", "keyType", "valueType")
+    shape = {"type": kind["type"], **{k: _shape(kind[k], name_of) for k in parts if k in kind}}
     if kind["type"] == "struct":
-        return {"type": "struct", "fields": [(physical_name(f), _shape(f["type"])) for f in kind["fields"]]}
+        shape["fields"] = [(name_of(f), _shape(f["type"], name_of)) for f in kind["fields"]]
     return shape
+
+
+def why_not_merged(table: TableInfo, stream: Sequence[Json]) -> str:
+    """Return why delta-rs cannot merge a stream that fits; empty if it can."""
+
+    def plain(field: Json) -> Any:
+        return _shape(field["type"], lambda one: str(one["name"]))
+
+    # It goes by names as they are written, and converts nothing.
+    have = {str(one["name"]): plain(one) for one in table.fields}
+    other = [str(one["name"]) for one in stream if have.get(str(one["name"])) != plain(one)]
+    return f"a merge of {other[0]}, whose type or whose fields differ from the table's" if other else ""

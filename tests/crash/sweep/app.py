@@ -36,8 +36,10 @@ from flinkish_spark import (
 )
 from flinkish_spark.bridge.session import delta_conf
 from flinkish_spark.checkpoint import retention
-from flinkish_spark.connectors.delta.rows import DeltaHistory, DeltaRows
-from flinkish_spark.connectors.delta.transactions import DeltaTables, HadoopFiles
+from flinkish_spark.connectors.delta.committing import DeltaHistory
+from flinkish_spark.connectors.delta.rows import DeltaRows
+from flinkish_spark.connectors.delta.tables import DeltaTables
+from flinkish_spark.core.errors import StoreError
 from tests.crash.sweep import committers, databases, files, gateway, hooks
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
 from tests.crash.sweep.points import Fault, Point, Run, trace_to_json
@@ -49,7 +51,7 @@ from tests.support.buckets import S3A_CONF
 
 ORDER = "user STRING, product STRING, amount LONG, at TIMESTAMP"
 _TOTAL = "user STRING, total LONG, orders LONG"
-_DELTA_WRITES = ("stage", "commit", "merge", "overwrite", "upsert", "write", "restore", "delete")
+_DELTA_WRITES = ("create", "append", "replace", "commit", "merge", "restore", "delete")
 #: Checkpoints are taken when they are asked for. The broker lets a transaction live for 15 minutes.
 _NEVER_MS, _BUDGET_MS = 700_000, 100_000
 _STARTS_S, _SETTLES_S = 30.0, 0.7
@@ -196,10 +198,12 @@ def _hook(jobs: files.Jobs, spark: SparkSession) -> None:
         java = spark._jvm.java.io.IOException("the sweep lets this call fail")  # type: ignore[union-attr]
         return Py4JJavaError("the sweep lets this call fail", java)
 
+    def unreachable() -> BaseException:
+        return StoreError("the sweep lets this call fail", why=files.OUTAGE)
+
     hooks.hook_store(jobs)
-    for kind in (DeltaTables, DeltaRows, DeltaHistory):
-        hooks.hook_methods(jobs, kind, "delta", _DELTA_WRITES, outage)
-    hooks.hook_methods(jobs, HadoopFiles, "hadoop", _DELTA_WRITES, outage)
+    for kind, error in ((DeltaTables, unreachable), (DeltaRows, outage), (DeltaHistory, unreachable)):
+        hooks.hook_methods(jobs, kind, "delta", _DELTA_WRITES, error)
     gateway.hook_gateway(spark)
     databases.hook_sqlite(jobs)
     databases.hook_postgres(jobs)

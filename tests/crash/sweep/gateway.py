@@ -19,7 +19,10 @@ from tests.crash.sweep.switch import Switch, switch_of_this_thread
 
 _PACKAGE = str(Path(flinkish_spark.__file__).parent)
 #: Where calls into the JVM are made that a checkpoint needs.
-_CALLERS = (str(Path(_PACKAGE, "bridge")), str(Path(_PACKAGE, "connectors", "delta")))
+_CALLERS = tuple(
+    str(Path(_PACKAGE, *parts))
+    for parts in (("bridge",), ("connectors", "delta"), ("connectors", "row_count.py"))
+)
 #: How Py4J's answer begins that is an exception, and its command that calls a method.
 _THROWN, _CALL = "xr", "c"
 #: Methods that change something outside of the JVM: they can also be done, and their answer be lost.

@@ -7,29 +7,24 @@ from collections import Counter
 
 import pytest
 
-from flinkish_spark import DeltaWriter, OverwritePartitions, Upsert
-from flinkish_spark.bridge.session import jvm
-from flinkish_spark.connectors.delta.transactions import DeltaTables, HadoopFiles, PublicFiles
+from flinkish_spark import OverwritePartitions, Upsert
+from flinkish_spark.connectors.delta.files import TableFiles
 from flinkish_spark.core.errors import BadRecordError, SchemaError
 from flinkish_spark.protocol.records import Outcome
-from tests.support.delta_rig import DeltaRig
+from tests.support.delta_rig import DeltaRig, Way
 
 ROW = "id BIGINT, v STRING, p STRING"
 #: The portable one upserts and overwrites partitions in test_delta_sink_job.py, too.
-NATIVE = pytest.mark.parametrize(
-    "writer", [DeltaWriter.NATIVE, pytest.param(DeltaWriter.PORTABLE, marks=pytest.mark.nightly)]
-)
+NATIVE = pytest.mark.parametrize("way", [Way.DELTA_RS, pytest.param(Way.SPARK, marks=pytest.mark.nightly)])
 BY_ID = Upsert(keys=("id",))
 
 
-@pytest.mark.parametrize(
-    "writer", [DeltaWriter.AUTO, pytest.param(DeltaWriter.PORTABLE, marks=pytest.mark.nightly)]
-)
-def test_a_checkpoint_is_one_version_and_a_repeat_changes_nothing(spark, tmp_path, writer) -> None:
-    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, partition_by=("p",))
+@pytest.mark.parametrize("way", [Way.DELTA_RS, pytest.param(Way.SPARK, marks=pytest.mark.nightly)])
+def test_a_checkpoint_is_one_version_and_a_repeat_changes_nothing(spark, tmp_path, way) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", ROW, way=way, partition_by=("p",))
     rig.preflight()
     staged = rig.stage(0, [(1, "a", "x")]) + rig.stage(1, [(2, "b", "y/ä %:="), (3, None, None)])
-    assert staged[0].payload["form"] == ("FILES" if writer is DeltaWriter.AUTO else "ROWS")
+    assert staged[0].payload["form"] == ("FILES" if way is Way.DELTA_RS else "ROWS")
     first = rig.commit(1, staged)
     assert first.outcome is Outcome.COMMITTED
     assert first.facts == {"version": 0, "rows": 3, "files": first.facts["files"]}
@@ -45,18 +40,18 @@ def test_a_checkpoint_is_one_version_and_a_repeat_changes_nothing(spark, tmp_pat
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("first", "mapped"),
-    [(DeltaWriter.NATIVE, True), (DeltaWriter.PORTABLE, False)],
+    [(Way.DELTA_RS, True), (Way.SPARK, False)],
 )
 def test_either_door_finishes_what_the_other_staged(spark, tmp_path, first, mapped) -> None:
     """Also a checkpoint that has sets of both."""
-    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=first, partition_by=("p",))
+    rig = DeltaRig(spark, tmp_path / "t", ROW, way=first, partition_by=("p",))
     properties = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')" if mapped else ""
     rig.sql(f"CREATE TABLE {{t}} ({ROW}) USING delta PARTITIONED BY (p) {properties}")
     if mapped:
         rig.sql("ALTER TABLE {t} RENAME COLUMN v TO w")
         rig.sql("ALTER TABLE {t} RENAME COLUMN w TO v")
-    second = DeltaWriter.PORTABLE if first is DeltaWriter.NATIVE else DeltaWriter.NATIVE
-    other = rig.other(writer=second)
+    second = Way.SPARK if first is Way.DELTA_RS else Way.DELTA_RS
+    other = rig.other(way=second)
     staged = rig.stage(0, [(1, "a", "x y"), (2, None, None)])
     mixed = rig.stage(1, [(3, "c", "ü%20/")]) + other.stage(2, [(4, "d", "x y")])
     assert other.commit(1, staged).outcome is Outcome.COMMITTED
@@ -69,9 +64,9 @@ def test_either_door_finishes_what_the_other_staged(spark, tmp_path, first, mapp
 
 @pytest.mark.nightly
 @NATIVE
-def test_an_upsert_takes_the_last_row_of_a_key(spark, tmp_path, writer) -> None:
+def test_an_upsert_takes_the_last_row_of_a_key(spark, tmp_path, way) -> None:
     """Over micro-batches and within one; the table is made by the first checkpoint."""
-    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=BY_ID)
+    rig = DeltaRig(spark, tmp_path / "t", ROW, way=way, mode=BY_ID)
     rig.preflight()
     staged = rig.stage(9, [(1, "first", "x"), (2, "a", "x"), (2, "b", "y")])
     staged += rig.stage(10, [(1, "second", "y"), (3, "c", "x")])
@@ -97,31 +92,6 @@ def test_an_upsert_by_sequence_with_deletions(spark, tmp_path) -> None:
     assert rig.rows() == Counter([(1, 5, "new"), (2, 1, "equal"), (4, None, "d")])
     rig.put(3, [(2, 9, None, "D"), (7, 1, None, "D")])
     assert rig.rows() == Counter([(1, 5, "new"), (4, None, "d")])
-
-
-def test_a_merge_has_as_many_tasks_as_its_table_is_worth(spark, tmp_path) -> None:
-    """By default Delta reads the log of a table of one file with fifty tasks, more than once."""
-    log_tasks, shuffle = "spark.databricks.delta.snapshotPartitions", "spark.sql.shuffle.partitions"
-    before = {name: spark.conf.get(name) for name in (log_tasks, shuffle)}
-    store = spark.sparkContext._jsc.sc().statusStore()
-
-    def tasks() -> int:
-        jobs = store.jobsList(None)
-        return sum(jobs.apply(at).numTasks() - jobs.apply(at).numSkippedTasks() for at in range(jobs.size()))
-
-    try:
-        spark.conf.unset(log_tasks)
-        spark.conf.set(shuffle, "200")
-        rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_ID)
-        rig.put(1, [(1, "a", "x"), (2, "b", "x")])
-        staged, began = rig.stage(1, [(2, "c", "x"), (3, "d", "x")]), tasks()
-        assert rig.commit(2, staged).outcome is Outcome.COMMITTED
-        assert tasks() - began < 50
-        assert rig.rows() == Counter([(1, "a", "x"), (2, "c", "x"), (3, "d", "x")])
-        assert spark.conf.get(shuffle) == "200"
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
 
 
 @pytest.mark.nightly
@@ -150,9 +120,9 @@ def test_a_null_key_is_refused_when_it_is_staged(spark, tmp_path) -> None:
 
 @pytest.mark.nightly
 @NATIVE
-def test_partitions_of_a_checkpoint_replace_those_of_the_table(spark, tmp_path, writer) -> None:
+def test_partitions_of_a_checkpoint_replace_those_of_the_table(spark, tmp_path, way) -> None:
     mode = OverwritePartitions()
-    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=mode, partition_by=("p",))
+    rig = DeltaRig(spark, tmp_path / "t", ROW, way=way, mode=mode, partition_by=("p",))
     rig.preflight()
     rig.put(1, [(1, "a", "x"), (2, "b", "y/ %")], [(3, "c", "x")])
     assert rig.rows() == Counter([(1, "a", "x"), (2, "b", "y/ %"), (3, "c", "x")])
@@ -175,9 +145,9 @@ def test_a_table_that_lost_its_partitions_is_not_overwritten_as_a_whole(spark, t
     assert "partitioning changed" in rig.committer.why_dead(staged)[0]
     lost = rig.commit(1, staged)
     assert lost.outcome is Outcome.LOST and lost.is_proven_aborted
-    for writer in DeltaWriter.NATIVE, DeltaWriter.PORTABLE:
+    for way in Way.DELTA_RS, Way.SPARK:
         with pytest.raises(SchemaError, match="It has no partitions"):
-            rig.other(writer=writer).stage(1, [(1, "x")])
+            rig.other(way=way).stage(1, [(1, "x")])
     assert rig.rows() == Counter([(8, "theirs")])
 
 
@@ -206,7 +176,7 @@ def test_two_processes_and_a_stranger_at_the_same_time(spark, tmp_path, mode) ->
             )
 
     staged = rig.stage(5, [(1, "b", "x"), (2, "c", "y")])
-    owners = [rig, rig.other(), rig.other(writer="portable")]
+    owners = [rig, rig.other(), rig.other(way=Way.SPARK)]
     threads = [threading.Thread(target=commit, args=(owner, 2, staged)) for owner in owners]
     threads.append(threading.Thread(target=strange))
     for thread in threads:
@@ -220,12 +190,12 @@ def test_two_processes_and_a_stranger_at_the_same_time(spark, tmp_path, mode) ->
 
 
 @pytest.mark.parametrize(
-    ("writer", "mode"),
-    [(DeltaWriter.NATIVE, None), pytest.param(DeltaWriter.PORTABLE, BY_ID, marks=pytest.mark.nightly)],
+    ("way", "mode"),
+    [(Way.DELTA_RS, None), pytest.param(Way.SPARK, BY_ID, marks=pytest.mark.nightly)],
 )
-def test_a_staged_file_that_is_gone_is_proven_lost(spark, tmp_path, writer, mode) -> None:
+def test_a_staged_file_that_is_gone_is_proven_lost(spark, tmp_path, way, mode) -> None:
     settings = {} if mode is None else {"mode": mode}
-    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, **settings)
+    rig = DeltaRig(spark, tmp_path / "t", ROW, way=way, **settings)
     rig.put(1, [(1, "a", "x")])
     staged = rig.stage(5, [(2, "b", "x")]) + rig.stage(6, [(3, "c", "x")])
     assert not rig.committer.why_dead(staged)
@@ -237,7 +207,7 @@ def test_a_staged_file_that_is_gone_is_proven_lost(spark, tmp_path, writer, mode
     lost = rig.other().commit(3, staged)
     assert lost.outcome is Outcome.LOST and lost.is_proven_aborted and victim.name in lost.detail
     # A part of a file is no file.
-    damage(cut, cut.read_bytes()[:-1])
+    cut.write_bytes(cut.read_bytes()[:-1])
     assert list(rig.committer.why_dead(staged)) == [0, 1]
     lost = rig.commit(3, staged[:1])
     assert lost.outcome is Outcome.LOST and lost.is_proven_aborted and cut.name in lost.detail
@@ -250,18 +220,13 @@ def file_of(committable, folder):
     return next(p for p in folder.rglob("*.parquet") if p.name in str(committable.payload))
 
 
-def damage(file, content) -> None:
-    """Without the checksum beside it, which only local file systems have."""
-    file.write_bytes(content)
-    file.with_name(f".{file.name}.crc").unlink()
-
-
-def test_a_damaged_file_is_never_passed_over(spark, tmp_path) -> None:
+@pytest.mark.parametrize("way", [Way.DELTA_RS, pytest.param(Way.SPARK, marks=pytest.mark.nightly)])
+def test_a_damaged_file_is_never_passed_over(spark, tmp_path, way) -> None:
     """Whatever the session is set to do with files that it cannot read."""
-    rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_ID)
+    rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_ID, way=way)
     staged = rig.stage(0, [(1, "a", "x")]) + rig.stage(1, [(2, "b", "x")])
     file = file_of(staged[1], tmp_path)
-    damage(file, bytes(file.stat().st_size))
+    file.write_bytes(bytes(file.stat().st_size))
     spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
     try:
         with pytest.raises(Exception, match=r"Parquet|footer|corrupt"):
@@ -275,7 +240,7 @@ def test_a_damaged_file_is_never_passed_over(spark, tmp_path) -> None:
 def test_vacuum_takes_data_files_and_leaves_rows(spark, tmp_path) -> None:
     rig = DeltaRig(spark, tmp_path / "t", ROW)
     rig.put(1, [(1, "a", "x")])
-    rows = rig.other(writer="portable").stage(6, [(3, "c", "x")])
+    rows = rig.other(way=Way.SPARK).stage(6, [(3, "c", "x")])
     files = rig.stage(5, [(2, "b", "x")])
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     try:
@@ -317,41 +282,17 @@ def test_what_was_staged_under_other_settings_is_dead(spark, tmp_path) -> None:
     assert "for the table" in elsewhere.committer.why_dead(staged)[0]
 
 
-def test_files_without_a_jvm_of_ones_own(spark, tmp_path) -> None:
-    """What a Spark Connect session would use says the same as Hadoop's client."""
+def test_files_of_a_table_are_found_by_name_and_size(tmp_path) -> None:
     root = tmp_path / "a [b] {c}"
-    for name in ("one", "two"):
-        spark.range(3).coalesce(1).write.parquet(str(root / name))
-    for files in (PublicFiles(spark), HadoopFiles(spark)):
-        sizes = files.sizes(str(root / "one"))
-        assert len(sizes) == 1 and all((root / "one" / n).stat().st_size == size for n, size in sizes.items())
-        (known,) = [str(root / "one" / name) for name in sizes]
-        gone, (size,) = str(root / "gone"), sizes.values()
-        assert files.missing({known: None, gone: None}) == files.missing({known: size, gone: 1}) == [gone]
-        assert files.missing({known: size}) == files.missing({known: None}) == files.missing({}) == []
-        assert files.missing({known: size - 1}) == [known]
-        assert sorted(files.folders(str(root))) == ["one", "two"]
-        assert files.folders(str(root / "none")) == [] and files.sizes(str(root / "none")) == {}
-    PublicFiles(spark).delete(str(root / "two"))
-    assert PublicFiles(spark).folders(str(root)) == ["one"]
-    HadoopFiles(spark).delete(str(root / "two"))
-    assert not (root / "two").exists()
-
-
-def test_a_table_is_asked_in_a_thread_that_has_no_session(spark, tmp_path) -> None:
-    """Without its newest checksum, as behind a kill, Delta reads the checkpoint of its log."""
-    path = str(tmp_path / "t")
-    for number in range(3):
-        write = spark.range(1).write.format("delta").mode("append")
-        write.option("txnAppId", "me").option("txnVersion", number).save(path)
-        if not number:
-            spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '2')")
-    assert list((tmp_path / "t/_delta_log").glob("*.checkpoint*.parquet"))
-    for checksum in (tmp_path / "t/_delta_log").glob("*.crc"):
-        checksum.unlink()
-    jvm(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()
-    found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(DeltaTables(spark).committed_version(path, "me")))
-    thread.start()
-    thread.join()
-    assert found == [2]
+    files = TableFiles.of(f"file:{root}", {})
+    assert files.missing({"one/x": 1}) == ["one/x"] and files.folders("none") == []
+    for name in ("one/x", "two/y"):
+        out = files.output(name)
+        out.write(b"123")
+        files.finish(name, out)
+        with pytest.raises(FileExistsError):
+            files.output(name)
+    assert files.missing({"one/x": 3, "two/y": 2, "gone": 3}) == ["two/y", "gone"] and not files.missing({})
+    assert sorted(files.folders("")) == ["one", "two"]
+    files.delete("two")
+    assert files.folders("") == ["one"]

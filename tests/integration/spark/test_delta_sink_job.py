@@ -1,4 +1,4 @@
-"""Delta sinks in a job: several tables at once, in all modes, by both doors, and the way back."""
+"""Delta sinks in a job: several tables at once, in all modes, and the way back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from flinkish_spark import (
     Append,
     CheckpointConfig,
     DeltaSink,
-    DeltaWriter,
     OverwritePartitions,
     Tables,
     Upsert,
@@ -35,14 +34,12 @@ def numbers(spark, condition="true"):
 class Job:
     """One stream of numbers into a table of each mode."""
 
-    def __init__(self, spark, root, writer) -> None:
+    def __init__(self, spark, root) -> None:
         self.spark, self.root = spark, root
         self.sinks = {
-            "all": DeltaSink(str(root / "all"), writer=writer),
-            "newest": DeltaSink(str(root / "newest"), writer=writer, mode=Upsert(("id",), sequence_by="n")),
-            "days": DeltaSink(
-                str(root / "days"), writer=writer, mode=OverwritePartitions(), partition_by=("day",)
-            ),
+            "all": DeltaSink(str(root / "all")),
+            "newest": DeltaSink(str(root / "newest"), mode=Upsert(("id",), sequence_by="n")),
+            "days": DeltaSink(str(root / "days"), mode=OverwritePartitions(), partition_by=("day",)),
         }
         self.job_dir = JobDir(LocalStore(root / "job"))
 
@@ -87,9 +84,8 @@ class Job:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("writer", [DeltaWriter.AUTO, DeltaWriter.PORTABLE])
-def test_three_tables_get_one_version_each_per_checkpoint(spark, tmp_path, writer) -> None:
-    job = Job(spark, tmp_path, writer)
+def test_three_tables_get_one_version_each_per_checkpoint(spark, tmp_path) -> None:
+    job = Job(spark, tmp_path)
     job.run()
     job.check()
     commits = job.job_dir.live_commits()
@@ -104,10 +100,8 @@ def test_three_tables_get_one_version_each_per_checkpoint(spark, tmp_path, write
     # The folders of what is confirmed are gone.
     left = [p for p in tmp_path.glob("*/_flinkish/*/*") if list(p.rglob("*.parquet"))]
     assert not left
-    if writer is DeltaWriter.AUTO:
-        goes_back(job)
-    else:
-        finishes_without_a_receipt(job)
+    finishes_without_a_receipt(job)
+    goes_back(job)
 
 
 def finishes_without_a_receipt(job) -> None:

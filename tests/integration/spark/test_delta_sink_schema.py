@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest.mock import patch
 
 import pytest
 
-from flinkish_spark import Append, CheckpointConfig, DeltaWriter, OverwritePartitions, SchemaEvolution, Upsert
+from flinkish_spark import Append, CheckpointConfig, OverwritePartitions, SchemaEvolution, Upsert
+from flinkish_spark.connectors.delta.table import TableInfo
 from flinkish_spark.core.errors import BadRecordError, ConfigError, FlinkishError, SchemaError
 from flinkish_spark.protocol.records import Outcome
-from tests.support.delta_rig import DeltaRig
+from tests.support.delta_rig import DeltaRig, Way
 
 OLD, NEW = "id BIGINT, v STRING", "id BIGINT, v STRING, n INT, s STRUCT<a: INT>"
-BOTH = pytest.mark.parametrize("writer", [DeltaWriter.NATIVE, DeltaWriter.PORTABLE])
-NATIVE = pytest.mark.parametrize(
-    "writer", [DeltaWriter.NATIVE, pytest.param(DeltaWriter.PORTABLE, marks=pytest.mark.nightly)]
-)
+BOTH = pytest.mark.parametrize("way", [Way.DELTA_RS, Way.SPARK])
+NATIVE = pytest.mark.parametrize("way", [Way.DELTA_RS, pytest.param(Way.SPARK, marks=pytest.mark.nightly)])
 ADD, WIDEN = SchemaEvolution.ADD_COLUMNS, SchemaEvolution.WIDEN_TYPES
 BY_ID = Upsert(keys=("id",))
 MAPPED = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
 
 
 @pytest.mark.parametrize(
-    ("writer", "mode"),
-    [(DeltaWriter.NATIVE, None), pytest.param(DeltaWriter.PORTABLE, BY_ID, marks=pytest.mark.nightly)],
+    ("way", "mode"),
+    [(Way.DELTA_RS, None), pytest.param(Way.SPARK, BY_ID, marks=pytest.mark.nightly)],
 )
-def test_new_columns_come_with_the_checkpoint(spark, tmp_path, writer, mode) -> None:
-    """Another writer may add the same column in between, under another physical name."""
+def test_new_columns_come_with_the_checkpoint(spark, tmp_path, way, mode) -> None:
+    """Another way may add the same column in between, under another physical name."""
     settings = {} if mode is None else {"mode": mode}
-    rig = DeltaRig(spark, tmp_path / "t", NEW, writer=writer, schema_evolution=ADD, **settings)
+    rig = DeltaRig(spark, tmp_path / "t", NEW, way=way, schema_evolution=ADD, **settings)
     rig.sql(f"CREATE TABLE {{t}} ({OLD}) USING delta {MAPPED}")
     rig.sql("INSERT INTO {t} VALUES (0, 'theirs')")
     rig.preflight()
@@ -77,8 +77,8 @@ def test_rows_that_the_table_can_never_take_are_lost_with_proof(spark, tmp_path)
 
 @NATIVE
 @pytest.mark.nightly
-def test_types_are_widened_where_the_table_allows_it(spark, tmp_path, writer) -> None:
-    rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, n BIGINT", writer=writer, schema_evolution=WIDEN)
+def test_types_are_widened_where_the_table_allows_it(spark, tmp_path, way) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, n BIGINT", way=way, schema_evolution=WIDEN)
     rig.sql("CREATE TABLE {t} (id BIGINT, n INT) USING delta")
     with pytest.raises(SchemaError, match=r"does not have delta\.enableTypeWidening"):
         rig.preflight()
@@ -123,13 +123,16 @@ def test_a_row_that_breaks_a_rule_fails_when_it_is_staged(spark, tmp_path, mode)
 
 
 def test_a_rule_that_staging_does_not_see_stops_the_job(spark, tmp_path) -> None:
-    """Public interfaces do not tell of it. Proven lost, the checkpoint would be replayed for ever."""
-    rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, g BIGINT", writer=DeltaWriter.PORTABLE)
+    """Whatever it is. Proven lost, the checkpoint would be replayed for ever."""
+    rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, g BIGINT", way=Way.SPARK)
     rig.sql("CREATE TABLE {t} (id BIGINT, g BIGINT GENERATED ALWAYS AS (id * 2)) USING delta")
     rig.preflight()
-    staged = rig.stage(0, [(1, 5)])
-    assert not rig.committer.why_dead(staged)
-    lost = rig.commit(1, staged)
+    with pytest.raises(BadRecordError, match="The generated column g = "):
+        rig.stage(0, [(1, 5)])
+    with patch.object(TableInfo, "generated", {}):
+        staged = rig.stage(0, [(1, 5)])
+        assert not rig.committer.why_dead(staged)
+        lost = rig.commit(1, staged)
     assert lost.outcome is Outcome.LOST and not lost.is_proven_aborted and "enerated" in lost.detail
 
 
@@ -153,7 +156,7 @@ TOO_LONG = [
     [
         {"mode": BY_ID},
         pytest.param({}, marks=pytest.mark.nightly),
-        pytest.param({"writer": DeltaWriter.PORTABLE}, marks=pytest.mark.nightly),
+        pytest.param({"way": Way.SPARK}, marks=pytest.mark.nightly),
     ],
 )
 def test_rules_within_values_are_checked_when_rows_are_staged(spark, tmp_path, settings) -> None:
@@ -185,7 +188,7 @@ def test_rules_within_values_are_checked_when_rows_are_staged(spark, tmp_path, s
 
 
 def test_not_null_within_a_value_is_checked_or_refused_before_the_start(spark, tmp_path) -> None:
-    rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, s STRUCT<a: INT>", writer=DeltaWriter.PORTABLE)
+    rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, s STRUCT<a: INT>", way=Way.SPARK)
     rig.sql("CREATE TABLE {t} (id BIGINT, s STRUCT<a: INT NOT NULL>) USING delta")
     # Delta has no MERGE of what might be null there, whatever the rows are.
     with pytest.raises(
@@ -212,7 +215,7 @@ FEWER = "id BIGINT, s STRUCT<b: INT>, l ARRAY<STRUCT<b: INT, a: STRING>>, m MAP<
     "settings",
     [
         {"mode": BY_ID},
-        {"mode": BY_ID, "schema_evolution": ADD, "writer": DeltaWriter.PORTABLE},
+        {"mode": BY_ID, "schema_evolution": ADD, "way": Way.SPARK},
         {},
     ],
 )
@@ -278,18 +281,18 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(
-    "writer,schema,settings,error,message",
+    "way,schema,settings,error,message",
     [
-        *((DeltaWriter.NATIVE, *case) for case in UNFIT),
-        (DeltaWriter.PORTABLE, *UNFIT[0]),
-        *(pytest.param(DeltaWriter.PORTABLE, *case, marks=pytest.mark.nightly) for case in UNFIT[1:]),
+        *((Way.DELTA_RS, *case) for case in UNFIT),
+        (Way.SPARK, *UNFIT[0]),
+        *(pytest.param(Way.SPARK, *case, marks=pytest.mark.nightly) for case in UNFIT[1:]),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_start(
-    spark, tmp_path_factory, writer, schema, settings, error, message
+    spark, tmp_path_factory, way, schema, settings, error, message
 ) -> None:
     table = tmp_path_factory.getbasetemp() / "refusing"
-    rig = DeltaRig(spark, table, schema, writer=writer, **settings)
+    rig = DeltaRig(spark, table, schema, way=way, **settings)
     if not table.exists():
         rig.sql(f"CREATE TABLE {{t}} ({TABLE}) USING delta PARTITIONED BY (p)")
     with pytest.raises(error, match=message) as caught:
@@ -297,7 +300,7 @@ def test_what_does_not_fit_is_refused_before_the_start(
     assert isinstance(caught.value, FlinkishError) and caught.value.what_to_do
 
 
-@pytest.mark.parametrize("settings", [{"mode": BY_ID}, {"writer": DeltaWriter.PORTABLE}, {}])
+@pytest.mark.parametrize("settings", [{"mode": BY_ID}, {"way": Way.SPARK}, {}])
 def test_a_table_that_delta_would_not_make_is_refused_before_the_start(spark, tmp_path, settings) -> None:
     """Not by the commit of a checkpoint that is decided."""
     for schema, partition_by in [("id BIGINT, `a b` STRING", ()), ("id BIGINT, p STRING", ("id", "p"))]:
@@ -307,6 +310,21 @@ def test_a_table_that_delta_would_not_make_is_refused_before_the_start(spark, tm
     DeltaRig(spark, tmp_path / "t", "id BIGINT, op BOOLEAN, `op x` INT", mode=mode).preflight()
     with pytest.raises(SchemaError, match="no condition"):
         DeltaRig(spark, tmp_path / "t", OLD, mode=Upsert(keys=("id",), delete_when="max(id) > 1")).preflight()
+
+
+def test_a_path_that_spark_looks_for_elsewhere_is_refused_before_the_start(spark, tmp_path) -> None:
+    """Tasks would write to their disks, and Spark would read from HDFS."""
+    rig = DeltaRig(spark, tmp_path / "t", OLD)
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    before = conf.get("fs.defaultFS")
+    conf.set("fs.defaultFS", "hdfs://nobody.invalid:8020")
+    try:
+        with pytest.raises(ConfigError, match="has no scheme") as caught:
+            rig.preflight()
+    finally:
+        conf.set("fs.defaultFS", before)
+    assert f"hdfs://nobody.invalid:8020{tmp_path}/t, or file://{tmp_path}/t" in caught.value.what_to_do
+    rig.preflight()
 
 
 def test_modes_that_a_table_does_not_allow_are_refused_before_the_start(spark, tmp_path) -> None:
@@ -330,13 +348,13 @@ def test_modes_that_a_table_does_not_allow_are_refused_before_the_start(spark, t
 
 
 @BOTH
-def test_a_retention_shorter_than_interval_and_restart_budget_is_refused(spark, tmp_path, writer) -> None:
-    rig = DeltaRig(spark, tmp_path / "t", OLD, writer=writer)
+def test_a_retention_shorter_than_interval_and_restart_budget_is_refused(spark, tmp_path, way) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", OLD, way=way)
     longer = CheckpointConfig(interval_ms=3_600_000, restart_budget_ms=3_600_001)
     name = "spark.databricks.delta.properties.defaults.deletedFileRetentionDuration"
     spark.conf.set(name, "interval 2 hours")
     try:
-        if writer is DeltaWriter.NATIVE:
+        if way is Way.DELTA_RS:
             with pytest.raises(ConfigError, match=r"7200000 ms, shorter than .* 7200001 ms"):
                 rig.preflight(longer)
         rig.preflight(CheckpointConfig())
@@ -344,7 +362,7 @@ def test_a_retention_shorter_than_interval_and_restart_budget_is_refused(spark, 
         spark.conf.unset(name)
     kept = "deletedFileRetentionDuration"
     rig.sql(f"CREATE TABLE {{t}} ({OLD}) USING delta TBLPROPERTIES ('delta.{kept}' = 'interval 2 hours')")
-    if writer is DeltaWriter.PORTABLE:
+    if way is Way.SPARK:
         # Its rows wait where VACUUM does not look.
         rig.preflight(longer)
     else:

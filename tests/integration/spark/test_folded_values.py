@@ -12,7 +12,6 @@ from pyspark.sql import types as T
 from flinkish_spark import (
     Append,
     ColumnBuckets,
-    DeltaWriter,
     ExpressionBuckets,
     FileFormat,
     FileSink,
@@ -24,7 +23,7 @@ from flinkish_spark.connectors.files.sink import check_folders
 from flinkish_spark.core.errors import BadRecordError, ConfigError, SchemaError
 from flinkish_spark.protocol.records import Outcome
 from flinkish_spark.testing.sink_contract import SinkUnderTest
-from tests.support.delta_rig import DeltaRig
+from tests.support.delta_rig import DeltaRig, Way
 
 BY_COUNTRY = Upsert(keys=("id", "country"), delete_when="v IS NULL")
 ROW = "id BIGINT, country STRING, v STRING"
@@ -32,18 +31,18 @@ BERLIN = "Europe/Berlin"
 
 
 @pytest.mark.parametrize(
-    ("writer", "mode", "value"),
+    ("way", "mode", "value"),
     [
-        (DeltaWriter.NATIVE, BY_COUNTRY, ""),
-        (DeltaWriter.PORTABLE, BY_COUNTRY, "__HIVE_DEFAULT_PARTITION__"),
-        pytest.param(DeltaWriter.NATIVE, Append(), "__HIVE_DEFAULT_PARTITION__", marks=pytest.mark.nightly),
-        pytest.param(DeltaWriter.NATIVE, Append(), "", marks=pytest.mark.nightly),
-        pytest.param(DeltaWriter.PORTABLE, OverwritePartitions(), "", marks=pytest.mark.nightly),
+        (Way.DELTA_RS, BY_COUNTRY, ""),
+        (Way.SPARK, BY_COUNTRY, "__HIVE_DEFAULT_PARTITION__"),
+        pytest.param(Way.DELTA_RS, Append(), "__HIVE_DEFAULT_PARTITION__", marks=pytest.mark.nightly),
+        pytest.param(Way.DELTA_RS, Append(), "", marks=pytest.mark.nightly),
+        pytest.param(Way.SPARK, OverwritePartitions(), "", marks=pytest.mark.nightly),
     ],
 )
-def test_a_partition_that_would_be_null_is_refused(spark, tmp_path, writer, mode, value) -> None:
+def test_a_partition_that_would_be_null_is_refused(spark, tmp_path, way, mode, value) -> None:
     """(1,'',v1) and (1,'',v2) were two rows with NULL, and a delete found neither."""
-    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=mode, partition_by=("country",))
+    rig = DeltaRig(spark, tmp_path / "t", ROW, way=way, mode=mode, partition_by=("country",))
     rig.preflight()
     with pytest.raises(BadRecordError, match=r"The partition column country NOT IN .*\"v\":\"v1\""):
         rig.stage(0, [(2, "de", "v0"), (1, value, "v1")])
@@ -90,12 +89,10 @@ def test_partitions_of_numbers_are_the_numbers(spark, tmp_path) -> None:
     assert rig.rows() == Counter(rows)
 
 
-@pytest.mark.parametrize(
-    "writer", [DeltaWriter.NATIVE, pytest.param(DeltaWriter.PORTABLE, marks=pytest.mark.nightly)]
-)
-def test_an_instant_whose_text_is_another_one_is_no_partition(spark, tmp_path, writer) -> None:
+@pytest.mark.parametrize("way", [Way.DELTA_RS, pytest.param(Way.SPARK, marks=pytest.mark.nightly)])
+def test_an_instant_whose_text_is_another_one_is_no_partition(spark, tmp_path, way) -> None:
     """02:30 of 2026-10-25 in Berlin is 00:30Z and 01:30Z."""
-    rig = DeltaRig(spark, tmp_path / "t", "id INT, at TIMESTAMP", writer=writer, partition_by=("at",))
+    rig = DeltaRig(spark, tmp_path / "t", "id INT, at TIMESTAMP", way=way, partition_by=("at",))
     first = datetime.datetime(2026, 10, 25, 0, 30, tzinfo=datetime.UTC)
     before = spark.conf.get("spark.sql.session.timeZone")
     try:
@@ -115,12 +112,12 @@ def test_bytes_are_no_partition(spark, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("writer", "columns"),
-    [(DeltaWriter.NATIVE, "id CHAR(5), v STRING"), (DeltaWriter.PORTABLE, "id STRING, v CHAR(5)")],
+    ("way", "columns"),
+    [(Way.DELTA_RS, "id CHAR(5), v STRING"), (Way.SPARK, "id STRING, v CHAR(5)")],
 )
-def test_an_upsert_into_a_table_with_char_is_refused(spark, tmp_path, writer, columns) -> None:
+def test_an_upsert_into_a_table_with_char_is_refused(spark, tmp_path, way, columns) -> None:
     """Delta refuses the MERGE, after the decision."""
-    rig = DeltaRig(spark, tmp_path / "t", "id STRING, v STRING", writer=writer, mode=Upsert(keys=("id",)))
+    rig = DeltaRig(spark, tmp_path / "t", "id STRING, v STRING", way=way, mode=Upsert(keys=("id",)))
     rig.sql(f"CREATE TABLE {{t}} ({columns}) USING delta")
     with pytest.raises(ConfigError, match=r"upserts into .*, whose column \w+ is a CHAR"):
         rig.preflight()
@@ -152,16 +149,16 @@ FOLDERS = ["x" * 247, "\u00e9" * 123 + "x", "/" * 82 + "x", "=%:?\x7f\x01", ".",
 
 
 @pytest.mark.parametrize(
-    ("writer", "mode"),
+    ("way", "mode"),
     [
-        (DeltaWriter.NATIVE, Append()),
-        (DeltaWriter.NATIVE, BY_COUNTRY),
-        pytest.param(DeltaWriter.PORTABLE, OverwritePartitions(), marks=pytest.mark.nightly),
+        (Way.DELTA_RS, Append()),
+        (Way.DELTA_RS, BY_COUNTRY),
+        pytest.param(Way.SPARK, OverwritePartitions(), marks=pytest.mark.nightly),
     ],
 )
-def test_a_partition_that_no_folder_can_be_called_is_refused(spark, tmp_path, writer, mode) -> None:
+def test_a_partition_that_no_folder_can_be_called_is_refused(spark, tmp_path, way, mode) -> None:
     """By the record, before anything is decided: no disk is at fault, and none will take it later."""
-    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=mode, partition_by=("country",))
+    rig = DeltaRig(spark, tmp_path / "t", ROW, way=way, mode=mode, partition_by=("country",))
     rig.preflight()
     for value in NO_FOLDERS:
         with pytest.raises(BadRecordError, match=r"The partition column country .*\"v\":\"v1\"") as found:

@@ -12,7 +12,7 @@ from flinkish_spark import DeltaSink
 from flinkish_spark.bridge.settings import REQUIRED_CONF
 from flinkish_spark.checkpoint.retention import SparkPins
 from flinkish_spark.checkpoint.spark_log import SparkLog
-from flinkish_spark.connectors.delta.rows import DeltaHistory
+from flinkish_spark.connectors.delta.committing import DeltaHistory
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.job_dir import JobDir

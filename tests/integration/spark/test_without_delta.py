@@ -1,7 +1,4 @@
-"""A session without Delta Lake: what needs it is refused before the start, with the reason; the rest runs.
-
-So do sources of Delta tables: they need no JAR.
-"""
+"""A session without Delta Lake's JAR: what needs it is refused before the start; all else runs."""
 
 from __future__ import annotations
 
@@ -10,14 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
 
 from flinkish_spark.jars import has_pinned_delta, running_minor
 
+SCHEMA = {"user": "string", "amount": "long"}
 PROGRAM = """
 import json, sys
 from pathlib import Path
 from pyspark.sql import SparkSession
-from flinkish_spark import DeltaManifest, DeltaSink, MemorySink, StreamExecutionEnvironment
+from flinkish_spark import DeltaManifest, DeltaSink, MemorySink, StreamExecutionEnvironment, Upsert
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.sources import CollectionSource, DeltaChanges, DeltaSource, DeltaTableSource
 from deltalake import write_deltalake
@@ -29,8 +30,9 @@ spark = SparkSession.builder.master("local[2]").config(map=spark_test_conf(root 
 rows = CollectionSource([("ann", 1)], "user STRING, amount LONG")
 says = {}
 for name, source, sink, manifest in (
-    ("sink", rows, DeltaSink("/lake/totals"), None),
-    ("manifest", rows, MemorySink("orders"), DeltaManifest("/lake/checkpoints")),
+    ("feature", rows, DeltaSink(sys.argv[2]), None),
+    ("upsert", rows, DeltaSink(sys.argv[3], mode=Upsert(("user",))), None),
+    ("sink", rows, DeltaSink(str(root / "totals")), DeltaManifest(str(root / "checkpoints"))),
 ):
     env = StreamExecutionEnvironment(spark, job="it", job_dir=str(root / name), manifest=manifest)
     env.from_source(source, uid="in").sink_to(sink, uid="out")
@@ -57,10 +59,37 @@ spark.stop()
 """
 
 
-def test_what_needs_delta_is_refused_before_the_start_and_sources_read(tmp_path: Path) -> None:
+def table_of(folder: Path, protocol: dict[str, Any], **configuration: str) -> str:
+    """Make an empty table with a log by hand."""
+    fields = [{"name": n, "type": k, "nullable": True, "metadata": {}} for n, k in SCHEMA.items()]
+    metadata = {
+        "id": folder.name,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
+        "partitionColumns": [],
+        "configuration": configuration,
+    }
+    (folder / "_delta_log").mkdir(parents=True)
+    lines = [{"protocol": protocol}, {"metaData": metadata}]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (folder / "_delta_log" / f"{0:020d}.json").write_text(text, encoding="utf-8")
+    return str(folder)
+
+
+def test_sinks_and_sources_need_no_jar_and_what_needs_one_is_refused_by_its_name(tmp_path: Path) -> None:
     """In a process of its own, whose session has no JAR at all."""
+    tracked = {
+        "minReaderVersion": 1,
+        "minWriterVersion": 7,
+        "writerFeatures": ["rowTracking", "domainMetadata"],
+    }
+    checked = {"minReaderVersion": 1, "minWriterVersion": 3}
+    tables = [
+        table_of(tmp_path / "tracked", tracked),
+        table_of(tmp_path / "checked", checked, **{"delta.constraints.c": "amount > 0"}),
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        [sys.executable, "-c", PROGRAM, str(tmp_path), *tables],
         capture_output=True,
         text=True,
         check=False,
@@ -69,11 +98,18 @@ def test_what_needs_delta_is_refused_before_the_start_and_sources_read(tmp_path:
     assert done.returncode == 0, done.stderr[-3000:]
     says, read = json.loads(done.stdout.splitlines()[-1])
     assert read == {uid: [1, 2, 3] for uid in ("table", "rows", "feed")}
-    assert says.keys() == {"sink", "manifest"}
+    assert says.keys() == {"feature", "upsert"}
     minor = running_minor()
-    for text, left_behind in says.values():
-        assert "this Spark session has no Delta Lake" in text and not left_behind
+    for name, (text, left_behind) in says.items():
+        wanted = {
+            "feature": "elta-rs does not know the table feature domainMetadata",
+            "upsert": "elta-rs does not know the table feature checkConstraints, where rows are merged",
+        }
+        assert wanted[name] in text and not left_behind
         if has_pinned_delta(minor):
             assert "configure_spark_with_jars" in text
         else:
             assert f"for Spark {minor} none was served" in text and f"delta-spark_{minor}_2.13" in text
+    (row,) = DeltaTable(tmp_path / "totals").to_pyarrow_table().to_pylist()
+    assert row == {"user": "ann", "amount": 1}
+    assert DeltaTable(tmp_path / "checkpoints").to_pyarrow_table().num_rows >= 1

@@ -9,7 +9,6 @@ import pytest
 
 from flinkish_spark import jars
 from flinkish_spark.bridge import session
-from flinkish_spark.connectors.delta.manifest import DeltaManifest
 from flinkish_spark.connectors.delta.sink import require_delta
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.jars import JarMissing, pinned, pinned_jars, spark_minors
@@ -143,7 +142,3 @@ def test_a_job_that_needs_delta_is_told_why_there_is_none() -> None:
     assert "use Spark 4.1 or 4.2" in what_to_do and "delta-spark_4.3_2.13" in what_to_do
     with pytest.raises(EnvironmentFault, match="configure_spark_with_jars"):
         require_delta(False, "4.2.1")
-
-
-def test_a_manifest_says_that_it_needs_delta() -> None:
-    assert DeltaManifest("/lake/checkpoints").needs_delta

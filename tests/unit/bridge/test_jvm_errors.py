@@ -14,15 +14,9 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from flinkish_spark.checkpoint.failures import classify
-from flinkish_spark.connectors.delta.rows import DeltaHistory, DeltaRows
+from flinkish_spark.connectors.delta.faults import DeltaConflict, DeltaRefused, DeltaViolated, translated
+from flinkish_spark.connectors.delta.rows import DeltaRows
 from flinkish_spark.connectors.delta.table import Append
-from flinkish_spark.connectors.delta.transactions import (
-    DeltaConflict,
-    DeltaRefused,
-    DeltaTables,
-    DeltaViolated,
-    translated,
-)
 from flinkish_spark.connectors.kafka.sink import with_advice
 from flinkish_spark.core.errors import ConfigError, FlinkishError, SparkGoneError, causes_of, raise_translated
 from flinkish_spark.core.foreign_errors import is_gateway_gone
@@ -91,41 +85,19 @@ def test_a_refusal_that_no_advice_helps_is_raised_as_it_is() -> None:
 
 
 # -- what Delta's calls raise -----------------------------------------------------------------------
-def tables(error: BaseException) -> DeltaTables:
-    spark = MagicMock()
-    spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable.side_effect = error
-    return DeltaTables(spark)
-
-
 def rows(error: BaseException) -> DeltaRows:
     spark = MagicMock()
-    spark.sql.side_effect = error
+    spark.newSession().sql.side_effect = error
     spark.cloneSession.side_effect = error
     return DeltaRows(spark)
 
 
-def history(error: BaseException) -> DeltaHistory:
-    spark = MagicMock()
-    spark.newSession().sql.side_effect = error
-    spark.read.format.side_effect = error
-    return DeltaHistory(spark)
-
-
 APPENDED = {"mode": Append().to_json(), "schema_evolution": "NONE"}
-#: Every call of the bridge that a Delta sink, a manifest or a rewind makes; staging rows needs Spark itself.
+#: Every call into the JVM that a commit or a rewind of a Delta sink makes.
 CALLS: dict[str, Callable[[BaseException], Any]] = {
-    "stage": lambda error: tables(error).stage(MagicMock(), "/t", (), {}, lambda table: None),
-    "check_schema": lambda error: tables(error).check_schema(MagicMock(), "/t", (), {}),
-    "recent": lambda error: list(tables(error).recent("/t", 3)),
-    "commit": lambda error: tables(error).commit("/t", [{}], "app", 3, "", lambda seen: None),
-    "committed_version": lambda error: tables(error).committed_version("/t", "app"),
-    "info": lambda error: tables(error).info("/t"),
-    "rows.info": lambda error: rows(error).info("/t"),
-    "rows.commit": lambda error: rows(error).commit("/t", [APPENDED], "app", 3, "", None),
-    "history.recent": lambda error: history(error).recent("/t", 3),
-    "history.missing_at": lambda error: history(error).missing_at("/t", 3),
-    "history.restore": lambda error: history(error).restore("/t", 3, "note"),
-    "history.delete_rows": lambda error: history(error).delete_rows("/t", "note"),
+    "commit": lambda error: rows(error).commit("/t", [APPENDED], "app", 3, "", None),
+    "restore": lambda error: rows(error).restore("/t", 3, "note"),
+    "delete_rows": lambda error: rows(error).delete_rows("/t", "note"),
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from demo.orders import expected_totals, generate
 from demo.rig import ROOT
-from flinkish_spark.connectors.delta import transactions as delta
+from flinkish_spark.connectors.delta import rows as delta
 from flinkish_spark.core.errors import StoreError
 from flinkish_spark.core.store import CreateResult, LocalStore
 from tests.crash.sweep import databases, files, hooks
@@ -99,7 +99,7 @@ def test_every_call_has_the_faults_that_its_layer_can_have():
 def test_a_call_into_the_jvm_fails_once_and_the_function_around_it_is_not_what_fails():
     bridge = Call("delta.commit", Layer.BRIDGE, Effect.WRITE)
     asks = Call("jvm.transactions._to_list hasNext", Layer.JVM, Effect.READ)
-    writes = Call("jvm.transactions.commit commit", Layer.JVM, Effect.WRITE)
+    writes = Call("jvm.rows.commit commit", Layer.JVM, Effect.WRITE)
     trace = [bridge, asks, asks, writes, writes]
     assert fault_runs(trace) == [
         Run(Point(bridge.name), Fault.LOST),
@@ -143,7 +143,7 @@ def from_the_bridge(gateway: Gateway, command: str) -> str:
 def test_what_fails_is_the_call_of_the_bridge_and_it_fails_as_the_jvm_says_it(told):
     gateway, command = Gateway(), "c\no7\ncommit\ne\n"
     unhook = hook_gateway(gateway)
-    switch = switch_with(told, Run(Point("jvm.transactions.commit commit"), Fault.FAIL))
+    switch = switch_with(told, Run(Point("jvm.rows.commit commit"), Fault.FAIL))
     inside = lambda: [from_the_bridge(gateway, command), from_the_bridge(gateway, command)]  # noqa: E731
     assert from_the_bridge(gateway, command) == "yv"
     assert switch.around(WRITE, inside, outage) == ["xro9", "yv"]
@@ -153,7 +153,7 @@ def test_what_fails_is_the_call_of_the_bridge_and_it_fails_as_the_jvm_says_it(to
     )
     assert [call.name for call in switch.end()] == [
         WRITE.name,
-        *["jvm.transactions.commit commit"] * 2,
+        *["jvm.rows.commit commit"] * 2,
         WRITE.name,
     ]
     assert gateway.sent[1] == f"Job aborted. {files.OUTAGE}" and told == ["fired"]

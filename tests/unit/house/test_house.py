@@ -69,8 +69,7 @@ def dotted(node: ast.expr) -> str:
 
 def test_only_the_bridge_talks_to_the_jvm() -> None:
     jvm = {"_jvm", "_jdf", "_jsparkSession", "_jsc", "_gateway", "_jrdd", "_jsqs", "_jwrite"}
-    # Delta's transactions are opened up beside the sink that commits with them, since they know its tables.
-    allowed = {*(PACKAGE / "bridge").glob("*.py"), PACKAGE / "connectors" / "delta" / "transactions.py"}
+    allowed = {*(PACKAGE / "bridge").glob("*.py")}
     guilty = [
         file
         for file in FILES

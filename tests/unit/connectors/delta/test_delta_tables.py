@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from pathlib import Path
 
 import pytest
 
-import flinkish_spark
 from flinkish_spark import (
     CheckpointConfig,
     DeltaSink,
-    DeltaWriter,
     OverwritePartitions,
     SchemaEvolution,
     Upsert,
 )
 from flinkish_spark.connectors.delta.sink import FILES, MARKERS, check_retention, duration_ms
-from flinkish_spark.connectors.delta.staging import StagedFolder, folder_of_sink
+from flinkish_spark.connectors.delta.staging import StagedFolder
 from flinkish_spark.connectors.delta.table import (
     Append,
     TableInfo,
@@ -262,7 +258,10 @@ def test_what_is_not_stored():
         (lambda: Upsert(("a",), not_stored=("a",)), "not stored"),
         (lambda: DeltaSink("/t", mode="append"), "mode is 'append'"),
         (lambda: DeltaSink("/t", mode=Upsert), "mode is"),
-        (lambda: DeltaSink("/t", writer="jvm"), "writer is 'jvm'"),
+        (lambda: DeltaSink("/t", writer="native"), "writer is 'native'"),
+        (lambda: DeltaSink("/t", writer="portable"), "writer is 'portable'"),
+        (lambda: DeltaSink("/t", store_options={"aws_region": "x"}), "takes no options"),
+        (lambda: DeltaSink("s3a://bucket/t", store_options={"aws_secret_access_key": "x"}), "is a secret"),
         (lambda: DeltaSink("/t", schema_evolution="NONE"), "schema_evolution is 'NONE'"),
         (lambda: DeltaSink("/t", options={"TxnAppId": "x"}), "TxnAppId"),
         (lambda: DeltaSink("/t", options={"mergeSchema": "true"}), "mergeSchema"),
@@ -274,7 +273,8 @@ def test_what_is_not_stored():
 def test_settings_are_checked_where_they_are_given(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
-    assert DeltaSink("/t", writer="portable").writer is DeltaWriter.PORTABLE
+    assert DeltaSink("/t", writer="python").writer == DeltaSink("/t").writer == "python"
+    assert DeltaSink("s3a://bucket/t", store_options={"aws_secret_access_key": "env:KEY"}).store_options
 
 
 def test_names_of_folders_of_staged_rows():
@@ -282,7 +282,6 @@ def test_names_of_folders_of_staged_rows():
     assert StagedFolder.parse(folder.name) == folder
     for other in ("_temporary", "3-1-42-7", "3-1-42-7-0badcafe-x", "-1-1-42-7-0badcafe"):
         assert StagedFolder.parse(other) is None
-    assert folder_of_sink("s3://lake/t/", app_id(JOB, "uid")) == f"s3://lake/t/_flinkish/flinkish-{JOB}-uid"
 
 
 def test_the_note_of_a_commit_says_whose_checkpoint_it_holds():
@@ -293,10 +292,3 @@ def test_the_note_of_a_commit_says_whose_checkpoint_it_holds():
     assert mark_in(note, other) is None
     assert mark_in(f"flinkish-commit {ours} 7 00c0ffee", ours) == Mark(CheckpointId(7))
     assert mark_in("a user's note", ours) is None
-
-
-def test_the_portable_door_needs_no_jvm():
-    """Names of PySpark's own that a Spark Connect session does not have."""
-    file = Path(flinkish_spark.__file__).parent / "connectors" / "delta" / "rows.py"
-    names = {n.attr for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Attribute)}
-    assert not names & {"_jvm", "_jdf", "_jsparkSession", "_jsc", "sparkContext", "rdd"}

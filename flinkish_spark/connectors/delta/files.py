@@ -1,0 +1,128 @@
+"""Files below a Delta table, on a disk or in a bucket, by the client that commits to it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.store_spec import resolved_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import fs
+
+_LOCAL = re.compile(r"file:/{1,3}(?=[^/])")
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """The place of a table; travels to tasks, without a secret."""
+
+    path: str
+    #: Of the store, a secret as ``env:NAME``.
+    options: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, path: str, options: Mapping[str, str]) -> TableFiles:
+        return cls(_LOCAL.sub("/", path) if path.startswith("file:") else path, tuple(options.items()))
+
+    @property
+    def root(self) -> Path | None:
+        """The folder, of a table on a disk."""
+        return Path(self.path) if self.path.startswith("/") else None
+
+    def store_options(self) -> dict[str, str]:
+        return resolved_options(self.options)
+
+    def output(self, name: str) -> Any:
+        """Open a file to be written; nobody relies on it before `finish`."""
+        if self.root is None:
+            return BytesIO()
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("xb")
+
+    def finish(self, name: str, file: Any) -> None:
+        """Make a file that was written durable under its name."""
+        if self.root is not None:
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            return
+        with self._handler().open_output_stream(name) as stream:
+            stream.write(file.getvalue())
+
+    def read(self, names: Iterable[str]) -> pa.Table:
+        """Return the rows of Parquet files of one schema."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        tables = []
+        for name in names:
+            try:
+                with self._system().open_input_file(name) as file:
+                    tables.append(pq.ParquetFile(file).read())
+            except pa.ArrowInvalid as error:
+                raise CorruptObjectError(
+                    f"the staged file {name} of the Delta table {self.path} cannot be read",
+                    why=str(error),
+                    what_to_do="put it back from a copy, or rewind the job to the checkpoint before",
+                ) from error
+        return pa.concat_tables(tables, promote_options="permissive")
+
+    def missing(self, sizes: Mapping[str, int]) -> list[str]:
+        """Return those that are not there with the size that is given."""
+        if not sizes:
+            return []
+        found = self._system().get_file_info([self._name(name) for name in sizes])
+        return [
+            name
+            for (name, size), info in zip(sizes.items(), found, strict=True)
+            if not info.is_file or info.size != size
+        ]
+
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a folder; empty if it is not there."""
+        from pyarrow import fs
+
+        found = self._system().get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        return [info.base_name for info in found if info.type == fs.FileType.Directory]
+
+    def delete(self, folder: str) -> None:
+        if self.root is None:
+            self._system().delete_dir(folder)
+        else:
+            shutil.rmtree(self.root / folder, ignore_errors=True)
+
+    def _name(self, path: str) -> str:
+        """Return a file's name within the table; a file elsewhere keeps its own."""
+        return path.removeprefix(f"{self.path.rstrip('/')}/")
+
+    def _system(self) -> fs.FileSystem:
+        from pyarrow import fs
+
+        if self.root is not None:
+            return fs.SubTreeFileSystem(str(self.root), fs.LocalFileSystem())
+        return fs.PyFileSystem(self._handler())
+
+    def _handler(self) -> Any:
+        from deltalake.fs import DeltaStorageHandler
+
+        return DeltaStorageHandler(self.path, self.store_options())
+
+
+def why_no_path(path: str) -> str:
+    """Return why delta-rs cannot work below a path; empty if it can."""
+    if "\\" in path:
+        return "its path has a \\, which delta-rs reads as /"
+    if unquote(path) != path and not path.startswith("file:"):
+        return "its path has a % with two digits behind it, which delta-rs reads as one character"
+    return ""

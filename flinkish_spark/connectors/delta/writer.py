@@ -1,0 +1,386 @@
+"""Tasks of a Delta sink: Parquet files with the statistics and partition values that a Delta log wants."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark import __version__ as spark_version
+
+from flinkish_spark.connectors.delta.files import TableFiles
+from flinkish_spark.connectors.row_count import RowCount
+from flinkish_spark.core.clock import wall_ms
+from flinkish_spark.core.errors import InternalError
+from flinkish_spark.transport.columns import SINK_CONTROL
+from flinkish_spark.worker.daemon import freeze_modules
+
+#: Beside the fields of rows that a commit reads again: the micro-batch, the place in it, and whether the row
+#: with that key is to go.
+BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
+#: A file is closed behind so many bytes of Parquet, and rows are held back until they are so many in memory.
+_FILE_BYTES, _GROUP_BYTES = 128 * 1024 * 1024, 32 * 1024 * 1024
+#: Of partitions that a task writes at the same time; a further one closes the files of all.
+_MOST_OPEN = 100
+
+
+@dataclass(frozen=True)
+class FilesToWrite:
+    """How rows become files; travels to tasks."""
+
+    files: TableFiles
+    #: Within the table, empty for its own folder: data files stay where they are written.
+    folder: str = ""
+    #: By the names that the log has, which under column mapping are not those that users see.
+    partition_by: tuple[str, ...] = ()
+    compression: str = "snappy"
+    max_rows: int = 0
+    page_version: str = "1.0"
+    #: Leaf columns, dotted, that have statistics.
+    with_stats: tuple[str, ...] = ()
+
+    def write(self, batches: Iterable[pa.RecordBatch], task: int) -> list[dict[str, Any]]:
+        """Write batches; return the `add` action of each file."""
+        out = _Files(self, task)
+        for batch in batches:
+            out.add(batch)
+        return out.close()
+
+
+@dataclass(frozen=True)
+class StageFiles:
+    """Callable for mapInArrow: writes the records of one task, yields its ack and its files as JSON."""
+
+    target: FilesToWrite
+    #: The micro-batch, of rows that a commit reads again.
+    batch: int | None = None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_modules()
+        task = TaskContext.get()
+        if task is None:
+            raise InternalError("rows are staged outside of a task")
+        ack = RowCount(task.partitionId())
+        adds = self.target.write(self._rows(batches, ack, task.partitionId()), task.partitionId())
+        yield pa.record_batch([pa.array([json.dumps({**ack.done().to_json(), "adds": adds})])], ["report"])
+
+    def _rows(self, batches: Iterator[pa.RecordBatch], ack: RowCount, task: int) -> Iterator[pa.RecordBatch]:
+        place = task << 33
+        for batch in batches:
+            records = ack.admit(batch)
+            if not records.num_rows:
+                continue
+            rows = records.select([name for name in records.schema.names if name not in SINK_CONTROL])
+            if self.batch is None:
+                # Its work is done: it made each record's rules be looked at.
+                yield rows.drop_columns([DELETED]) if DELETED in rows.schema.names else rows
+                continue
+            count = rows.num_rows
+            yield rows.append_column(BATCH, pa.array([self.batch] * count, pa.int64())).append_column(
+                ORDER, pa.array(range(place, place + count), pa.int64())
+            )
+            place += count
+
+
+class _Files:
+    def __init__(self, target: FilesToWrite, task: int) -> None:
+        self._target, self._task = target, task
+        self._open: dict[tuple[str | None, ...], _File] = {}
+        self._adds: list[dict[str, Any]] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for values, rows in _by_partition(batch, self._target.partition_by):
+            at, most = 0, self._target.max_rows
+            while at < rows.num_rows:
+                file = self._open.get(values)
+                if file is None:
+                    if len(self._open) >= _MOST_OPEN:
+                        self.close()
+                    partition = dict(zip(self._target.partition_by, values, strict=True))
+                    file = self._open[values] = _File(self._target, self._task, partition, rows.schema)
+                part = rows.slice(at, most - file.rows) if most else rows
+                file.write(part)
+                at += part.num_rows
+                if file.is_full or (most and file.rows >= most):
+                    self._adds.append(self._open.pop(values).close())
+
+    def close(self) -> list[dict[str, Any]]:
+        self._adds += [file.close() for file in self._open.values()]
+        self._open.clear()
+        return self._adds
+
+
+class _File:
+    def __init__(
+        self, target: FilesToWrite, task: int, partition: Mapping[str, str | None], schema: pa.Schema
+    ) -> None:
+        self._target, self._partition, self.rows = target, partition, 0
+        name = f"part-{task:05d}-{uuid.uuid4()}-c000.{target.compression}.parquet"
+        self._path = f"{target.folder}/{name}" if target.folder else name
+        self._sink = target.files.output(self._path)
+        # A struct that is null has nulls in it, whatever may be null there: no file says that it may not.
+        self._schema = pa.schema([pa.field(one.name, _nullable(one.type)) for one in schema])
+        codec = {"uncompressed": "none"}.get(target.compression, target.compression)
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression=codec,
+            store_schema=False,
+            data_page_version=target.page_version,
+        )
+        # Without it a reader may take dates before 1582 for those of another calendar.
+        self._writer.add_key_value_metadata({"org.apache.spark.version": spark_version})
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+        self._stats = Statistics(target.with_stats)
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self._sink.tell() >= _FILE_BYTES)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
+        self.rows += rows.num_rows
+        if self._held_bytes >= _GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._held:
+            table = pa.Table.from_batches(self._held)
+            self._stats.add(table)
+            self._writer.write_table(table.cast(self._schema))
+        self._held, self._held_bytes = [], 0
+
+    def close(self) -> dict[str, Any]:
+        self._flush()
+        self._writer.close()
+        size = int(self._sink.tell())
+        self._target.files.finish(self._path, self._sink)
+        return {
+            "path": self._path,
+            "partitionValues": dict(self._partition),
+            "size": size,
+            "modificationTime": wall_ms(),
+            "dataChange": True,
+            "stats": self._stats.to_text(),
+        }
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _nullable(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_nullable(kind.key_type), _nullable(kind.item_type))
+    return pa.list_(_nullable(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def _by_partition(
+    batch: pa.RecordBatch, names: Sequence[str]
+) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
+    """Yield the rows of each partition in their order, without the columns that say which one it is."""
+    if not names:
+        yield (), batch
+        return
+    texts = [partition_texts(batch.column(name)) for name in names]
+    rest = batch.drop_columns(list(names))
+    place = pa.array(range(batch.num_rows), pa.int64())
+    keys = [f"k{at}" for at in range(len(names))]
+    grouped = pa.table([*texts, place], names=[*keys, "place"]).group_by(keys, use_threads=False)
+    found = grouped.aggregate([("place", "list")]).to_pydict()
+    for *values, rows in zip(*(found[key] for key in keys), found["place_list"], strict=True):
+        yield tuple(values), rest.take(pa.array(rows, pa.int64()))
+
+
+def partition_texts(column: pa.Array) -> pa.Array:
+    """Return values as a Delta log has them, exactly."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        # With its zone, it is one instant to every reader.
+        plain = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")).cast(pa.string())
+        return pc.binary_join_element_wise(pc.replace_substring(plain, " ", "T"), pa.scalar("Z"), "")
+    if pa.types.is_floating(kind):
+        return pa.array([None if one is None else _of_float(one) for one in column.to_pylist()], pa.string())
+    return column.cast(pa.string())
+
+
+def _of_float(value: float) -> str:
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return "NaN" if math.isnan(value) else repr(value)
+
+
+def json_text(value: Any) -> str:
+    """Return JSON in which a decimal is a number with all its digits."""
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{json.dumps(name)}:{json_text(one)}' for name, one in value.items())}}}"
+    return format(value, "f") if isinstance(value, Decimal) else json.dumps(value, allow_nan=False)
+
+
+_MOST_OF_A_TEXT = 32
+_GREATEST = "\U0010ffff"
+
+
+@dataclass
+class Statistics:
+    """Counts, least and greatest values of the rows of a file."""
+
+    #: Leaf columns, dotted by :data:`_DOT`, in the table's order.
+    columns: tuple[str, ...]
+    rows: int = 0
+    _nulls: dict[str, int] = field(default_factory=dict)
+    _least: dict[str, Any] = field(default_factory=dict)
+    _greatest: dict[str, Any] = field(default_factory=dict)
+    #: Columns with a value that is neither less nor greater than others.
+    _unordered: set[str] = field(default_factory=set)
+
+    def add(self, table: pa.Table) -> None:
+        self.rows += table.num_rows
+        for path in self.columns:
+            column = _leaf(table, path.split(_DOT))
+            if column is None:
+                continue
+            self._nulls[path] = self._nulls.get(path, 0) + column.null_count
+            if not _has_order(column.type) or column.null_count == len(column):
+                continue
+            if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+                self._unordered.add(path)
+                continue
+            ends = pc.min_max(column)
+            for found, end, better in ((self._least, "min", min), (self._greatest, "max", max)):
+                value = _plain(ends[end])
+                if value is None:
+                    self._unordered.add(path)
+                else:
+                    found[path] = better(found[path], value) if path in found else value
+
+    def to_text(self) -> str:
+        ordered = [path for path in self.columns if path in self._least and path not in self._unordered]
+        least = {path: _lower(self._least[path]) for path in ordered}
+        greatest = {path: _upper(self._greatest[path]) for path in ordered}
+        found: dict[str, Any] = {"numRecords": self.rows}
+        for name, values in (("minValues", least), ("maxValues", greatest), ("nullCount", self._nulls)):
+            found[name] = _nested({path: one for path, one in values.items() if one is not None})
+        return json_text(found)
+
+
+#: Between the names of a path; no column is called so.
+_DOT = "\0"
+
+
+def stats_columns(fields: Sequence[Mapping[str, Any]], properties: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the paths of the leaf columns that a table wants statistics of, by the names in its files."""
+    said = properties.get("delta.dataSkippingStatsColumns")
+    found = list(_leaves(fields, (), ()))
+    if said is not None:
+        wanted = [name.strip().replace("`", "").lower() for name in said.split(",")]
+        return tuple(
+            path
+            for path, shown in found
+            if any(shown == one or shown.startswith(f"{one}.") for one in wanted)
+        )
+    most = int(properties.get("delta.dataSkippingNumIndexedCols", "32"))
+    return tuple(path for path, _ in (found if most < 0 else found[:most]))
+
+
+def _leaves(
+    fields: Sequence[Mapping[str, Any]], at: tuple[str, ...], shown: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
+    from flinkish_spark.connectors.delta.table import physical_name
+
+    for one in fields:
+        path, seen = (*at, physical_name(one)), (*shown, str(one["name"]).lower())
+        if isinstance(one["type"], Mapping) and one["type"]["type"] == "struct":
+            yield from _leaves(one["type"]["fields"], path, seen)
+        else:
+            yield _DOT.join(path), ".".join(seen)
+
+
+def _leaf(table: pa.Table, path: Sequence[str]) -> Any:
+    if path[0] not in table.column_names:
+        return None
+    column = table.column(path[0])
+    for name in path[1:]:
+        if not pa.types.is_struct(column.type) or column.type.get_field_index(name) < 0:
+            return None
+        column = pc.struct_field(column, name)
+    return column
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    of = pa.types
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            of.is_integer,
+            of.is_floating,
+            of.is_decimal,
+            of.is_date,
+            of.is_timestamp,
+            of.is_string,
+        )
+    )
+
+
+def _plain(value: pa.Scalar) -> Any:
+    """Return a value as Python has it; None for a time that Python has not."""
+    try:
+        if pa.types.is_timestamp(value.type):
+            return value.cast(pa.timestamp("us", value.type.tz and "UTC")).as_py()
+        return value.as_py()
+    except (ValueError, OverflowError, pa.ArrowInvalid):
+        return None
+
+
+def _lower(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:_MOST_OF_A_TEXT]
+    if isinstance(value, float):
+        return None if math.isinf(value) else -0.0 if value == 0 else value
+    return _of_time(value, 0)
+
+
+def _upper(value: Any) -> Any:
+    if isinstance(value, str):
+        cut = value[:_MOST_OF_A_TEXT]
+        if cut == value:
+            return value
+        # Greater than every text that begins so, unless that goes on with the greatest character.
+        return None if value[_MOST_OF_A_TEXT] == _GREATEST else cut + _GREATEST
+    if isinstance(value, float):
+        return None if math.isinf(value) else 0.0 if value == 0 else value
+    return _of_time(value, 1)
+
+
+def _of_time(value: Any, more_ms: int) -> Any:
+    """Return a time as text in whole milliseconds, at or behind it if one more may be added."""
+    if isinstance(value, datetime):
+        if value.microsecond % 1_000:
+            try:
+                value = value.replace(microsecond=value.microsecond // 1_000 * 1_000)
+                value += timedelta(milliseconds=more_ms)
+            except OverflowError:
+                return None
+        text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
+        return text if value.tzinfo is None else f"{text}Z"
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        *above, name = path.split(_DOT)
+        inner = found
+        for one in above:
+            inner = inner.setdefault(one, {})
+        inner[name] = value
+    return found
