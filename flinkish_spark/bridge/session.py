@@ -123,7 +123,7 @@ def has_class(spark: SparkSession, name: str) -> bool:
 
 
 def has_shim(spark: SparkSession) -> bool:
-    return has_class(spark, "io.github.flinkishspark.shim.RowTap")
+    return has_class(spark, "io.github.flinkishspark.shim.JobMetrics")
 
 
 def has_kafka_source(spark: SparkSession) -> bool:

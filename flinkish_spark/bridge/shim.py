@@ -1,4 +1,4 @@
-"""Calls into the JAR of this package: the row tap, the metrics of a job.
+"""Calls into the JAR of this package: the metrics of a job.
 
 And calls out of it: the control source asks the driver what the next micro-batch carries.
 """
@@ -6,16 +6,14 @@ And calls out of it: the control source asks the driver what the next micro-batc
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from pyspark.java_gateway import ensure_callback_server_started
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from flinkish_spark.bridge.session import CONTROL_SOURCE, has_class, jvm
-from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.stream_readers import ReadAllAvailable
-from flinkish_spark.protocol.records import TaskAck
 
 
 def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:
@@ -53,20 +51,3 @@ def connect_controls(spark: SparkSession, reader_of: Callable[[str], DataSourceS
         ensure_callback_server_started(spark.sparkContext._gateway)  # type: ignore[no-untyped-call]
         source.connect(_Controls(reader_of))
     return True
-
-
-class TappedRows:
-    """A DataFrame that counts its records and takes the barriers out; for one action, then :meth:`acks`."""
-
-    def __init__(self, rows: DataFrame, name: str) -> None:
-        tap = jvm(rows.sparkSession).io.github.flinkishspark.shim.RowTap
-        self._tapped = tap.tap(rows._jdf, name)
-        self.records = DataFrame(self._tapped.records(), rows.sparkSession)
-
-    def acks(self) -> Sequence[TaskAck]:
-        acks = json.loads(self._tapped.acksJson())
-        if len(acks) != self._tapped.partitions():
-            raise InternalError(
-                f"a writer read {len(acks)} of {self._tapped.partitions()} partitions to their end"
-            )
-        return tuple(TaskAck.from_json({"dropped": 0, "dead_lettered": 0, **ack}) for ack in acks)

@@ -1,16 +1,12 @@
-"""Counting of the rows that tasks of a sink write, without the JAR's row tap."""
+"""Counting of the rows that tasks of a sink write."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark import TaskContext
-from pyspark.sql import functions as F
-
 from flinkish_spark.core.clock import wall_ms
-from flinkish_spark.core.errors import EnvironmentFault, InternalError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.latency import SINK_REPORTER
 from flinkish_spark.protocol.records import Barrier, TaskAck, TimeReport
@@ -21,32 +17,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class RowsDifferError(EnvironmentFault):
-    """Rows were counted that were not written, or the other way round; the micro-batch is run again."""
-
-    restartable = True
-    ends_when_repeated = True
-
-
-class CountedRows:
-    """Stands in for the JAR's row tap: counts in a pass of its own over the kept micro-batch."""
-
-    def __init__(self, rows: DataFrame) -> None:
-        self._rows = rows
-        self.records = rows.where(F.col(C.KIND) == int(C.Kind.RECORD))
-
-    def acks(self) -> Sequence[TaskAck]:
-        control = self._rows.select(C.KIND, C.CHECKPOINT, C.CHANNEL, C.HASH)
-        return tuple(TaskAck.from_json(report) for report in reports(control, count_in_python))
-
-
 #: Control columns in front of the fields, see StageRequest.
 CONTROL_WIDTH = len(C.SINK_CONTROL)
 _WRAP = 1 << 64
 
 
 class RowCount:
-    """Counts records, and takes barriers, reports and markers out, as the row tap in the JAR does."""
+    """Counts records, and takes barriers, reports and markers out."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
@@ -89,19 +66,6 @@ class RowCount:
             tuple(self._barriers),
             reports=tuple(self._reports),
         )
-
-
-def count_in_python(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Count one task's rows in mapInArrow; yield one row, the ack as JSON."""
-    import pyarrow as pa
-
-    task = TaskContext.get()
-    if task is None:
-        raise InternalError("rows are counted outside of a task")
-    ack = RowCount(task.partitionId())
-    for batch in batches:
-        ack.admit(batch)
-    yield pa.record_batch([pa.array([json.dumps(ack.done().to_json())])], names=["report"])
 
 
 def reports(rows: DataFrame, function: Any) -> Sequence[dict[str, Any]]:

@@ -372,11 +372,3 @@ class DeltaSink(DeltaSinkSettings, Sink):
         """Return the committing half."""
         tables = DeltaTables(self.store_options)
         return DeltaCommitter(self, DeltaCommits(tables, spark), DeltaHistory(tables, spark), context)
-
-
-def require_delta(has_delta: bool, version: str) -> None:
-    """Raise EnvironmentFault if a session was started without Delta's JARs."""
-    if not has_delta:
-        minor = str(SparkMinor.of(version))
-        why, what_to_do = how_to_get_delta(minor)
-        raise EnvironmentFault("this Spark session has no Delta Lake", why=why, what_to_do=what_to_do)

@@ -8,11 +8,8 @@ import pytest
 from pyspark.sql import functions as F
 
 from flinkish_spark import WatermarkGenerator, WatermarkStrategy
-from flinkish_spark.bridge.shim import TappedRows
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.planning.between import RecordStream, transform_records, with_times
-from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from flinkish_spark.protocol.records import TimeReport
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
 
@@ -105,22 +102,3 @@ def test_what_a_transform_drops_leaves_its_time_if_it_looks_at_each_row(stream: 
     assert early.has_kept_times and only_a.has_kept_times and not only_a.schema["name"].metadata
     apart = transform_records(only_a, lambda df: df.coalesce(1).withColumn("name", F.upper("name")))
     assert times(apart, C.TIME) == [("A", 5)] and not apart.has_kept_times
-
-
-def test_the_row_tap_takes_reports_out_as_python_does(spark: Any) -> None:
-    values = [
-        (0, 0, 0, 5, "a"),
-        (16, MIN_WATERMARK_MS, 7, MAX_WATERMARK_MS, None),
-        (2, 0, 1, 3, None),
-        (19, 60_000, 1 << 40, 12, None),
-        (1, 8, 0, 0, None),
-    ]
-    columns = f"{C.KIND} INT, {C.CHECKPOINT} LONG, {C.CHANNEL} LONG, {C.HASH} LONG, name STRING"
-    tapped = TappedRows(spark.createDataFrame(values, columns).coalesce(1), "tapped")
-    assert [row["name"] for row in tapped.records.collect()] == ["a"]
-    (ack,) = tapped.acks()
-    assert ack.reports == (
-        TimeReport(0, 7, MIN_WATERMARK_MS, MAX_WATERMARK_MS),
-        TimeReport(3, 1 << 40, 60_000, 12),
-    )
-    assert (ack.rows, len(ack.barriers)) == (1, 1)

@@ -9,8 +9,6 @@ import pytest
 
 from flinkish_spark import jars
 from flinkish_spark.bridge import session
-from flinkish_spark.connectors.delta.sink import require_delta
-from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.jars import JarMissing, pinned, pinned_jars, spark_minors
 from tests.support.cli_rig import flinkish
 
@@ -132,13 +130,3 @@ def test_delta_among_the_packages_that_the_user_names_counts(
     for packages, counts in (([], False), (["io.delta:delta-spark_4.3_2.13:4.5.0"], True)):
         builder: Any = session.configure_spark_with_packages(Builder(), extra_packages=packages)  # type: ignore[arg-type]
         assert (EXTENSION in builder._options) is counts
-
-
-def test_a_job_that_needs_delta_is_told_why_there_is_none() -> None:
-    require_delta(True, "4.3.0")
-    with pytest.raises(EnvironmentFault, match=r"for Spark 4\.3 none was served") as caught:
-        require_delta(False, "4.3.0")
-    what_to_do = caught.value.what_to_do
-    assert "use Spark 4.1 or 4.2" in what_to_do and "delta-spark_4.3_2.13" in what_to_do
-    with pytest.raises(EnvironmentFault, match="configure_spark_with_jars"):
-        require_delta(False, "4.2.1")

@@ -18,7 +18,6 @@ from flinkish_spark.checkpoint.decision_point import DecisionRefused, StagedData
 from flinkish_spark.checkpoint.failures import Outage, QueryFailed, RepeatableUserError, classify, kind_of
 from flinkish_spark.checkpoint.hooks import HookFailed, HookHangs
 from flinkish_spark.connectors.dead_letters import DeadLettersDiffer
-from flinkish_spark.connectors.row_count import RowsDifferError
 from flinkish_spark.connectors.splits import SourceUnavailable
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import (
@@ -301,7 +300,6 @@ def test_without_an_end_of_tries_the_strategy_decides() -> None:
     "error",
     [
         StagingMismatchError("other rows"),
-        RowsDifferError("other counts"),
         DeadLettersDiffer("other dead letters"),
         CommittableLostError("vacuumed"),
         StagedDataDied("it timed out"),
