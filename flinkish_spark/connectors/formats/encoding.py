@@ -246,6 +246,10 @@ class PartEncoder:
         found = {self._data: data if misfit is None else F.when(misfit.isNull(), data)}
         return found if misfit is None else {**found, self._misfit: misfit}
 
+    def computed_types(self) -> dict[str, T.DataType]:
+        """Return the types of what :meth:`spark_columns` may return."""
+        return {self._data: T.BinaryType(), self._misfit: T.StringType()}
+
     @property
     def may_misfit(self) -> bool:
         if isinstance(self.form, Avro):

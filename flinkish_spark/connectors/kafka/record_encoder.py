@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +24,11 @@ from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import Raw, String
 from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.blocks import as_schema
 from flinkish_spark.types.arrow_types import arrow_schema, arrow_type
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import JsonWriter
-from flinkish_spark.types.json_columns import without_intervals
+from flinkish_spark.types.json_columns import replace_months, without_intervals
 
 #: The columns that every writer gets, before those that not every sink has.
 KEY, VALUE, TOPIC = "key", "value", "topic"
@@ -132,6 +133,12 @@ class RecordEncoder:
         of_headers = [self.headers] if isinstance(self.headers, str) else self.headers.values()
         others = [self.row_kind, self.topic_column, self.partition, self.timestamp, *of_headers]
         return [*dict.fromkeys(one for one in (*self.key.names, *self.value.names, *others) if one)]
+
+    def given(self, names: Iterable[str]) -> T.StructType:
+        """Return the types of what the pass is given."""
+        computed = self.key.computed_types() | self.value.computed_types()
+        kinds = {one.name: replace_months(one.dataType, T.IntegerType()) for one in self.fields} | computed
+        return T.StructType([T.StructField(name, kinds[name]) for name in names])
 
     def schema(self) -> T.StructType:
         """Return the parts that come out."""
@@ -300,42 +307,38 @@ class EncodeRows:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schemas = [arrow_schema(encoder.schema()) for encoder, _ in self.encoders]
+        given = [arrow_schema(encoder.given(columns)) for encoder, columns in self.encoders]
         control = [one.name for one in self.columns() if one.name in (*C.SINK_CONTROL, C.SINK)]
         for batch in batches:
             is_record = pc.equal(batch.column(C.KIND), int(C.Kind.RECORD))
-            for place, ((encoder, columns), schema) in enumerate(zip(self.encoders, schemas, strict=True)):
-                own = batch
+            for place, (encoder, columns) in enumerate(self.encoders):
+                own, mine = batch, is_record
                 if len(schemas) > 1:
                     is_own = pc.equal(batch.column(C.SINK), place)
                     own, mine = batch.filter(is_own), is_record.filter(is_own)
-                else:
-                    mine = is_record
-                yield from _encoded(own, mine, control, encoder, columns, schema)
+                own_columns = [own.column(name) for name in columns.values()]
+                # As arrays of the types that encoders know: a session may have large strings.
+                read = as_schema(pa.RecordBatch.from_arrays(own_columns, [*columns]), given[place])
+                yield from _encoded(own.select(control), read, mine, encoder, schemas[place])
 
 
 def _encoded(
+    control: pa.RecordBatch,
     rows: pa.RecordBatch,
     is_record: pa.Array,
-    control: Sequence[str],
     encoder: RecordEncoder,
-    columns: Mapping[str, str],
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    records = rows if is_record.true_count == rows.num_rows else rows.filter(is_record)
+    """Yield the parts of records behind their control columns, and other rows without any."""
+    has_others = is_record.true_count < rows.num_rows
+    own, records = (one.filter(is_record) if has_others else one for one in (control, rows))
     if records.num_rows:
-        given = pa.RecordBatch.from_arrays(
-            [records.column(column) for column in columns.values()], [*columns]
-        )
-        parts = encoder.encode(given)
-        arrays = [parts[one.name] for one in schema]
-        yield _beside(records, control, arrays, schema)
-    if records.num_rows < rows.num_rows:
-        others = rows.filter(pc.invert(is_record))
-        yield _beside(others, control, [pa.nulls(others.num_rows, one.type) for one in schema], schema)
+        parts = encoder.encode(records)
+        yield _beside(own, [parts[one.name] for one in schema], schema)
+    if has_others:
+        others = control.filter(pc.invert(is_record))
+        yield _beside(others, [pa.nulls(others.num_rows, one.type) for one in schema], schema)
 
 
-def _beside(
-    rows: pa.RecordBatch, control: Sequence[str], arrays: Sequence[pa.Array], schema: pa.Schema
-) -> pa.RecordBatch:
-    own = [rows.column(name) for name in control]
-    return pa.RecordBatch.from_arrays([*own, *arrays], [*control, *schema.names])
+def _beside(control: pa.RecordBatch, arrays: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*control.columns, *arrays], [*control.schema.names, *schema.names])
