@@ -57,7 +57,7 @@ jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp old-broker s3a hdfs flink
 shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 
 # The job has no JAR of ours. Only Spark's checkpoints in a bucket or on HDFS need one.
-demo: $(VENV)/.stamp $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(if $(SHIM)$(filter s3 hdfs,$(STORE)),setup) ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 SHIM=1 STORE=s3|hdfs]
+demo: $(VENV)/.stamp $(BUILD)/broker-jars/.stamp $(if $(SHIM)$(filter s3 hdfs,$(STORE)),setup) ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 SHIM=1 STORE=s3|hdfs]
 	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(SHIM),--shim) $(if $(STORE),--store $(STORE))
 
 test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: lint types unit system

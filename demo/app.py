@@ -22,7 +22,6 @@ from flinkish_spark import (
     RecordHeaders,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
-    configure_spark_with_delta_jars,
     configure_spark_with_jars,
 )
 
@@ -84,7 +83,7 @@ def parse_args():
     parser.add_argument("--store-options", type=json.loads, default={}, help="of the bucket, as JSON")
     parser.add_argument("--table", required=True)
     parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--bare", action="store_true", help="with no JAR but Delta's")
+    parser.add_argument("--bare", action="store_true", help="with no JAR")
     parser.add_argument("--interval-ms", type=int, default=2_000)
     parser.add_argument("--jars", required=True, help="directory with the pinned JARs (make jars)")
     parser.add_argument("--more-jars", type=Path, help="directory with the JARs of Hadoop's S3A")
@@ -102,14 +101,11 @@ def session(args):
         .config("spark.driver.memory", "2g")
         .config("spark.local.dir", f"{args.scratch}/local")
         .config("spark.sql.warehouse.dir", f"{args.scratch}/warehouse")
-        .config("spark.databricks.delta.snapshotPartitions", "1")
         # Only the modules of the AWS SDK that lie in build/s3a-jars need this; its bundle does not.
         .config("spark.hadoop.fs.s3a.optimized.copy.from.local.enabled", "false")
     )
     more = sorted(args.more_jars.glob("*.jar")) if args.more_jars else []
-    if args.bare:
-        builder = configure_spark_with_delta_jars(builder, args.jars)
-    else:
+    if not args.bare:
         builder = configure_spark_with_jars(builder, args.jars, extra_jars=more)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
