@@ -169,9 +169,10 @@ def _needed(expression: Any) -> Iterator[Any]:
 
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _ATTRIBUTE = f"{_EXPRESSIONS}.AttributeReference"
+_OF_PYTHON = "a function in Python"
 #: What computes a value from more than a row's own columns, and what a user calls it.
 _NOT_OF_A_ROW = {
-    f"{_EXPRESSIONS}.PythonFuncExpression": "a function in Python",
+    f"{_EXPRESSIONS}.PythonFuncExpression": _OF_PYTHON,
     f"{_EXPRESSIONS}.PlanExpression": "a subquery",
     f"{_EXPRESSIONS}.Generator": "a function that makes several rows",
     f"{_EXPRESSIONS}.WindowExpression": "a window",
@@ -261,6 +262,12 @@ def row_plan(given: DataFrame, made: DataFrame, names: tuple[str, ...], prefix: 
         return NotRowByRow("something that is not known: this version of Spark has other plans")
 
 
+def calls_python(given: DataFrame, value: Column) -> bool:
+    """Return if a column calls a function of Python: Spark does so for all rows, under any condition."""
+    names = tuple(f"c{at}" for at in range(len(given.columns)))
+    return row_plan(given, given.select(value.alias("value")), names, "made") == NotRowByRow(_OF_PYTHON)
+
+
 class _NoSuchPlan(Exception):
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -340,15 +347,18 @@ class _Reading:
             return None
 
     def _over_arrow(self, expression: Any) -> Expression:
-        if expression.foldable():
-            return _constant(expression)
         if self._is_attribute(expression):
             return Named(self._name_of(expression))
         kind, children = _kind(expression), list(_each(expression.children()))
+        if kind in ("Literal", "Cast"):
+            return _constant(expression)
         if kind == "GetStructField":
             return FieldOf(self._over_arrow(children[0]), expression.ordinal())
         function = _CALLS_OF_ARROW.get(kind)
         if function is None or (kind in _COMPARISONS and not _compares_alike(kind, children[0])):
+            raise _NotInArrow
+        if function == "coalesce" and len({one.dataType().json() for one in children}) > 1:
+            # Spark takes values that differ in what may be null within them, and Arrow does not.
             raise _NotInArrow
         return Call(function, tuple(map(self._over_arrow, children)))
 
@@ -394,7 +404,13 @@ def _compares_alike(kind: str, value: Any) -> bool:
 
 
 def _constant(expression: Any) -> Constant:
-    kind, value = _type_of(expression), expression.eval(None)
+    """Return a literal, or a whole number that Spark has made wider; no other value is the same for ever."""
+    kind, literal = _type_of(expression), expression
+    if _kind(expression) == "Cast":
+        literal = expression.child()
+        if _kind(literal) != "Literal" or kind != T.LongType() or _type_of(literal) != T.IntegerType():
+            raise _NotInArrow
+    value = literal.value()
     if isinstance(kind, T.BooleanType | T.IntegerType | T.LongType) and isinstance(value, int | None):
         return Constant(value, kind)
     if kind == T.StringType() and value is not None:

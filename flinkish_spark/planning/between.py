@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.plans import calls_python
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.planning.async_calls import is_async
@@ -501,6 +502,7 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
     _, found = read_functions_over(fields, [function], names)
     if isinstance(found, Spoiler):
         return _behind_frame_function(stream, function)
+    check_field_names(found.schema, "the result of a transform")
     # What is dropped of records with times leaves its time.
     keeps_times = stream.is_timed and (found.drops or stream.has_kept_times)
     frame = found.in_arrow(stream.frame, keeps_times=keeps_times)
@@ -555,6 +557,9 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
     if isinstance(assigner, Column):
         time = time_column(plain, assigner)
         if stream.is_marked:
+            if calls_python(plain, time):
+                # Spark calls it for all rows, whatever condition stands around it.
+                raise MustStandApart
             # An expression of the user's must not see barriers, which have no fields.
             time = F.when(F.col(C.KIND) == int(C.Kind.RECORD), time)
         stream = replace(stream, frame=plain.withColumn(C.TIME, time))

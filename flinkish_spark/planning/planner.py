@@ -12,11 +12,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import named_chain, named_scan
+from flinkish_spark.bridge.plans import calls_python, named_chain, named_scan
 from flinkish_spark.bridge.session import why_no_resources
 from flinkish_spark.connectors.control_source import load_control
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, Source, SourceNode, SourceStart
-from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.operators.recorded_answers import Stream
 from flinkish_spark.planning.async_calls import (
@@ -319,6 +319,17 @@ class Planner:
                 pass
         return self._stream(leg, chain, names, marked=False)
 
+    def _read_by(
+        self, entries: Sequence[KeyedEntry], leg: Leg, chain: Chain, names: tuple[str, ...]
+    ) -> PlannedStream:
+        """Return a source's stream as operators read it: keys that call Python must not see control rows."""
+        stream = self.stream(leg, chain, names)
+        keys = [key for entry in entries for key in entry.keys if isinstance(key, Column)]
+        is_marked = isinstance(stream, RecordStream) and stream.is_marked
+        if is_marked and any(calls_python(stream.frame, key) for key in keys):
+            return self.stream(leg, chain, names, may_be_marked=False)
+        return stream
+
     def _stream(self, leg: Leg, chain: Chain, names: tuple[str, ...], *, marked: bool) -> PlannedStream:
         steps = tuple(map(id, leg.steps))
         if isinstance(leg.base, SourceNode) and self._may_share:
@@ -612,7 +623,8 @@ class Planner:
 
     def _read_alike(self, readers: Sequence[_Reader]) -> Iterator[tuple[_Reader, KeyedInput]]:
         first = readers[0]
-        stream = self.stream(first.leg, first.chain, (first.name,))
+        entries = [one.entry for one in readers]
+        stream = self._read_by(entries, first.leg, first.chain, (first.name,))
         assert isinstance(stream, RecordStream)
         by_expression = [one for one in readers if _has_expression(one.entry)]
         plain = [one for one in readers if one not in by_expression]
@@ -652,8 +664,9 @@ class Planner:
             for number, feed in enumerate(feeds(one)):
                 if isinstance(feed.base, SourceNode):
                     own = (named[id(one), number],)
-                    stream = self.stream(feed.inlets[0].legs[0], chain, own)
                     counted = self._with_counted_keys(one, chain, f"feed {number}")
+                    entries = [counted.entries[feed.inlets[0].entry]]
+                    stream = self._read_by(entries, feed.inlets[0].legs[0], chain, own)
                     given.append(_plain_input(counted, feed, stream, numbers))
                 else:
                     inlets += self._placed_inlets(self._counted_between(feed, chain))
@@ -700,7 +713,9 @@ class Planner:
         self, node: KeyedNode, feed: Feed, chain: Chain, names: tuple[str, ...], reporters: Sequence[str]
     ) -> list[KeyedInput]:
         if isinstance(feed.base, SourceNode):
-            return [_plain_input(node, feed, self.stream(feed.inlets[0].legs[0], chain, names), reporters)]
+            entries = [node.entries[feed.inlets[0].entry]]
+            stream = self._read_by(entries, feed.inlets[0].legs[0], chain, names)
+            return [_plain_input(node, feed, stream, reporters)]
         feed = Feed(self._placed_inlets(feed))
         streams = []
         for inlet in feed.inlets:
@@ -896,6 +911,13 @@ def _keyed_input(
 ) -> KeyedInput:
     if isinstance(stream, TaggedStream):
         functions_between(node.uid, stream.transforms)
+        for key in entry.keys:
+            if isinstance(key, Column) and calls_python(stream.alone(), key):
+                raise GraphError(
+                    f"the key of operator '{node.uid}' is an expression that calls a function in Python",
+                    why="behind an operator Spark would call it for barriers, which have no fields",
+                    what_to_do="give key_by() the function itself, and key=; or compute a column in front",
+                )
         frame, keys = with_computed_keys(stream.alone(), entry.keys, node.uid, Origins())
         return KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
     frames = _frames_of(stream, entry)

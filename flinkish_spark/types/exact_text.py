@@ -78,14 +78,17 @@ class JsonWriter:
     def __init__(self, fields: T.StructType, *, null_fields: bool = True) -> None:
         self._object = _object_writer(fields, null_fields)
 
-    def write(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Return an object for each row of the columns, which are in the order of the fields."""
-        return self._object(columns)
+    def write(self, columns: Sequence[pa.Array], count: int) -> pa.Array:
+        """Return an object for each of so many rows of the columns, which are in the order of the fields."""
+        return self._object(columns) if columns else pa.repeat("{}", count)
 
 
 def exact_text(kind: T.DataType) -> Write:
-    """Return what writes values as texts: JSON of what is nested, times in UTC, others as Spark casts."""
-    return _form_of(kind, null_fields=True).text
+    """Return what writes values as texts: JSON of what is nested, times in UTC, others as Spark casts.
+
+    In a text fields that are null are left out.
+    """
+    return _form_of(kind, null_fields=False).text
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -111,8 +114,6 @@ def _object_writer(fields: T.StructType, null_fields: bool) -> Callable[[Sequenc
     forms = [(f"{quote_json(one.name)}:", _form_of(one.dataType, null_fields=null_fields)) for one in fields]
 
     def write(columns: Sequence[pa.Array]) -> pa.Array:
-        if not forms:
-            raise ValueError("an object without fields has no number of rows")
         joined = _Joined("{")
         # Of a first field that may be left out the comma behind it cannot be known: each field has one in
         # front then, and the first of a row goes at the end.
@@ -171,7 +172,7 @@ def _form(kind: T.DataType, null_fields: bool) -> _Form:
         case T.MapType():
             keys, values = (_form(one, null_fields) for one in (kind.keyType, kind.valueType))
             return _Form(_map_writer(keys, values))
-        case T.StringType():
+        case T.StringType() | T.CharType() | T.VarcharType():
             return _Form(lambda column: column, is_quoted=True, json=_json_of_strings)
         case T.BinaryType():
             return _Form(_base64, is_quoted=True)
@@ -192,7 +193,7 @@ def _form(kind: T.DataType, null_fields: bool) -> _Form:
         case T.VariantType():
             return _Form(_variants)
         case T.TimeType():
-            return _Form(lambda column: column.cast(pa.string()), is_quoted=True)
+            return _Form(_times_of_day, is_quoted=True)
     return _Form(lambda column: column.cast(pa.string()))
 
 
@@ -244,16 +245,12 @@ def _where(column: pa.Array, texts: pa.Array) -> pa.Array:
     return pc.if_else(column.is_valid(), texts, pa.scalar(None, texts.type)) if column.null_count else texts
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Strings.
-
 #: As Jackson writes them.
 _ESCAPES = {letter: f"\\u{letter:04X}" for letter in range(0x20)} | {
     ord('"'): '\\"',
     ord("\\"): "\\\\",
     **{ord(letter): f"\\{name}" for letter, name in zip("\b\t\n\f\r", "btnfr", strict=True)},
 }
-_IS_ESCAPED = np.isin(np.arange(256), [*_ESCAPES])
 #: The one that the others are written with comes first.
 _IN_ORDER = sorted(_ESCAPES, key=lambda letter: letter != ord("\\"))
 
@@ -416,6 +413,12 @@ def _time_text(micros: int) -> str:
     seconds, fraction = divmod(rest, 1_000_000)
     clock = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}.{fraction:06d}"
     return f"{_date_text(days)}T{clock}"
+
+
+def _times_of_day(column: pa.Array) -> pa.Array:
+    """Return clock times without the zeros at the end of a fraction."""
+    texts = pc.replace_substring_regex(column.cast(pa.string()), r"(\.[0-9]*?)0+$", r"\1")
+    return pc.replace_substring_regex(texts, r"\.$", "")
 
 
 _UNITS = ("DAY", "HOUR", "MINUTE", "SECOND")

@@ -325,10 +325,13 @@ class AppendColumns:
 
 def _places(batch: pa.RecordBatch) -> np.ndarray[Any, Any] | None:
     """Return which rows are records; None if all of them are."""
-    if KIND not in batch.schema.names:
-        mask = are_records(batch)
-        return None if mask is None else np.flatnonzero(mask.to_numpy(zero_copy_only=False))
-    is_record = batch.column(KIND).to_numpy() == int(Kind.RECORD)
+    is_record = np.ones(batch.num_rows, np.bool_)
+    if KIND in batch.schema.names:
+        is_record &= batch.column(KIND).to_numpy() == int(Kind.RECORD)
+    # Without a place they are times only.
+    mask = are_records(batch)
+    if mask is not None:
+        is_record &= mask.to_numpy(zero_copy_only=False)
     return None if is_record.all() else np.flatnonzero(is_record)
 
 

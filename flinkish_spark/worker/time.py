@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -65,8 +66,11 @@ class PassControl:
                 if batch.num_rows:
                     yield batch
 
-        for made in self.worker(records()):
-            yield as_schema(made, schema)
+        # A task with control rows alone begins nothing.
+        rest = records()
+        for first in rest:
+            for made in self.worker(chain([first], rest)):
+                yield as_schema(made, schema)
         for control in held:
             columns = [
                 control.column(field.name)

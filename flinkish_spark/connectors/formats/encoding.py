@@ -284,15 +284,16 @@ class PartEncoder:
                 is_binary = isinstance(kind, T.BinaryType)
                 return Encoded(column if is_binary else exact_text(kind)(column).cast(pa.binary()))
             case Json():
-                return Encoded(self._json.write(columns).cast(pa.binary()))
+                return Encoded(self._json.write(columns, records.num_rows).cast(pa.binary()))
             case Csv():
                 own = T.StructType([self.fields[name] for name in self.names])
                 return Encoded(lines_of(own, columns, self.form.delimiter).cast(pa.binary()))
             case Protobuf():
-                rows = pa.StructArray.from_arrays(columns, self.names)
-                return self._written(rows)
+                # Arrow asks the first column for the number of rows.
+                nothing = pa.array([{}] * records.num_rows, pa.struct([]))
+                return self._written(pa.StructArray.from_arrays(columns, self.names) if columns else nothing)
             case JsonSchema():
-                return self._written(self._json.write(columns).cast(pa.binary()))
+                return self._written(self._json.write(columns, records.num_rows).cast(pa.binary()))
 
     def _written(self, rows: pa.Array) -> Encoded:
         assert self._writer is not None

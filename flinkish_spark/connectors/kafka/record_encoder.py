@@ -282,7 +282,8 @@ def _texts(records: pa.RecordBatch, column: str) -> pa.Array:
 
 
 def _json_of_all(fields: T.StructType, records: pa.RecordBatch) -> pa.Array:
-    return JsonWriter(fields).write([records.column(name) for name in fields.names]).cast(pa.binary())
+    columns = [records.column(name) for name in fields.names]
+    return JsonWriter(fields).write(columns, records.num_rows).cast(pa.binary())
 
 
 _CONTROL_FIELDS = [

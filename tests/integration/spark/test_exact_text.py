@@ -97,7 +97,9 @@ def check_objects(frame: DataFrame) -> None:
     for null_fields in (True, False):
         fields = F.struct(*map(quoted, frame.columns))
         wanted = [row[0] for row in frame.select(as_json(fields, null_fields=null_fields)).collect()]
-        found = JsonWriter(frame.schema, null_fields=null_fields).write(columns_of(frame)).to_pylist()
+        columns = columns_of(frame)
+        writer = JsonWriter(frame.schema, null_fields=null_fields)
+        found = writer.write(columns, len(columns[0])).to_pylist()
         assert found == wanted
 
 
@@ -131,9 +133,10 @@ def test_a_slice_of_columns_is_written_as_itself(values: DataFrame) -> None:
         F.array("text", "text").alias("a"), F.create_map(F.lit("k"), "day").alias("m"), "text"
     )
     columns, writer = columns_of(nested), JsonWriter(nested.schema)
-    whole = writer.write(columns).to_pylist()
+    whole = writer.write(columns, len(columns[0])).to_pylist()
     for at, size in ((0, 2), (1, 3), (len(whole) - 1, 1)):
-        assert writer.write([one.slice(at, size) for one in columns]).to_pylist() == whole[at : at + size]
+        part = [one.slice(at, size) for one in columns]
+        assert writer.write(part, size).to_pylist() == whole[at : at + size]
 
 
 def test_texts_are_those_of_spark(values: DataFrame) -> None:
@@ -147,6 +150,15 @@ def test_texts_are_those_of_spark(values: DataFrame) -> None:
         assert exact_text(kind)(column).to_pylist() == wanted, one.name
 
 
+def test_a_text_of_a_struct_has_no_fields_that_are_null() -> None:
+    kind = T.StructType([T.StructField("a", T.IntegerType()), T.StructField("b", T.IntegerType())])
+    given = pa.array(
+        [{"a": 1, "b": None}, {"a": None, "b": None}, None], pa.struct([("a", pa.int32()), ("b", pa.int32())])
+    )
+    assert exact_text(kind)(given).to_pylist() == ['{"a":1}', "{}", None]
+    assert JsonWriter(T.StructType([])).write([], 2).to_pylist() == ["{}"] * 2
+
+
 def test_numbers_of_which_java_writes_other_digits_are_the_same_numbers() -> None:
     """Java 17 writes 2.0E23 as 1.9999999999999998E23, and the least number with a digit more than it has."""
     numbers = [4.9e-324, 2.2250738585072014e-308, 1e23, 2e23, 8.41e21, 5e-324]
@@ -158,7 +170,8 @@ def test_numbers_of_which_java_writes_other_digits_are_the_same_numbers() -> Non
 
 def test_bytes_that_are_no_utf8_are_replaced() -> None:
     given = pa.array([b'\xff"', b"a", None]).view(pa.string())
-    written = JsonWriter(T.StructType([T.StructField("s", T.StringType())])).write([given]).to_pylist()
+    fields = T.StructType([T.StructField("s", T.StringType())])
+    written = JsonWriter(fields).write([given], 3).to_pylist()
     assert list(map(json.loads, written)) == [{"s": '\ufffd"'}, {"s": "a"}, {"s": None}]
 
 
@@ -166,5 +179,5 @@ def test_bytes_that_are_no_utf8_are_replaced() -> None:
 def test_a_field_that_is_left_out_leaves_no_comma(kept: Sequence[int]) -> None:
     fields = T.StructType([T.StructField(name, T.StringType()) for name in "abc"])
     columns = [pa.array([f"{{,{at}" if at in kept else None], pa.string()) for at in range(3)]
-    (text,) = JsonWriter(fields, null_fields=False).write(columns).to_pylist()
+    (text,) = JsonWriter(fields, null_fields=False).write(columns, 1).to_pylist()
     assert json.loads(text) == {"abc"[at]: f"{{,{at}" for at in kept}

@@ -43,6 +43,10 @@ def keyed(*keys: Any) -> Any:
     return lambda stream: stream.key_by(*keys).fold(AggregateColumn("n", Fold.COUNT), uid="counts")
 
 
+def twice(name: str) -> Any:
+    return F.udf(lambda value: value * 2, "LONG")(name)
+
+
 def ways() -> dict[str, list[Callable[[Any], Any]]]:
     # Expressions need a session.
     return {
@@ -70,6 +74,7 @@ def ways() -> dict[str, list[Callable[[Any], Any]]]:
                 AggregateColumn("n", Fold.COUNT), uid="counts"
             )
         ],
+        "a time and a key that Python computes": [timed(twice("at")), keyed(twice("at"))],
         # What moves rows, or looks at several, must not get control rows, which come beside them then.
         "rows that move": [lambda s: s.rebalance(), keyed("at")],
         "numbers of rows": [
@@ -79,6 +84,7 @@ def ways() -> dict[str, list[Callable[[Any], Any]]]:
 
 
 WAYS = [
+    "a time and a key that Python computes",
     "rows that are dropped",
     "fields that are chosen",
     "fields that are computed",
@@ -104,4 +110,5 @@ def test_a_record_is_read_once(spark: Any, tmp_path: Path, way: str) -> None:
     planned = Planner(spark, NO_JOB, 2).plan(env.graph)
     found = scans_of(planned.frame)
     assert found.count("flinkish-kafka") == 1
-    assert len(found) == (2 if way in ("rows that move", "numbers of rows") else 1)
+    apart = ("rows that move", "numbers of rows", "a time and a key that Python computes")
+    assert len(found) == (2 if way in apart else 1)

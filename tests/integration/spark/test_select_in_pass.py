@@ -19,7 +19,8 @@ from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.ddl import parse_ddl
 
 FIELDS: Any = parse_ddl(
-    "n INT, b STRUCT<a: LONG, s: STRING, deep: STRUCT<d: DATE>>, f DOUBLE, flag BOOLEAN, at TIMESTAMP"
+    "n INT, b STRUCT<a: LONG, s: STRING, deep: STRUCT<d: DATE>>, f DOUBLE, flag BOOLEAN, at TIMESTAMP, "
+    "tags ARRAY<INT>"
 )
 PLACES: Any = parse_ddl("_fs_channel LONG, _fs_seq LONG")
 NESTED = [
@@ -34,6 +35,7 @@ VALUES = {
     "f": [1.5, None, float("nan"), 0.0],
     "flag": [True, False, None, True],
     "at": [0, 1, None, -1],
+    "tags": [[1, None], None, [], [2]],
 }
 
 
@@ -83,6 +85,13 @@ IN_THE_JVM: dict[str, Callable[[DataFrame], DataFrame]] = {
     "order of texts": lambda df: df.where(F.col("b.s") < "y"),
     "texts of a collation": lambda df: df.where(F.collate("b.s", "UTF8_LCASE") == "X"),
     "a cast": lambda df: df.select(F.col("n").cast("string")),
+    "the clock": lambda df: df.where(F.hour(F.current_timestamp()) >= 0).select("n"),
+    "types that differ in nulls": lambda df: df.select(
+        F.coalesce(F.col("tags"), F.array(F.lit(1))).alias("v")
+    ),
+    "a constant that would be an error": lambda df: df.select(
+        F.when(F.lit(False), F.lit("x").cast("int")).alias("v")
+    ),
 }
 
 
