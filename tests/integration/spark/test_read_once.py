@@ -18,6 +18,7 @@ from flinkish_spark import (
     WatermarkStrategy,
 )
 from flinkish_spark.contracts.source import NO_JOB
+from flinkish_spark.core.errors import GraphError
 from flinkish_spark.planning.planner import Planner
 from tests.support.jobs import environment
 
@@ -112,3 +113,13 @@ def test_a_record_is_read_once(spark: Any, tmp_path: Path, way: str) -> None:
     assert found.count("flinkish-kafka") == 1
     apart = ("rows that move", "numbers of rows", "a time and a key that Python computes")
     assert len(found) == (2 if way in apart else 1)
+
+
+def test_a_key_that_calls_python_is_refused_behind_an_operator(spark: Any, tmp_path: Path) -> None:
+    """Spark calls such a function for barriers, too, whatever condition stands around it."""
+    env = environment(spark, tmp_path / "job")
+    stream = env.from_source(KafkaSource("localhost:9", ["in"], value=Json("at LONG")), uid="in")
+    counts = keyed("at")(stream).key_by(twice("n")).fold(AggregateColumn("m", Fold.COUNT), uid="again")
+    counts.sink_to(KafkaSink("localhost:9", "out", value=Json()), uid="out")
+    with pytest.raises(GraphError, match="is an expression that calls a func"):
+        Planner(spark, NO_JOB, 2).plan(env.graph)
