@@ -8,7 +8,7 @@ Taking over has five steps, and this order is the fence:
 3. every checkpoint id that may be pending is sealed with ABORT: a zombie that has not decided
    it never can;
 4. the stretch of the timeline that this owner decides begins above all of these ids, and lists those that
-   are given up: a copy of the directory may still commit them;
+   were given up for earlier owners: in a copy of the directory one of them may still commit them;
 5. Spark's checkpoint is renamed to carry the new epoch, so that a JVM that outlived its driver
    writes into a folder that is no longer there (`spark_log.fence_spark_folder`); in a bucket a new one
    begins with copies (`retention.fence_in_bucket`).
@@ -28,7 +28,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -337,12 +337,9 @@ class Ownership:
         """Be no owner any more; called by another thread while one of this owner's does not end."""
         self._is_left.set()
 
-    def why_foreign(self, mark: Mark, upto: CheckpointId, *, is_passed_on: bool = False) -> str:
-        """Return why somebody left a mark who knows nothing of this owner; empty if it is ours.
-
-        For `is_passed_on` see :meth:`.Timeline.why_not_ours`.
-        """
-        why = self.timeline.why_not_ours(mark, upto, is_passed_on=is_passed_on)
+    def why_foreign(self, mark: Mark, upto: CheckpointId) -> str:
+        """Return why somebody left a mark who knows nothing of this owner; empty if it is ours."""
+        why = self.timeline.why_not_ours(mark, upto)
         if not why and mark.owner_epoch is not None and mark.owner_epoch > self.epoch:
             why = f"its owner {mark.owner_epoch} is newer than any that the directory knows"
         return why
@@ -390,16 +387,26 @@ def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_toke
     seal_open_ids(Ownership(job_dir, epoch), clock)
     # This order matters: behind the seal nobody else decides an id any more, so that every id that is decided
     # later is this owner's, and has its token.
-    known, past = job_dir.decided_ids(), job_dir.timeline()
-    given_up = [one for one in known if not past.has_given_up(one) and _is_given_up(job_dir, one)]
+    known, past = job_dir.decided_ids(), job_dir.stretches()
+    listed = {one for stretch in past.values() for one in stretch.given_up}
+    given_up = [one for one in known if one not in listed and _was_given_up_for_another(job_dir, one, past)]
     first = max(known, default=CheckpointId(0)).next()
     job_dir.begin_stretch(epoch, Stretch(first, token(), tuple(given_up)))
     return Ownership(job_dir, epoch, job_dir.timeline())
 
 
-def _is_given_up(job_dir: JobDir, checkpoint: CheckpointId) -> bool:
+def _was_given_up_for_another(
+    job_dir: JobDir, checkpoint: CheckpointId, stretches: Mapping[OwnerEpoch, Stretch]
+) -> bool:
+    """Return whether an id was given up by an owner that came behind the one that it belongs to."""
     decision = job_dir.first_decision(checkpoint)
-    return decision is not None and decision.verdict is Verdict.ABORT
+    if decision is None or decision.verdict is not Verdict.ABORT:
+        return False
+    # Who gives an id of its own up commits it in no copy either: one that was made before is taken over by
+    # somebody else. An atomic sink may have its mark, which then becomes visible with a later id; to list it
+    # would need a proof of that for as long as the mark stays, and decisions are deleted.
+    belongs_to = max((e for e, one in stretches.items() if one.first <= checkpoint), default=OwnerEpoch(0))
+    return decision.owner_epoch > belongs_to
 
 
 def seal_open_ids(ownership: Ownership, clock: Clock) -> tuple[CheckpointId, ...]:

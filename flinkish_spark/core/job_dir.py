@@ -171,11 +171,16 @@ class JobDir:
     def begin_stretch(self, epoch: OwnerEpoch, stretch: Stretch) -> CreateResult:
         return self.store.create_if_absent(f"{_TIMELINE}/{epoch}.json", seal("stretch", stretch.to_json()))
 
+    def stretches(self) -> dict[OwnerEpoch, Stretch]:
+        """Return what each owner began, in order."""
+        return {
+            OwnerEpoch(epoch): self._objects.read(f"{_TIMELINE}/{epoch}.json", "stretch", Stretch.from_json)
+            for epoch in sorted(self._objects.numbers(_TIMELINE))
+        }
+
     def timeline(self) -> Timeline:
-        epochs = sorted(self._objects.numbers(_TIMELINE))
-        keys = [f"{_TIMELINE}/{epoch}.json" for epoch in epochs]
-        stretches = [self._objects.read(key, "stretch", Stretch.from_json) for key in keys]
-        return Timeline(tuple(stretches), CheckpointId(max(self._objects.numbers(_ACCEPTED), default=0)))
+        accepted = CheckpointId(max(self._objects.numbers(_ACCEPTED), default=0))
+        return Timeline(tuple(self.stretches().values()), accepted)
 
     def forget_stretches(self, oldest: CheckpointId) -> None:
         """Delete the stretches that end below an id; the one that it is in stays."""

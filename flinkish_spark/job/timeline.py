@@ -10,17 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from flinkish_spark.checkpoint.commit import Interrupted
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.failures import Patience
 from flinkish_spark.contracts.sink import another_timeline
 from flinkish_spark.core.clock import GivenUp, outcome_of
-from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.protocol.decisions import Decision, Verdict
-from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.ids import OwnerEpoch
 from flinkish_spark.protocol.timeline import Mark
 
 LOG = logging.getLogger(__name__)
@@ -28,30 +26,29 @@ _PAUSE_MS = 1_000
 _ASKING = "asking what sinks and sources hold"
 
 
-class _Found(NamedTuple):
-    #: Who left it, as people call it.
-    who: str
-    mark: Mark
-    is_of_source: bool = False
+#: Who left a mark, as people call it, and the mark.
+_Found = tuple[str, Mark]
 
 
 def settle_timeline(job: JobContext) -> bool:
     """Compare what is outside with the directory; return whether the job has to be taken over once more."""
     job_dir = job.ownership.job_dir
     marks = _all_marks(job)
-    foreign = [(one.who, one.mark, why) for one in marks if (why := _why_foreign(job, one))]
+    ownership = job.ownership
+    newest = ownership.timeline.newest
+    foreign = [(who, mark, why) for who, mark in marks if (why := ownership.why_foreign(mark, newest))]
     if not foreign:
         # Also of an order that was carried out by a process that was cut off behind it.
         job_dir.close_timeline_order()
         return False
     who, mark, why = foreign[0]
     ahead = {who: mark.checkpoint for who, mark, _ in foreign}
-    error = another_timeline(who, mark, job.ownership.timeline.newest, why, ahead)
+    error = another_timeline(who, mark, newest, why, ahead)
     if not job_dir.timeline_is_ordered():
         # What a deposed process takes for another timeline is its successor.
         job.ownership.check()
         raise error
-    _accept(job, [one.mark for one in marks], error.what)
+    _accept(job, [mark for _, mark in marks], error.what)
     return True
 
 
@@ -78,37 +75,11 @@ def _all_marks(job: JobContext) -> list[_Found]:
 def _marks(job: JobContext) -> list[_Found]:
     found: list[_Found] = []
     for uid, committer in job.committers.items():
-        found += (_Found(f"sink '{uid}'", mark) for mark in committer.newest_marks())
-    found += (_Found("the manifest", mark) for mark in job.manifest.newest_marks())
+        found += ((f"sink '{uid}'", mark) for mark in committer.newest_marks())
+    found += (("the manifest", mark) for mark in job.manifest.newest_marks())
     for node in job.sources:
-        who = f"source '{node.uid}'"
-        found += (_Found(who, mark, is_of_source=True) for mark in node.source.newest_marks(job.job))
+        found += ((f"source '{node.uid}'", mark) for mark in node.source.newest_marks(job.job))
     return found
-
-
-def _why_foreign(job: JobContext, found: _Found) -> str:
-    """Return why a mark is not ours; empty for one that is."""
-    mark, ownership = found.mark, job.ownership
-    timeline = ownership.timeline
-    # Sinks and manifest leave their marks with a decided checkpoint only. Beside a source's offsets an atomic
-    # sink writes its mark at the barrier, and the barrier passes on when its checkpoint is given up.
-    is_passed_on = (
-        found.is_of_source
-        and timeline.has_given_up(mark.checkpoint)
-        and _is_shown_by_a_later_one(ownership.job_dir, mark.checkpoint)
-    )
-    return ownership.why_foreign(mark, timeline.newest, is_passed_on=is_passed_on)
-
-
-def _is_shown_by_a_later_one(job_dir: JobDir, given_up: CheckpointId) -> bool:
-    """Return whether a later committed checkpoint has the micro-batch with the barrier of this one."""
-    for later in job_dir.decided_ids():
-        decision = job_dir.decision(later) if later > given_up else None
-        if decision is not None and decision.verdict is Verdict.COMMIT:
-            tasks = (task for batch in decision.batches for ack in batch.acks for task in ack.tasks)
-            if any(barrier.checkpoint == given_up for task in tasks for barrier in task.barriers):
-                return True
-    return False
 
 
 def _accept(job: JobContext, marks: Sequence[Mark], why: str) -> None:

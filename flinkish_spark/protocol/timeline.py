@@ -13,8 +13,11 @@ Rules:
    left by another timeline: nothing is committed beside it.
 4. A mark whose token cannot be read any more is judged by its id alone.
 5. A user may accept what is there: marks up to an id are then taken as they are, and ids go on above it.
-6. A stretch lists the ids that were given up before it. One of them may be open in a copy that was made
-   then, has the same token there, and can still be committed there; here its rows come with a later id.
+6. A stretch lists the ids that were given up for their owners, by owners that came later. One of them may
+   be open in a copy that was made then, has the same token there, and can still be committed there; here
+   its rows come with a later id. No later owner leaves its mark.
+7. An id that its own owner gave up is not listed: who gives it up commits it nowhere. Its mark may come with
+   a later id of that owner, whose barrier a sink was told before, and is ours.
 """
 
 from __future__ import annotations
@@ -64,8 +67,9 @@ class Stretch(Stored):
     first: CheckpointId
     #: 16 hex digits by chance.
     token: str
-    #: Ids below, given up by then; those that an earlier stretch lists are left out. Kept here since their
-    #: decisions are deleted with old checkpoints, while the mark of a sink that gets nothing stays.
+    #: Ids below that were given up for their owners; those that an earlier stretch lists are left out. Kept
+    #: here since their decisions are deleted with old checkpoints, while the mark of a sink that gets
+    #: nothing stays.
     given_up: tuple[CheckpointId, ...] = field(default=(), metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
@@ -95,11 +99,8 @@ class Timeline:
     def has_given_up(self, checkpoint: CheckpointId) -> bool:
         return any(checkpoint in one.given_up for one in self.stretches)
 
-    def why_not_ours(self, mark: Mark, upto: CheckpointId, *, is_passed_on: bool = False) -> str:
-        """Return why a mark was left by another timeline; empty if it is ours.
-
-        `is_passed_on` says that a later checkpoint of this directory shows what bears the mark.
-        """
+    def why_not_ours(self, mark: Mark, upto: CheckpointId) -> str:
+        """Return why a mark was left by another timeline; empty if it is ours."""
         if not self.stretches or mark.checkpoint <= self.accepted:
             return ""
         if mark.checkpoint > upto:
@@ -108,7 +109,7 @@ class Timeline:
             return "the directory does not know the process that committed it"
         if mark.token is not None and mark.token != self.mark_of(mark.checkpoint).token:
             return "it was committed after another process had taken the job over"
-        if self.has_given_up(mark.checkpoint) and not is_passed_on:
+        if self.has_given_up(mark.checkpoint):
             return f"checkpoint {mark.checkpoint} was given up here, and committed elsewhere"
         return ""
 

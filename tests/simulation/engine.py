@@ -44,7 +44,7 @@ from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.protocol.timeline import Mark
 from tests.simulation.clock import SimThreads
 from tests.simulation.faults import FaultKind as K
-from tests.simulation.input_topic import GROUP, TOPIC
+from tests.simulation.input_topic import GROUP, SOURCE, TOPIC
 from tests.simulation.pins import SimPins
 from tests.simulation.reseeding import Beginning, SimReseeding
 from tests.simulation.rules import Rule, require
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from tests.simulation.invariants import Invariants
 
 JOB = JobUuid("5" * 32)
-SOURCE, OPERATOR = "input", "count"
+OPERATOR = "count"
 
 
 class SimKafkaCommitter(KafkaCommitter):
@@ -149,7 +149,7 @@ class SimSource(Source):
         self._ask("group offsets")
         mark = Mark.parse(note, JOB)
         if mark is not None:
-            self._world.marks[SOURCE] = mark
+            self._world.note_beside(SOURCE, mark, _ends(position))
         self._invariants.offsets_raised(_ends(position))
         self._world.input.committed.update(
             {p: max(at, self._world.input.committed.get(p, 0)) for p, at in _ends(position).items()}
@@ -165,6 +165,7 @@ class SimSource(Source):
     def lower_offsets(self, position: LoggedOffsets) -> None:
         """Set the group's offsets back."""
         self._ask("lower group offsets")
+        self._world.noted.update(_ends(position))
         self._world.input.committed.update(_ends(position))
 
     def _ask(self, what: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from flinkish_spark.planning.sink_rows import PlannedSink
 from tests.simulation.input_topic import Row
@@ -25,6 +25,8 @@ class SimFrame:
         Those of the stream that was selected.
     is_replay
         Whether it is staged again for a checkpoint that is decided.
+    ends
+        Up to where the input is read behind it.
     """
 
     rows: tuple[Row, ...]
@@ -32,6 +34,7 @@ class SimFrame:
     job_step: Callable[[str, str], None]
     barriers: tuple[int, ...] = ()
     is_replay: bool = False
+    ends: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def sparkSession(self) -> SimFrame:

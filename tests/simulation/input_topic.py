@@ -9,6 +9,8 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import US_PER_MS
 
 TOPIC, GROUP = "input", "simulated"
+#: The uid of the source that reads it.
+SOURCE = "input"
 
 
 class Row(NamedTuple):

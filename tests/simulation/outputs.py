@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from flinkish_spark.protocol.ids import TransactionalId
+from flinkish_spark.protocol.timeline import Mark
 from tests.simulation.input_topic import Row
 
 
@@ -41,6 +42,8 @@ class Transaction:
     state: TransactionState = TransactionState.OPEN
     #: The checkpoint whose barrier record it holds; None for data.
     barrier_of: int | None = None
+    #: Of a micro-batch with a barrier: the mark and the input's position that show with it.
+    beside: tuple[Mark, Mapping[int, int]] | None = None
     #: Until when it is taken to live, because somebody is about to decide it.
     safe_until_us: int = 0
     #: Whether its records can still be read: they tell what became of it.

@@ -23,7 +23,7 @@ from flinkish_spark.protocol.records import Barrier, CommitAnswer, Outcome, Task
 from flinkish_spark.protocol.timeline import Mark
 from tests.simulation.faults import FaultKind as K
 from tests.simulation.frames import SimFrame
-from tests.simulation.input_topic import Row
+from tests.simulation.input_topic import SOURCE, Row
 from tests.simulation.outputs import MicroBatch, Table, Transaction, TransactionState
 from tests.simulation.scheduler import US_PER_MS, Process
 from tests.simulation.world import World
@@ -93,6 +93,8 @@ class SimTransactionClient:
         newest = world.broker.newest[name]
         if newest.epoch == one.producer_epoch:
             world.broker.end(newest, wanted, self._call.process.name)
+            if newest.state is TransactionState.COMMITTED and newest.beside is not None:
+                world.note_beside(SOURCE, *newest.beside)
         if trouble is K.LOST_SINK_REPLY:
             return CommitAnswer(Outcome.RETRY, "the simulated broker's answer was lost")
         if found.state is other:
@@ -350,6 +352,10 @@ class SimKafkaWriter(_SimWriter):
             attempt += 1
             self._straggle(request, task, attempt - 1, rows)
         staged = self._attempt(request, frame, task, attempt, rows)
+        barrier = CheckpointId(max(frame.barriers, default=0))
+        if barrier >= request.checkpoint:
+            # As an atomic sink does; if the checkpoint is given up, it shows with the next one.
+            staged.beside = self._context.timeline.mark_of(barrier), frame.ends
         self._world.in_flight.add(id(staged))
         if self._world.struck(K.SPECULATIVE_LOSER):
             self._attempt(request, frame, task, attempt + 1, rows)

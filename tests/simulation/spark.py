@@ -226,7 +226,7 @@ class SimQuery:
             (now,) if now > before else () for before, now in zip(start.controls, end.controls, strict=True)
         )
         bases = self._written_bases(batch, counts, after)
-        frame = SimFrame(rows, branches, self._step, is_replay=self.is_replay)
+        frame = SimFrame(rows, branches, self._step, is_replay=self.is_replay, ends=end.ends)
         world.call(self._driver, lambda: self._write(frame, batch), _DriverGone)
         self._step("state", f"version {batch + 1}")
         unique_id = f"{world.chance.getrandbits(48):012x}"

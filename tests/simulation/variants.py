@@ -32,7 +32,7 @@ from flinkish_spark.job.standby import LockWait
 from flinkish_spark.protocol import checkpoint as checkpoints
 from flinkish_spark.protocol import recovery
 from flinkish_spark.protocol.alignment import Alignment, AlignmentReport
-from flinkish_spark.protocol.decisions import Receipt
+from flinkish_spark.protocol.decisions import Receipt, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.micro_batches import COMMITS
 from flinkish_spark.protocol.records import Outcome
@@ -285,6 +285,16 @@ def _what_was_given_up_counts_as_ours() -> Sequence[Patch]:
     return [mock.patch.object(Timeline, "has_given_up", lambda self, checkpoint: False)]
 
 
+def _what_an_owner_gave_up_itself_is_listed() -> Sequence[Patch]:
+    """An atomic sink has left its mark beside the input's position, and the next checkpoint shows it."""
+
+    def is_given_up(job_dir: JobDir, checkpoint: CheckpointId, stretches: Any) -> bool:
+        decision = job_dir.first_decision(checkpoint)
+        return decision is not None and decision.verdict is Verdict.ABORT
+
+    return [mock.patch.object(ownership, "_was_given_up_for_another", is_given_up)]
+
+
 def _input_not_looked_at_before_a_rewind() -> Sequence[Patch]:
     return [mock.patch.object(Inputs, "why_lost", lambda self, position: "")]
 
@@ -346,6 +356,7 @@ MORE = (
     Variant("every mark is ours", _every_mark_is_ours),
     Variant("marks without tokens", _marks_without_tokens),
     Variant("what was given up counts as ours", _what_was_given_up_counts_as_ours),
+    Variant("what an owner gave up itself is listed", _what_an_owner_gave_up_itself_is_listed),
     Variant("input not looked at before a rewind", _input_not_looked_at_before_a_rewind),
     Variant("standbys take over whatever they are told", _standbys_take_over_whatever_they_are_told),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -130,10 +130,18 @@ class World:
         self.bucket_back_us = 0
         #: What brokers keep as the mark of a sink or source, by uid.
         self.marks: dict[str, Mark] = {}
+        #: How far the input's group was when the mark beside its offsets was written.
+        self.noted: dict[int, int] = {}
         #: What the job refuses to run beside, until somebody sees to it: takes it back. None if all is well.
         self.other_timeline: OtherTimeline | None = None
         #: The checkpoint that the last driver could not replay, rightly; None if none did since then.
         self.not_replayable: int | None = None
+
+    def note_beside(self, source: str, mark: Mark, ends: Mapping[int, int]) -> None:
+        """Keep a mark beside the offsets of a source's group, if one of them grows by it."""
+        if any(at > self.noted.get(partition, -1) for partition, at in ends.items()):
+            self.noted.update({p: max(at, self.noted.get(p, -1)) for p, at in ends.items()})
+            self.marks[source] = mark
 
     def stream(self, name: str) -> random.Random:
         """Return chance that belongs to one purpose, so that others do not shift it."""

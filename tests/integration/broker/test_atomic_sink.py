@@ -352,6 +352,29 @@ def test_a_barrier_of_a_checkpoint_that_was_given_up_ends_no_transaction(rig: Ri
     assert mark is not None and mark.checkpoint == FIVE
 
 
+def test_a_checkpoint_that_its_owner_gave_up_shows_with_the_next_one_and_its_own_mark(
+    rig: Rig, topic: Topics
+) -> None:
+    """It was staged whole by then; no row came behind it."""
+    source, group = topic(partitions=1), f"group-{uuid.uuid4().hex}"
+    at = GroupOffsets(rig.servers, group, {(source, 0): 40})
+    staged = rig.stage(names(0, 20), barrier=FIVE, inputs=[at])
+    behind = rig.stage([], barrier=CheckpointId(6), inputs=[at])
+    answers = rig.committer.commit(CheckpointId(6), rig.committables(staged, behind))
+    assert [one.outcome for one in answers] == [Outcome.COMMITTED]
+    assert rig.seen() == Counter(names(0, 20))
+    with KafkaAdmin(KafkaConnection(rig.servers)) as admin:
+        await_truth(lambda: admin.committed_offsets(group) == at.offsets)
+        # As the job does behind its commit: what has not grown is not written, nor is the note beside it.
+        sixth = rig.context.timeline.mark_of(CheckpointId(6)).to_text(rig.job)
+        admin.commit_offsets(group, at.offsets, note=sixth)
+        (note,) = admin.committed_notes(group, Isolation.READ_COMMITTED).values()
+    mark, own = Mark.parse(note, rig.job), rig.committer.newest_marks()
+    assert mark is not None and mark.checkpoint == FIVE
+    # The sink's own mark is that of what was decided.
+    assert [one.checkpoint for one in own] == [CheckpointId(6)]
+
+
 def test_what_the_coordinator_has_aborted_is_lost_as_a_whole(rig: Rig) -> None:
     """LOST stands at the first committable, with proof: the checkpoint can be replayed."""
     one, two = rig.stage(names(0, 20)), rig.stage(names(20, 20), barrier=FIVE)

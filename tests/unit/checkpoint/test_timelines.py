@@ -14,7 +14,7 @@ import pytest
 
 from flinkish_spark.checkpoint.commit import Interrupted, refuse_another_timeline
 from flinkish_spark.checkpoint.failures import QueryFailed
-from flinkish_spark.checkpoint.ownership import Ownership, take_over
+from flinkish_spark.checkpoint.ownership import Ownership, seal_open_ids, take_over
 from flinkish_spark.checkpoint.staging import StagingContext
 from flinkish_spark.connectors.delta.manifest import _DeltaManifestWriter
 from flinkish_spark.connectors.files.committer import FileMarks
@@ -29,9 +29,11 @@ from flinkish_spark.core.errors import AnotherTimelineError, BrokerUnavailableEr
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.job.timeline import settle_timeline
-from flinkish_spark.protocol.decisions import Decision, TriggerRecord, Verdict
+from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.lineage import LineageHistory
 from flinkish_spark.protocol.records import Barrier, SinkAck, StagedBatch, TaskAck
+from flinkish_spark.protocol.retention import CheckpointFact, RetentionFacts, to_delete
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sources import EndAtLatest, HybridSource, KafkaRecordsSource
 from tests.support.clocks import ManualClock
@@ -40,6 +42,8 @@ from tests.support.jvm_errors import Throwables
 
 JOB = JobUuid("1" * 32)
 A, B, C = "a" * 16, "b" * 16, "c" * 16
+#: Of a checkpoint, in the order in which they are deleted.
+FILES = ("trigger.json", "decision.json", "receipt.json")
 
 
 class Sink:
@@ -154,30 +158,110 @@ def test_a_micro_batch_of_an_earlier_owner_becomes_visible_with_a_checkpoint_of_
     assert told(owner(tmp_path, B)) == [3, 3, 3, 3]
 
 
-@pytest.mark.parametrize("has_its_barrier", [True, False])
-def test_what_is_staged_at_a_barrier_passes_to_the_next_checkpoint_with_the_mark_of_the_old_one(
-    tmp_path: Path, has_its_barrier: bool
+def triggered(ownership: Ownership, checkpoint: int) -> None:
+    record = TriggerRecord(CheckpointId(checkpoint), ownership.epoch, CheckpointPurpose.PERIODIC, 0)
+    ownership.job_dir.create_trigger(record)
+
+
+def passed_on(ownership: Ownership, checkpoint: int, barrier: int) -> None:
+    """Decide a checkpoint whose micro-batch has the barrier of one that was given up."""
+    staged = replace(
+        STAGED, acks=(SinkAck("out", (TaskAck(0, 1, 7, (Barrier(CheckpointId(barrier), 0),)),)),)
+    )
+    shown = Decision(CheckpointId(checkpoint), Verdict.COMMIT, ownership.epoch, 0, batches=(staged,))
+    ownership.job_dir.create_decision(shown)
+
+
+def retained(ownership: Ownership, retained: int) -> list[int]:
+    """Delete old checkpoints as a job does whose checkpoints are all complete; return which."""
+    job_dir = ownership.job_dir
+    facts = [
+        CheckpointFact(one.checkpoint, one.verdict, has_receipt=one.verdict is Verdict.COMMIT)
+        for one in map(job_dir.decision, job_dir.decided_ids())
+        if one is not None
+    ]
+    gone = to_delete(RetentionFacts(tuple(facts), LineageHistory(), retained))
+    job_dir.delete_all(f"checkpoints/{one.checkpoint}/{part}" for one in gone for part in FILES)
+    return [int(one.checkpoint) for one in gone]
+
+
+def of_its_own_restart(ownership: Ownership) -> None:
+    assert seal_open_ids(ownership, ManualClock()) == (CheckpointId(2),)
+
+
+def of_a_timeout(ownership: Ownership) -> None:
+    ownership.job_dir.create_decision(
+        Decision(CheckpointId(2), Verdict.ABORT, ownership.epoch, 0, reason="EXPIRED")
+    )
+
+
+@pytest.mark.parametrize("gives_up", [of_its_own_restart, of_a_timeout])
+@pytest.mark.parametrize("takes_over_between", [True, False])
+def test_the_mark_of_a_barrier_that_its_owner_gave_up_is_ours_for_as_long_as_the_input_is_idle(
+    tmp_path: Path, gives_up: Callable[[Ownership], None], takes_over_between: bool
 ) -> None:
-    """An atomic sink: a kill behind the trigger, the same micro-batch again, and no row behind it."""
-    first = owner(tmp_path, A)
+    """An atomic sink has written the mark by then; the next checkpoint of that owner shows it."""
+    first = owner(tmp_path / "job", A)
     decide(first, 1)
-    first.job_dir.create_trigger(TriggerRecord(CheckpointId(2), first.epoch, CheckpointPurpose.PERIODIC, 0))
-    second = owner(tmp_path, B)
-    assert second.job_dir.decision(CheckpointId(2)).verdict is Verdict.ABORT  # type: ignore[union-attr]
+    triggered(first, 2)
+    left = first.timeline.mark_of(CheckpointId(2))
+    gives_up(first)
+    passed_on(first, 3, barrier=2)
+    # A crash in each place, and a copy that goes on: decided, and nothing more is done.
+    shutil.copytree(tmp_path / "job", tmp_path / "copy")
+    assert settle(owner(tmp_path / "copy", C), source=Sink(left)) is False
+    last = owner(tmp_path / "job", B) if takes_over_between else first
+    for checkpoint in range(4, 56):
+        decide(last, checkpoint)
+    # One that was cut off: of 2 the decision is there, and what has shown its barrier is not.
+    shutil.copytree(tmp_path / "job", tmp_path / "cut")
+    cut = JobDir(LocalStore(tmp_path / "cut"))
+    cut.create_receipt(Receipt(CheckpointId(3), first.epoch, 0))
+    cut.delete_all(["checkpoints/3/decision.json"])
+    assert retained(last, 50) == [1, 2, 3, 4, 5]
+    for root in ("job", "cut", "copy"):
+        for token in (C, "d" * 16):
+            again = owner(tmp_path / root, token)
+            assert [one.given_up for one in again.timeline.stretches if one.given_up] == []
+            assert settle(again, source=Sink(left)) is False
+
+
+@pytest.mark.parametrize("barrier", [2, 3])
+def test_no_later_owner_leaves_the_mark_of_what_a_takeover_gave_up(tmp_path: Path, barrier: int) -> None:
+    """Its micro-batch may run again and keep its barrier; whoever bears that mark has a copy."""
+    _, second = copied_while_open(tmp_path)
     left = second.timeline.mark_of(CheckpointId(2))
-    barriers = (Barrier(CheckpointId(2 if has_its_barrier else 3), 0),)
-    staged = replace(STAGED, acks=(SinkAck("out", (TaskAck(0, 1, 7, barriers),)),))
-    shown = Decision(CheckpointId(3), Verdict.COMMIT, second.epoch, 0, batches=(staged,))
-    second.job_dir.create_decision(shown)
-    third = owner(tmp_path, C)
-    if has_its_barrier:
-        assert settle(third, source=Sink(left)) is False
-        # A sink's own mark is left with what is decided, and never passes on.
-        with pytest.raises(AnotherTimelineError, match="sink 'out' holds checkpoint 2"):
-            settle(third, Sink(left))
-        return
-    with pytest.raises(AnotherTimelineError, match="given up here, and committed elsewhere"):
-        settle(third, source=Sink(left))
+    passed_on(second, 3, barrier)
+    for checkpoint in range(4, 56):
+        decide(second, checkpoint)
+    for _ in range(2):
+        third = owner(tmp_path / "copy", C)
+        for found in ({"source": Sink(left)}, {"sink": Sink(left)}):
+            with pytest.raises(AnotherTimelineError, match="given up here, and committed elsewhere"):
+                settle(third, **found)
+        assert settle(third, source=Sink(third.timeline.mark_of(CheckpointId(3)))) is False
+        retained(third, 50)
+    assert third.job_dir.decision(CheckpointId(3)) is None
+
+
+def test_each_stretch_lists_what_was_given_up_for_others_and_nothing_else(tmp_path: Path) -> None:
+    first = owner(tmp_path, A)
+    triggered(first, 1)
+    assert seal_open_ids(first, ManualClock()) == (CheckpointId(1),)
+    triggered(first, 2)
+    # Two takeovers that were cut off, one before its seals and one behind them.
+    first.job_dir.create_owner(OwnerEpoch(2), {})
+    third = owner(tmp_path, B)
+    (tmp_path / "timeline" / "3.json").unlink()
+    fourth = owner(tmp_path, B)
+    triggered(fourth, 3)
+    # A zombie that is late seals an id that is a newer owner's; it is no copy of that one.
+    late = Decision(CheckpointId(3), Verdict.ABORT, third.epoch, 0, reason="sealed")
+    fourth.job_dir.create_decision(late)
+    triggered(fourth, 4)
+    fifth = owner(tmp_path, C)
+    listed = [[int(one) for one in stretch.given_up] for stretch in fifth.timeline.stretches]
+    assert listed == [[], [2], [4]]
 
 
 def test_a_newer_owner_outside_is_told_although_it_committed_nothing(tmp_path: Path) -> None:
@@ -257,8 +341,7 @@ def copied_while_open(root: Path) -> tuple[Ownership, Ownership]:
     """Return the owners of a directory and of its copy; checkpoint 2 was open when it was made."""
     original = owner(root / "job", A)
     decide(original, 1)
-    pending = TriggerRecord(CheckpointId(2), original.epoch, CheckpointPurpose.PERIODIC, 0)
-    original.job_dir.create_trigger(pending)
+    triggered(original, 2)
     shutil.copytree(root / "job", root / "copy")
     return original, owner(root / "copy", B)
 

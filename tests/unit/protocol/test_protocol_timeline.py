@@ -63,7 +63,6 @@ def test_what_was_given_up_is_committed_by_nobody_here() -> None:
         for found in (mark(5, A), mark(4, A), mark(5)):
             why = f"checkpoint {found.checkpoint} was given up here, and committed elsewhere"
             assert timeline.why_not_ours(found, upto) == why
-            assert timeline.why_not_ours(found, upto, is_passed_on=True) == ""
     assert timeline.why_not_ours(mark(3, A), CheckpointId(9)) == ""
     # Of a mark that nobody here can have left it is said so.
     assert "does not know the process" in timeline.why_not_ours(mark(5, OTHER), CheckpointId(9))

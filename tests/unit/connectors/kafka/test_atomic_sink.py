@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flinkish_spark import BarrierRecords, DeadLetter, DeliveryGuarantee, KafkaSink, OnBadRecord
-from flinkish_spark.connectors.kafka.atomic import Owners
+from flinkish_spark.checkpoint.ownership import seal_open_ids, take_over
+from flinkish_spark.checkpoint.staging import StagingContext
+from flinkish_spark.connectors.kafka.atomic import AtomicWriter, Owners
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.producer import Ticket
 from flinkish_spark.connectors.kafka.client.settings import SharedProducer
 from flinkish_spark.connectors.kafka.client.shared_transaction import SHARED_TASK, why_other_attempts
@@ -20,10 +25,24 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     why_not_counted,
 )
 from flinkish_spark.connectors.kafka.writer import KafkaCommitter, KafkaStaged
+from flinkish_spark.contracts.sink import GroupOffsets, SinkContext
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError
-from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch, TransactionalId
-from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.protocol.decisions import TriggerRecord
+from flinkish_spark.protocol.ids import (
+    BatchId,
+    CheckpointId,
+    CheckpointPurpose,
+    JobUuid,
+    Lineage,
+    OwnerEpoch,
+    TransactionalId,
+)
+from flinkish_spark.protocol.records import Barrier, CommitAnswer, Committable, Outcome, TaskAck
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport.routing import spark_hash_int
+from tests.support.clocks import ManualClock
 
 JOB = JobUuid("a" * 32)
 FIRST, SECOND = Ticket(7, 0), Ticket(7, 1)
@@ -215,3 +234,62 @@ def test_a_transaction_of_several_micro_batches_is_ended_once() -> None:
     answers = committer.commit(CheckpointId(5), told)
     assert [one.outcome for one in answers] == [Outcome.COMMITTED] * 2
     assert broker.commits == 1
+
+
+# -- the mark beside the input's position -----------------------------------------------------------
+
+
+class Shared:
+    """In the place of an open transaction that holds records."""
+
+    is_empty = False
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def ask_over(self, wire: Any) -> None:
+        """Use another connection."""
+
+    def commit_offsets(self, group: str, offsets: Any, note: str) -> None:
+        self.notes.append(note)
+
+
+@pytest.mark.parametrize("is_of_a_later_owner", [False, True])
+def test_the_mark_of_a_barrier_that_was_given_up_is_left_by_no_later_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_of_a_later_owner: bool
+) -> None:
+    """A micro-batch runs again and keeps its barrier, 2; behind it comes one with barrier 3."""
+    job_dir = JobDir(LocalStore(tmp_path))
+    ownership = take_over(job_dir, ManualClock(), lambda: "a" * 16)
+    job_dir.create_trigger(TriggerRecord(CheckpointId(1), ownership.epoch, CheckpointPurpose.PERIODIC, 0))
+    job_dir.create_trigger(TriggerRecord(CheckpointId(2), ownership.epoch, CheckpointPurpose.PERIODIC, 0))
+    if is_of_a_later_owner:
+        ownership = take_over(job_dir, ManualClock(), lambda: "b" * 16)
+    seal_open_ids(ownership, ManualClock())
+    monkeypatch.setattr(StagingContext, "_drawn", lambda self, batch: CheckpointId(batch.value + 1))
+    unused: Any = None
+    staging = StagingContext(JOB, ownership, Lineage(0), unused, ManualClock(), unused)
+    connection = KafkaConnection("broker:9092")
+    known = SimpleNamespace(committed_offsets=lambda group: {})
+    monkeypatch.setattr(KafkaAdmin, "over", staticmethod(lambda wire: known))
+    context = SinkContext(JOB, ownership.epoch, "out", unused, unused, "", unused, unused, ownership.timeline)
+    sink: Any = SimpleNamespace(connection=connection)
+    writer, shared = AtomicWriter(sink, context, unused), Shared()
+    open_at_the_end = []
+    for batch in (1, 2):
+        writer._open = None
+        barrier = TaskAck(0, 1, 7, (Barrier(CheckpointId(batch + 1), 0),))
+        monkeypatch.setattr(
+            writer, "_written", lambda *given, one=barrier: [{**one.to_json(), "committable": 0}]
+        )
+        request: Any = SimpleNamespace(
+            checkpoint=staging.checkpoint_of(BatchId(batch)),
+            input_offsets=lambda: [GroupOffsets(connection.servers, "readers", {("in", 0): 9})],
+        )
+        writer._staged(shared, unused, request)  # type: ignore[arg-type]
+        open_at_the_end.append(writer._open is not None)
+    marks = [Mark.parse(note, JOB) for note in shared.notes]
+    ours = [mark for mark in marks if mark and not ownership.timeline.why_not_ours(mark, CheckpointId(9))]
+    assert ours == marks
+    assert [int(mark.checkpoint) for mark in ours] == ([3] if is_of_a_later_owner else [2, 3])
+    assert open_at_the_end == [is_of_a_later_owner, False]
