@@ -48,8 +48,9 @@ from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND
 from flinkish_spark.state.savepoint_files import StateFileWriter, has_checksum, new_state_file
 from flinkish_spark.state.timers import Timers
-from flinkish_spark.transport.blocks import as_schema, from_block, to_block
+from flinkish_spark.transport.blocks import from_block, to_block
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP
+from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import RowReader, arrow_schema
 
 #     rows by key, blocks  --+

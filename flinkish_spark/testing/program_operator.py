@@ -58,9 +58,10 @@ from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import NO_BASE, GroupState, NoBases
 from flinkish_spark.state.operator_state import BroadcastTables
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import BlockPacker, as_schema, in_order
+from flinkish_spark.transport.blocks import BlockPacker, in_order
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import Distribution
+from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter, arrow_schema
 from flinkish_spark.types.schemas import PREFIX
 from flinkish_spark.types.to_arrow import ValueMismatch

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.transport import columns as C
+from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import arrow_schema
 
 #: Rows that a packer holds before it packs: enough for big blocks, little enough for a worker's memory.
@@ -70,17 +71,6 @@ def from_block(block: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> pa.R
         return pa.ipc.read_record_batch(pa.py_buffer(block), schema)
     except (pa.ArrowInvalid, OSError) as error:
         raise BlockError(f"a block of rows cannot be read: {error}") from error
-
-
-def as_schema(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows with a schema's types: Spark's have the session's zone, and maybe large strings."""
-    if rows.schema.equals(schema):
-        return rows
-    arrays = [
-        column if column.type == field.type else column.cast(field.type)
-        for column, field in zip(rows.columns, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 @dataclass(frozen=True)

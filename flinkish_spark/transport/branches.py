@@ -21,8 +21,9 @@ from pyspark.sql import types as T
 
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import PACKED, BlockPacker, Packing, as_schema
+from flinkish_spark.transport.blocks import PACKED, BlockPacker, Packing
 from flinkish_spark.transport.columns import InTurn, Worker
+from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.schemas import PREFIX
 

@@ -31,3 +31,14 @@ def arrow_schema(fields: T.StructType) -> pa.Schema:
 
 def spark_type(kind: pa.DataType) -> T.DataType:
     return from_arrow_type(kind, prefer_timestamp_ntz=True)
+
+
+def as_schema(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows with a schema's types: Spark's have the session's zone, and maybe large strings."""
+    if rows.schema.equals(schema):
+        return rows
+    arrays = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(rows.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

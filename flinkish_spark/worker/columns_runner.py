@@ -20,7 +20,8 @@ from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import KeyIndex
 from flinkish_spark.state.timers import BatchTimers
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import BEHIND, as_schema
+from flinkish_spark.transport.blocks import BEHIND
+from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 from flinkish_spark.types.rows import OutputError
 from flinkish_spark.types.schemas import PREFIX

@@ -33,8 +33,8 @@ from flinkish_spark.operators.lookup_join import LookupJoinRun, kept_answers
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.protocol.event_time import MIN_WATERMARK_MS, checked_time
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import as_schema
 from flinkish_spark.transport.columns import CHANNEL, KIND, SEQUENCE, TIME, Kind, Origins
+from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter, arrow_schema
 from flinkish_spark.types.schemas import PREFIX
 from flinkish_spark.types.to_python import taken, taking

@@ -42,7 +42,7 @@ from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import Array
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import as_schema
+from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter
 from flinkish_spark.types.to_python import Take, taken, taking, to_values
 from flinkish_spark.windows.functions import WithKeyAndWindow, WithWindow

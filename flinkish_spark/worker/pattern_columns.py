@@ -38,7 +38,8 @@ from flinkish_spark.operators.row_conditions import earlier_events, measured
 from flinkish_spark.operators.timed_rows import DueColumns, DueRows, WaitingRows
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array
-from flinkish_spark.transport.blocks import BEHIND, as_schema
+from flinkish_spark.transport.blocks import BEHIND
+from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.to_python import Take, to_values
 from flinkish_spark.worker.runners import ElementRunner, OutRows, RowShape, runs
 from flinkish_spark.worker.timed_runner import TimedRunner, timed_runner

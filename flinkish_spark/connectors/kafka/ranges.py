@@ -14,9 +14,9 @@ from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, read_range
 from flinkish_spark.connectors.kafka.metadata import known_times, metadata_arrays, metadata_fields
 from flinkish_spark.connectors.kafka.offsets import Ends
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import CONTROL, as_schema
+from flinkish_spark.transport.blocks import CONTROL
 from flinkish_spark.transport.channels import channel_of
-from flinkish_spark.types.arrow_types import arrow_schema
+from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.worker.daemon import freeze_modules
 

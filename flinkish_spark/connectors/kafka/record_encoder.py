@@ -24,8 +24,7 @@ from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import Raw, String
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import as_schema
-from flinkish_spark.types.arrow_types import arrow_schema, arrow_type
+from flinkish_spark.types.arrow_types import arrow_schema, arrow_type, as_schema
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import JsonWriter
 from flinkish_spark.types.json_columns import replace_months, without_intervals

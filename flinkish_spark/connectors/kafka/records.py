@@ -47,8 +47,7 @@ from flinkish_spark.core.formats import (
 )
 from flinkish_spark.core.validation import instance_of
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import as_schema
-from flinkish_spark.types.arrow_types import arrow_schema
+from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.json_columns import replace_months, with_intervals, with_intervals_of
 from flinkish_spark.types.schemas import check_field_names
