@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import fs
 
-_LOCAL = re.compile(r"file:/{1,3}(?=[^/])")
+#: With three slashes or with one; behind two a host begins.
+_LOCAL = re.compile(r"^file:(///+|/(?!/))", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class TableFiles:
 
     @classmethod
     def of(cls, path: str, options: Mapping[str, str]) -> TableFiles:
-        return cls(_LOCAL.sub("/", path) if path.startswith("file:") else path, tuple(options.items()))
+        return cls(_LOCAL.sub("/", path, count=1), tuple(options.items()))
 
     @property
     def root(self) -> Path | None:
@@ -121,8 +122,11 @@ class TableFiles:
 
 def why_no_path(path: str) -> str:
     """Return why delta-rs cannot work below a path; empty if it can."""
+    if path[:5].lower() == "file:" and not _LOCAL.match(path):
+        return "its URI has a host, or a relative path, behind file:"
     if "\\" in path:
         return "its path has a \\, which delta-rs reads as /"
-    if unquote(path) != path and not path.startswith("file:"):
+    # In a file: URI, too: Spark takes the digits for a part of the name.
+    if unquote(path) != path:
         return "its path has a % with two digits behind it, which delta-rs reads as one character"
     return ""

@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.delta.faults import DeltaConflict, DeltaRefused
+from flinkish_spark.connectors.delta.sink_settings import check_path
 from flinkish_spark.connectors.delta.table import (
     Append,
     SchemaEvolution,
@@ -26,7 +26,7 @@ from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, info_of,
 from flinkish_spark.connectors.delta.writer import FilesToWrite, stats_columns
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
-from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.validation import hold_plain_values
 from flinkish_spark.protocol.decisions import ManifestRecord
 from flinkish_spark.protocol.durations import PathText
@@ -73,13 +73,7 @@ class DeltaManifest(Manifest):
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        is_absolute = "://" in self.path or self.path.startswith("file:")
-        if not is_absolute and not PurePosixPath(self.path).is_absolute():
-            raise ConfigError(
-                f"the manifest's path {self.path!r} is relative",
-                why="it would mean different places in different processes",
-                what_to_do="give an absolute path or a URI",
-            )
+        check_path("the manifest's path", self.path)
 
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
         """Refuse a table that has other columns."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from flinkish_spark.connectors.delta.files import why_no_path
 from flinkish_spark.connectors.delta.table import (
     Append,
     OverwritePartitions,
@@ -52,16 +53,7 @@ class DeltaSinkSettings:
                 what_to_do="use Append(), Upsert(keys=...) or OverwritePartitions()",
             )
         self._check_options()
-        if (
-            "://" not in self.path
-            and not self.path.startswith("file:")
-            and not PurePosixPath(self.path).is_absolute()
-        ):
-            raise ConfigError(
-                f"the Delta path {self.path!r} is relative",
-                why="it would mean different places in different processes",
-                what_to_do="give an absolute path or a URI",
-            )
+        check_path("the Delta path", self.path)
 
     def _check_options(self) -> None:
         for name in self.options:
@@ -91,6 +83,23 @@ def _writer(value: object) -> str:
             f"writer is {value!r}", why="tasks write files in Python", what_to_do="leave writer out"
         )
     return "python"
+
+
+def check_path(what: str, path: str) -> None:
+    """Raise ConfigError for a path that is not the same place to all who are given it."""
+    if "://" not in path and path[:5].lower() != "file:" and not PurePosixPath(path).is_absolute():
+        raise ConfigError(
+            f"{what} {path!r} is relative",
+            why="it would mean different places in different processes",
+            what_to_do="give an absolute path or a URI",
+        )
+    if why := why_no_path(path):
+        raise ConfigError(
+            f"{what} {path!r} cannot be used",
+            why=why,
+            what_to_do="name a folder by an absolute path, or by file: without a host, such as /lake/events, "
+            "without \\ or % in its name",
+        )
 
 
 def check_store_options(path: str, options: Mapping[str, str]) -> None:

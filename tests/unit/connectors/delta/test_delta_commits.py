@@ -15,7 +15,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import types as T
 
+from flinkish_spark import DeltaManifest, DeltaSink
 from flinkish_spark.connectors.delta.faults import DeltaConflict, DeltaRefused, NotAsFiles
+from flinkish_spark.connectors.delta.files import TableFiles
 from flinkish_spark.connectors.delta.table import (
     FEATURES_OF_DELTA_RS,
     Append,
@@ -38,6 +40,7 @@ from flinkish_spark.connectors.delta.writer import (
     partition_texts,
     stats_columns,
 )
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.types.ddl import parse_ddl
 
 
@@ -293,6 +296,26 @@ def test_a_path_that_delta_rs_reads_in_another_way_is_refused(tmp_path: Path) ->
     for name, why in (("a%20b", "% with two digits"), ("a\\b", "reads as /")):
         with pytest.raises(DeltaRefused, match=why):
             DeltaTables().open(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("make", [DeltaSink, DeltaManifest])
+def test_a_uri_of_a_file_is_the_folder_that_it_names_or_is_refused(make: Any, tmp_path: Path) -> None:
+    for start in ("file:", "file://", "file:///"):
+        assert make(f"{start}{tmp_path}").path == f"{start}{tmp_path}"
+        assert TableFiles.of(f"{start}{tmp_path}", {}).root == tmp_path
+    for path, why in (
+        ("file:///lake/a%20b", "% with two digits"),
+        ("file:/lake/a%20b", "% with two digits"),
+        ("/lake/a%20b", "% with two digits"),
+        ("/lake/a\\b", "reads as /"),
+        ("file://localhost/tmp/x", "host, or a relative path"),
+        ("file://lake/x", "host, or a relative path"),
+        ("file:lake/x", "host, or a relative path"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            make(path)
+        with pytest.raises(DeltaRefused, match=why):
+            DeltaTables().open(path)
 
 
 def test_files_of_partitions_of_a_size_with_their_statistics(tmp_path: Path) -> None:
