@@ -26,7 +26,7 @@ from flinkish_spark.connectors.delta.rows import (
     nullable_within,
     rule_conditions,
 )
-from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
+from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, file_options
 from flinkish_spark.connectors.delta.table import (
     OverwritePartitions,
     TableInfo,
@@ -169,7 +169,7 @@ class DeltaStaging(SinkWriter):
             self._tables.files(self._sink.path),
             partition_by=tuple(map(table.physical_name, table.partition_by)),
             with_stats=stats_columns(table.fields, table.properties),
-            **_options(self._sink.options),
+            **file_options(self._sink.options),
         )
         found = reports(checked, StageFiles(target))
         return found, lambda adds: {
@@ -352,13 +352,3 @@ def _checked(
         # In a column that is handed over, so that no optimizer finds it unneeded.
         flag = F.when(broken, F.raise_error(text).cast("boolean")).otherwise(flag)
     return rows.select(*control, *columns, flag.alias(DELETED))
-
-
-def _options(options: Mapping[str, str]) -> dict[str, Any]:
-    given = {name.lower(): text for name, text in options.items()}
-    found: dict[str, Any] = {"compression": given.get("compression", "snappy").lower()}
-    if "maxrecordsperfile" in given:
-        found["max_rows"] = max(0, int(given["maxrecordsperfile"]))
-    if given.get("parquet.writer.version", "").lower() in ("v2", "parquet_2_0"):
-        found["page_version"] = "2.0"
-    return found
