@@ -206,7 +206,8 @@ class DeltaCommits:
         stats = stats_columns(made.fields, made.properties)
         target = FilesToWrite(files, partition_by=made.partition_by, with_stats=stats)
         there = rows.filter(pc.invert(rows.column(DELETED))).select(kept.names)
-        self._tables.create(path, metadata, target.write(there.to_batches(), 0), marker)
+        # In one piece, which has the rows of a partition together.
+        self._tables.create(path, metadata, target.write(there.combine_chunks().to_batches(), 0), marker)
 
     def _by_spark(
         self,

@@ -171,6 +171,8 @@ class DeltaStaging(SinkWriter):
             with_stats=stats_columns(table.fields, table.properties),
             **file_options(self._sink.options),
         )
+        if together := _together(table, checked.columns):
+            checked = checked.sortWithinPartitions(*together)
         found = reports(checked, StageFiles(target))
         return found, lambda adds: {
             "form": "FILES",
@@ -324,6 +326,18 @@ def _physical(column: Column, table: TableInfo, name: str) -> Column:
         # A cast goes by the places of fields.
         column = column.cast(_type({**one, "type": kind}))
     return column.alias(physical_name(one))
+
+
+def _together(table: TableInfo, names: Sequence[str]) -> list[Column]:
+    """Return what rows are sorted by, so that those of a partition come one behind the other."""
+    kinds = {physical_name(one): one["type"] for one in table.fields}
+    found = []
+    for name in map(table.physical_name, table.partition_by):
+        if name in names:
+            column = F.col(quoted(name))
+            # As a text: to an order the two zeros are one value, and they are two partitions.
+            found.append(column.cast("string") if kinds.get(name) in ("float", "double") else column)
+    return found
 
 
 _MOST_OF_A_ROW = 1_000

@@ -349,6 +349,35 @@ def test_files_of_partitions_of_a_size_with_their_statistics(tmp_path: Path) -> 
     }
 
 
+def test_one_file_at_a_time_is_open_however_many_partitions_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In batches of any size, if the rows of a partition come together."""
+    now_open, most = set(), 0
+    output, finish = TableFiles.output, TableFiles.finish
+
+    def opened(files: TableFiles, name: str) -> Any:
+        nonlocal most
+        now_open.add(name)
+        most = max(most, len(now_open))
+        return output(files, name)
+
+    def finished(files: TableFiles, name: str, file: Any) -> None:
+        now_open.remove(name)
+        finish(files, name, file)
+
+    monkeypatch.setattr(TableFiles, "output", opened)
+    monkeypatch.setattr(TableFiles, "finish", finished)
+    rows = pa.table({"id": range(1_000), "p": [str(n // 4) if n > 3 else None for n in range(1_000)]})
+    target = FilesToWrite(DeltaTables().files(str(tmp_path)), partition_by=("p",))
+    for batches in (rows.to_batches(max_chunksize=7), rows.take(list(range(0, 1_000, 4)) * 4).to_batches()):
+        adds = target.write(batches, 0)
+        assert {add["partitionValues"]["p"]: json.loads(add["stats"])["numRecords"] for add in adds} == {
+            str(n) if n else None: 4 for n in range(250)
+        }
+        assert len(adds) == 250 and most == 1 and not now_open
+
+
 def test_partition_values_are_texts_that_mean_one_value() -> None:
     at = datetime(2026, 10, 25, 0, 30, 0, 1, tzinfo=UTC)
     for values, kind, texts in (
