@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -72,19 +72,34 @@ class DeltaTables:
         table = self.open(path)
         return -1 if table is None else seen_by(table, app_id)
 
-    def history(self, path: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the table's commits, newest first; nothing if there is no table."""
+    def history(self, path: str, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return the table's commits, newest first; none if there is no table."""
         table = self.open(path)
-        if table is None:
-            return
+        while table is not None:
+            with suppress(DeltaConflict):
+                return self.history_of(path, table, limit)
+        return []
+
+    def history_of(
+        self, path: str, table: deltalake.DeltaTable, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the commits up to the version that is open; if it is not the newest, open that and raise."""
+        version = table.version()
         with _translated(path):
             found = table.history(limit)
-        for row in found:
-            yield {
+            # This order matters: delta-rs lists what is there, newer commits as well, and counts down from
+            # the version that is open, so that each would have the number of another one.
+            table.update_incremental()
+        if table.version() != version:
+            raise DeltaConflict(f"version {table.version()} was committed meanwhile")
+        return [
+            {
                 "version": int(row["version"]),
                 "operation": row.get("operation"),
                 "userMetadata": row.get("userMetadata"),
             }
+            for row in found
+        ]
 
     def create(
         self,
@@ -194,16 +209,13 @@ class DeltaTables:
             gone = {str(row["path"]): int(row["size_bytes"]) for row in _files_of(older)}
         return self.missing(path, {name: size for name, size in gone.items() if name not in now})
 
-    def restore(self, path: str, version: int, note: str) -> None:
-        """Commit a version that holds what `version` held, with `note` in its history."""
-        table = self.open(path)
-        assert table is not None
+    def restore(self, path: str, table: deltalake.DeltaTable, version: int, note: str) -> None:
+        """Commit what `version` held behind the version that is open, with `note` in its history."""
         with _translated(path):
             table.restore(version, commit_properties=_properties(None, _NO_RETRY, note))
 
-    def delete_rows(self, path: str, note: str) -> None:
-        table = self.open(path)
-        assert table is not None
+    def delete_rows(self, path: str, table: deltalake.DeltaTable, note: str) -> None:
+        """Commit a version without rows behind the version that is open."""
         names = list(table.metadata().partition_columns)
         self._write(path, table, _removes(table, names, lambda _: True), _properties(None, _NO_RETRY, note))
 

@@ -284,10 +284,10 @@ def test_a_table_is_set_back_and_emptied(rig: Rig) -> None:
     rig.create([row(1), row(2, "a b")])
     rig.tables.append(rig.path, rig.open(), rig.files([row(3)]), marker(2))
     assert rig.tables.missing_at(rig.path, 0) == []
-    rig.tables.restore(rig.path, 0, "back")
+    rig.tables.restore(rig.path, rig.open(), 0, "back")
     assert [one for one, _ in rig.rows()] == [1, 2]
-    rig.tables.delete_rows(rig.path, "empty")
-    assert rig.rows() == [] and next(rig.tables.history(rig.path, 1))["userMetadata"] == "empty"
+    rig.tables.delete_rows(rig.path, rig.open(), "empty")
+    assert rig.rows() == [] and rig.tables.history(rig.path, 1)[0]["userMetadata"] == "empty"
     # Its marker stays: what was committed is not committed again.
     assert rig.tables.committed_version(rig.path, "me") == 2
 
