@@ -237,6 +237,9 @@ class DeltaCommits:
             require_ours(self._mark(path, marker.app_id, marker.version))
         return CommitResult(is_new, int(found["version"]))
 
+    def make_durable(self, path: str, app_id: str, version: int) -> None:
+        self._tables.make_durable(path, app_id, version)
+
     def interrupt(self) -> None:
         self._rows.interrupt()
 
@@ -283,6 +286,9 @@ class DeltaHistory:
     def missing_at(self, path: str, version: int) -> list[str]:
         """Return files of an older version that the newest no longer has and that are gone."""
         return self._tables.missing_at(path, version)
+
+    def make_durable(self, path: str, note: str) -> None:
+        self._tables.make_durable(path, note)
 
     def restore(self, path: str, table: deltalake.DeltaTable, version: int | None, note: str) -> None:
         """Commit what `version` held, of None no rows, behind the version that is open, with `note`.
@@ -393,7 +399,20 @@ class DeltaCommitter(Committer):
             explained = bool(self._commits.why_unfit(path, staged))
             return self._lost_unless_committed(path, staged, version, why, is_final=explained)
         outcome = Outcome.COMMITTED if done.is_new else Outcome.ALREADY_COMMITTED
-        return CommitAnswer(outcome, facts=_facts(staged, done.version))
+        return self._done(outcome, path, staged, version, done.version)
+
+    def _done(
+        self,
+        outcome: Outcome,
+        path: str,
+        staged: list[Mapping[str, Any]],
+        checkpoint: int,
+        version: int | None,
+    ) -> CommitAnswer:
+        # This order matters: a receipt is durable, and says that the commit is. Whose it was does not matter:
+        # whoever made it may have died before it was synced.
+        self._commits.make_durable(path, self._app_id, checkpoint)
+        return CommitAnswer(outcome, facts=_facts(staged, version))
 
     def _lost_unless_committed(
         self, path: str, staged: list[Mapping[str, Any]], version: int, why: str, *, is_final: bool = True
@@ -407,7 +426,7 @@ class DeltaCommitter(Committer):
             if mark is not None:
                 self._context.require_ours(mark, CheckpointId(version))
             known = self._commits.version_of(path, self._app_id, version)
-            return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=_facts(staged, known))
+            return self._done(Outcome.ALREADY_COMMITTED, path, staged, version, known)
         return CommitAnswer(Outcome.LOST, why, is_proven_aborted=is_final)
 
     def interrupt(self) -> None:
@@ -481,6 +500,8 @@ class DeltaCommitter(Committer):
         try:
             match plan:
                 case NothingToRestore():
+                    if table is not None:
+                        self._history.make_durable(path, note)
                     return CommitAnswer(Outcome.ALREADY_COMMITTED)
                 case NoRestore(why):
                     return CommitAnswer(Outcome.LOST, f"the table {path} cannot be restored: {why}")
@@ -492,6 +513,7 @@ class DeltaCommitter(Committer):
             return CommitAnswer(Outcome.RETRY, str(error))
         except DeltaRefused as error:
             return CommitAnswer(Outcome.LOST, f"the table {path} cannot be restored: {error}")
+        self._history.make_durable(path, note)
         return CommitAnswer(Outcome.COMMITTED)
 
     def _plan(self, target: CheckpointId, lineage: Lineage) -> tuple[Any, RestorePlan]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.store import make_directories, sync_directory
 from flinkish_spark.core.store_spec import resolved_options
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class TableFiles:
         if self.root is None:
             return BytesIO()
         path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
         return path.open("xb")
 
     def finish(self, name: str, file: Any) -> None:
@@ -60,6 +61,15 @@ class TableFiles:
             return
         with self._handler().open_output_stream(name) as stream:
             stream.write(file.getvalue())
+
+    def sync_names(self, folder: str) -> None:
+        """Make the names of the files in a folder of the table durable, and the folder's own."""
+        if self.root is not None:
+            path = self.root / folder
+            for one in (path, *path.parents):
+                sync_directory(one)
+                if one == self.root:
+                    break
 
     def read(self, names: Iterable[str]) -> pa.Table:
         """Return the rows of Parquet files of one schema."""

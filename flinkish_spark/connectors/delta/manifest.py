@@ -106,7 +106,7 @@ class _DeltaManifestWriter(ManifestWriter):
         if table is not None and seen_by(table, self._app_id) >= 0:
             self._check(record.checkpoint)
             if seen_by(table, self._app_id) >= version:
-                return CommitAnswer(Outcome.ALREADY_COMMITTED)
+                return self._done(Outcome.ALREADY_COMMITTED, version)
         info = None if table is None else info_of(table)
         if info is not None and (why := _why_unfit(info)):
             return CommitAnswer(Outcome.RETRY, f"the table {self._path} takes no row now: {why}")
@@ -126,7 +126,11 @@ class _DeltaManifestWriter(ManifestWriter):
                 self._tables.append(self._path, table, adds, marker)
         except DeltaConflict as error:
             return CommitAnswer(Outcome.RETRY, str(error))
-        return CommitAnswer(Outcome.COMMITTED)
+        return self._done(Outcome.COMMITTED, version)
+
+    def _done(self, outcome: Outcome, version: int) -> CommitAnswer:
+        self._tables.make_durable(self._path, self._app_id, version)
+        return CommitAnswer(outcome)
 
     def newest_marks(self) -> Sequence[Mark]:
         version = self._tables.committed_version(self._path, self._app_id)

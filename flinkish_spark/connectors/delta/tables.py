@@ -15,12 +15,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from flinkish_spark.connectors.delta.durable import make_durable
 from flinkish_spark.connectors.delta.faults import DeltaConflict, DeltaRefused, NotAsFiles
 from flinkish_spark.connectors.delta.files import TableFiles, why_no_path
 from flinkish_spark.connectors.delta.table import TableInfo, Upsert, stored_fields
 from flinkish_spark.connectors.delta.writer import DELETED, partition_texts
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import StoreError
+from flinkish_spark.core.store import make_directories
 
 if TYPE_CHECKING:
     import deltalake
@@ -113,6 +115,8 @@ class DeltaTables:
         from deltalake.transaction import create_table_with_add_actions
 
         files = self.files(path)
+        if files.root is not None:
+            make_directories(files.root)
         with _translated(path):
             create_table_with_add_actions(
                 files.path,
@@ -188,6 +192,23 @@ class DeltaTables:
                 .when_not_matched_insert(values, f"NOT {deleted}")
                 .execute()
             )
+
+    def make_durable(self, path: str, whose: str, version: int | None = None) -> None:
+        """Return when a commit outlives a power cut: that of an application's `version`, or with a note.
+
+        Only on a disk there is something to do.
+        """
+        root = self.files(path).root
+        if root is None:
+            return
+        try:
+            make_durable(root, whose, version)
+        except OSError as error:
+            raise StoreError(
+                f"a commit to the Delta table {path} could not be made durable",
+                why=str(error),
+                what_to_do="see to the disk; the commit is looked at again when the job starts",
+            ) from error
 
     def missing(self, path: str, sizes: Mapping[str, int]) -> list[str]:
         """Return files below a table that are not there with the size that is given."""

@@ -51,7 +51,10 @@ class FilesToWrite:
         out = _Files(self, task)
         for batch in batches:
             out.add(batch)
-        return out.close()
+        adds = out.close()
+        if adds:
+            self.files.sync_names(self.folder)
+        return adds
 
 
 @dataclass(frozen=True)
