@@ -21,15 +21,10 @@ _ENTRY = re.compile(r"\d{20}\.json")
 
 
 def make_durable(root: Path, whose: str, version: int | None = None) -> None:
-    """Sync the newest commit of an application's `version`, or with a note, and what readers find it by.
+    """Sync a commit and what readers find it by: that of an application's `version`, or else with a note.
 
     These are the files that it added, its entry in the log, newer entries, all that are not in a checkpoint
     of the log yet, that checkpoint, and their folders.
-
-    Parameters
-    ----------
-    whose
-        The id of an application, or without `version` the note of a commit.
     """
     log = root / LOG
     names = sorted((name for name in os.listdir(log) if _OF_VERSION.fullmatch(name)), reverse=True)
