@@ -221,6 +221,9 @@ class SimDeltaCommits:
     def version_of(self, path: str, app_id: str, version: int) -> None:
         """Return that it is not cheap to find out."""
 
+    def make_durable(self, path: str, app_id: str, version: int) -> None:
+        """Do nothing: a simulated table loses no version."""
+
     def leftovers(self, path: str, app_id: str) -> list[str]:
         """Return nothing: what is staged are data files."""
         return []
@@ -267,30 +270,30 @@ class SimDeltaHistory:
     def __init__(self, world: World, call: SinkCall, table: Table) -> None:
         self._world, self._call, self._table = world, call, table
 
-    def commits(self, path: str) -> Iterator[dict[str, Any]]:
-        """Yield the versions, newest first."""
+    def open(self, path: str) -> int:
+        """Return how many versions there are: an open table is as it was."""
+        return len(self._table.versions)
+
+    def commits(self, path: str, table: int) -> Iterator[dict[str, Any]]:
+        """Yield the versions of an open table, newest first."""
         self._world.step("table history", path)
-        return (version.described() for version in reversed(self._table.versions))
+        return (version.described() for version in reversed(self._table.versions[:table]))
+
+    def make_durable(self, path: str, note: str) -> None:
+        """Do nothing: a simulated table loses no version."""
 
     def missing_at(self, path: str, version: int) -> list[str]:
         """Return no file: what was committed stays."""
         return []
 
-    def restore(self, path: str, version: int, note: str) -> None:
-        """Commit the content of an older version."""
-        self._world.step("table restore", f"{path} {version}")
-        self._refuse()
-        self._table.restore(version, note)
-
-    def delete_rows(self, path: str, note: str) -> None:
-        """Commit a version without rows."""
-        self._world.step("table restore", f"{path} empty")
-        self._refuse()
-        self._table.restore(-1, note)
-
-    def _refuse(self) -> None:
+    def restore(self, path: str, table: int, version: int | None, note: str) -> None:
+        """Commit the content of an older version, or no rows, behind the version that is open."""
+        self._world.step("table restore", f"{path} {'empty' if version is None else version}")
         if self._call.is_cut_off or self._world.struck(K.SINK_UNAVAILABLE):
             raise DeltaConflict("the simulated table conflicts")
+        if table != len(self._table.versions):
+            raise DeltaConflict("the simulated table has another version by now")
+        self._table.restore(-1 if version is None else version, note)
 
 
 class _SimWriter(SinkWriter):

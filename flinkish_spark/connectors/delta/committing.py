@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
@@ -66,6 +67,9 @@ from flinkish_spark.contracts.sink import (
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
 from flinkish_spark.protocol.timeline import Mark
+
+if TYPE_CHECKING:
+    import deltalake
 
 #: How far back a commit is looked for when only its version is wanted.
 _RECENT = 20
@@ -206,7 +210,8 @@ class DeltaCommits:
         stats = stats_columns(made.fields, made.properties)
         target = FilesToWrite(files, partition_by=made.partition_by, with_stats=stats)
         there = rows.filter(pc.invert(rows.column(DELETED))).select(kept.names)
-        self._tables.create(path, metadata, target.write(there.to_batches(), 0), marker)
+        # In one piece, which has the rows of a partition together.
+        self._tables.create(path, metadata, target.write(there.combine_chunks().to_batches(), 0), marker)
 
     def _by_spark(
         self,
@@ -231,6 +236,9 @@ class DeltaCommits:
         else:
             require_ours(self._mark(path, marker.app_id, marker.version))
         return CommitResult(is_new, int(found["version"]))
+
+    def make_durable(self, path: str, app_id: str, version: int) -> None:
+        self._tables.make_durable(path, app_id, version)
 
     def interrupt(self) -> None:
         self._rows.interrupt()
@@ -261,12 +269,15 @@ class DeltaHistory:
     def __init__(self, tables: DeltaTables, spark: SparkSession) -> None:
         self._tables, self._spark = tables, spark
 
-    def commits(self, path: str) -> Iterator[dict[str, Any]]:
-        """Yield the table's commits, newest first; nothing if there is no table."""
+    def open(self, path: str) -> deltalake.DeltaTable | None:
+        return self._tables.open(path)
+
+    def commits(self, path: str, table: deltalake.DeltaTable) -> Iterator[dict[str, Any]]:
+        """Yield commits, newest first; raise DeltaConflict if `table` is not the newest: then it is."""
         # In growing pages: whoever stops early has not waited for all of a long history.
         read, page = 0, _FIRST_PAGE
         while True:
-            rows = list(self._tables.history(path, page))
+            rows = self._tables.history_of(path, table, page)
             yield from rows[read:]
             if len(rows) < page:
                 return
@@ -276,20 +287,29 @@ class DeltaHistory:
         """Return files of an older version that the newest no longer has and that are gone."""
         return self._tables.missing_at(path, version)
 
-    def restore(self, path: str, version: int, note: str) -> None:
-        """Commit a version that holds what `version` held, with `note` in its history."""
-        self._by(path).restore(path, version, note)
+    def make_durable(self, path: str, note: str) -> None:
+        self._tables.make_durable(path, note)
 
-    def delete_rows(self, path: str, note: str) -> None:
-        """Commit a version without rows."""
-        self._by(path).delete_rows(path, note)
+    def restore(self, path: str, table: deltalake.DeltaTable, version: int | None, note: str) -> None:
+        """Commit what `version` held, of None no rows, behind the version that is open, with `note`.
 
-    def _by(self, path: str) -> DeltaTables | DeltaRows:
-        info = self._tables.info(path)
-        why = "" if info is None else why_by_spark(info, None)
-        if why and not has_delta_format(self._spark):
-            raise DeltaRefused(f"it needs Delta's own writer, whose JAR this session has not: {why}")
-        return DeltaRows(self._spark) if why else self._tables
+        A commit that somebody made since is a conflict, and is not taken back.
+        """
+        if why := why_by_spark(info_of(table), None):
+            if not has_delta_format(self._spark):
+                raise DeltaRefused(f"it needs Delta's own writer, whose JAR this session has not: {why}")
+            # Delta's statements take the newest version, whichever it is: all that can be done is to look
+            # right before.
+            self._tables.history_of(path, table, 1)
+            rows = DeltaRows(self._spark)
+            if version is None:
+                rows.delete_rows(path, note)
+            else:
+                rows.restore(path, version, note)
+        elif version is None:
+            self._tables.delete_rows(path, table, note)
+        else:
+            self._tables.restore(path, table, version, note)
 
 
 _FIRST_PAGE = 100
@@ -379,7 +399,20 @@ class DeltaCommitter(Committer):
             explained = bool(self._commits.why_unfit(path, staged))
             return self._lost_unless_committed(path, staged, version, why, is_final=explained)
         outcome = Outcome.COMMITTED if done.is_new else Outcome.ALREADY_COMMITTED
-        return CommitAnswer(outcome, facts=_facts(staged, done.version))
+        return self._done(outcome, path, staged, version, done.version)
+
+    def _done(
+        self,
+        outcome: Outcome,
+        path: str,
+        staged: list[Mapping[str, Any]],
+        checkpoint: int,
+        version: int | None,
+    ) -> CommitAnswer:
+        # This order matters: a receipt is durable, and says that the commit is. Whose it was does not matter:
+        # whoever made it may have died before it was synced.
+        self._commits.make_durable(path, self._app_id, checkpoint)
+        return CommitAnswer(outcome, facts=_facts(staged, version))
 
     def _lost_unless_committed(
         self, path: str, staged: list[Mapping[str, Any]], version: int, why: str, *, is_final: bool = True
@@ -393,7 +426,7 @@ class DeltaCommitter(Committer):
             if mark is not None:
                 self._context.require_ours(mark, CheckpointId(version))
             known = self._commits.version_of(path, self._app_id, version)
-            return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=_facts(staged, known))
+            return self._done(Outcome.ALREADY_COMMITTED, path, staged, version, known)
         return CommitAnswer(Outcome.LOST, why, is_proven_aborted=is_final)
 
     def interrupt(self) -> None:
@@ -448,7 +481,7 @@ class DeltaCommitter(Committer):
 
     def why_not_superseded(self, target: CheckpointId) -> str:
         # No rewind has started this lineage, so no note can be found.
-        plan = self._plan(target, Lineage(0))
+        _, plan = self._plan(target, Lineage(0))
         why = plan.why if isinstance(plan, NoRestore) else ""
         if isinstance(plan, RestoreVersion):
             missing = self._history.missing_at(self._sink.path, plan.version)
@@ -461,29 +494,40 @@ class DeltaCommitter(Committer):
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
         """Restore the table to what `target` left, once per lineage."""
         path, note = self._sink.path, note_of(self._context.job, lineage)
-        plan = self._plan(target, lineage)
+        # This order matters: what is restored is the version that was looked at. With a new look here, the
+        # commit of somebody else in between would be taken back.
+        table, plan = self._plan(target, lineage)
         try:
             match plan:
                 case NothingToRestore():
+                    if table is not None:
+                        self._history.make_durable(path, note)
                     return CommitAnswer(Outcome.ALREADY_COMMITTED)
                 case NoRestore(why):
                     return CommitAnswer(Outcome.LOST, f"the table {path} cannot be restored: {why}")
                 case DeleteRows():
-                    self._history.delete_rows(path, note)
+                    self._history.restore(path, table, None, note)
                 case RestoreVersion(version):
-                    self._history.restore(path, version, note)
+                    self._history.restore(path, table, version, note)
         except DeltaConflict as error:
             return CommitAnswer(Outcome.RETRY, str(error))
         except DeltaRefused as error:
             return CommitAnswer(Outcome.LOST, f"the table {path} cannot be restored: {error}")
+        self._history.make_durable(path, note)
         return CommitAnswer(Outcome.COMMITTED)
 
-    def _plan(self, target: CheckpointId, lineage: Lineage) -> RestorePlan:
-        commits = (
-            TableCommit(int(row["version"]), str(row["operation"]), str(row["userMetadata"] or ""))
-            for row in self._history.commits(self._sink.path)
-        )
-        return plan_restore(commits, self._context.job, target, lineage)
+    def _plan(self, target: CheckpointId, lineage: Lineage) -> tuple[Any, RestorePlan]:
+        """Return the newest version of the table, open, and what is to be done to it."""
+        table = self._history.open(self._sink.path)
+        if table is None:
+            return None, NothingToRestore()
+        while True:
+            commits = (
+                TableCommit(int(row["version"]), str(row["operation"]), str(row["userMetadata"] or ""))
+                for row in self._history.commits(self._sink.path, table)
+            )
+            with suppress(DeltaConflict):
+                return table, plan_restore(commits, self._context.job, target, lineage)
 
 
 def _facts(staged: Sequence[Mapping[str, Any]], version: int | None) -> dict[str, Any]:

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.store import make_directories, sync_directory
 from flinkish_spark.core.store_spec import resolved_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import fs
 
-_LOCAL = re.compile(r"file:/{1,3}(?=[^/])")
+#: With three slashes or with one; behind two a host begins.
+_LOCAL = re.compile(r"^file:(///+|/(?!/))", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class TableFiles:
 
     @classmethod
     def of(cls, path: str, options: Mapping[str, str]) -> TableFiles:
-        return cls(_LOCAL.sub("/", path) if path.startswith("file:") else path, tuple(options.items()))
+        return cls(_LOCAL.sub("/", path, count=1), tuple(options.items()))
 
     @property
     def root(self) -> Path | None:
@@ -47,7 +49,7 @@ class TableFiles:
         if self.root is None:
             return BytesIO()
         path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
         return path.open("xb")
 
     def finish(self, name: str, file: Any) -> None:
@@ -59,6 +61,15 @@ class TableFiles:
             return
         with self._handler().open_output_stream(name) as stream:
             stream.write(file.getvalue())
+
+    def sync_names(self, folder: str) -> None:
+        """Make the names of the files in a folder of the table durable, and the folder's own."""
+        if self.root is not None:
+            path = self.root / folder
+            for one in (path, *path.parents):
+                sync_directory(one)
+                if one == self.root:
+                    break
 
     def read(self, names: Iterable[str]) -> pa.Table:
         """Return the rows of Parquet files of one schema."""
@@ -121,8 +132,11 @@ class TableFiles:
 
 def why_no_path(path: str) -> str:
     """Return why delta-rs cannot work below a path; empty if it can."""
+    if path[:5].lower() == "file:" and not _LOCAL.match(path):
+        return "its URI has a host, or a relative path, behind file:"
     if "\\" in path:
         return "its path has a \\, which delta-rs reads as /"
-    if unquote(path) != path and not path.startswith("file:"):
+    # In a file: URI, too: Spark takes the digits for a part of the name.
+    if unquote(path) != path:
         return "its path has a % with two digits behind it, which delta-rs reads as one character"
     return ""

@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.delta.faults import DeltaConflict, DeltaRefused
+from flinkish_spark.connectors.delta.sink_settings import check_path
 from flinkish_spark.connectors.delta.table import (
     Append,
     SchemaEvolution,
@@ -26,7 +26,7 @@ from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, info_of,
 from flinkish_spark.connectors.delta.writer import FilesToWrite, stats_columns
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
-from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.validation import hold_plain_values
 from flinkish_spark.protocol.decisions import ManifestRecord
 from flinkish_spark.protocol.durations import PathText
@@ -73,13 +73,7 @@ class DeltaManifest(Manifest):
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        is_absolute = "://" in self.path or self.path.startswith("file:")
-        if not is_absolute and not PurePosixPath(self.path).is_absolute():
-            raise ConfigError(
-                f"the manifest's path {self.path!r} is relative",
-                why="it would mean different places in different processes",
-                what_to_do="give an absolute path or a URI",
-            )
+        check_path("the manifest's path", self.path)
 
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
         """Refuse a table that has other columns."""
@@ -112,7 +106,7 @@ class _DeltaManifestWriter(ManifestWriter):
         if table is not None and seen_by(table, self._app_id) >= 0:
             self._check(record.checkpoint)
             if seen_by(table, self._app_id) >= version:
-                return CommitAnswer(Outcome.ALREADY_COMMITTED)
+                return self._done(Outcome.ALREADY_COMMITTED, version)
         info = None if table is None else info_of(table)
         if info is not None and (why := _why_unfit(info)):
             return CommitAnswer(Outcome.RETRY, f"the table {self._path} takes no row now: {why}")
@@ -132,7 +126,11 @@ class _DeltaManifestWriter(ManifestWriter):
                 self._tables.append(self._path, table, adds, marker)
         except DeltaConflict as error:
             return CommitAnswer(Outcome.RETRY, str(error))
-        return CommitAnswer(Outcome.COMMITTED)
+        return self._done(Outcome.COMMITTED, version)
+
+    def _done(self, outcome: Outcome, version: int) -> CommitAnswer:
+        self._tables.make_durable(self._path, self._app_id, version)
+        return CommitAnswer(outcome)
 
     def newest_marks(self) -> Sequence[Mark]:
         version = self._tables.committed_version(self._path, self._app_id)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import Any
 
+from flinkish_spark.connectors.delta.files import why_no_path
 from flinkish_spark.connectors.delta.table import (
     Append,
     OverwritePartitions,
@@ -22,6 +25,10 @@ _SCHEMA_OPTIONS = frozenset({"mergeschema", "overwriteschema", "replacewhere", "
 _OWN_OPTIONS = frozenset({"txnappid", "txnversion", "usermetadata"})
 #: What changes how files are written and nothing else.
 _KNOWN_OPTIONS = ("compression", "maxRecordsPerFile", "optimizeWrite", "parquet.writer.version")
+
+#: The first one is the default.
+PARQUET_CODECS = ("snappy", "none", "uncompressed", "gzip", "zstd", "brotli", "lz4", "lz4_raw")
+_PAGE_VERSIONS = {"v1": "1.0", "parquet_1_0": "1.0", "v2": "2.0", "parquet_2_0": "2.0"}
 
 
 @dataclass(frozen=True)
@@ -52,16 +59,7 @@ class DeltaSinkSettings:
                 what_to_do="use Append(), Upsert(keys=...) or OverwritePartitions()",
             )
         self._check_options()
-        if (
-            "://" not in self.path
-            and not self.path.startswith("file:")
-            and not PurePosixPath(self.path).is_absolute()
-        ):
-            raise ConfigError(
-                f"the Delta path {self.path!r} is relative",
-                why="it would mean different places in different processes",
-                what_to_do="give an absolute path or a URI",
-            )
+        check_path("the Delta path", self.path)
 
     def _check_options(self) -> None:
         for name in self.options:
@@ -83,6 +81,35 @@ class DeltaSinkSettings:
                     why="a writer would pass over it without a word, or rows would not count as changes",
                     what_to_do=f"use {', '.join(_KNOWN_OPTIONS)}; properties belong into CREATE TABLE",
                 )
+        file_options(self.options)
+
+
+def file_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return what options say of files, by the names of who writes them; raise ConfigError for no value."""
+    given = {name.lower(): text for name, text in options.items()}
+    for name, values in (("compression", PARQUET_CODECS), ("optimizeWrite", ("true", "false"))):
+        text = given.get(name.lower(), values[0])
+        if text.lower() not in values:
+            raise _no_value(name, text, f"one of {', '.join(values)}")
+    found: dict[str, Any] = {"compression": given.get("compression", PARQUET_CODECS[0]).lower()}
+    if "maxrecordsperfile" in given:
+        text = given["maxrecordsperfile"]
+        if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
+            raise _no_value("maxRecordsPerFile", text, "a whole number")
+        # As in Spark, zero and less are no limit.
+        found["max_rows"] = max(0, int(text))
+    if "parquet.writer.version" in given:
+        text = given["parquet.writer.version"]
+        if text.lower() not in _PAGE_VERSIONS:
+            raise _no_value("parquet.writer.version", text, f"one of {', '.join(_PAGE_VERSIONS)}")
+        found["page_version"] = _PAGE_VERSIONS[text.lower()]
+    return found
+
+
+def _no_value(name: str, text: str, wanted: str) -> ConfigError:
+    return ConfigError(
+        f"the Delta option '{name}' cannot be {text!r}", what_to_do=f"make it {wanted}, or leave it out"
+    )
 
 
 def _writer(value: object) -> str:
@@ -91,6 +118,23 @@ def _writer(value: object) -> str:
             f"writer is {value!r}", why="tasks write files in Python", what_to_do="leave writer out"
         )
     return "python"
+
+
+def check_path(what: str, path: str) -> None:
+    """Raise ConfigError for a path that is not the same place to all who are given it."""
+    if "://" not in path and path[:5].lower() != "file:" and not PurePosixPath(path).is_absolute():
+        raise ConfigError(
+            f"{what} {path!r} is relative",
+            why="it would mean different places in different processes",
+            what_to_do="give an absolute path or a URI",
+        )
+    if why := why_no_path(path):
+        raise ConfigError(
+            f"{what} {path!r} cannot be used",
+            why=why,
+            what_to_do="name a folder by an absolute path, or by file: without a host, such as /lake/events, "
+            "without \\ or % in its name",
+        )
 
 
 def check_store_options(path: str, options: Mapping[str, str]) -> None:

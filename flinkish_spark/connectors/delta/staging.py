@@ -26,7 +26,7 @@ from flinkish_spark.connectors.delta.rows import (
     nullable_within,
     rule_conditions,
 )
-from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
+from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, file_options
 from flinkish_spark.connectors.delta.table import (
     OverwritePartitions,
     TableInfo,
@@ -169,8 +169,10 @@ class DeltaStaging(SinkWriter):
             self._tables.files(self._sink.path),
             partition_by=tuple(map(table.physical_name, table.partition_by)),
             with_stats=stats_columns(table.fields, table.properties),
-            **_options(self._sink.options),
+            **file_options(self._sink.options),
         )
+        if together := _together(table, checked.columns):
+            checked = checked.sortWithinPartitions(*together)
         found = reports(checked, StageFiles(target))
         return found, lambda adds: {
             "form": "FILES",
@@ -326,6 +328,18 @@ def _physical(column: Column, table: TableInfo, name: str) -> Column:
     return column.alias(physical_name(one))
 
 
+def _together(table: TableInfo, names: Sequence[str]) -> list[Column]:
+    """Return what rows are sorted by, so that those of a partition come one behind the other."""
+    kinds = {physical_name(one): one["type"] for one in table.fields}
+    found = []
+    for name in map(table.physical_name, table.partition_by):
+        if name in names:
+            column = F.col(quoted(name))
+            # As a text: to an order the two zeros are one value, and they are two partitions.
+            found.append(column.cast("string") if kinds.get(name) in ("float", "double") else column)
+    return found
+
+
 _MOST_OF_A_ROW = 1_000
 Check = tuple[str, "Column", "Column"]
 
@@ -352,13 +366,3 @@ def _checked(
         # In a column that is handed over, so that no optimizer finds it unneeded.
         flag = F.when(broken, F.raise_error(text).cast("boolean")).otherwise(flag)
     return rows.select(*control, *columns, flag.alias(DELETED))
-
-
-def _options(options: Mapping[str, str]) -> dict[str, Any]:
-    given = {name.lower(): text for name, text in options.items()}
-    found: dict[str, Any] = {"compression": given.get("compression", "snappy").lower()}
-    if "maxrecordsperfile" in given:
-        found["max_rows"] = max(0, int(given["maxrecordsperfile"]))
-    if given.get("parquet.writer.version", "").lower() in ("v2", "parquet_2_0"):
-        found["page_version"] = "2.0"
-    return found

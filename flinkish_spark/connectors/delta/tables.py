@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 
+from flinkish_spark.connectors.delta.durable import make_durable
 from flinkish_spark.connectors.delta.faults import DeltaConflict, DeltaRefused, NotAsFiles
 from flinkish_spark.connectors.delta.files import TableFiles, why_no_path
 from flinkish_spark.connectors.delta.table import TableInfo, Upsert, stored_fields
 from flinkish_spark.connectors.delta.writer import DELETED, partition_texts
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import StoreError
+from flinkish_spark.core.store import make_directories
 
 if TYPE_CHECKING:
     import deltalake
@@ -72,19 +74,34 @@ class DeltaTables:
         table = self.open(path)
         return -1 if table is None else seen_by(table, app_id)
 
-    def history(self, path: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the table's commits, newest first; nothing if there is no table."""
+    def history(self, path: str, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return the table's commits, newest first; none if there is no table."""
         table = self.open(path)
-        if table is None:
-            return
+        while table is not None:
+            with suppress(DeltaConflict):
+                return self.history_of(path, table, limit)
+        return []
+
+    def history_of(
+        self, path: str, table: deltalake.DeltaTable, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the commits up to the version that is open; if it is not the newest, open that and raise."""
+        version = table.version()
         with _translated(path):
             found = table.history(limit)
-        for row in found:
-            yield {
+            # This order matters: delta-rs lists what is there, newer commits as well, and counts down from
+            # the version that is open, so that each would have the number of another one.
+            table.update_incremental()
+        if table.version() != version:
+            raise DeltaConflict(f"version {table.version()} was committed meanwhile")
+        return [
+            {
                 "version": int(row["version"]),
                 "operation": row.get("operation"),
                 "userMetadata": row.get("userMetadata"),
             }
+            for row in found
+        ]
 
     def create(
         self,
@@ -98,6 +115,8 @@ class DeltaTables:
         from deltalake.transaction import create_table_with_add_actions
 
         files = self.files(path)
+        if files.root is not None:
+            make_directories(files.root)
         with _translated(path):
             create_table_with_add_actions(
                 files.path,
@@ -174,6 +193,23 @@ class DeltaTables:
                 .execute()
             )
 
+    def make_durable(self, path: str, whose: str, version: int | None = None) -> None:
+        """Return when a commit outlives a power cut: that of an application's `version`, or with a note.
+
+        Only on a disk there is something to do.
+        """
+        root = self.files(path).root
+        if root is None:
+            return
+        try:
+            make_durable(root, whose, version)
+        except OSError as error:
+            raise StoreError(
+                f"a commit to the Delta table {path} could not be made durable",
+                why=str(error),
+                what_to_do="see to the disk; the commit is looked at again when the job starts",
+            ) from error
+
     def missing(self, path: str, sizes: Mapping[str, int]) -> list[str]:
         """Return files below a table that are not there with the size that is given."""
         return self.files(path).missing(sizes)
@@ -194,16 +230,13 @@ class DeltaTables:
             gone = {str(row["path"]): int(row["size_bytes"]) for row in _files_of(older)}
         return self.missing(path, {name: size for name, size in gone.items() if name not in now})
 
-    def restore(self, path: str, version: int, note: str) -> None:
-        """Commit a version that holds what `version` held, with `note` in its history."""
-        table = self.open(path)
-        assert table is not None
+    def restore(self, path: str, table: deltalake.DeltaTable, version: int, note: str) -> None:
+        """Commit what `version` held behind the version that is open, with `note` in its history."""
         with _translated(path):
             table.restore(version, commit_properties=_properties(None, _NO_RETRY, note))
 
-    def delete_rows(self, path: str, note: str) -> None:
-        table = self.open(path)
-        assert table is not None
+    def delete_rows(self, path: str, table: deltalake.DeltaTable, note: str) -> None:
+        """Commit a version without rows behind the version that is open."""
         names = list(table.metadata().partition_columns)
         self._write(path, table, _removes(table, names, lambda _: True), _properties(None, _NO_RETRY, note))
 

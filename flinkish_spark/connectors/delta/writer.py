@@ -29,8 +29,6 @@ from flinkish_spark.worker.daemon import freeze_modules
 BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
 #: A file is closed behind so many bytes of Parquet, and rows are held back until they are so many in memory.
 _FILE_BYTES, _GROUP_BYTES = 128 * 1024 * 1024, 32 * 1024 * 1024
-#: Of partitions that a task writes at the same time; a further one closes the files of all.
-_MOST_OPEN = 100
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,14 @@ class FilesToWrite:
     with_stats: tuple[str, ...] = ()
 
     def write(self, batches: Iterable[pa.RecordBatch], task: int) -> list[dict[str, Any]]:
-        """Write batches; return the `add` action of each file."""
+        """Write batches, which have the rows of a partition together; return the `add` of each file."""
         out = _Files(self, task)
         for batch in batches:
             out.add(batch)
-        return out.close()
+        adds = out.close()
+        if adds:
+            self.files.sync_names(self.folder)
+        return adds
 
 
 @dataclass(frozen=True)
@@ -92,30 +93,35 @@ class StageFiles:
 
 
 class _Files:
+    """One file at a time is open, however many partitions there are."""
+
     def __init__(self, target: FilesToWrite, task: int) -> None:
         self._target, self._task = target, task
-        self._open: dict[tuple[str | None, ...], _File] = {}
+        self._file: _File | None = None
+        self._values: tuple[str | None, ...] = ()
         self._adds: list[dict[str, Any]] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         for values, rows in _by_partition(batch, self._target.partition_by):
+            if values != self._values:
+                self.close()
             at, most = 0, self._target.max_rows
             while at < rows.num_rows:
-                file = self._open.get(values)
+                file = self._file
                 if file is None:
-                    if len(self._open) >= _MOST_OPEN:
-                        self.close()
                     partition = dict(zip(self._target.partition_by, values, strict=True))
-                    file = self._open[values] = _File(self._target, self._task, partition, rows.schema)
+                    file = self._file = _File(self._target, self._task, partition, rows.schema)
+                    self._values = values
                 part = rows.slice(at, most - file.rows) if most else rows
                 file.write(part)
                 at += part.num_rows
                 if file.is_full or (most and file.rows >= most):
-                    self._adds.append(self._open.pop(values).close())
+                    self.close()
 
     def close(self) -> list[dict[str, Any]]:
-        self._adds += [file.close() for file in self._open.values()]
-        self._open.clear()
+        if self._file is not None:
+            self._adds.append(self._file.close())
+        self._file = None
         return self._adds
 
 
@@ -187,7 +193,7 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 def _by_partition(
     batch: pa.RecordBatch, names: Sequence[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Yield the rows of each partition in their order, without the columns that say which one it is."""
+    """Yield the rows of each partition, as they come, without the columns that say which one it is."""
     if not names:
         yield (), batch
         return
@@ -197,7 +203,9 @@ def _by_partition(
     keys = [f"k{at}" for at in range(len(names))]
     grouped = pa.table([*texts, place], names=[*keys, "place"]).group_by(keys, use_threads=False)
     found = grouped.aggregate([("place", "list")]).to_pydict()
-    for *values, rows in zip(*(found[key] for key in keys), found["place_list"], strict=True):
+    groups = zip(*(found[key] for key in keys), found["place_list"], strict=True)
+    # Arrow's own order has null behind others. The last one here may go on in the next batch.
+    for *values, rows in sorted(groups, key=lambda group: int(group[-1][0])):
         yield tuple(values), rest.take(pa.array(rows, pa.int64()))
 
 

@@ -37,6 +37,20 @@ def test_a_checkpoint_is_one_version_and_a_repeat_changes_nothing(spark, tmp_pat
     assert rig.versions == 2
 
 
+def test_a_task_writes_one_file_of_each_partition(spark, tmp_path) -> None:
+    """However many there are, and however they are mixed."""
+    rig = DeltaRig(spark, tmp_path / "t", ROW, way=Way.DELTA_RS, partition_by=("p",))
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "50")
+    try:
+        answer = rig.put(1, [(n, "v", None if n % 130 == 7 else f"p{n % 130}") for n in range(520)])
+    finally:
+        spark.conf.set(name, before)
+    assert (answer.facts["rows"], answer.facts["files"]) == (520, 130)
+    assert len(rig.rows()) == 520
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("first", "mapped"),

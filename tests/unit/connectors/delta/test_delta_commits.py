@@ -15,7 +15,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import types as T
 
+from flinkish_spark import DeltaManifest, DeltaSink
 from flinkish_spark.connectors.delta.faults import DeltaConflict, DeltaRefused, NotAsFiles
+from flinkish_spark.connectors.delta.files import TableFiles
 from flinkish_spark.connectors.delta.table import (
     FEATURES_OF_DELTA_RS,
     Append,
@@ -38,6 +40,7 @@ from flinkish_spark.connectors.delta.writer import (
     partition_texts,
     stats_columns,
 )
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.types.ddl import parse_ddl
 
 
@@ -281,10 +284,10 @@ def test_a_table_is_set_back_and_emptied(rig: Rig) -> None:
     rig.create([row(1), row(2, "a b")])
     rig.tables.append(rig.path, rig.open(), rig.files([row(3)]), marker(2))
     assert rig.tables.missing_at(rig.path, 0) == []
-    rig.tables.restore(rig.path, 0, "back")
+    rig.tables.restore(rig.path, rig.open(), 0, "back")
     assert [one for one, _ in rig.rows()] == [1, 2]
-    rig.tables.delete_rows(rig.path, "empty")
-    assert rig.rows() == [] and next(rig.tables.history(rig.path, 1))["userMetadata"] == "empty"
+    rig.tables.delete_rows(rig.path, rig.open(), "empty")
+    assert rig.rows() == [] and rig.tables.history(rig.path, 1)[0]["userMetadata"] == "empty"
     # Its marker stays: what was committed is not committed again.
     assert rig.tables.committed_version(rig.path, "me") == 2
 
@@ -293,6 +296,26 @@ def test_a_path_that_delta_rs_reads_in_another_way_is_refused(tmp_path: Path) ->
     for name, why in (("a%20b", "% with two digits"), ("a\\b", "reads as /")):
         with pytest.raises(DeltaRefused, match=why):
             DeltaTables().open(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("make", [DeltaSink, DeltaManifest])
+def test_a_uri_of_a_file_is_the_folder_that_it_names_or_is_refused(make: Any, tmp_path: Path) -> None:
+    for start in ("file:", "file://", "file:///"):
+        assert make(f"{start}{tmp_path}").path == f"{start}{tmp_path}"
+        assert TableFiles.of(f"{start}{tmp_path}", {}).root == tmp_path
+    for path, why in (
+        ("file:///lake/a%20b", "% with two digits"),
+        ("file:/lake/a%20b", "% with two digits"),
+        ("/lake/a%20b", "% with two digits"),
+        ("/lake/a\\b", "reads as /"),
+        ("file://localhost/tmp/x", "host, or a relative path"),
+        ("file://lake/x", "host, or a relative path"),
+        ("file:lake/x", "host, or a relative path"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            make(path)
+        with pytest.raises(DeltaRefused, match=why):
+            DeltaTables().open(path)
 
 
 def test_files_of_partitions_of_a_size_with_their_statistics(tmp_path: Path) -> None:
@@ -324,6 +347,35 @@ def test_files_of_partitions_of_a_size_with_their_statistics(tmp_path: Path) -> 
         (None, "false"): [[1, 3], [5]],
         ("a\nb", "true"): [[6]],
     }
+
+
+def test_one_file_at_a_time_is_open_however_many_partitions_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In batches of any size, if the rows of a partition come together."""
+    now_open, most = set(), 0
+    output, finish = TableFiles.output, TableFiles.finish
+
+    def opened(files: TableFiles, name: str) -> Any:
+        nonlocal most
+        now_open.add(name)
+        most = max(most, len(now_open))
+        return output(files, name)
+
+    def finished(files: TableFiles, name: str, file: Any) -> None:
+        now_open.remove(name)
+        finish(files, name, file)
+
+    monkeypatch.setattr(TableFiles, "output", opened)
+    monkeypatch.setattr(TableFiles, "finish", finished)
+    rows = pa.table({"id": range(1_000), "p": [str(n // 4) if n > 3 else None for n in range(1_000)]})
+    target = FilesToWrite(DeltaTables().files(str(tmp_path)), partition_by=("p",))
+    for batches in (rows.to_batches(max_chunksize=7), rows.take(list(range(0, 1_000, 4)) * 4).to_batches()):
+        adds = target.write(batches, 0)
+        assert {add["partitionValues"]["p"]: json.loads(add["stats"])["numRecords"] for add in adds} == {
+            str(n) if n else None: 4 for n in range(250)
+        }
+        assert len(adds) == 250 and most == 1 and not now_open
 
 
 def test_partition_values_are_texts_that_mean_one_value() -> None:

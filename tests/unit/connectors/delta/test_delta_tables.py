@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flinkish_spark import (
@@ -13,7 +15,9 @@ from flinkish_spark import (
     SchemaEvolution,
     Upsert,
 )
+from flinkish_spark.connectors.delta.files import TableFiles
 from flinkish_spark.connectors.delta.sink import FILES, MARKERS, check_retention, duration_ms
+from flinkish_spark.connectors.delta.sink_settings import PARQUET_CODECS, file_options
 from flinkish_spark.connectors.delta.staging import StagedFolder
 from flinkish_spark.connectors.delta.table import (
     Append,
@@ -28,6 +32,7 @@ from flinkish_spark.connectors.delta.table import (
     why_not_as_files,
     why_stricter,
 )
+from flinkish_spark.connectors.delta.writer import FilesToWrite
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.timeline import Mark
@@ -268,6 +273,15 @@ def test_what_is_not_stored():
         (lambda: DeltaSink("/t", options={"dataChange": "false"}), "'dataChange' is not known"),
         (lambda: DeltaSink("/t", options={"delta.appendOnly": "true"}), "'delta.appendOnly' is not known"),
         (lambda: DeltaSink("/t", options={"compresion": "zstd"}), "'compresion' is not known"),
+        (lambda: DeltaSink("/t", options={"Compression": "zst"}), "'compression' cannot be 'zst'"),
+        (lambda: DeltaSink("/t", options={"compression": ""}), "'compression' cannot be ''"),
+        (
+            lambda: DeltaSink("/t", options={"maxRecordsPerFile": "1e5"}),
+            "'maxRecordsPerFile' cannot be '1e5'",
+        ),
+        (lambda: DeltaSink("/t", options={"MaxRecordsPerFile": ""}), "'maxRecordsPerFile' cannot be ''"),
+        (lambda: DeltaSink("/t", options={"parquet.writer.version": "v3"}), "version' cannot be 'v3'"),
+        (lambda: DeltaSink("/t", options={"optimizeWrite": "yes"}), "'optimizeWrite' cannot be 'yes'"),
     ],
 )
 def test_settings_are_checked_where_they_are_given(make, message):
@@ -275,6 +289,19 @@ def test_settings_are_checked_where_they_are_given(make, message):
         make()
     assert DeltaSink("/t", writer="python").writer == DeltaSink("/t").writer == "python"
     assert DeltaSink("s3a://bucket/t", store_options={"aws_secret_access_key": "env:KEY"}).store_options
+
+
+@pytest.mark.parametrize("codec", [*PARQUET_CODECS, "ZSTD"])
+def test_files_are_written_as_options_say(codec, tmp_path):
+    options = {"compression": codec, "maxRecordsPerFile": "2", "Parquet.Writer.Version": "PARQUET_2_0"}
+    found = file_options(DeltaSink("/t", options={**options, "optimizeWrite": "False"}).options)
+    assert found == {"compression": codec.lower(), "max_rows": 2, "page_version": "2.0"}
+    adds = FilesToWrite(TableFiles(str(tmp_path)), **found).write([pa.record_batch([[1, 2, 3]], ["a"])], 0)
+    written = [pq.ParquetFile(tmp_path / add["path"]) for add in adds]
+    assert [one.read().column("a").to_pylist() for one in written] == [[1, 2], [3]]
+    used = {one.metadata.row_group(0).column(0).compression for one in written}
+    assert used == {{"NONE": "UNCOMPRESSED", "LZ4_RAW": "LZ4"}.get(codec.upper(), codec.upper())}
+    assert file_options({"maxRecordsPerFile": "-1"})["max_rows"] == 0
 
 
 def test_names_of_folders_of_staged_rows():
