@@ -279,6 +279,19 @@ def test_values_of_partitions_and_columns_that_came_later(tmp_path) -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["string", "integer", "decimal(5,2)"])
+def test_a_partition_value_that_is_an_empty_text_is_null_however_it_is_read(tmp_path, kind) -> None:
+    table = Table(tmp_path / "t", partition=["p"], n="long", p=kind)
+    table.commit(table.add("x.parquet", {"n": [1]}, partitionValues={"p": ""}))
+    path = str(tmp_path / "t")
+    for name, source in (
+        ("table", DeltaTableSource(path)),
+        ("first version, whole", DeltaRecordsSource(path, ending_version=1)),
+        ("commit", DeltaRecordsSource(path, starting_version=1, ending_version=1)),
+    ):
+        assert read(source, tmp_path, name) == [(1, None)], name
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "why"),
     [("decimal(10,2)", "1.5", "all digits behind the point"), ("long", "1.0", "cannot read it")],
