@@ -60,7 +60,9 @@ class FileRows:
             ) from None
         # A value that the log does not have is null, whatever the file says.
         values = file.partition or {}
-        said = {name: values.get(in_files) for name, in_files in self._partition_by}
+        # An empty text is null, whatever the type: so Delta's protocol says, and deltalake has made it null
+        # in a version already. Spark gives the text, which nothing here could know of a version.
+        said = {name: values.get(in_files) or None for name, in_files in self._partition_by}
         return FoundFile(file.path, stat.st_size, stat.st_mtime_ns, file.rows, {**said, **more})
 
     def read(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -173,6 +175,7 @@ def _same(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:
     import pyarrow as pa
 
     value = file.partition.get(field.name)
-    if value is None or (value == "" and not pa.types.is_string(field.type)):
+    # A list of an older version may have an empty text.
+    if not value:
         return pa.nulls(rows, field.type)
     return pa.array([value] * rows, pa.string()).cast(field.type)

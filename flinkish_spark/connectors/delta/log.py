@@ -50,6 +50,9 @@ _COORDINATED = "delta.coordinatedCommits"
 _MAPPING = "delta.columnMapping."
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://[^/]*)?(?P<path>.*)", re.DOTALL)
 _CHAR = "__CHAR_VARCHAR_TYPE_STRING"
+#: What deltalake says of a partition's value that Spark may well read.
+_UNREAD_VALUE = re.compile(r"Failed to parse value ('.*') as '(.*)'")
+_BY_SPARK = "read it by Spark: env.from_dataframe(spark.readStream.format('delta').load(...))"
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,13 @@ def _as_refusal(table: Path, what: str) -> Iterator[None]:
         if re.search(r"\(os error (?!2\))", why):
             # The system's, which may pass; that there is no such file does not.
             raise OSError(f"{what} cannot be read: {why}") from error
+        if unread := _UNREAD_VALUE.search(why):
+            raise ConfigError(
+                f"{what} has the partition value {unread[1]} of the type {unread[2]}",
+                why="deltalake cannot read it"
+                + (": it wants all digits behind the point" if unread[2].startswith("decimal") else ""),
+                what_to_do=_BY_SPARK,
+            ) from error
         raise ConfigError(
             f"{what} cannot be read",
             why=why,
@@ -261,7 +271,7 @@ def _refused(table: Path, has: str) -> ConfigError:
     return ConfigError(
         f"the Delta table {table} has {has}",
         why="its rows would not be those that Spark reads",
-        what_to_do="read it by Spark: env.from_dataframe(spark.readStream.format('delta').load(...))",
+        what_to_do=_BY_SPARK,
     )
 
 

@@ -94,9 +94,12 @@ class FileList:
 
     # A position of the source is a number of files in this list, so a file has its place for ever. The list
     # is stored in parts, each created once: whoever else looks at the same folder finds the part taken, and
-    # goes on from there. Old parts are folded into one object, without the files that no checkpoint needs.
+    # goes on from there. So many parts behind the page before become a page, or a fold: one object, without
+    # the files that no checkpoint needs. Where pages and folds end depends on nothing but the parts, so all
+    # who look end them at the same places, and each finds what is behind a page of somebody else's.
 
     def __init__(self, place: StoreSpec) -> None:
+        self._place = place.url
         self._store = place.open()
         self._objects = SealedObjects(self._store, place.url)
         self._files: list[FoundFile] = []
@@ -104,9 +107,9 @@ class FileList:
         self._dropped = 0
         #: Size and time of each that must not be found again, by its path; dropped ones as well.
         self._known: dict[str, tuple[int, int]] = {}
-        #: Parts that were read since the page or fold; None before the first look at the store.
-        self._parts: int | None = None
-        #: Where the newest page, and what is behind the newest fold, begins.
+        #: Where parts end that were read since the page or fold; None before the first look at the store.
+        self._ends: list[int] | None = None
+        #: Where the newest page, and the newest fold, ends.
         self._paged = self._folded = 0
         self._folders = Folders()
         #: Files that are still to be compared in this turn.
@@ -122,16 +125,47 @@ class FileList:
         return self._files[index - self._dropped]
 
     def read(self) -> FileList:
-        if self._parts is None:
-            self._parts = 0
-            self._read_fold()
-            self._folded = len(self)
-            while self._read_part(_PAGES):
-                self._parts = 0
-            self._paged = len(self)
-        while self._read_part(_PARTS):
-            self._parts += 1
+        began = len(self)
+        if self._ends is None:
+            self._read_anew()
+        elif self._read_parts() and max(self._starts(), default=0) > began:
+            # This order matters: the part is there, and then it is asked whether others are ahead. The part
+            # of theirs may have been deleted, and this one be in its place, where they do not read it.
+            self._read_anew()
         return self
+
+    def _read_anew(self) -> None:
+        starts = None
+        # Again, if somebody has put parts together and deleted them meanwhile.
+        while starts != (there := self._starts()):
+            starts = there
+            self._take({"dropped": 0, "files": [], "read": {}, "is_closed": False})
+            self._read_fold()
+            self._folded = self._paged = len(self)
+            self._ends = []
+            while True:
+                while self._read_part(_PAGES):
+                    self._paged, self._ends = len(self), []
+                if not self._read_parts():
+                    break
+        if max(there, default=0) > len(self):
+            raise InputLostError(
+                f"the list of found files in {self._place} has a gap behind {len(self)} files",
+                why="two processes that looked at once, by an older version, have deleted a part of it; so "
+                "it is not known which files were read",
+                what_to_do="go back to a savepoint, or start a new job with a new job_dir",
+            )
+
+    def _starts(self) -> tuple[int, ...]:
+        """Return where pages begin, and what is behind folds."""
+        return tuple(sorted(_number(key) for kind in (_PAGES, _FOLDS) for key in self._store.list(kind)))
+
+    def _read_parts(self) -> bool:
+        began = len(self)
+        while self._read_part(_PARTS):
+            assert self._ends is not None
+            self._ends.append(len(self))
+        return len(self) > began
 
     def _read_part(self, kind: str) -> bool:
         part = None if self.is_closed else self._objects.optional(_key(kind, len(self)), _KIND, dict)
@@ -155,34 +189,39 @@ class FileList:
 
     def fold(self, needed: Callable[[], int], may_come_again: Callable[[str], bool]) -> None:
         """Put many parts into one object, and many of these without the files that no checkpoint needs."""
-        if (self._parts or 0) < _PARTS_PER_FOLD:
-            return
-        if len(self) - self._folded < len(self._known) // 4:
-            self._add_page()
-            return
+        while len(self._ends or ()) >= _PARTS_PER_FOLD and not self.is_closed:
+            assert self._ends is not None
+            # Not where this list ends: it may have come on while somebody else's ended there.
+            end = self._ends[_PARTS_PER_FOLD - 1]
+            if end - self._folded < len(self._known) // 4:
+                self._add_page(end)
+            else:
+                self._add_fold(end, needed(), may_come_again)
+            self._paged, self._ends = end, self._ends[_PARTS_PER_FOLD:]
+
+    def _add_fold(self, end: int, needed: int, may_come_again: Callable[[str], bool]) -> None:
         # The last file stays: sources go on behind it.
-        count = max(0, min(needed(), len(self) - 1) - self._dropped)
+        count = max(0, min(needed, end - 1) - self._dropped)
         self._files, self._dropped = self._files[count:], self._dropped + count
         kept = {one.path for one in self._files}
         self._known = {path: one for path, one in self._known.items() if path in kept or may_come_again(path)}
         older = sorted(self._store.list(_FOLDS))
         # This order matters: parts go when a fold has what they say. Those since the fold before stay for
         # another scan of this job, whose list may end among them.
-        self._store.create_if_absent(_key(_FOLDS, len(self)), seal(_KIND, self.to_json()))
-        self._parts, self._paged, self._folded = 0, len(self), len(self)
+        self._store.create_if_absent(_key(_FOLDS, end), seal(_KIND, self._up_to(end)))
+        self._folded = end
         if older:
             self._delete_before(_PARTS, older[-1].removeprefix(_FOLDS))
             self._delete_before(_PAGES, older[-1].removeprefix(_FOLDS))
             for key in older[:-1]:
                 self._store.delete(key)
 
-    def _add_page(self) -> None:
-        files = [one.to_json() for one in self._files[self._paged - self._dropped :]]
+    def _add_page(self, end: int) -> None:
+        files = [one.to_json() for one in self._files[self._paged - self._dropped : end - self._dropped]]
         page = _key(_PAGES, self._paged)
         # This order matters, too; and the parts of a page stay until the next one is there.
-        self._store.create_if_absent(page, seal(_KIND, {"files": files, "is_last": self.is_closed}))
+        self._store.create_if_absent(page, seal(_KIND, {"files": files, "is_last": False}))
         self._delete_before(_PARTS, page.removeprefix(_PAGES))
-        self._parts, self._paged = 0, len(self)
 
     def _delete_before(self, kind: str, name: str) -> None:
         for key in self._store.list(kind):
@@ -190,7 +229,10 @@ class FileList:
                 self._store.delete(key)
 
     def to_json(self) -> dict[str, Any]:
-        files = [one.to_json() for one in self._files]
+        return self._up_to(len(self))
+
+    def _up_to(self, end: int) -> dict[str, Any]:
+        files = [one.to_json() for one in self._files[: end - self._dropped]]
         kept = {one.path for one in self._files}
         read = {_text_of(path): list(one) for path, one in self._known.items() if path not in kept}
         return {"dropped": self._dropped, "files": files, "read": read, "is_closed": self.is_closed}
@@ -244,6 +286,10 @@ class FileList:
 
 def _key(kind: str, files: int) -> str:
     return f"{kind}/{files:012d}.json"
+
+
+def _number(key: str) -> int:
+    return int(key.rpartition("/")[2].removesuffix(".json"))
 
 
 def _changed(path: str) -> InputLostError:

@@ -11,6 +11,7 @@ import pytest
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.sources import DeltaChanges, DeltaRecordsSource, DeltaTableSource
+from tests.unit.connectors.delta.test_delta_table_source import Table
 from tests.unit.connectors.files.test_file_source import reader_of
 from tests.unit.connectors.test_split_source import step
 
@@ -316,3 +317,20 @@ def test_a_table_that_was_converted_is_read_as_its_log_says(spark: Any, tmp_path
     spark.sql(f"INSERT INTO delta.`{path}` VALUES (500, 'c', 1)")
     rows = spark.read.format("delta").load(str(path)).collect()
     assert texts(ours(DeltaTableSource(path), tmp_path / "rows")) == texts(rows)
+
+
+def test_a_partition_whose_value_is_an_empty_text_is_null_also_where_spark_reads_the_text(
+    spark: Any, tmp_path: Path
+) -> None:
+    """Spark writes none, and others do. Delta's protocol says null; deltalake cannot tell them apart."""
+    path, feed = tmp_path / "table", {"delta.enableChangeDataFeed": "true"}
+    table = Table(path, partition=["p"], configuration=feed, n="long", p="string")
+    for name, value in (("a.parquet", ""), ("b.parquet", "x")):
+        added = table.add(name, {"n": [1]}, partitionValues={"p": value})
+        added["add"]["size"] = (path / name).stat().st_size
+        table.commit(added)
+    rows = spark.read.format("delta").load(str(path)).collect()
+    assert texts(rows) == ["[1, '']", "[1, 'x']"]
+    assert texts(ours(DeltaTableSource(path), tmp_path / "rows")) == ["[1, 'x']", "[1, None]"]
+    source = DeltaRecordsSource(path, DeltaChanges.FEED, starting_version=0)
+    assert [row[:2] for row in ours(source, tmp_path / "feed")] == [(1, None), (1, "x")]

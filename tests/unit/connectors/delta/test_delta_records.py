@@ -222,11 +222,12 @@ def test_a_removed_file_of_a_partition_that_the_log_does_not_say_is_refused(tmp_
         step(reader, reader.initialOffset())
 
 
-def test_a_removed_file_of_the_partition_null_is_read(tmp_path: Path) -> None:
-    """Delta leaves values that are null out."""
+@pytest.mark.parametrize("values", [{}, {"p": ""}])
+def test_a_removed_file_of_the_partition_null_is_read(tmp_path: Path, values: dict[str, str]) -> None:
+    """Delta leaves values that are null out; others write an empty text."""
     table = Table(tmp_path / "t", partition=["p"], configuration=FEED, n="long", p="string")
     table.commit(table.add("a.parquet", {"n": [1]}, partitionValues={"p": None}))
-    table.commit(removed("a.parquet", partitionValues={}))
+    table.commit(removed("a.parquet", partitionValues=values))
     reader = reader_of(source_of(table, DeltaChanges.FEED, starting_version=0), tmp_path)
     rows = step(reader, reader.initialOffset())[1]
     assert [row[:4] for row in rows] == [(1, None, "insert", 1), (1, None, "delete", 2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from decimal import Decimal
 from urllib.parse import quote
 
@@ -276,6 +277,33 @@ def test_values_of_partitions_and_columns_that_came_later(tmp_path) -> None:
         (2, None, None, None, None, None),
         (3, None, None, None, None, 0.5),
     ]
+
+
+@pytest.mark.parametrize("kind", ["string", "integer", "decimal(5,2)"])
+def test_a_partition_value_that_is_an_empty_text_is_null_however_it_is_read(tmp_path, kind) -> None:
+    table = Table(tmp_path / "t", partition=["p"], n="long", p=kind)
+    table.commit(table.add("x.parquet", {"n": [1]}, partitionValues={"p": ""}))
+    path = str(tmp_path / "t")
+    for name, source in (
+        ("table", DeltaTableSource(path)),
+        ("first version, whole", DeltaRecordsSource(path, ending_version=1)),
+        ("commit", DeltaRecordsSource(path, starting_version=1, ending_version=1)),
+    ):
+        assert read(source, tmp_path, name) == [(1, None)], name
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "why"),
+    [("decimal(10,2)", "1.5", "all digits behind the point"), ("long", "1.0", "cannot read it")],
+)
+def test_a_partition_value_that_deltalake_cannot_read_is_no_damage(tmp_path, kind, value, why) -> None:
+    table = Table(tmp_path / "t", partition=["p"], n="long", p=kind)
+    table.commit(table.add("x.parquet", {"n": [1]}, partitionValues={"p": value}))
+    with pytest.raises(
+        ConfigError, match=re.escape(f"the partition value '{value}' of the type {kind}")
+    ) as e:
+        DeltaTableSource(str(tmp_path / "t"))
+    assert why in str(e.value) and "from_dataframe" in e.value.what_to_do
 
 
 def test_fields_within_columns_that_came_later_are_null_and_those_in_other_letters_refused(tmp_path) -> None:
