@@ -66,6 +66,7 @@ LEFT_OUT = {
     "docs/latency-markers.md": "tests/integration/spark/test_latency_markers.py",
     "docs/windows.md": "tests/integration/broker/test_event_time.py",
     "import Types, WatermarkStrategy": "a program for PyFlink, which needs other packages",
+    "LAKE_KEY": "it needs a bucket: such options are in tests/unit/connectors/delta/test_delta_tables.py",
     "builder.remote(": "it needs a Connect server as its only session: tests/crash/test_door.py has one",
 }
 
