@@ -7,13 +7,11 @@ are told so, and in what they take if nobody says anything.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Up to 4.1 there is no such argument: times with a zone are in UTC.
 _IN_UTC: dict[str, Any] = (
