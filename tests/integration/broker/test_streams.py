@@ -119,7 +119,7 @@ def test_every_type_travels_exactly_there_and_back(spark, broker, topic, job_dir
     assert found.keys() == {("ä", 2**53 + 1), ("ä", None), (None, None)}
     for key in (("ä", 2**53 + 1), ("ä", None)):
         row = found[key]
-        assert row["at"].tz_localize("UTC") == datetime.datetime(
+        assert row["at"].astimezone(datetime.UTC) == datetime.datetime(
             2026, 3, 1, 12, 0, 0, 123456, tzinfo=datetime.UTC
         )
         assert (row["day"], row["price"]) == (datetime.date(1969, 12, 31), decimal.Decimal("12.34"))
