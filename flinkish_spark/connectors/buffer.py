@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, reports
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging, reports
 from flinkish_spark.contracts.sink import (
     Committer,
     ShownOrder,
@@ -33,7 +33,7 @@ from flinkish_spark.contracts.sink import (
     StageRequest,
     StageResult,
 )
-from flinkish_spark.core.errors import EnvironmentFault, InternalError, SchemaError, StoreError
+from flinkish_spark.core.errors import EnvironmentFault, SchemaError, StoreError
 from flinkish_spark.core.store import CachedReads, ObjectMissing, make_directories, sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
@@ -529,14 +529,8 @@ class StageToBuffer:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
-        from pyspark import TaskContext
 
-        from flinkish_spark.worker.daemon import freeze_modules
-
-        freeze_modules()
-        task = TaskContext.get()
-        if task is None:
-            raise InternalError("rows are staged outside of a task")
+        task = begin_staging()
         epoch = OwnerEpoch(self.owner_epoch)
         name = BufferName.new(epoch, self.block, task.partitionId(), task.attemptNumber())
         ack, writer = RowCount(task.partitionId()), BufferFileWriter(self.place, name)

@@ -6,11 +6,15 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pyspark import TaskContext
+
 from flinkish_spark.core.clock import wall_ms
+from flinkish_spark.core.errors import InternalError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.latency import SINK_REPORTER
 from flinkish_spark.protocol.records import Barrier, TaskAck, TimeReport
 from flinkish_spark.transport import columns as C
+from flinkish_spark.worker.daemon import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,6 +24,15 @@ if TYPE_CHECKING:
 #: Control columns in front of the fields, see StageRequest.
 CONTROL_WIDTH = len(C.SINK_CONTROL)
 _WRAP = 1 << 64
+
+
+def begin_staging() -> TaskContext:
+    """Return the task in which rows are staged, whose process is ready for it then."""
+    freeze_modules()
+    task = TaskContext.get()
+    if task is None:
+        raise InternalError("rows are staged outside of a task")
+    return task
 
 
 class RowCount:

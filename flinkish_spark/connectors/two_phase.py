@@ -22,12 +22,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from flinkish_spark.checkpoint.failures import RepeatableUserError
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging
 from flinkish_spark.contracts.sink import (
     Committer,
     CompletedCheckpoint,
@@ -43,7 +42,6 @@ from flinkish_spark.core.errors import (
     CorruptObjectError,
     EnvironmentFault,
     FlinkishError,
-    InternalError,
     SchemaError,
     UserFunctionError,
 )
@@ -55,7 +53,6 @@ from flinkish_spark.core.validation import check_methods
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.transport.columns import map_in_arrow
-from flinkish_spark.worker.daemon import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -522,10 +519,7 @@ class StageTransaction:
     refusals: Refusals
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        freeze_modules()
-        task = TaskContext.get()
-        if task is None:
-            raise InternalError("rows are staged outside of a task")
+        task = begin_staging()
         ack = RowCount(task.partitionId())
         with _OpenTransaction(self, task.partitionId(), task.taskAttemptId()) as transaction:
             for batch in batches:

@@ -197,7 +197,7 @@ class JoiningWriter(SinkWriter):
     @property
     @abstractmethod
     def columns(self) -> Mapping[str, Column]:
-        """What it reads of a record, by name: columns over the fields of the stream."""
+        """Return what it reads of a record, by name: columns over the fields of the stream."""
 
     @classmethod
     @abstractmethod

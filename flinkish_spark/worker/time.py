@@ -42,9 +42,8 @@ def only_records(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True)
-class PassControl:
-    """Gives a worker the records of marked rows; control rows come behind what it makes of a task's."""
-
+class _AroundWorker:
+    #: From records to records.
     worker: Worker
     #: Columns that come out of it.
     made: T.StructType
@@ -53,6 +52,10 @@ class PassControl:
     def columns(self) -> T.StructType:
         """Columns that come out: those of the worker, any of which may be null."""
         return nullable(self.made)
+
+
+class PassControl(_AroundWorker):
+    """Gives a worker the records of marked rows; control rows come behind what it makes of a task's."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema, held = arrow_schema(self.columns), list[pa.RecordBatch]()
@@ -159,20 +162,11 @@ class _Greatest:
         return found
 
 
-@dataclass(frozen=True)
-class KeepsTimes:
-    """Around the worker of a function that may drop records: called by mapInArrow, once per task."""
+class KeepsTimes(_AroundWorker):
+    """Around the worker of a function that may drop records: called by mapInArrow, once per task.
 
-    #: From records to records with the channels and times of those that they are made of; it makes one batch
-    #: of each.
-    worker: Worker
-    #: Columns that come out of it.
-    made: T.StructType
-
-    @property
-    def columns(self) -> T.StructType:
-        """Columns that come out: those of the worker, any of which may be null."""
-        return nullable(self.made)
+    The worker makes one batch of each, with the channels and times of the records that its own are made of.
+    """
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         given, kept = _Greatest(), _Greatest()

@@ -264,7 +264,7 @@ class DeltaCommits:
 
 
 class DeltaHistory:
-    """What happened to a table, and how it is set back."""
+    """The history of a table, and the way back in it."""
 
     def __init__(self, tables: DeltaTables, spark: SparkSession) -> None:
         self._tables, self._spark = tables, spark

@@ -1,4 +1,4 @@
-"""What a commit on a disk needs to outlive a power cut: neither delta-rs nor Spark syncs what it writes."""
+"""Commits on a disk that outlive a power cut: neither delta-rs nor Spark syncs what it writes."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class TableFile:
 
 @dataclass(frozen=True)
 class TableMetadata:
-    """What a version of a table says of all of its rows."""
+    """The metadata of a version of a table, which hold for all of its rows."""
 
     id: str
     #: With what Delta notes of each field.
@@ -96,12 +96,12 @@ class TableMetadata:
 
     @property
     def has_mapping(self) -> bool:
-        """Whether columns have other names in files."""
+        """Return if columns have other names in files."""
         return self.configuration.get(f"{_MAPPING}mode", "none") != "none"
 
     @property
     def is_by_id(self) -> bool:
-        """Whether columns have numbers in files, which count, and not their names."""
+        """Return if columns are found in files by their numbers, and not by their names."""
         return self.configuration.get(f"{_MAPPING}mode") == "id"
 
     def name_in_files(self, name: str) -> str:

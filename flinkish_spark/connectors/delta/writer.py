@@ -14,15 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark import TaskContext
 from pyspark import __version__ as spark_version
 
 from flinkish_spark.connectors.delta.files import TableFiles
-from flinkish_spark.connectors.row_count import RowCount
+from flinkish_spark.connectors.row_count import RowCount, begin_staging
 from flinkish_spark.core.clock import wall_ms
-from flinkish_spark.core.errors import InternalError
 from flinkish_spark.transport.columns import SINK_CONTROL
-from flinkish_spark.worker.daemon import freeze_modules
 
 #: Beside the fields of rows that a commit reads again: the micro-batch, the place in it, and whether the row
 #: with that key is to go.
@@ -66,10 +63,7 @@ class StageFiles:
     batch: int | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        freeze_modules()
-        task = TaskContext.get()
-        if task is None:
-            raise InternalError("rows are staged outside of a task")
+        task = begin_staging()
         ack = RowCount(task.partitionId())
         adds = self.target.write(self._rows(batches, ack, task.partitionId()), task.partitionId())
         yield pa.record_batch([pa.array([json.dumps({**ack.done().to_json(), "adds": adds})])], ["report"])

@@ -72,10 +72,6 @@ class Disk:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
 
-    def sync_files(self, paths: Iterable[Path]) -> None:
-        for path in paths:
-            sync_directory(path)
-
     def sync_folders(self, paths: Iterable[Path]) -> None:
         for path in paths:
             sync_directory(path)

@@ -26,16 +26,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark import TaskContext
 
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.connectors.partition_values import folder_of
-from flinkish_spark.connectors.row_count import RowCount
-from flinkish_spark.core.errors import InternalError
+from flinkish_spark.connectors.row_count import RowCount, begin_staging
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.schemas import PREFIX
-from flinkish_spark.worker.daemon import freeze_modules
 
 #: The column with the bytes of a record, in formats that are not of columns.
 RECORD = f"{PREFIX}record"
@@ -49,7 +46,7 @@ _GROUP_BYTES, _BLOCK_BYTES = 64 << 20, 64_000
 
 @dataclass(frozen=True)
 class FileSettings:
-    """What tasks are told."""
+    """Settings that travel to the tasks."""
 
     kind: FileFormat
     codec: str
@@ -77,10 +74,7 @@ class WriteFiles:
     folder: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        freeze_modules()
-        task = TaskContext.get()
-        if task is None:
-            raise InternalError("rows are staged outside of a task")
+        task = begin_staging()
         ack = RowCount(task.partitionId())
         files = TaskFiles(self.settings, self.folder, task.partitionId())
         try:

@@ -256,7 +256,7 @@ class PartEncoder:
             return avro_misfit(self.form, self.fields) is not None
         return isinstance(self.form, Protobuf | JsonSchema)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """Return the fields that it reads in Python."""
         match self.form:

@@ -40,16 +40,15 @@ from flinkish_spark.connectors.kafka.record_encoder import (
     RecordEncoder,
 )
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
-from flinkish_spark.connectors.row_count import RowCount, reports
+from flinkish_spark.connectors.row_count import RowCount, begin_staging, reports
 from flinkish_spark.contracts.sink import Committer, JoiningWriter, SinkContext, StageRequest, StageResult
-from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError, InternalError
+from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.record_time import TimeLimits
-from flinkish_spark.worker.daemon import freeze_modules
 
 if TYPE_CHECKING:
     from typing import Self
@@ -121,10 +120,7 @@ class StageInPython:
 
         from flinkish_spark.connectors.kafka.client.producer import abandon_all
 
-        freeze_modules()
-        task = TaskContext.get()
-        if task is None:
-            raise InternalError("rows are staged outside of a task")
+        task = begin_staging()
         transactions: list[StagedTransaction] = []
         try:
             for sink in self.sinks:

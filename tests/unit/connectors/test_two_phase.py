@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark import CommitAnswer, OnBadRecord, Outcome, RecordRefused, TwoPhaseCommitSink
 from flinkish_spark.checkpoint.failures import RepeatableUserError, classify
-from flinkish_spark.connectors import two_phase as two_phase_tasks
+from flinkish_spark.connectors import row_count
 from flinkish_spark.connectors.two_phase import (
     Refusals,
     SinkUnavailable,
@@ -362,8 +362,8 @@ def batch(*rows: Sequence, barriers: int = 0) -> pa.RecordBatch:
 @pytest.fixture(autouse=True)
 def in_a_task(monkeypatch):
     task = SimpleNamespace(partitionId=lambda: 2, attemptNumber=lambda: 0, taskAttemptId=lambda: 77)
-    monkeypatch.setattr(two_phase_tasks, "TaskContext", SimpleNamespace(get=lambda: task))
-    monkeypatch.setattr(two_phase_tasks, "freeze_modules", lambda: None)
+    monkeypatch.setattr(row_count, "TaskContext", SimpleNamespace(get=lambda: task))
+    monkeypatch.setattr(row_count, "freeze_modules", lambda: None)
 
 
 def staged(sink, *batches, refusals=Refusals.FAIL):
