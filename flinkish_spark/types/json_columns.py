@@ -7,7 +7,8 @@ a slice in which something is found is read again, record by record, by rules th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,9 +33,6 @@ from flinkish_spark.types.text_values import NoValue
 _DEEPEST = 1_000
 #: A record that is bad makes Arrow refuse its slice: its parts are tried before their records are.
 _PARTS, _SMALLEST_PART = 16, 64
-#: How many records of a slice say which fields there are besides those that are declared, and how many
-#: columns those may take.
-_SAMPLE, _MOST_OTHERS = 64, 256
 #: Longest part of a value, or of the name of its type, that a reason shows.
 _MOST_SHOWN = 60
 _OPEN, _CLOSE, _NEW_LINE, _RETURN, _BACKSLASH, _BY_NUMBER = b"{}\n\r\\u"
@@ -107,11 +105,15 @@ class JsonReader:
             is_more = is_object and isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
             more = "is more than one JSON object" if is_more else f"cannot be read: {error}"
             return more if is_object else "is no JSON object"
+        try:
+            _check_declared(found, self._fields)
+        except NoValue as error:
+            return f"cannot be read: {error}"
         for (name, convert), kind in zip(self._fields, self._kinds, strict=True):
             try:
                 _ = found.get(name) is None or convert(found[name])
             except (ValueError, RecursionError) as error:
-                shown = _shortened(_written(found[name]))
+                shown = _shortened(_written(found[name], is_whole=False))
                 return f"cannot be read: its field '{name}' is {shown}, which is no {kind}: {error}"
         return ""
 
@@ -189,8 +191,6 @@ class _Columns:
     def __init__(self, kind: T.StructType) -> None:
         self._schema = pa.schema([pa.field(field.name, _read_as(field.dataType)) for field in kind])
         self._type = arrow_type(kind)
-        #: With the other fields that were seen up to now: a field may stand in few of the records.
-        self._known = self._schema
         #: How many digits may stand beside each other where there is a DECIMAL.
         decimals = [one for one in parts_of(kind) if isinstance(one, T.DecimalType)]
         self._most_digits = min((_ARROWS_DIGITS - one.scale for one in decimals), default=None)
@@ -202,10 +202,10 @@ class _Columns:
             return None
         if self._most_digits and _may_overflow(np.frombuffer(lines, np.uint8), self._most_digits):
             return None
-        table = self._table(lines, values)
-        if table is None or table.num_rows != len(values):
-            return None
         try:
+            table = self._table(lines)
+            if table.num_rows != len(values):
+                return None
             columns = [
                 _converted(table.column(field.name).combine_chunks(), field.type) for field in self._type
             ]
@@ -214,68 +214,15 @@ class _Columns:
             return None
         return pa.StructArray.from_arrays(columns, fields=[*self._type])
 
-    def _table(self, lines: pa.Buffer, values: pa.Array) -> pa.Table | None:
-        """Return the fields of a slice; also others, since two of one name make a record bad."""
-        # With a column for each name of a map a slice would take all memory: a sample says which there are.
-        tries = (None, self._known, self._schema)
-        for begin in tries:
-            try:
-                known = self._known if begin is None else self._learned(values, begin)
-                table = _table(lines, known, "error")
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                continue
-            self._known = known
-            return table
-        return None
-
-    def _learned(self, values: pa.Array, known: pa.Schema) -> pa.Schema:
-        """Return a schema with the fields that some records of a slice have besides."""
-        places = np.unique(np.linspace(0, len(values) - 1, _SAMPLE).astype(np.int64))
-        sample = _lines(values.take(pa.array(places)))
-        assert sample is not None
-        found = _with_others(known, _table(sample, known, "infer").schema)
-        if _leaves_of(found) > _leaves_of(self._schema) + _MOST_OTHERS:
-            raise pa.ArrowInvalid("there are too many other fields")
-        return found
-
-
-def _leaves_of(kind: pa.Schema | pa.DataType) -> int:
-    if isinstance(kind, pa.ListType):
-        return _leaves_of(kind.value_type)
-    if not isinstance(kind, pa.Schema | pa.StructType):
-        return 1
-    return sum(_leaves_of(field.type) for field in kind)
-
-
-def _table(lines: pa.Buffer, schema: pa.Schema, unexpected: str) -> pa.Table:
-    return pa_json.read_json(
-        pa.BufferReader(lines),
-        read_options=pa_json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-        parse_options=pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
-    )
-
-
-def _with_others(declared: Any, seen: Any) -> Any:
-    """Return declared fields, and behind them those that were seen besides, at any depth."""
-    if isinstance(declared, pa.ListType):
-        return pa.list_(_with_others(declared.value_type, seen.value_type))
-    if not isinstance(declared, pa.Schema | pa.StructType):
-        return declared
-    fields = [pa.field(one.name, _with_others(one.type, seen.field(one.name).type)) for one in declared]
-    own = {one.name for one in declared}
-    fields += [pa.field(one.name, _wide(one.type)) for one in seen if one.name not in own]
-    return pa.schema(fields) if isinstance(declared, pa.Schema) else pa.struct(fields)
-
-
-def _wide(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a field whose values are of no matter."""
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _wide(one.type)) for one in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(_wide(kind.value_type))
-    if pa.types.is_integer(kind):
-        return pa.float64()
-    return pa.string() if pa.types.is_temporal(kind) or pa.types.is_null(kind) else kind
+    def _table(self, lines: pa.Buffer) -> pa.Table:
+        # Arrow itself refuses two declared fields of one name.
+        return pa_json.read_json(
+            pa.BufferReader(lines),
+            read_options=pa_json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+            parse_options=pa_json.ParseOptions(
+                explicit_schema=self._schema, unexpected_field_behavior="ignore"
+            ),
+        )
 
 
 def _lines(values: pa.Array) -> pa.Buffer | None:
@@ -358,8 +305,8 @@ def _read_as(kind: T.DataType) -> pa.DataType:
 def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return a column with dates, times and FLOATs in their places; raise where a record needs a look."""
     if pa.types.is_struct(kind):
-        # Fields that are not declared stand behind those that are. Those of a null are null after this.
-        inner = [_converted(one, field.type) for one, field in zip(column.flatten(), kind, strict=False)]
+        # Those of a null are null after this.
+        inner = [_converted(one, field.type) for one, field in zip(column.flatten(), kind, strict=True)]
         return pa.StructArray.from_arrays(inner, fields=[*kind], mask=column.is_null())
     if pa.types.is_list(kind):
         inner_column = _converted(column.flatten(), kind.value_type)
@@ -401,11 +348,29 @@ def _are_spark_s_times(times: pa.Array) -> bool:
 # Record by record.
 
 
+class _Repeating(dict[str, Any]):
+    """An object in which names stand twice."""
+
+    names: frozenset[str] = frozenset()
+
+    def check(self, names: Iterable[str]) -> None:
+        if not self.names.isdisjoint(names):
+            raise NoValue("two fields of an object have one name")
+
+
+def _check_declared(value: dict[str, Any], fields: Iterable[tuple[str, object]]) -> None:
+    if isinstance(value, _Repeating):
+        value.check(name for name, _ in fields)
+
+
 def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(fields)
-    if len(found) != len(fields):
-        raise NoValue("two fields of an object have one name")
-    return found
+    if len(found) == len(fields):
+        return found
+    # Nothing is lost that anybody reads, unless one of the names is declared.
+    repeating = _Repeating(found)
+    repeating.names = frozenset(name for name, times in Counter(n for n, _ in fields).items() if times > 1)
+    return repeating
 
 
 _DECODER = json.JSONDecoder(
@@ -435,7 +400,7 @@ def _is_too_deep(text: str, found: Any) -> bool:
     return depth > _DEEPEST
 
 
-def _written(value: Any) -> str:
+def _written(value: Any, *, is_whole: bool = True) -> str:
     """Return a value as text without blanks, with every number as it was."""
     written: list[str] = []
     # Python's own stack ends at half the levels that Jackson takes. Values are in tuples, all else is text.
@@ -450,6 +415,8 @@ def _written(value: Any) -> str:
             case (str(),):
                 written.append(quote_json(one[0]))
             case (dict() as members,):
+                if is_whole and isinstance(members, _Repeating):
+                    members.check(members)
                 named = ((f"{quote_json(name)}:", (own,)) for name, own in members.items())
                 parts = [part for name, own in named for part in (",", name, own)]
                 left += reversed(["{", *parts[1:], "}"])
@@ -495,6 +462,7 @@ def _converter(kind: T.DataType, time_zone: str) -> _Convert:
 def _object_of(fields: Sequence[tuple[str, _Convert]], value: Any) -> Any:
     if not isinstance(value, dict):
         raise NoValue("it is no object")
+    _check_declared(value, fields)
     return {name: None if (one := value.get(name)) is None else convert(one) for name, convert in fields}
 
 
@@ -507,6 +475,8 @@ def _elements(inner: _Convert, value: Any) -> Any:
 def _entries(inner: _Convert, value: Any) -> Any:
     if not isinstance(value, dict):
         raise NoValue("it is no object")
+    if isinstance(value, _Repeating):
+        value.check(value)
     return [(name, None if one is None else inner(one)) for name, one in value.items()]
 
 

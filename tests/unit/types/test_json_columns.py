@@ -239,15 +239,39 @@ def test_a_bad_record_spoils_no_other() -> None:
     assert [one["l"] for one in found if one] == [one for one in range(5_000) if one not in (1_234, 1_235)]
 
 
-def test_names_that_nobody_declared_take_no_memory() -> None:
-    """A column for each would be one for each key of a map."""
+def test_fields_that_nobody_declared_are_passed_over_at_once() -> None:
+    """Whatever their names, types and number, and if two have one name: nothing of them is read."""
     reader = JsonReader(parse_ddl("l LONG"))
     assert reader._columns is not None
-    same = pa.array([f'{{"l":{at},"more":{{"a":[{at}.5],"b":null}}}}'.encode() for at in range(500)])
-    assert reader._columns.read(same) is not None
-    others = pa.array([f'{{"l":{at},"more":{{"k{at}":1}}}}'.encode() for at in range(500)])
-    assert reader._columns.read(others) is None
-    assert reader.read(others).to_pylist() == [{"l": at} for at in range(500)]
+    others = (
+        '"more":{"k%d":1}',
+        '"k%d":{"a":[1.5],"b":null}',
+        '"more":"k%d"',
+        '"x":{"l":1,"l":2},"k%d":1',
+        '"x":1,"x":[]',
+    )
+    for other in others:
+        values = [f'{{"l":{at},{other.replace("%d", str(at))}}}'.encode() for at in range(500)]
+        found = reader._columns.read(pa.array(values))
+        assert found is not None and found.to_pylist() == [{"l": at} for at in range(500)], other
+        assert [reader.record(one) for one in values] == found.to_pylist(), other
+        assert [reader.why_bad(one) for one in values[:3]] == [""] * 3, other
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("x STRING", b'{"x":{"a":1,"a":2}}'),
+        ("x STRING", b'{"x":[{"b":{"a":1,"a":2}}]}'),
+        ("x MAP<STRING, LONG>", b'{"x":{"a":1,"a":2}}'),
+        ("x STRUCT<a: LONG>", b'{"x":{"a":1,"b":3,"a":2}}'),
+        ("x ARRAY<STRUCT<a: LONG>>", b'{"x":[{"a":1},{"a":1,"a":null}]}'),
+    ],
+)
+def test_of_two_declared_fields_with_one_name_none_is_lost(kind: str, value: bytes) -> None:
+    reader = JsonReader(parse_ddl(kind))
+    assert read(reader, value) == [None] and read(reader, *[b"{}"] * 200, value)[-1] is None
+    assert reader.why_bad(value).endswith("two fields of an object have one name")
 
 
 def test_no_text_is_bad_and_null_is_null() -> None:
@@ -308,33 +332,6 @@ def test_a_time_that_no_clock_has_shown_is_bad(text: str, zone: str, is_good: bo
 def test_a_time_zone_that_python_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match="does not know the session's time zone 'Nowhere/Town'"):
         JsonReader(parse_ddl("at TIMESTAMP"), "Nowhere/Town")
-
-
-def test_a_field_that_few_records_have_costs_its_slice_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not declared, in one of a thousand records, another one in each slice, and again as another type."""
-    reader = JsonReader(parse_ddl("n LONG"))
-    slow: list[bytes] = []
-    record = reader.record
-    monkeypatch.setattr(reader, "record", lambda value: slow.append(value) or record(value))
-    counts = []
-    for turn, rare in enumerate(('"a": {"b": 1}', '"a": {"c": "x"}', '"d": [1]', '"d": ["x"]', '"n2": null')):
-        lines = [f'{{"n": {n}}}' for n in range(5_000)]
-        lines[turn * 900 + 77] = f'{{"n": -1, {rare}}}'
-        found = reader.read(pa.array([line.encode() for line in lines]))
-        assert found.field("n").to_pylist() == [json.loads(line)["n"] for line in lines]
-        counts.append(len(slow))
-        slow.clear()
-        again = reader.read(pa.array([line.encode() for line in lines]))
-        assert again.equals(found) and not slow, rare
-    # Where it comes first, a part of the slice is looked at record by record.
-    assert max(counts) <= 64
-
-
-def test_fields_of_any_name_take_no_memory() -> None:
-    reader = JsonReader(parse_ddl("n LONG"))
-    lines = [f'{{"n": {n}, "k{n}": {n}}}'.encode() for n in range(2_000)]
-    assert reader.read(pa.array(lines)).field("n").to_pylist() == list(range(2_000))
-    assert reader._columns is not None and len(reader._columns._known) <= 257
 
 
 @pytest.mark.parametrize("levels", [490, 520, 700])
