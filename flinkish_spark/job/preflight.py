@@ -25,7 +25,6 @@ from flinkish_spark.core.errors import EnvironmentFault, GraphError, JobDirError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import JobSettings, manifest_context, sink_context
-from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import sources_of, uid_of
 from flinkish_spark.planning.times import chains_to
@@ -123,9 +122,10 @@ def check_before_start(
     graph: StreamGraph,
     settings: JobSettings,
     job_dir: JobDir,
-    restore: RestoreSettings | None = None,
+    plan: Callable[[StreamGraph], PlannedJob],
 ) -> PlannedJob:
-    """Refuse what cannot work; return the plan that was looked at."""
+    """Refuse what cannot work; return the plan that was looked at, which `plan` makes."""
+    restore = settings.restore
     # Without the job's lock: a refused job leaves no file, and disturbs nobody who runs the job already.
     graph.check_complete()
     _check_can_be_written(settings.job_dir)
@@ -140,8 +140,7 @@ def check_before_start(
         _check_seen(spark, graph, settings, job_dir, restore)
     graph = replace(graph, begun_chains=begun_chains(graph, job_dir, settings.job_dir, restore))
     with span("the plan that is looked at before the start"):
-        looked_at = settings.place(settings.scratch / "none.json")
-        planned = Planner(spark, looked_at, settings.shuffle_partitions).plan(graph)
+        planned = plan(graph)
     _check_state(planned)
     _check_sink_uids(graph, planned)
     check_source_names(graph.sources)
@@ -199,12 +198,12 @@ def record_job(
     planned: PlannedJob,
     settings: JobSettings,
     job_dir: JobDir,
-    restore: RestoreSettings | None = None,
 ) -> JobUuid:
     """Record the job's settings at the first start, compare them later; called once, with the job's lock."""
     # Again: while this process waited for the lock, a later version of Spark may have run here.
     check_spark_version(job_dir, spark.version)
-    savepoint = _restore(restore, graph, planned, settings, job_dir).prepare(settings.shuffle_partitions)
+    restore = _restore(settings.restore, graph, planned, settings, job_dir)
+    savepoint = restore.prepare(settings.shuffle_partitions)
     at_first: dict[str, Any] = {
         "spark": spark.version,
         "shuffle_partitions": settings.shuffle_partitions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flinkish_spark.core.errors import InternalError
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.checkpoint.spark_log import SparkLog
+    from flinkish_spark.contracts.source import SourceNode
     from flinkish_spark.core.job_dir import JobDir
     from flinkish_spark.planning.planner import Beginning
     from flinkish_spark.planning.sink_rows import PlannedJob
-    from flinkish_spark.planning.stream_graph import StreamGraph
     from flinkish_spark.protocol.decisions import Decision
     from flinkish_spark.protocol.plan_layout import PlanLayout
 
@@ -38,15 +39,12 @@ class JobSavepoints:
     def __init__(
         self,
         spark: SparkSession,
-        graph: StreamGraph,
-        planned: PlannedJob,
         name: str,
         root: StoreSpec,
         shuffle_partitions: int,
         job_dir: JobDir,
     ) -> None:
-        self._spark, self._graph, self._planned = spark, graph, planned
-        self._name, self._root, self._job_dir = name, root, job_dir
+        self._spark, self._name, self._root, self._job_dir = spark, name, root, job_dir
         self._shuffle_partitions = shuffle_partitions
 
     def beginning(self) -> Beginning:
@@ -66,7 +64,14 @@ class JobSavepoints:
     def layout_so_far(self) -> PlanLayout | None:
         return layout_so_far(self._job_dir)
 
-    def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
+    def write(
+        self,
+        decision: Decision,
+        target: str,
+        log: SparkLog,
+        planned: PlannedJob,
+        sources: Sequence[SourceNode],
+    ) -> SavepointHandle:
         """Export a confirmed checkpoint of the live lineage to `target`."""
         job = self._job_dir.known_uuid()
         if job is None:
@@ -74,8 +79,8 @@ class JobSavepoints:
         facts = JobFacts(
             name=self._name,
             uuid=job,
-            planned=self._planned,
-            sources=self._graph.sources,
+            planned=planned,
+            sources=sources,
             layout=recorded_layout(self._job_dir),
             shuffle_partitions=self._shuffle_partitions,
             bundles_per_partition=self.bundles_per_partition(self.beginning()),
@@ -87,12 +92,12 @@ class JobSavepoints:
         place = target_place(target, self._root)
         return export_savepoint(self._spark, place, decision, log, facts, self._job_dir, self._root, upstream)
 
-    def reseeding(self, log: SparkLog) -> Rescaling:
+    def reseeding(self, log: SparkLog, planned: PlannedJob, sources: Sequence[SourceNode]) -> Rescaling:
         """Return what the recovery asks whether Spark's checkpoint has to begin anew."""
         return Rescaling(
             spark=self._spark,
-            planned=self._planned,
-            sources=self._graph.sources,
+            planned=planned,
+            sources=sources,
             job_dir=self._job_dir,
             root=self._root,
             log=log,
