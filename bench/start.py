@@ -35,7 +35,8 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIANTS = ("ours", "ours-archived", "plain")
+#: A default install without any JAR, the JARs, these with an archive of classes, and Spark's own.
+VARIANTS = ("bare", "ours", "ours-archived", "plain")
 PHASES = ("session", "running", "first", "total", "cpu", "restart", "again", "confirmed")
 SCHEMA = "user STRING, product STRING, amount LONG, at TIMESTAMP"
 OUTPUT = "user STRING, total LONG, orders LONG"
@@ -130,6 +131,7 @@ def session(args):
     from pyspark.sql import SparkSession
 
     from flinkish_spark import configure_spark_with_jars
+    from flinkish_spark.jars import pinned_jars
 
     builder = (
         SparkSession.builder.master("local[2]")
@@ -151,10 +153,10 @@ def session(args):
     elif args.variant == "ours-archived":
         folder = Path(args.directory).parent / "classes"
         builder = configure_spark_with_jars(builder, args.jars, class_archive=folder)
-    else:
+    elif args.variant == "plain":
         # What the query needs, and nothing of ours or of Delta's.
         wanted = ("spark-sql-kafka", "spark-token-provider-kafka", "kafka-clients", "commons-pool2")
-        jars = [str(jar) for jar in sorted(Path(args.jars).iterdir()) if jar.name.startswith(wanted)]
+        jars = [str(jar) for jar in pinned_jars(args.jars) if jar.name.startswith(wanted)]
         builder = builder.config("spark.jars", ",".join(jars))
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
