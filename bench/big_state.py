@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 
-from flinkish_spark.bridge.session import PRELOADING_CONF
+from flinkish_spark.bridge.session import PRELOADING_DAEMON
 
 ROWS = 500_000
 FEW = 10_000
@@ -45,7 +45,7 @@ class Memory(threading.Thread):
         while True:
             for process in me.children(recursive=True):
                 try:
-                    if PRELOADING_CONF["spark.python.daemon.module"] in process.cmdline():
+                    if PRELOADING_DAEMON in process.cmdline():
                         self.most = max(self.most, process.memory_full_info().uss)
                 except (psutil.NoSuchProcess, psutil.AccessDenied):
                     continue

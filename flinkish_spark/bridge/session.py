@@ -379,8 +379,8 @@ _LEAST_JAVA, _JAVA_VERSION = 17, re.compile(r'version "(?:1\.)?(\d+)')
 
 #: An executor ends with a task that does not end when it is cancelled; Flink's `task.cancellation.timeout`.
 REAPING_CONF = {"spark.task.reaper.enabled": "true", "spark.task.reaper.killTimeout": "180s"}
-#: Workers that have imported what they need when they start; see :mod:`flinkish_spark.worker.daemon`.
-PRELOADING_CONF = {"spark.python.daemon.module": "flinkish_spark.worker.daemon"}
+#: Forks workers that have imported what they need.
+PRELOADING_DAEMON = "flinkish_spark.worker.daemon"
 
 
 def spark_conf(jars: Iterable[str | Path]) -> dict[str, str]:
@@ -434,7 +434,7 @@ def configure_spark_with_jars(
     jars = [*pinned_jars(directory), *extra_jars]
     kept = {} if class_archive is None else _class_sharing(builder, Path(class_archive), jars)
     _log_quietly(builder)
-    return builder.config(map={**spark_conf(jars), **_preloading(builder), **kept})
+    return builder.config(map={**spark_conf(jars), **kept})
 
 
 def configure_spark_with_delta_jars(
@@ -472,9 +472,7 @@ def configure_spark_with_delta_jars(
     jars = pinned_jars(directory, group="io.delta")
     own_jars = ",".join(str(jar) for jar in jars)
     _log_quietly(builder)
-    return builder.config(
-        map={**delta_conf(jars), **REAPING_CONF, "spark.jars": own_jars, **_preloading(builder)}
-    )
+    return builder.config(map={**delta_conf(jars), **REAPING_CONF, "spark.jars": own_jars})
 
 
 def configure_spark_with_packages(
@@ -511,7 +509,7 @@ def configure_spark_with_packages(
     >>> spark = configure_spark_with_packages(builder).getOrCreate()  # doctest: +SKIP
     """
     _log_quietly(builder)
-    return builder.config(map={**packages_conf(extra_packages), **_preloading(builder)})
+    return builder.config(map=packages_conf(extra_packages))
 
 
 def packages_conf(extra_packages: Iterable[str] = ()) -> dict[str, str]:
@@ -522,12 +520,6 @@ def packages_conf(extra_packages: Iterable[str] = ()) -> dict[str, str]:
         "spark.jars.packages": ",".join(packages),
         "spark.jars.ivySettings": str(ivy_settings()),
     }
-
-
-def _preloading(builder: SparkSession.Builder) -> dict[str, str]:
-    # A cluster's executors may get it with --py-files, which come too late for a daemon.
-    master = str(builder._options.get("spark.master", ""))
-    return PRELOADING_CONF if master.startswith("local") else {}
 
 
 def _log_quietly(builder: SparkSession.Builder) -> None:
@@ -651,6 +643,15 @@ def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
         return sorted(set(asked_of_executors(spark, blind)))
     finally:
         marker.unlink(missing_ok=True)
+
+
+def preload_workers(spark: SparkSession) -> None:
+    """Let a local master fork workers that have imported what tasks need, unless a daemon is chosen."""
+    # Executors elsewhere may get this package with --py-files, which come too late for a daemon.
+    if runs_tasks_itself(spark):
+        # Spark looks at it whenever it starts a task in Python.
+        conf = spark.sparkContext._jsc.sc().env().conf()
+        conf.setIfMissing("spark.python.daemon.module", PRELOADING_DAEMON)
 
 
 def is_cold(spark: SparkSession) -> bool:

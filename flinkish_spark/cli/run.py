@@ -99,7 +99,7 @@ def launch(
     libraries: Mapping[str, str],
     is_detached: bool,
 ) -> Launch:
-    from flinkish_spark.bridge.session import PRELOADING_CONF, TARGET_SETTING, log_variables
+    from flinkish_spark.bridge.session import TARGET_SETTING, log_variables
     from flinkish_spark.jars import spark_home
 
     master, is_on_cluster = _place(target, deploy_mode)
@@ -111,9 +111,6 @@ def launch(
         wanted[name] = f"{before},{value}" if before else value
     if master is not None:
         wanted[TARGET_SETTING] = master
-    is_local = master is not None and _LOCAL.fullmatch(master) is not None
-    if is_local:
-        wanted = {**PRELOADING_CONF, **wanted}
     if is_detached:
         wanted[_detaching(master, is_on_cluster)] = "false"
     words = [] if master is None else ["--master", master]
@@ -127,7 +124,7 @@ def launch(
         environment.update(log_variables(environment["PYSPARK_SUBMIT_ARGS"]))
         if _WORKERS_PYTHON in wanted:
             environment["PYSPARK_PYTHON"] = wanted[_WORKERS_PYTHON]
-        elif is_local:
+        elif master is not None and _LOCAL.fullmatch(master):
             # Otherwise Spark takes what is called python3, whichever that is.
             environment.setdefault("PYSPARK_PYTHON", sys.executable)
         return Launch([wanted.get(_DRIVERS_PYTHON, sys.executable), *program], environment)

@@ -24,6 +24,7 @@ from flinkish_spark.bridge.session import (
     active_session,
     asking_kafka_first,
     is_cold,
+    preload_workers,
     runs_tasks_itself,
     warm_up,
 )
@@ -467,6 +468,7 @@ class SparkEngine:
 
     def check(self) -> None:
         settings = self._settings
+        preload_workers(self._spark)
         if is_cold(self._spark):
             settings.threads.start("flinkish-warm-up", partial(warm_up, self._spark))
         planned = check_before_start(

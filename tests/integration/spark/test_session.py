@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkish_spark.bridge.session import configure_spark_with_jars, hold_stage_bars, without_traces
+from flinkish_spark.bridge.session import hold_stage_bars, preload_workers, without_traces
 from flinkish_spark.jars import shim_jar
 
 if TYPE_CHECKING:
@@ -66,16 +66,21 @@ def test_workers_are_forked_with_their_imports_done(spark: SparkSession) -> None
     def program(_: int) -> str:
         return sys.modules["__main__"].__spec__.name
 
+    preload_workers(spark)
     assert spark.sparkContext.parallelize([0], 1).map(program).collect() == ["flinkish_spark.worker.daemon"]
 
 
-@pytest.mark.parametrize(
-    ("master", "is_ours"), [("local[2]", True), ("spark://driver:7077", False), ("", False)]
-)
-def test_a_daemon_of_ours_is_for_local_masters(master: str, is_ours: bool) -> None:
-    builder = SparkSession.Builder().config("spark.app.name", "any")
-    configured = configure_spark_with_jars(builder.master(master) if master else builder, BUILD / "jars")
-    assert ("spark.python.daemon.module" in configured._options) is is_ours
+def test_a_daemon_that_somebody_has_chosen_stays(spark: SparkSession) -> None:
+    conf = spark.sparkContext._jsc.sc().env().conf()
+    before = conf.get("spark.python.daemon.module", "")
+    try:
+        conf.set("spark.python.daemon.module", "another.daemon")
+        preload_workers(spark)
+        assert conf.get("spark.python.daemon.module") == "another.daemon"
+    finally:
+        conf.remove("spark.python.daemon.module")
+        if before:
+            conf.set("spark.python.daemon.module", before)
 
 
 @pytest.mark.nightly

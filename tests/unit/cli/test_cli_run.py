@@ -61,10 +61,7 @@ def test_here_the_process_becomes_the_program_with_its_words_as_they_are(launche
     command, environment, submit = launched("--target", "local[2,4]", program, *words)
     assert command == [sys.executable, program, *words]
     assert submit[:2] == ["--master", "local[2,4]"] and submit[-1] == "pyspark-shell"
-    assert settings_of(submit) == {
-        "spark.flinkish.target": "local[2,4]",
-        "spark.python.daemon.module": "flinkish_spark.worker.daemon",
-    }
+    assert settings_of(submit) == {"spark.flinkish.target": "local[2,4]"}
     assert environment["PYSPARK_PYTHON"] == sys.executable
     assert environment["PATH"] == os.environ["PATH"]
 
