@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame
@@ -455,8 +455,8 @@ class RecordStream:
     #: If they are marked the source's control rows are among them, and all have kind and checkpoint.
     frame: DataFrame
     origins: Origins
-    #: Control columns of the barriers that belong to records that are not marked.
-    barriers: DataFrame
+    #: Returns the control columns of the barriers that belong to records that are not marked.
+    load_barriers: Callable[[], DataFrame]
     #: On how many channels each barrier comes.
     channels: ExpectedChannels
     is_marked: bool = False
@@ -469,6 +469,10 @@ class RecordStream:
     has_kept_times: bool = False
     #: Fields of the records, where the frame has some that may be null only in control rows.
     fields: T.StructType | None = None
+
+    @property
+    def barriers(self) -> DataFrame:
+        return self.load_barriers()
 
     @property
     def schema(self) -> T.StructType:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -224,7 +225,6 @@ class Planner:
         self._beginning, self._marking = beginning, marking
         self._place = place
         self._partitions = partitions
-        self._barriers = load_control(spark, place.control_path).select(*C.CONTROL)
         self._has_one_source = False
         self._planned: dict[_Place, PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
@@ -245,6 +245,13 @@ class Planner:
         self._groups: list[tuple[str, ...]] = []
         #: The ways that are branches of one scan, by operator and input.
         self._branches: list[tuple[tuple[str, str], ...]] = []
+
+    @cached_property
+    def _barriers(self) -> DataFrame:
+        return load_control(self._spark, self._place.control_path).select(*C.CONTROL)
+
+    def _load_barriers(self) -> DataFrame:
+        return self._barriers
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
         check_said_between(graph, self._partitions)
@@ -271,7 +278,9 @@ class Planner:
                 chain = Chain((source.uid,), (), (uid,))
                 moved = self._beginning.positioned(source, chain, source.uid)
                 for side in moved.side_outputs(self._spark, source.uid, self._place, peers):
-                    letters = RecordStream(source.uid, side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
+                    letters = RecordStream(
+                        source.uid, side.frame, Origins(), self._load_barriers, SOURCE_CHANNELS
+                    )
                     marked = self._marking.beside(self._with_barriers([letters]), graph, [source.uid])
                     part, schema = self._part(bases, marked, chain)
                     sinks.append(PlannedSink(side.uid, side.sink, schema, (part,), number_of_reporters))
@@ -735,10 +744,12 @@ class Planner:
             source = source.with_own_time() or source
         frame = source.load_marked(self._spark, self._place) if marked else None
         if frame is not None:
-            return RecordStream(name, frame, origins, self._barriers, Announced.ANNOUNCED, is_marked=True)
+            return RecordStream(
+                name, frame, origins, self._load_barriers, Announced.ANNOUNCED, is_marked=True
+            )
         records, has_channels = source.load(self._spark, self._place), source.has_channels
         return RecordStream(
-            name, records, origins, self._barriers, SOURCE_CHANNELS, has_channels=has_channels
+            name, records, origins, self._load_barriers, SOURCE_CHANNELS, has_channels=has_channels
         )
 
     def _united(self, chain: Chain, ways: Sequence[Leg], sink: str) -> TaggedStream:

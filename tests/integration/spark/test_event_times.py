@@ -36,7 +36,7 @@ def stream(spark: Any) -> RecordStream:
     frame = spark.createDataFrame(
         values, f"name STRING, at LONG, {C.CHANNEL} LONG, {C.SEQUENCE} LONG"
     ).coalesce(1)
-    return RecordStream("files", frame, Origins(), frame, frozenset({0}))
+    return RecordStream("files", frame, Origins(), lambda: frame, frozenset({0}))
 
 
 def times(found: RecordStream, *columns: str) -> list[tuple[Any, ...]]:
