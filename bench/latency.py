@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.results import records_read
 from bench.worker import ROOT, Worker, end_on_sigterm
 
 FIELDS = "user STRING, amount LONG"
@@ -105,7 +106,7 @@ class Job:
             one.durationMs["triggerExecution"]
             for query in self.spark.streams.active
             for one in query.recentProgress
-            if one.numInputRows > 10
+            if records_read(json.loads(one.json)) > 10
         ]
         client.stop_with_checkpoint()
         client.wait()

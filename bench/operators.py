@@ -24,6 +24,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from bench.results import records_read
 from bench.start import ROOT, session
 
 FIELDS = "user STRING, amount LONG, at TIMESTAMP"
@@ -123,17 +124,17 @@ def child(args):
     if args.bundles is not None:
         # What a new log gets.
         preflight.BUNDLES_PER_PARTITION = args.bundles or None
-    args.variant, args.event_log = "ours", f"{args.directory}/events"
+    args.event_log = f"{args.directory}/events"
     spark = session(args)
     client = job(args, spark).execute_async()
     deadline, found = time.monotonic() + _PATIENCE_S, {}
-    while len([one for one in found.values() if one["numInputRows"] >= args.records]) < _BATCHES - 1:
+    while len([one for one in found.values() if records_read(one) >= args.records]) < _BATCHES - 1:
         if time.monotonic() > deadline:
             raise SystemExit(f"{_BATCHES} micro-batches took more than {_PATIENCE_S} s")
         for query in spark.streams.active:
             found.update((one["batchId"], json.loads(one.json)) for one in query.recentProgress)
         client.wait(100)
-    whole = [one for one in found.values() if one["numInputRows"] >= args.records][_WARM:]
+    whole = [one for one in found.values() if records_read(one) >= args.records][_WARM:]
     took = [one["durationMs"]["triggerExecution"] for one in whole]
     # Until nothing is under way any more.
     client.trigger_checkpoint().wait(60_000)
@@ -234,7 +235,7 @@ def measure(args, broker, operators, records, bundles, number):
     command = [
         sys.executable, "-m", "bench.operators", "--child", "--jars", args.jars,
         "--bootstrap-servers", broker.bootstrap_servers, "--source", source, "--directory", str(folder),
-        "--operators", str(operators), "--records", str(records),
+        "--operators", str(operators), "--records", str(records), "--variant", args.variant,
         *([] if bundles is None else ["--bundles", str(bundles)]),
         *([] if args.filters is None else ["--filters", str(args.filters)]),
     ]  # fmt: skip
@@ -255,6 +256,9 @@ def main():
     parser.add_argument("--records", type=int, nargs="+", default=[1_500, 6_000], help="of a micro-batch")
     parser.add_argument("--bundles", type=int, nargs="+", help="of a partition; 0: each key group alone")
     parser.add_argument("--filters", type=int, help="each operator reads through one of so many filters")
+    parser.add_argument(
+        "--variant", default="bare", choices=("bare", "ours"), help="a default install; or the package's JARs"
+    )
     parser.add_argument("--directory", default=str(ROOT / "build" / "bench-operators"))
     parser.add_argument("--jars", default=str(ROOT / "build" / "jars"))
     parser.add_argument("--broker-jars", default=str(ROOT / "build" / "broker-jars"))

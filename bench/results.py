@@ -56,3 +56,15 @@ def revision(root):
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     found = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     return found.stdout.strip()
+
+
+def records_read(progress):
+    """Return how many records a micro-batch has read: to Spark a source's rows are ranges."""
+    (source,) = progress["sources"]
+    begins, ends = source["startOffset"] or {}, source["endOffset"]
+    return sum(
+        end - (begins.get(topic) or {}).get(partition, 0)
+        for topic, own in ends.items()
+        if isinstance(own, dict)
+        for partition, end in own.items()
+    )
