@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -48,8 +49,6 @@ LOG = logging.getLogger(__name__)
 #: Write a query's checkpoint files on a disk, or in a bucket; see their Javadoc.
 LOCAL_CHECKPOINT_FILES = "io.github.flinkishspark.shim.LocalCheckpointFiles"
 BUCKET_CHECKPOINT_FILES = "io.github.flinkishspark.shim.BucketCheckpointFiles"
-#: Barriers and watermarks, by asking this process; see its Javadoc.
-CONTROL_SOURCE = "io.github.flinkishspark.shim.ControlSource"
 #: What to do where the session is one of Spark Connect.
 WITHOUT_JVM = (
     "use a classic session for jobs: spark-submit, or a notebook with dedicated compute; "
@@ -124,6 +123,11 @@ def has_class(spark: SparkSession, name: str) -> bool:
 
 def has_shim(spark: SparkSession) -> bool:
     return has_class(spark, "io.github.flinkishspark.shim.JobMetrics")
+
+
+def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:
+    """Show these values of a job in Spark's metric system, and no others of it."""
+    jvm(spark).io.github.flinkishspark.shim.JobMetrics.show(job, json.dumps(dict(values)))
 
 
 def has_kafka_source(spark: SparkSession) -> bool:
@@ -509,7 +513,7 @@ def configure_spark_with_packages(
     >>> spark = configure_spark_with_packages(builder).getOrCreate()  # doctest: +SKIP
     """
     _log_quietly(builder)
-    return builder.config(map=packages_conf(extra_packages))
+    return builder.config(map={**packages_conf(extra_packages)})
 
 
 def packages_conf(extra_packages: Iterable[str] = ()) -> dict[str, str]:

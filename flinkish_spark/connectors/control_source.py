@@ -4,11 +4,6 @@ The coordinator raises the checkpoint id in a small file, the time keeper the wa
 source for its latest offset, writes it to the offset log, and only then runs the micro-batch that carries
 them. So a micro-batch that is run again carries the same barrier, the same watermark and calls the same
 key groups, and an idle stream still gets a batch.
-
-There are two ways for Spark to ask :class:`ControlReader`. With the JAR of this package a source in the
-JVM calls back into this process, which takes no time. Without it this is a data source in Python: Spark
-starts a process for each of its questions, which takes some seconds of each start. Both write the same
-offsets.
 """
 
 from __future__ import annotations
@@ -85,12 +80,5 @@ class ControlSource(DataSource):
 
 def load_control(spark: SparkSession, path: str) -> DataFrame:
     """Return the stream of control rows that the control file `path` asks for."""
-    # Not above: Spark's processes import this module, too.
-    from flinkish_spark.bridge.session import CONTROL_SOURCE
-    from flinkish_spark.bridge.shim import connect_controls
-
-    reader = spark.readStream.option("path", path)
-    if connect_controls(spark, ControlReader):
-        return reader.format(CONTROL_SOURCE).option("columns", _SCHEMA).load()
     spark.dataSource.register(ControlSource)
-    return reader.format(FORMAT_NAME).load()
+    return spark.readStream.format(FORMAT_NAME).option("path", path).load()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from flinkish_spark.bridge.session import has_class
-from flinkish_spark.bridge.shim import show_metrics
+from flinkish_spark.bridge.session import has_shim, show_metrics
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.reporters.metrics import Measurement, Number, measurements
@@ -45,7 +44,7 @@ class SparkMetricsReporter(Reporter):
         ConfigError
             It is not.
         """
-        if not has_class(self._spark, "io.github.flinkishspark.shim.JobMetrics"):
+        if not has_shim(self._spark):
             raise ConfigError(
                 "Spark's metric system cannot show the job's metrics",
                 why="the JAR of this package is not on the class path of Spark's driver",

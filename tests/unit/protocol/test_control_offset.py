@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.bridge.shim import _Controls
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.connectors.control_source import ControlReader
 from flinkish_spark.core.offset_log import LoggedOffsets
@@ -206,18 +205,3 @@ def test_a_micro_batch_that_runs_again_calls_the_same_key_groups(asked: Asked) -
     asked.file.offer_time(TimeOffer(2, wake=Wake(1, {0: frozenset({3})})))
     again = ControlReader("/nowhere").partitions(start, asked.at)
     assert [row for partition in again for row in asked.reader.read(partition)] == rows
-
-
-def test_the_jvm_is_told_what_a_source_in_python_says(tmp_path: Path) -> None:
-    """Spark compares offsets as texts, and those of one log may come from either."""
-    asked, calls = Asked(tmp_path), _Controls(ControlReader)
-    path = str(asked.file.path)
-    start = calls.initial(path)
-    assert start == json.dumps(asked.at)
-    assert calls.latest(path, start) == start
-    asked.file.offer_time(TimeOffer(7, wake=Wake(1, {0: frozenset({0, 5})})))
-    asked.file.offer(CheckpointId(2))
-    end = calls.latest(path, start)
-    assert end == json.dumps(asked.reader.latestOffset(asked.at, None))
-    assert json.loads(calls.rows(path, start, end)) == [list(row) for row in asked.next_rows() or ()]
-    assert calls.rows(path, end, end) == "[]"
