@@ -220,7 +220,8 @@ class Invariants:
     def _staged_changed(self, change: Change) -> None:
         if change.verb != "delete":
             record = self.ledger.staged_record(body_of(self._world.disk.objects[change.key]))
-            self.ledger.staged[change.key] = replace(record, is_late=change.moment is Moment.LATE)
+            is_late, is_deposed = change.moment is Moment.LATE, record.owner < self.owner
+            self.ledger.staged[change.key] = replace(record, is_late=is_late, is_deposed=is_deposed)
             self._world.in_flight -= {id(staged) for staged in record.all()}
             return
         gone = self.ledger.staged.pop(change.key, None)
@@ -309,7 +310,9 @@ class Invariants:
         pending = [
             r
             for r in self.ledger.pending(transaction)
-            if r.lineage == self.decisions.lineage and r.batch >= self.decisions.next_batch
+            if r.lineage == self.decisions.lineage
+            and r.batch >= self.decisions.next_batch
+            and not r.is_deposed
         ]
         self._require(
             not pending,

@@ -32,6 +32,8 @@ class StagedRecord:
     barriers: Mapping[str, tuple[tuple[int, int], ...]]
     #: Whether it appeared after its writer was told that it did not.
     is_late: bool = False
+    #: Whether its writer had been deposed by then: no owner that runs has seen it.
+    is_deposed: bool = False
 
     def all(self) -> Iterable[Staged]:
         """Return everything it names."""
