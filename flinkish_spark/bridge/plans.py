@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,19 @@ from flinkish_spark.protocol.plan_layout import (
     ScannedInput,
     ScanRole,
 )
-from flinkish_spark.types.expressions import COMPARED, Call, Constant, Expression, FieldOf, Named
+from flinkish_spark.types.expressions import (
+    COMPARED,
+    DATE_LETTERS,
+    Call,
+    Choice,
+    Constant,
+    Expression,
+    FieldOf,
+    FormattedDay,
+    Named,
+    Remainder,
+    TimeOfMilliseconds,
+)
 
 # Spark's logs have no names. A frame that gets an alias keeps it in its analysed plan, which is where names
 # of ours are put and found again.
@@ -250,7 +263,7 @@ def row_plan(given: DataFrame, made: DataFrame, names: tuple[str, ...], prefix: 
     try:
         beginning, end = (frame._jdf.queryExecution().analyzed() for frame in (given, made))
         ids = [one.exprId().id() for one in _each(beginning.output())]
-        reading = _Reading(given.sparkSession._jvm, dict(zip(ids, names, strict=True)), prefix)
+        reading = _Reading(given.sparkSession, dict(zip(ids, names, strict=True)), prefix)
         return reading.of(end, beginning)
     except _NoSuchPlan as error:
         return NotRowByRow(error.what)
@@ -277,8 +290,9 @@ class _NoSuchPlan(Exception):
 class _Reading:
     """Goes through one plan."""
 
-    def __init__(self, jvm: Any, known: dict[int, str], prefix: str) -> None:
-        self._known = known
+    def __init__(self, session: Any, known: dict[int, str], prefix: str) -> None:
+        self._session, self._known = session, known
+        jvm = session._jvm
         # Python asks the JVM for each part of such a name, each time.
         self._attributes = jvm.org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute
         self._is_attribute = jvm.java.lang.Class.forName(_ATTRIBUTE).isInstance
@@ -345,6 +359,11 @@ class _Reading:
             return self._over_arrow(expression)
         except _NotInArrow:
             return None
+        except Py4JError as error:
+            if is_gateway_gone(error):
+                raise
+            # Another version of Spark: its expressions have other parts.
+            return None
 
     def _over_arrow(self, expression: Any) -> Expression:
         if self._is_attribute(expression):
@@ -354,13 +373,68 @@ class _Reading:
             return _constant(expression)
         if kind == "GetStructField":
             return FieldOf(self._over_arrow(children[0]), expression.ordinal())
+        if kind == "Between":
+            return self._over_arrow(expression.replacement())
+        if kind in ("CaseWhen", "If"):
+            return self._choice(expression, children)
+        if kind in _ARITHMETIC:
+            return self._number(kind, expression, children)
+        if kind == "MillisToTimestamp" and _type_of(children[0]) == T.LongType():
+            return TimeOfMilliseconds(self._over_arrow(children[0]))
+        if kind == "DateFormatClass":
+            return self._formatted(expression, children)
         function = _CALLS_OF_ARROW.get(kind)
         if function is None or (kind in _COMPARISONS and not _compares_alike(kind, children[0])):
             raise _NotInArrow
         if function == "coalesce" and len({one.dataType().json() for one in children}) > 1:
             # Spark takes values that differ in what may be null within them, and Arrow does not.
             raise _NotInArrow
-        return Call(function, tuple(map(self._over_arrow, children)))
+        arguments = tuple(map(self._over_arrow, children))
+        # Of these Spark may leave the later ones out.
+        if function in ("and_kleene", "or_kleene", "coalesce") and any(one.may_raise for one in arguments):
+            raise _NotInArrow
+        return Call(function, arguments)
+
+    def _choice(self, expression: Any, children: Sequence[Any]) -> Expression:
+        """Return CASE WHEN: conditions and values in turn, and at an odd place the value of all others."""
+        known, parts = _type_of(expression), [self._over_arrow(one) for one in children]
+        pairs = list(zip(parts[::2], parts[1::2], strict=False))
+        values = [*children[1::2], *children[2 * len(pairs) :]]
+        # Spark takes values that differ in what may be null within them, and Arrow does not.
+        if not isinstance(known, (*COMPARED, T.StringType)) or any(_type_of(one) != known for one in values):
+            raise _NotInArrow
+        # Spark does not look at a branch that is not taken.
+        if any(one.may_raise for one in parts):
+            raise _NotInArrow
+        return Choice(tuple(pairs), parts[-1] if len(parts) % 2 else Constant(None, known))
+
+    def _number(self, kind: str, expression: Any, children: Sequence[Any]) -> Expression:
+        known = _type_of(expression)
+        # Otherwise what is too large becomes null, or another number.
+        is_checked = str(expression.evalMode()) == "ANSI"
+        if not is_checked or not isinstance(known, T.IntegerType | T.LongType):
+            raise _NotInArrow
+        left, right = map(self._over_arrow, children)
+        function = _ARITHMETIC[kind]
+        if function is not None:
+            return Call(function, (left, right))
+        if not isinstance(right, Constant) or right.value in (None, 0, -1):
+            raise _NotInArrow
+        return Remainder(left, right)
+
+    def _formatted(self, expression: Any, children: Sequence[Any]) -> Expression:
+        time, pattern = children
+        zone = expression.timeZoneId()
+        is_utc = zone.isDefined() and zone.get() in _UTC
+        if not is_utc or _kind(pattern) != "Literal" or _type_of(time) != T.TimestampType():
+            raise _NotInArrow
+        text = str(pattern.value())
+        parts = tuple(found.group() for found in _PARTS_OF_DAY.finditer(text))
+        if not text or "".join(parts) != text or any(parts.count(one) > 1 for one in DATE_LETTERS):
+            raise _NotInArrow
+        if self._session.conf.get("spark.sql.legacy.timeParserPolicy") == "LEGACY":
+            raise _NotInArrow
+        return FormattedDay(self._over_arrow(time), parts)
 
     def _name_of(self, attribute: Any) -> str:
         name = self._known.get(attribute.exprId().id())
@@ -373,6 +447,16 @@ class _NotInArrow(Exception):
     pass
 
 
+_UTC = frozenset({"UTC", "Etc/UTC", "Z", "GMT"})
+#: The parts of a day's format that Arrow's expressions know.
+_PARTS_OF_DAY = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(DATE_LETTERS)})(?![A-Za-z])|[-/. :_]+")
+#: By the class of an expression of whole numbers, the function of Arrow's that raises as Spark does.
+_ARITHMETIC: Mapping[str, str | None] = {
+    "Add": "add_checked",
+    "Subtract": "subtract_checked",
+    "Multiply": "multiply_checked",
+    "Remainder": None,
+}
 _EQUAL = "EqualTo"
 _COMPARISONS: Mapping[str, str] = {
     _EQUAL: "equal",
@@ -408,10 +492,13 @@ def _constant(expression: Any) -> Constant:
     kind, literal = _type_of(expression), expression
     if _kind(expression) == "Cast":
         literal = expression.child()
-        if _kind(literal) != "Literal" or kind != T.LongType() or _type_of(literal) != T.IntegerType():
+        is_wider = kind == T.LongType() and _type_of(literal) == T.IntegerType()
+        if _kind(literal) != "Literal" or not (is_wider or literal.value() is None):
             raise _NotInArrow
     value = literal.value()
-    if isinstance(kind, T.BooleanType | T.IntegerType | T.LongType) and isinstance(value, int | None):
+    if value is None and isinstance(kind, (*COMPARED, T.StringType)):
+        return Constant(value, kind)
+    if isinstance(kind, T.BooleanType | T.IntegerType | T.LongType) and isinstance(value, int):
         return Constant(value, kind)
     if kind == T.StringType() and value is not None:
         return Constant(value if isinstance(value, str) else str(value.toString()), kind)

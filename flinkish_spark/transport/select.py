@@ -14,6 +14,9 @@ from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.expressions import Expression
 from flinkish_spark.types.schemas import PREFIX
 
+#: What there still is of a row that is dropped and leaves its time.
+_STAYING = frozenset({*C.CONTROL, C.TIME, C.MARK}) - {C.SEQUENCE}
+
 
 @dataclass(frozen=True)
 class SelectColumns:
@@ -50,9 +53,7 @@ class SelectColumns:
             arrays = [rows[name] for name in (*control, *self.outputs)]
             if self.keeps_times and rows[C.SEQUENCE].null_count:
                 is_kept = rows[C.SEQUENCE].is_valid()
-                fields = (
-                    pc.if_else(is_kept, one, pa.scalar(None, one.type)) for one in arrays[len(control) :]
-                )
+                fields = [_only_where(is_kept, one) for one in arrays[len(control) :]]
                 arrays = [*arrays[: len(control)], *fields]
             made = [
                 one if one.type == own.type else one.cast(own.type)
@@ -75,8 +76,13 @@ class SelectColumns:
             if is_kept.true_count == len(is_kept):
                 continue
             if self.keeps_times:
-                place = rows[C.SEQUENCE]
-                rows = rows | {C.SEQUENCE: pc.if_else(is_kept, place, pa.scalar(None, place.type))}
+                # What follows must not see their fields: some value might be an error.
+                gone = [name for name in rows if name not in _STAYING]
+                rows = rows | {name: _only_where(is_kept, rows[name]) for name in gone}
             else:
                 rows = {name: column.filter(is_kept) for name, column in rows.items()}
         return rows
+
+
+def _only_where(is_kept: pa.Array, column: pa.Array) -> pa.Array:
+    return pc.if_else(is_kept, column, pa.scalar(None, column.type))

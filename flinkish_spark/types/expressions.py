@@ -1,7 +1,7 @@
 """Expressions over Arrow columns that have the value which Spark gives them, at every input.
 
-What may raise an error in Spark, depends on a setting of the session or compares by rules of Spark's own is
-none of them.
+What depends on a setting of the session or compares by rules of Spark's own is none of them. Where Spark
+raises an error, so do they.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
@@ -40,6 +41,11 @@ class Expression(ABC):
     @abstractmethod
     def names(self) -> frozenset[str]:
         """Return the columns that it needs."""
+
+    @property
+    def may_raise(self) -> bool:
+        """Whether some value is an error: in a branch that is not taken Spark would not meet it."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,10 @@ class FieldOf(Expression):
     def names(self) -> frozenset[str]:
         return self.struct.names()
 
+    @property
+    def may_raise(self) -> bool:
+        return self.struct.may_raise
+
 
 @dataclass(frozen=True)
 class Call(Expression):
@@ -89,3 +99,126 @@ class Call(Expression):
 
     def names(self) -> frozenset[str]:
         return frozenset[str]().union(*(one.names() for one in self.arguments))
+
+    @property
+    def may_raise(self) -> bool:
+        return self.function in CHECKED or any(one.may_raise for one in self.arguments)
+
+
+#: Raise where a whole number is too large for its type, as Spark's ANSI mode does.
+CHECKED = frozenset({"add_checked", "subtract_checked", "multiply_checked"})
+
+
+@dataclass(frozen=True)
+class Choice(Expression):
+    """CASE WHEN: the value of the first condition that is true, else the last value."""
+
+    branches: tuple[tuple[Expression, Expression], ...]
+    otherwise: Expression
+
+    def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
+        found = self.otherwise.evaluate(columns)
+        for condition, value in reversed(self.branches):
+            is_so = pc.fill_null(condition.evaluate(columns), False)
+            found = pc.if_else(is_so, value.evaluate(columns), found)
+        return found
+
+    def names(self) -> frozenset[str]:
+        parts = (one for branch in self.branches for one in branch)
+        return self.otherwise.names().union(*(one.names() for one in parts))
+
+
+@dataclass(frozen=True)
+class Remainder(Expression):
+    """What is left of a whole number divided by a constant, with the number's sign."""
+
+    number: Expression
+    #: Neither 0 nor -1, of which Spark makes errors and Arrow overflows.
+    divisor: Constant
+
+    def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
+        number, divisor = self.number.evaluate(columns), self.divisor.evaluate(columns)
+        return pc.subtract(number, pc.multiply(pc.divide(number, divisor), divisor))
+
+    def names(self) -> frozenset[str]:
+        return self.number.names()
+
+    @property
+    def may_raise(self) -> bool:
+        return self.number.may_raise
+
+
+@dataclass(frozen=True)
+class TimeOfMilliseconds(Expression):
+    """The time so many milliseconds after 1970; one that no TIMESTAMP has is an error."""
+
+    millis: Expression
+    may_raise = True
+
+    def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
+        micros = pc.multiply_checked(self.millis.evaluate(columns), pa.scalar(1_000, pa.int64()))
+        return micros.cast(pa.timestamp("us", "UTC"))
+
+    def names(self) -> frozenset[str]:
+        return self.millis.names()
+
+
+#: Letters of a day's format that mean the same in all locales, and how many digits each is at least.
+DATE_LETTERS = {"yyyy": 4, "MM": 2, "dd": 2}
+_MICROS_OF_DAY = 86_400_000_000
+
+
+@dataclass(frozen=True)
+class FormattedDay(Expression):
+    """The text of a time's day in UTC."""
+
+    time: Expression
+    #: Some of `DATE_LETTERS`, and texts without letters between them.
+    parts: tuple[str, ...]
+
+    def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
+        times = self.time.evaluate(columns)
+        if isinstance(times, pa.Scalar):
+            times = pa.array([times.value], times.type)
+            return self._texts(times)[0]
+        return self._texts(times)
+
+    def _texts(self, times: pa.Array) -> pa.Array:
+        days = np.floor_divide(times.cast(pa.int64()).fill_null(0).to_numpy(), _MICROS_OF_DAY)
+        # A stream has few days, and a text costs more than to find out which they are.
+        found = pa.array(days, mask=times.is_null().to_numpy(zero_copy_only=False)).dictionary_encode()
+        texts = pa.array([self._text(day) for day in found.dictionary.to_pylist()], pa.string())
+        return texts.take(found.indices)
+
+    def _text(self, day: int) -> str:
+        numbers = dict(zip(DATE_LETTERS, _year_month_day(day), strict=True))
+        return "".join(
+            _digits(numbers[one], DATE_LETTERS[one]) if one in numbers else one for one in self.parts
+        )
+
+    def names(self) -> frozenset[str]:
+        return self.time.names()
+
+    @property
+    def may_raise(self) -> bool:
+        return self.time.may_raise
+
+
+def _year_month_day(day: int) -> tuple[int, int, int]:
+    """Return the date so many days after 1970, in the calendar that is extended to all years."""
+    # Years begin in March here, so that the day that some lack is their last one.
+    era, of_era = divmod(day + 719_468, 146_097)
+    year = (of_era - of_era // 1_460 + of_era // 36_524 - of_era // 146_096) // 365
+    of_year = of_era - (365 * year + year // 4 - year // 100)
+    month = (5 * of_year + 2) // 153
+    of_month = of_year - (153 * month + 2) // 5 + 1
+    is_next = month >= 10
+    return year + era * 400 + is_next, month - 9 if is_next else month + 3, of_month
+
+
+def _digits(number: int, least: int) -> str:
+    """Return a number as Java's formatter writes it: with its sign where it has more digits than letters."""
+    digits = str(abs(number)).rjust(least, "0")
+    if number < 0:
+        return f"-{digits}"
+    return f"+{digits}" if len(digits) > least else digits

@@ -11,12 +11,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import named_scan, origins_of
+from flinkish_spark.bridge.plans import Computing, RowPlan, named_scan, origins_of, row_plan
 from flinkish_spark.planning.between import RecordStream, transform_records
 from flinkish_spark.protocol.plan_layout import ScanRole
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.ddl import parse_ddl
+from flinkish_spark.types.expressions import FormattedDay, Named
 
 FIELDS: Any = parse_ddl(
     "n INT, b STRUCT<a: LONG, s: STRING, deep: STRUCT<d: DATE>>, f DOUBLE, flag BOOLEAN, at TIMESTAMP, "
@@ -78,9 +79,35 @@ IN_THE_PASS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "none": lambda df: df.where("n IS NULL AND n IS NOT NULL"),
     "all": lambda df: df.where(F.lit(True)).select("*", F.lit(True).alias("t")),
     "twice": lambda df: df.select(F.col("n").alias("a"), F.col("n").alias("b")),
+    "cases": lambda df: df.select(
+        F.when(F.col("b.a") > 0, 1).alias("one"),
+        F.when(F.col("n") > 2, "much").when(F.col("n").isNull(), "none").otherwise(F.col("b.s")).alias("two"),
+        F.when(F.col("flag"), F.col("at")).otherwise(F.lit(None)).alias("three"),
+        F.expr("if(flag, b.a, -1L)").alias("four"),
+        F.when(F.lit(True), F.col("n")).alias("five"),
+    ),
+    "between": lambda df: df.where(F.col("n").between(-(2**31), 1)).select(F.col("b.a").between(0, 5)),
+    "arithmetic": lambda df: df.select(
+        (F.col("b.a") + 1).alias("v"),
+        (F.col("b.a") - F.col("b.a") % 2).alias("w"),
+        (F.col("n") % -7 * F.lit(1)).alias("x"),
+        (F.lit(2) - F.col("n") % 3).alias("y"),
+    ),
+    "days": lambda df: df.select(
+        F.date_format("at", "yyyy-MM-dd").alias("v"),
+        F.date_format(F.timestamp_millis(F.col("b.a") * 86_400_000), "dd/MM. yyyy").alias("w"),
+        F.timestamp_millis("b.a").alias("x"),
+        F.date_format(F.timestamp_millis(F.lit(-1).cast("long")), "MM").alias("y"),
+    ),
 }
 IN_THE_JVM: dict[str, Callable[[DataFrame], DataFrame]] = {
-    "arithmetic": lambda df: df.select((F.col("f") + 1).alias("v")),
+    "arithmetic of floating numbers": lambda df: df.select((F.col("f") + 1).alias("v")),
+    "a remainder that may be an error": lambda df: df.select((F.col("b.a") % (F.col("n") + 7)).alias("v")),
+    "a case that guards": lambda df: df.select(
+        F.when(F.col("n") > 0, F.col("n") + 1).alias("v"), F.coalesce(F.col("n"), F.col("n") + 1).alias("w")
+    ),
+    "names of months": lambda df: df.select(F.date_format("at", "MMM").alias("v")),
+    "letters in quotes": lambda df: df.select(F.date_format("at", "yyyy'MM'").alias("v")),
     "floating numbers": lambda df: df.where(F.col("f") == F.col("f")),
     "order of texts": lambda df: df.where(F.col("b.s") < "y"),
     "texts of a collation": lambda df: df.where(F.collate("b.s", "UTF8_LCASE") == "X"),
@@ -127,3 +154,53 @@ def test_columns_are_known_as_those_of_the_source_behind_functions_in_its_pass(s
     )
     found = origins_of(named_scan(stream.frame, ScanRole.RECORDS, "in"))
     assert found["v"] == {("in", "b"), ("in", "n")} and found["one"] == frozenset()
+
+
+@pytest.mark.parametrize(
+    "micros",
+    [
+        *(-(2**63), 2**63 - 1, -1, 0, 951_782_400_000_000, 951_868_800_000_000),
+        *(253_402_300_799_999_999, 253_402_300_800_000_000, -62_135_596_800_000_000, -62_135_596_800_000_001),
+        *(-62_167_219_200_000_001, -99_999_999_999_999_999),
+    ],
+)
+def test_days_of_all_times_are_spark_s(spark: Any, micros: int) -> None:
+    made = F.date_format(F.timestamp_micros(F.lit(micros)), "yyyy-MM-dd")
+    (wanted,) = spark.range(1).select(made).first()
+    day = FormattedDay(Named("at"), ("yyyy", "-", "MM", "-", "dd"))
+    column = pa.array([micros], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    assert day.evaluate({"at": column}).to_pylist() == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [
+        (lambda df: df.select(F.col("a") + 1), 2**63 - 1),
+        (lambda df: df.select(F.col("a") * 2), 2**62),
+        (lambda df: df.select(F.timestamp_millis("a")), 2**62),
+    ],
+)
+def test_what_is_too_large_is_an_error_in_spark_and_in_the_pass(
+    spark: Any, function: Callable[[DataFrame], DataFrame], value: int
+) -> None:
+    given = spark.createDataFrame([(value,)], "a LONG")
+    with pytest.raises(Exception, match=r"(?i)overflow"):
+        function(given).collect()
+    read = row_plan(given, function(given), ("a",), "made")
+    assert isinstance(read, RowPlan) and isinstance(read.steps[0], Computing)
+    value_of = read.steps[0].columns[0].in_arrow
+    assert value_of is not None
+    with pytest.raises(pa.ArrowInvalid, match="overflow"):
+        value_of.evaluate({"a": pa.array([value], pa.int64())})
+
+
+def test_numbers_that_wrap_are_for_the_jvm(spark: Any) -> None:
+    """Without ANSI mode what is too large becomes another number."""
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        given = spark.createDataFrame([(1,)], "a LONG")
+        read = row_plan(given, given.select(F.col("a") + 1), ("a",), "made")
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+    assert isinstance(read, RowPlan) and isinstance(read.steps[0], Computing)
+    assert read.steps[0].columns[0].in_arrow is None
