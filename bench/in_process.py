@@ -40,7 +40,7 @@ from flinkish_spark.operators.columnar_aggregates import MergePartials
 from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.operators.process import KeyedProcessOperator
 from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Patterns, Windows, fields_of
-from flinkish_spark.planning.keyed import Folded, Transport, _combined, _kept, _names, folding_windows
+from flinkish_spark.planning.sent_columns import Folded, Transport, _combined, _kept, _names, folding_windows
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.transport import columns as C

@@ -60,7 +60,7 @@ from flinkish_spark.planning.stream_graph import (
     UnionNode,
     base_of,
     is_behind_keys,
-    legs,
+    paths_to,
 )
 from flinkish_spark.planning.transforms import (
     LookupTransform,
@@ -195,7 +195,7 @@ class Redistribution(ABC):
         """Return the stream behind a DataFrame function that moves rows."""
 
     def _refuse_union(self, method: str) -> None:
-        if len(legs(self._node)) > 1:
+        if len(paths_to(self._node)) > 1:
             raise GraphError(
                 f"{method}() was called on a union",
                 why="what follows a union is done with each of its streams by itself, in tasks of their own",

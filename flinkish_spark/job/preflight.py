@@ -25,9 +25,9 @@ from flinkish_spark.core.errors import EnvironmentFault, GraphError, JobDirError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import JobSettings, manifest_context, sink_context
+from flinkish_spark.planning.rules.cut_chains import chains_to
 from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import sources_of, uid_of
-from flinkish_spark.planning.times import chains_to
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.savepoints import changed_meaning

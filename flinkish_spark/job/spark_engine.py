@@ -72,9 +72,11 @@ from flinkish_spark.job.preflight import check_before_start, record_job
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.operators.recorded_answers import AnswerRetention
-from flinkish_spark.planning.async_calls import NO_PLACE, AsyncPlace, async_evaluations
+from flinkish_spark.planning.async_calls import NO_PLACE, AsyncPlace
+from flinkish_spark.planning.beginning import Beginning
 from flinkish_spark.planning.job_graph import job_graph, name_operators
-from flinkish_spark.planning.planner import Beginning, Planner
+from flinkish_spark.planning.optimizer import optimize
+from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import (
     JoinedRows,
     PlannedJob,
@@ -83,7 +85,7 @@ from flinkish_spark.planning.sink_rows import (
     select_sink_rows,
 )
 from flinkish_spark.planning.stream_graph import StreamGraph
-from flinkish_spark.planning.times import NO_MARKING, LatencyMarking, chains_to
+from flinkish_spark.planning.times import NO_MARKING, LatencyMarking
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, OwnerEpoch
@@ -537,7 +539,7 @@ class SparkEngine:
         settings, beginning = self._settings, self._savepoints.beginning()
         workers = self._spark.sparkContext.defaultParallelism
         # They have the job's id in them, which a first start does not know when it is checked.
-        has_calls = any(async_evaluations(self._graph, partial(chains_to, self._graph)))
+        has_calls = bool(optimize(self._graph).calls)
         place = AsyncPlace(settings.job_dir, self._job, workers, _Reported(self._costs))
         return _PlanInputs(
             settings.place(control),

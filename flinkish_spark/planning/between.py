@@ -12,22 +12,21 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.plans import calls_python
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
-from flinkish_spark.planning.async_calls import is_async
 from flinkish_spark.planning.declare import KeyColumn, KeyPart, check_same_fields, key_worker, key_workers
-from flinkish_spark.planning.partitioning import ByPartitioner, Narrow, Spread, is_partitioning
+from flinkish_spark.planning.partitioning import ByPartitioner, Spread, is_partitioning
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import (
-    Feed,
-    Inlet,
+    Input,
     Key,
     KeyedNode,
     KeyFunction,
-    Leg,
+    Path,
     Step,
     StreamGraph,
     TransformNode,
-    feeds,
+    Upstream,
     operator_of,
+    upstreams,
 )
 from flinkish_spark.planning.times import named_time, time_column
 from flinkish_spark.planning.transforms import (
@@ -96,10 +95,10 @@ def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunc
 def check_said_between(graph: StreamGraph, tasks: int) -> None:
     """Refuse what is said of tasks between two keyed operators and cannot be kept."""
     for node in graph.operators:
-        for feed in feeds(node):
-            if operator_of(feed.base) is not None:
-                for leg in (leg for inlet in feed.inlets for leg in inlet.legs):
-                    steps = [one for one in leg.steps if isinstance(one, TransformNode)]
+        for upstream in upstreams(node):
+            if operator_of(upstream.base) is not None:
+                for path in upstream.paths:
+                    steps = [one for one in path.steps if isinstance(one, TransformNode)]
                     _check_chained(graph, node.uid, steps)
                     _check_said(node.uid, [one.function for one in steps], tasks)
 
@@ -119,64 +118,6 @@ def _check_chained(graph: StreamGraph, uid: str, steps: Sequence[TransformNode])
                 "behind the last one",
                 uid=uid,
             )
-
-
-def stems(graph: StreamGraph, ways: Sequence[Leg]) -> list[tuple[int, list[list[int]]]]:
-    """Group paths that may share one scan: what follows the steps that all have can run in one pass."""
-    # What gives event times comes before, and what calls a system outside.
-    known = [tuple(map(id, leg.steps)) for leg in ways]
-    needed = {own[: _branches_behind(graph, leg.steps)] for own, leg in zip(known, ways, strict=True)}
-    behind: dict[tuple[int, ...], list[int]] = {}
-    for number, own in enumerate(known):
-        # Behind a longer stem, if others need it.
-        stem = max((one for one in needed if one == own[: len(one)]), key=len)
-        behind.setdefault(stem, []).append(number)
-    found = []
-    for numbers in behind.values():
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for number in numbers:
-            alike.setdefault(known[number], []).append(number)
-        at_each = enumerate(zip(*alike, strict=False))
-        steps = next((at for at, steps in at_each if len(set(steps)) > 1), min(map(len, alike)))
-        found.append((steps, [*alike.values()]))
-    return found
-
-
-def _branches_behind(graph: StreamGraph, steps: Sequence[Step]) -> int:
-    at = len(steps)
-    while at and _runs_beside(graph, steps[:at]) and frame_function(steps[at - 1]) is None:
-        at -= 1
-    while at and _runs_beside(graph, steps[:at]) and frame_function(steps[at - 1]) is not None:
-        at -= 1
-    return at
-
-
-def _runs_beside(graph: StreamGraph, steps: Sequence[Step]) -> bool:
-    """Whether the last of some steps can run beside steps of other ways, in one pass."""
-    step = steps[-1]
-    if not isinstance(step, TransformNode) or is_set_apart(graph, steps):
-        return False
-    if frame_function(step) is not None:
-        return True
-    function: object = step.function
-    if not isinstance(function, RecordFunction) or is_async(function):
-        return False
-    return function.settings.parallelism is None and function.settings.resources is None
-
-
-def is_set_apart(graph: StreamGraph, steps: Sequence[Step]) -> bool:
-    """Whether the program keeps the last of some steps from those before, so that they need a shuffle."""
-    # Not where there is one anyway: behind `rebalance` and the like, and before a function with a number of
-    # tasks of its own.
-    *before, step = steps
-    front = before[-1] if before else None
-    if isinstance(step, TransformNode):
-        settings = getattr(step.function, "settings", None)
-        if is_partitioning(step.function) or getattr(settings, "parallelism", None) is not None:
-            return False
-    if isinstance(front, TransformNode) and is_partitioning(front.function):
-        return isinstance(front.function, Narrow) and is_set_apart(graph, [*before[:-1], step])
-    return graph.chained_of(front) is Chained.NEVER or graph.chained_of(step) is not Chained.ALWAYS
 
 
 def _check_said(uid: str, steps: Sequence[object], tasks: int) -> None:
@@ -207,47 +148,47 @@ def _check_said(uid: str, steps: Sequence[object], tasks: int) -> None:
             )
 
 
-def is_read_plainly(uid: str, feed: Feed) -> bool:
-    """Whether an operator reads another one on one way, with nothing on it."""
-    found = [_functions(uid, leg) for inlet in feed.inlets for leg in inlet.legs]
+def is_read_plainly(uid: str, upstream: Upstream) -> bool:
+    """Whether an operator reads another one on one path, with nothing on it."""
+    found = [_functions(uid, path) for path in upstream.paths]
     return len(found) == 1 and not found[0]
 
 
-def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker | None, T.StructType]:
-    if len(inlet.legs) == 1:
-        (leg,) = inlet.legs
-        workers, made = in_turn(_functions(uid, leg), given)
+def worker_between(uid: str, input_: Input, given: T.StructType) -> tuple[Worker | None, T.StructType]:
+    if len(input_.paths) == 1:
+        (path,) = input_.paths
+        workers, made = in_turn(_functions(uid, path), given)
         return (InTurn(workers), made) if workers else (None, made)
     numbered = T.StructType([*given, _ORIGIN])
-    ways = [in_turn(_functions(uid, leg), numbered) for leg in inlet.legs]
-    first = fields_of(ways[0][1])
-    for _, made in ways[1:]:
+    made_on = [in_turn(_functions(uid, path), numbered) for path in input_.paths]
+    first = fields_of(made_on[0][1])
+    for _, made in made_on[1:]:
         check_same_fields(first, fields_of(made), f"operator '{uid}'")
     control = [field for field in given if field.name.startswith(PREFIX)]
     columns = T.StructType([*control, *first])
-    return SideBySide(tuple(InTurn(workers) for workers, _ in ways), columns), columns
+    return SideBySide(tuple(InTurn(workers) for workers, _ in made_on), columns), columns
 
 
 def shared_inputs(
-    node: KeyedNode, feed: Feed, streams: Sequence[TaggedStream], passing: Sequence[TaggedStream] = ()
+    node: KeyedNode, inputs: Sequence[Input], streams: Sequence[TaggedStream], passing: Sequence[TaggedStream]
 ) -> list[tuple[SharedRows, T.StructType, tuple[KeyPart, ...]]]:
     frame_of_all = (*streams, *passing)[0]
     frame = frame_of_all.frame
     control = T.StructType([f for f in frame.schema if f.name in (*C.CONTROL, C.TIME)])
     beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
     dealt, keys = [], []
-    for number, (inlet, stream) in enumerate(zip(feed.inlets, streams, strict=True)):
-        way = _Begun(frame, stream.schema, _columns_of(stream), C.SEQUENCE, inlet)
-        if _has_frames_in_front(inlet):
-            way = _behind_frames_of(node.uid, way, stream, number)
-        frame, given = way.frame, T.StructType([*beside, *way.schema])
-        worker, made = worker_between(node.uid, way.inlet, given)
-        own, key = _keys(node, inlet, made)
+    for number, (input_, stream) in enumerate(zip(inputs, streams, strict=True)):
+        begun = _Begun(frame, stream.schema, _columns_of(stream), C.SEQUENCE, input_)
+        if _has_frames_in_front(input_):
+            begun = _behind_frames_of(node.uid, begun, stream, number)
+        frame, given = begun.frame, T.StructType([*beside, *begun.schema])
+        worker, made = worker_between(node.uid, begun.rest, given)
+        own, key = _keys(node, input_, made)
         workers = tuple(one for one in (worker, key) if one is not None)
         parts = [] if key is None else [field for field in key.columns if field.name in key.names]
         taken = T.StructType([*fields_of(made), *parts])
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
-        dealt.append(DealtRows(stream.side, way.columns, given, InTurn(workers), taken, names, way.place))
+        dealt.append(DealtRows(stream.side, begun.columns, given, InTurn(workers), taken, names, begun.place))
         keys.append(own)
     for number, stream in enumerate(passing, start=len(dealt)):
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(stream.schema)))
@@ -262,42 +203,44 @@ def shared_inputs(
 
 @dataclass(frozen=True, eq=False)
 class _Begun:
-    """How far the plan of a way has come: the frame of all ways, its fields there, and what remains."""
+    """How far the plan of a path has come: the frame of all paths, its fields there, and what remains."""
 
     frame: DataFrame
     schema: T.StructType
     columns: tuple[str, ...]
     #: Column that is null in rows that are not its own, if DataFrame functions were on it.
     place: str
-    inlet: Inlet
+    rest: Input
 
 
 def _columns_of(stream: TaggedStream) -> tuple[str, ...]:
     return stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
 
 
-def _has_frames_in_front(inlet: Inlet) -> bool:
-    return len(inlet.legs) == 1 and any(frame_function(step) is not None for step in inlet.legs[0].steps)
+def _has_frames_in_front(input_: Input) -> bool:
+    return len(input_.paths) == 1 and any(frame_function(step) is not None for step in input_.paths[0].steps)
 
 
-def _behind_frames_of(uid: str, way: _Begun, stream: TaggedStream, number: int) -> _Begun:
-    (leg,) = way.inlet.legs
+def _behind_frames_of(uid: str, begun: _Begun, stream: TaggedStream, number: int) -> _Begun:
+    (path,) = begun.rest.paths
     steps = [
-        step for step in leg.steps if not (isinstance(step, TransformNode) and is_partitioning(step.function))
+        step
+        for step in path.steps
+        if not (isinstance(step, TransformNode) and is_partitioning(step.function))
     ]
     behind = next((at for at, step in enumerate(steps) if frame_function(step) is None), len(steps))
     frames = [step.function for step in steps[:behind] if isinstance(step, TransformNode)]
-    rest = replace(way.inlet, legs=(replace(leg, steps=tuple(steps[behind:])),))
+    rest = replace(begun.rest, paths=(replace(path, steps=tuple(steps[behind:])),))
     if not frames:
-        return replace(way, inlet=rest)
-    spark = way.frame.sparkSession
-    schema, read = read_functions(spark, frames, stream.schema, way.columns)
+        return replace(begun, rest=rest)
+    spark = begun.frame.sparkSession
+    schema, read = read_functions(spark, frames, stream.schema, begun.columns)
     if isinstance(read, Spoiler):
         raise _not_row_by_row(uid, read)
     check_field_names(schema, "the result of a transform")
     place = f"{PREFIX}way{number}_place"
     names = tuple(f"{PREFIX}way{number}_in{at}" for at in range(len(schema)))
-    marked = way.frame.withColumn(place, F.when(_is_of(stream), F.col(C.SEQUENCE)))
+    marked = begun.frame.withColumn(place, F.when(_is_of(stream), F.col(C.SEQUENCE)))
     return _Begun(read.beside(marked, place, names), schema, names, place, rest)
 
 
@@ -320,7 +263,7 @@ def _dealt(
             )
             for one in inputs
         ]
-    # An expression of the user's names the fields of its own way, so that columns need other names.
+    # An expression of the user's names the fields of its own path, so that columns need other names.
     own = [
         F.col(quoted(column)).alias(name)
         for one in inputs
@@ -358,10 +301,10 @@ def _without_dropped(one: DealtRows) -> DealtRows:
 
 
 def _keys(
-    node: KeyedNode, inlet: Inlet, made: T.StructType
+    node: KeyedNode, input_: Input, made: T.StructType
 ) -> tuple[tuple[KeyPart, ...], AppendColumns | None]:
     """Return what an input is keyed by, and what makes that of its records in Python."""
-    keys: Sequence[Key] = node.entries[inlet.entry].keys
+    keys: Sequence[Key] = node.entries[input_.entry].keys
     functions = [key for key in keys if isinstance(key, KeyFunction)]
     if not functions:
         return tuple(key for key in keys if not isinstance(key, KeyFunction)), None
@@ -369,21 +312,21 @@ def _keys(
     return tuple(map(KeyColumn, worker.names)), worker
 
 
-def _functions(uid: str, leg: Leg) -> tuple[RecordFunction, ...]:
-    return functions_between(uid, [one.function for one in leg.steps if isinstance(one, TransformNode)])
+def _functions(uid: str, path: Path) -> tuple[RecordFunction, ...]:
+    return functions_between(uid, [one.function for one in path.steps if isinstance(one, TransformNode)])
 
 
-def behind_frames(uid: str, feed: Feed, stream: TaggedStream) -> tuple[TaggedStream, Feed]:
+def behind_frames(uid: str, upstream: Upstream, stream: TaggedStream) -> tuple[TaggedStream, Upstream]:
     """Plan an operator's output behind the last DataFrame function of its one path; return what remains."""
     # Of several paths a filter on one would drop rows of another: there both stay what they are.
-    ways = [leg for inlet in feed.inlets for leg in inlet.legs]
-    steps = ways[0].steps
+    path, *others = upstream.paths
+    steps = path.steps
     last = max((at for at, step in enumerate(steps) if frame_function(step) is not None), default=None)
-    if len(ways) > 1 or last is None:
-        return stream, feed
-    (inlet,) = feed.inlets
-    rest = replace(inlet, legs=(replace(ways[0], steps=steps[last + 1 :]),))
-    return _through(uid, steps[: last + 1], stream), Feed((rest,))
+    if others or last is None:
+        return stream, upstream
+    (input_,) = upstream.inputs
+    rest = replace(input_, paths=(replace(path, steps=steps[last + 1 :]),))
+    return _through(uid, steps[: last + 1], stream), Upstream((rest,))
 
 
 def _through(uid: str, steps: Sequence[Step], stream: TaggedStream) -> TaggedStream:
@@ -596,7 +539,7 @@ _BESIDE = (C.CHANNEL, C.SEQUENCE, C.TIME, C.MARK)
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """The last part of a way from a source, where it is not that of other ways."""
+    """The last part of a path from a source, where it is not that of other paths."""
 
     #: What its DataFrame functions do to each record; None if it has none.
     read: RowByRow | None

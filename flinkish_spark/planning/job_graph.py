@@ -1,8 +1,7 @@
 """From the stream graph to the job graph: which operators Spark runs in the same tasks, and why.
 
-The planner makes the plan and this module says what it has made: both go by the ways of
-`planning/stream_graph.py` and by the chains of `planning/times.py`. A test compares it with the plan of a
-running query.
+The planner translates the logical plan, and this module says what that runs. A test compares it with the plan
+of a running query.
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pyspark.sql import Column
 
 from flinkish_spark.connectors.two_phase import TwoPhaseCommitSink
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import Source, SourceNode
-from flinkish_spark.planning.async_calls import is_async, shared_from
-from flinkish_spark.planning.between import is_set_apart, stems
+from flinkish_spark.planning.async_calls import is_async
 from flinkish_spark.planning.factories import (
     BroadcastFunctions,
     FoldingWindows,
@@ -28,14 +25,17 @@ from flinkish_spark.planning.factories import (
     Patterns,
     Windows,
 )
+from flinkish_spark.planning.logical_plan import LogicalPlan, Reader, TaskGroup
+from flinkish_spark.planning.optimizer import optimize
 from flinkish_spark.planning.partitioning import ByPartitioner, Narrow, Spread, is_partitioning
+from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import (
     Base,
     Key,
     KeyedNode,
     KeyFunction,
-    Leg,
+    Path,
     SideNode,
     SinkNode,
     Step,
@@ -43,10 +43,9 @@ from flinkish_spark.planning.stream_graph import (
     StreamNode,
     TimedNode,
     TransformNode,
-    feeds,
     operator_of,
+    upstreams,
 )
-from flinkish_spark.planning.times import chain_of, chains_to, sharing_tasks
 from flinkish_spark.planning.transforms import TransformSettings, frame_function
 from flinkish_spark.protocol.job_graph import (
     JobEdge,
@@ -61,6 +60,8 @@ from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.worker.broadcast_runner import Checkpointed
 
+#: Paths that are branches of one scan, by operator and input.
+_Branches = tuple[tuple[tuple[str, str], ...], ...]
 #: What stands in a job graph as an operator. Unions, moves and side outputs are parts of edges.
 _Node = SourceNode | TransformNode | TimedNode | KeyedNode | SinkNode
 
@@ -73,13 +74,15 @@ _OF_STATE = {
 
 def job_graph(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | None = None) -> JobGraph:
     """Describe what Spark runs of a program; what leads to no sink is not in it."""
-    return JobGraph(job, tuple(_Reading(graph, tasks, planned).operators()))
+    if planned is None:
+        return JobGraph(job, tuple(_Reading(optimize(graph), tasks).operators()))
+    return JobGraph(job, tuple(_Reading(planned.logical, tasks, planned.branches).operators()))
 
 
 def name_operators(graph: StreamGraph, tasks: int) -> None:
     """Tell each function of a program which operator of the job graph it is: of its outputs the first."""
     known: set[int] = set()
-    reading = _Reading(graph, tasks, None)
+    reading = _Reading(optimize(graph), tasks)
     for _ in reading.operators():
         pass
     for node, own in reading.ids.items():
@@ -90,41 +93,36 @@ def name_operators(graph: StreamGraph, tasks: int) -> None:
 
 
 def job_graph_to(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
-    end = SinkNode("", node, _NO_SINK)
-    reading = _Reading(replace(graph, sinks=[end]), tasks, None)
-    return JobGraph(job, tuple(reading.operators_in_front_of(end)))
-
-
-#: Stands where a stream is looked at and nothing reads it.
-_NO_SINK: Any = None
+    alone = graph.ending_with(node)
+    return JobGraph(job, tuple(_Reading(optimize(alone), tasks).operators_in_front_of(alone.sinks[0])))
 
 
 @dataclass(frozen=True)
-class _Way:
-    """A way from a source or an operator to the next operator with state, or to a sink."""
+class _Passage:
+    """A path from a source or an operator to the next operator with state, or to a sink."""
 
-    leg: Leg
+    path: Path
     end: KeyedNode | SinkNode
     #: Of the operator that it leads to.
     entry: int = 0
     distribution: Distribution | None = None
     #: With which step of it the part begins that each sink does for itself; None where none does.
-    shared_from: int | None = None
+    deferred_from: int | None = None
     #: With which step of it the part begins that is not in the plan already.
     counts_from: int = 0
-    #: With which step of it the part begins that runs in one pass with the rest of other ways; None where
+    #: With which step of it the part begins that runs in one pass with the rest of other paths; None where
     #: none does.
     branch_from: int | None = None
 
     @property
     def is_behind_state(self) -> bool:
-        return operator_of(self.leg.base) is not None
+        return operator_of(self.path.base) is not None
 
     def is_in_branch(self, at: int) -> bool:
         return self.branch_from is not None and at >= self.branch_from
 
     def is_evaluated(self, at: int) -> bool:
-        return self.shared_from is not None and at >= self.shared_from
+        return self.deferred_from is not None and at >= self.deferred_from
 
     @property
     def moves(self) -> bool:
@@ -138,17 +136,8 @@ class _Arriving:
 
 
 class _Reading:
-    def __init__(self, graph: StreamGraph, tasks: int, planned: PlannedJob | None) -> None:
-        if planned is not None:
-            graph = replace(graph, begun_chains=planned.chain_names)
-        self._graph, self._tasks = graph, tasks
-        nodes = {node.uid: node for node in graph.operators}
-        self._shared = (
-            sharing_tasks(graph)
-            if planned is None
-            else tuple(tuple(nodes[uid] for uid in group) for group in planned.shared)
-        )
-        self._branches = None if planned is None else planned.branches
+    def __init__(self, plan: LogicalPlan, tasks: int, branches: _Branches | None = None) -> None:
+        self._plan, self._graph, self._tasks, self._branches = plan, plan.graph, tasks, branches
         self._runs: Counter[_Node] = Counter()
         self._edges: dict[_Node, list[_Arriving]] = {}
         self._ids: dict[_Node, str] = {}
@@ -176,63 +165,59 @@ class _Reading:
     # -- the plan, as the planner makes it: each part as often as it stands there ---------------------
     def _read(self) -> None:
         seen: dict[Chain, set[KeyedNode]] = {}
-        shared = {node: ways for group in self._shared for node, ways in self._ways_of_shared(group).items()}
+        shared = {
+            operator: passages
+            for group in self._plan.groups
+            for operator, passages in self._passages_of_group(group).items()
+        }
         for sink in self._graph.sinks:
             self._runs[sink] += 1
-            for chain, ways in chains_to(self._graph, sink.parent):
-                is_new = chain not in seen
-                of_chain = seen.setdefault(chain, set())
-                for leg in ways:
-                    operator = operator_of(leg.base)
+            for end in self._plan.ends[sink.uid]:
+                is_new = end.chain not in seen
+                of_chain = seen.setdefault(end.chain, set())
+                for path in end.paths:
+                    operator = operator_of(path.base)
                     if operator in shared and is_new:
                         self._runs[operator] += 1
-                        for way in shared[operator]:
-                            self._walk(way)
+                        for passage in shared[operator]:
+                            self._walk(passage)
                     elif operator not in shared and (operator is not None or is_new):
-                        self._read_base(leg.base, of_chain)
+                        self._read_base(path.base, of_chain)
                     # What follows an operator runs on the evaluated micro-batch, for this sink.
-                    counts = is_new or operator_of(leg.base) is not None
-                    evaluated_from = shared_from(self._graph, leg, len(ways))
-                    counts_from = 0 if counts else len(leg.steps)
-                    self._walk(_Way(leg, sink, 0, None, evaluated_from, counts_from))
+                    counts = is_new or operator_of(path.base) is not None
+                    counts_from = 0 if counts else len(path.steps)
+                    self._walk(_Passage(path, sink, 0, None, end.deferred_from, counts_from))
         for source in self._graph.sources:
             self._runs[source] += len(source.source.side_uids(source.uid))
 
-    def _ways_of_shared(self, group: Sequence[KeyedNode]) -> Mapping[KeyedNode, list[_Way]]:
+    def _passages_of_group(self, group: TaskGroup) -> Mapping[KeyedNode, list[_Passage]]:
         """Return the paths into operators that share tasks, and count the scans before them once."""
-        scans: dict[object, list[tuple[KeyedNode, int]]] = {}
-        found: dict[KeyedNode, list[_Way]] = {operator: [] for operator in group}
-        for operator in group:
-            names = chain_of(self._graph, operator).inputs
-            for number, (feed, name) in enumerate(zip(feeds(operator), names, strict=True)):
-                (inlet,) = feed.inlets
-                (leg,) = inlet.legs
-                spread = operator.entries[inlet.entry].distribution
-                found[operator].append(_Way(leg, operator, inlet.entry, spread))
-                known = id(leg.base), self._branch_of(operator, name, leg)
-                scans.setdefault(known, []).append((operator, number))
-        for readers in scans.values():
-            legs_read = [found[operator][number].leg for operator, number in readers]
-            for stem, alike in stems(self._graph, legs_read):
-                source = legs_read[alike[0][0]].base
+        found: dict[KeyedNode, dict[str, _Passage]] = {operator: {} for operator, _ in group.members}
+        for scan in group.scans:
+            beside = [readers for readers in scan.branches if self._is_branch(readers[0])]
+            alone = [[readers] for readers in scan.branches if readers not in beside]
+            for branches in [beside, *alone] if beside else alone:
+                source = branches[0][0].path.base
                 assert isinstance(source, SourceNode)
                 self._runs[source] += 1
-                for at, ways in enumerate(alike):
-                    for operator, number in (readers[one] for one in ways):
-                        way = found[operator][number]
-                        is_first = (operator, number) == readers[ways[0]]
-                        counts_from = (stem if at else 0) if is_first else len(way.leg.steps)
-                        branch_from = stem if len(alike) > 1 else None
-                        found[operator][number] = replace(
-                            way, counts_from=counts_from, branch_from=branch_from
+                branch_from = scan.common if len(branches) > 1 else None
+                for at, readers in enumerate(branches):
+                    for one in readers:
+                        counts_from = (
+                            len(one.path.steps) if one is not readers[0] else scan.common if at else 0
                         )
-        return found
+                        spread = one.operator.entries[one.entry].distribution
+                        found[one.operator][one.name] = _Passage(
+                            one.path, one.operator, one.entry, spread, None, counts_from, branch_from
+                        )
+        return {
+            operator: [found[operator][name] for name in chain.inputs] for operator, chain in group.members
+        }
 
-    def _branch_of(self, operator: KeyedNode, name: str, leg: Leg) -> object:
-        if self._branches is None:
-            return None
-        own = next((one for one in self._branches if (operator.uid, name) in one), None)
-        return tuple(map(id, leg.steps)) if own is None else own
+    def _is_branch(self, reader: Reader) -> bool:
+        """Whether a path runs beside others behind one scan; the planner has seen what cannot."""
+        known = reader.operator.uid, reader.name
+        return self._branches is None or any(known in own for own in self._branches)
 
     def _read_base(self, base: Base, seen: set[KeyedNode]) -> None:
         operator = operator_of(base)
@@ -241,38 +226,45 @@ class _Reading:
             self._runs[base] += 1
             return
         if operator in seen:
-            # Read on several ways, or by several sinks: it stands in the plan once.
+            # Read on several paths, or by several sinks: it stands in the plan once.
             return
         seen.add(operator)
         self._runs[operator] += 1
-        for feed in feeds(operator):
-            self._read_base(feed.base, seen)
-            for inlet in feed.inlets:
-                entry = operator.entries[inlet.entry]
-                for leg in inlet.legs:
-                    self._walk(_Way(leg, operator, inlet.entry, entry.distribution))
+        for upstream in upstreams(operator):
+            self._read_base(upstream.base, seen)
+            for input_ in upstream.inputs:
+                entry = operator.entries[input_.entry]
+                for path in input_.paths:
+                    self._walk(_Passage(path, operator, input_.entry, entry.distribution))
 
-    def _walk(self, way: _Way) -> None:
-        """Note the edges of a way; a sink that reads what another one reads counts its last edge only."""
-        base = way.leg.base
+    def _walk(self, passage: _Passage) -> None:
+        """Note the edges of a path; a sink that reads what another one reads counts its last edge only."""
+        base = passage.path.base
         front: _Node = base.parent if isinstance(base, SideNode) else base
         output = base.tag.name if isinstance(base, SideNode) else ""
         moved: list[ShipStrategy] = []
-        for at, step in enumerate(way.leg.steps, start=1):
+        for at, step in enumerate(passage.path.steps, start=1):
             if isinstance(step, TransformNode) and is_partitioning(step.function):
-                moved += [_ship_of(step)] if way.moves else []
+                moved += [_ship_of(step)] if passage.moves else []
                 continue
-            runs = at > way.counts_from or way.is_evaluated(at - 1)
-            self._note(front, step, self._between(way, front, way.leg.steps[:at], moved, output), runs)
+            runs = at > passage.counts_from or passage.is_evaluated(at - 1)
+            self._note(
+                front, step, self._between(passage, front, passage.path.steps[:at], moved, output), runs
+            )
             self._runs[step] += runs
             front, output, moved = step, "", []
-        self._note(front, way.end, self._into_end(way, front, moved, output), True)
+        self._note(front, passage.end, self._into_end(passage, front, moved, output), True)
 
     def _between(
-        self, way: _Way, front: _Node, steps: Sequence[Step], moved: Sequence[ShipStrategy], output: str
+        self,
+        passage: _Passage,
+        front: _Node,
+        steps: Sequence[Step],
+        moved: Sequence[ShipStrategy],
+        output: str,
     ) -> JobEdge:
         step = steps[-1]
-        if way.moves:
+        if passage.moves:
             settings = _settings_of(step)
             if settings is not None and settings.parallelism is not None:
                 return JobEdge("", ShipStrategy.REBALANCE, Why.OWN_TASKS, 0, output, tuple(moved))
@@ -281,30 +273,32 @@ class _Reading:
             if moved:
                 why = Why.MOVED if moved[-1].is_shuffle else Why.SAME_TASKS
                 return JobEdge("", moved[-1], why, 0, output, tuple(moved[:-1]))
-        is_first = isinstance(front, KeyedNode) or way.shared_from == len(steps) - 1
-        if is_first and isinstance(way.end, SinkNode):
+        is_first = isinstance(front, KeyedNode) or passage.deferred_from == len(steps) - 1
+        if is_first and isinstance(passage.end, SinkNode):
             return JobEdge("", ShipStrategy.FORWARD, Why.EVALUATED, 0, output)
         at = len(steps) - 1
         both = _is_of_records(front) and _is_of_records(step)
-        if way.is_in_branch(at) and _is_of_records(step):
-            begins = not both or not way.is_in_branch(at - 1)
+        if passage.is_in_branch(at) and _is_of_records(step):
+            begins = not both or not passage.is_in_branch(at - 1)
             return JobEdge("", ShipStrategy.FORWARD, Why.BRANCHES if begins else Why.SAME_PASS, 0, output)
         is_one_pass = _ends_in_python(front) and _begins_in_python(step)
         why = Why.SAME_PASS if is_one_pass else Why.SAME_TASKS
         return JobEdge("", ShipStrategy.FORWARD, why, 0, output)
 
-    def _into_end(self, way: _Way, front: _Node, moved: Sequence[ShipStrategy], output: str) -> JobEdge:
-        if way.distribution is not None:
-            ship, why = _OF_STATE[way.distribution]
-            return JobEdge("", ship, why, way.entry, output, tuple(moved))
+    def _into_end(
+        self, passage: _Passage, front: _Node, moved: Sequence[ShipStrategy], output: str
+    ) -> JobEdge:
+        if passage.distribution is not None:
+            ship, why = _OF_STATE[passage.distribution]
+            return JobEdge("", ship, why, passage.entry, output, tuple(moved))
         if moved and moved[-1].is_shuffle:
             return JobEdge("", moved[-1], Why.MOVED, 0, output, tuple(moved[:-1]))
-        if way.is_behind_state and front is not operator_of(way.leg.base):
+        if passage.is_behind_state and front is not operator_of(passage.path.base):
             return JobEdge("", ShipStrategy.FORWARD, Why.SAME_TASKS, 0, output, tuple(moved))
         return JobEdge("", ShipStrategy.FORWARD, Why.EVALUATED, 0, output, tuple(moved))
 
     def _note(self, front: _Node, behind: _Node, edge: JobEdge, counts: bool) -> None:
-        """Keep an edge; one that is there on another way, too, is what holds on both."""
+        """Keep an edge; one that is there on another path, too, is what holds on both."""
         there = self._edges.setdefault(behind, [])
         for known in there:
             same = (known.edge.entry, known.edge.output) == (edge.entry, edge.output)
@@ -376,8 +370,11 @@ class _Reading:
         return JobOperator(own, "", name, does, kind, runs_in, (), tasks, None, runs, edges)
 
     def _first_sharing(self, node: KeyedNode) -> str:
-        first = next((group[0] for group in self._shared if node in group[1:]), None)
-        return "" if first is None else _digest(["uid", first.uid])
+        for group in self._plan.groups:
+            first, *others = (operator for operator, _ in group.members)
+            if node in others:
+                return _digest(["uid", first.uid])
+        return ""
 
     def _id_of(self, node: _Node, edges: Sequence[JobEdge]) -> str:
         """Return an id that depends on nothing but the program: the same in every process."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -17,26 +16,12 @@ from flinkish_spark.bridge.plans import named_operators, named_scan
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.keyed import KeyedCoProcessFunction, KeyedProcessFunction
-from flinkish_spark.operators.columnar_aggregates import MergePartials
-from flinkish_spark.operators.columnar_windows import (
-    ELEMENTS,
-    LAST_MS,
-    NotOverColumns,
-    WindowFold,
-    column_windows_or_why_not,
-)
 from flinkish_spark.operators.process import FilterRecords, KeyedCoProcessOperator, KeyedProcessOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
-from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.planning.between import SharedRows
 from flinkish_spark.planning.declare import (
-    KeyColumn,
-    KeyPart,
-    check_late_output,
     check_late_row,
     check_same_fields,
-    no_such_key,
-    refuse_unfit_key,
 )
 from flinkish_spark.planning.factories import (
     BroadcastFunctions,
@@ -47,12 +32,18 @@ from flinkish_spark.planning.factories import (
     Patterns,
     RowPatterns,
     Windows,
-    fields_of,
-    with_retraction_field,
+)
+from flinkish_spark.planning.sent_columns import (
+    RENAME,
+    Folded,
+    KeyedInput,
+    Sent,
+    columns_sent,
+    transport_of,
+    without_event_times,
 )
 from flinkish_spark.planning.stream_graph import KeyedNode, SideNode
 from flinkish_spark.planning.times import SourceMarkers, subtask_in
-from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
 from flinkish_spark.protocol.plan_layout import ScanRole
 from flinkish_spark.state.key_group import BasePolicy
@@ -66,15 +57,13 @@ from flinkish_spark.transport.blocks import (
     TimeReport,
 )
 from flinkish_spark.transport.branches import INPUT, DealBlocks, DealtBlocks, Takes
-from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routes import ControlRoutes, OwnRows, RecordRoutes, RouteRows
 from flinkish_spark.transport.routing import Distribution, Routing
 from flinkish_spark.types.ddl import ddl_of, quoted
 from flinkish_spark.types.rows import ElementType, arrow_schema
-from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable, output_schema
-from flinkish_spark.windows.functions import WINDOW_BOUNDS
+from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
 from flinkish_spark.worker.broadcast_runner import Checkpointed
-from flinkish_spark.worker.combiner import BlamedCombine, Combiner, WindowCombiner
+from flinkish_spark.worker.combiner import BlamedCombine
 from flinkish_spark.worker.keyed_operator import (
     KeyedOperator,
     KeyedOperatorSpec,
@@ -83,232 +72,6 @@ from flinkish_spark.worker.keyed_operator import (
     StatefulOperator,
 )
 from flinkish_spark.worker.runners import InputShape, RowShape
-
-
-@dataclass(frozen=True)
-class KeyedInput:
-    #: Either records and barriers apart (a source), or one frame of both (another operator): a
-    #: frame that is used twice would run the operator before it twice.
-    frames: tuple[DataFrame, ...]
-    schema: T.StructType
-    #: Upstream channels, each of which shows every barrier once.
-    channels: ExpectedChannels
-    origins: Origins
-    keys: tuple[KeyPart, ...]
-    #: Which of the operator's entries it is for.
-    entry: int = 0
-    #: How its records are spread over the partitions; without a key all have the same hash.
-    distribution: Distribution = Distribution.BY_KEY
-    #: Name of the chain's input whose records are in the first frame; None behind another operator.
-    source: str | None = None
-    #: Its number, if its records have event times that the driver is told of here.
-    reports_as: int | None = None
-    #: Where its rows are, if other inputs read the same operator, or functions lie in between. Its frame
-    #: only says then what its records look like.
-    shared: SharedRows | None = None
-
-    @property
-    def has_times(self) -> bool:
-        return C.TIME in self.frames[0].columns
-
-
-@dataclass(frozen=True)
-class Transport:
-    """Which columns go to the worker, under which names."""
-
-    #: Those of the input's frame, in the order of the schema; the hash in front is in none.
-    columns: tuple[str, ...]
-    schema: T.StructType
-    field_names: tuple[str, ...]
-    key_names: tuple[str, ...]
-    key_types: tuple[T.DataType, ...]
-    #: Columns that Spark computes for keys which are expressions, by their names.
-    expressions: tuple[tuple[str, Column], ...] = ()
-
-
-@dataclass(frozen=True)
-class Folded:
-    """An operator of folds, which is made when the fields of its input are known."""
-
-    operator: MergePartials | WindowFold | WindowOperator
-    #: Columns that it gets, under their names there; the transport has others.
-    fields: tuple[str, ...]
-    #: Fields of its main output.
-    output: T.StructType
-    #: Computes a part of it before the shuffle; None where rows travel as they are.
-    combiner: Combiner | WindowCombiner | None = None
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What goes to the worker of one input: which columns are chosen, and what travels in the end."""
-
-    chosen: Transport
-    transport: Transport
-    folded: Folded | None = None
-
-
-def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
-    # Spark's names ignore case.
-    known = {name.lower() for name in given.schema.names}
-    for key in given.keys:
-        if isinstance(key, str) and key.lower() not in known:
-            raise no_such_key(node.uid, key, given.schema)
-    try:
-        transport = _transport(node, given, given.keys)
-    except AnalysisException as error:
-        raise GraphError(
-            f"operator '{node.uid}' is keyed by an expression that Spark refuses",
-            why=str(error).partition("\n")[0],
-            what_to_do=f"correct it; the records have {', '.join(given.schema.names)}",
-            uid=node.uid,
-        ) from None
-    return sent_by(node, given, transport)
-
-
-def sent_by(node: KeyedNode, given: KeyedInput, transport: Transport) -> Sent:
-    """Return what travels of an input whose whole records would travel by a transport; needs no Spark."""
-    if isinstance(node.function, ColumnFolding):
-        return _folding(node.function, node.output, given, transport)
-    if isinstance(node.function, FoldingWindows):
-        return folding_windows(node.function, node.uid, given.schema, given.keys, transport)
-    return Sent(transport, transport)
-
-
-def _folding(
-    function: ColumnFolding, declared: T.StructType | None, given: KeyedInput, transport: Transport
-) -> Sent:
-    names = tuple(key for key in given.keys if isinstance(key, str))
-    aggregation = function.aggregation(given.schema, names)
-    partials = fields_of(aggregation)
-    output = partials if declared is None else declared
-    kept = _kept(transport)
-    fields = tuple(zip(transport.field_names, given.schema.names, strict=True))
-    combiner = Combiner(aggregation, _names(kept), transport.key_names, fields)
-    operator = function.operator(aggregation, output)
-    folded = Folded(operator, tuple(partials.names), output, combiner)
-    return _combined(transport, kept, tuple(partials), folded)
-
-
-def folding_windows(
-    function: FoldingWindows, uid: str, schema: T.StructType, keys: Sequence[object], transport: Transport
-) -> Sent:
-    """Return what travels into folds of windows: parts of them, or the rows."""
-    # Rows travel where late ones go elsewhere, and where windows are computed element by element.
-    if function.needs_event_time and C.TIME not in transport.schema.names:
-        raise without_event_times(uid)
-    folds = tuple(fields_of(function.aggregation(schema)))
-    own = [T.StructField(str(keys[at]), transport.key_types[at]) for at in function.key_places(schema, keys)]
-    result = T.StructType([*own, *folds, *output_schema(WINDOW_BOUNDS, uid)])
-    output = with_retraction_field(function.spec, result)
-    check_field_names(output, f"the output of '{uid}'", _RENAME)
-    if function.spec.late_output is not None:
-        check_late_output(function.spec.late_output, schema, uid)
-    windows = column_windows_or_why_not(function.spec)
-    if isinstance(windows, NotOverColumns):
-        by_element = function.by_element(schema, keys, result)
-        return Sent(transport, transport, Folded(by_element, tuple(schema.names), output))
-    operator = function.over_columns(windows, schema, keys)
-    if function.spec.late_output is not None:
-        return Sent(transport, transport, Folded(operator, tuple(schema.names), output))
-    extra = tuple(T.StructField(name, T.LongType()) for name in (ELEMENTS, LAST_MS))
-    kept, fields = _kept(transport), tuple(zip(transport.field_names, schema.names, strict=True))
-    combiner = WindowCombiner(operator.rules, _names(kept), transport.key_names, fields)
-    names = tuple(field.name for field in (*folds, *extra))
-    return _combined(transport, kept, (*folds, *extra), Folded(operator, names, output, combiner))
-
-
-def without_event_times(uid: str) -> GraphError:
-    return GraphError(
-        f"operator '{uid}' goes by event time, and its stream has no timestamps",
-        why="each stream that it reads needs them",
-        what_to_do="call assign_timestamps_and_watermarks() before key_by(); behind a vectorised function, "
-        "let that say which column of its rows is their event_time",
-        uid=uid,
-    )
-
-
-def _kept(transport: Transport) -> list[T.StructField]:
-    control = [f for f in transport.schema if f.name.startswith(PREFIX)]
-    own = {f.name: f for f in transport.schema}
-    return [*control, *(own[name] for name in dict.fromkeys(transport.key_names))]
-
-
-def _names(kept: Sequence[T.StructField]) -> tuple[str, ...]:
-    return (C.ROUTE, *(field.name for field in kept))
-
-
-def _combined(
-    transport: Transport, kept: Sequence[T.StructField], partials: Sequence[T.StructField], folded: Folded
-) -> Sent:
-    columns = [T.StructField(f"p{at}", field.dataType) for at, field in enumerate(partials)]
-    travels = replace(
-        transport,
-        schema=T.StructType([*kept, *columns]),
-        field_names=tuple(field.name for field in columns),
-    )
-    return Sent(transport, travels, folded)
-
-
-def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> Transport:
-    names = {f.name: f"c{i}" for i, f in enumerate(given.schema)}
-    # The event time travels along if the stream has one.
-    control = [C.CHANNEL, C.SEQUENCE, *([C.TIME] if given.has_times else [])]
-    columns = [*control, *given.schema.names]
-    fields = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, *control)]
-    fields += [T.StructField(names[field.name], field.dataType) for field in given.schema]
-    key_names, key_types, expressions = list[str](), list[T.DataType](), list[tuple[str, Column]]()
-    for index, (key, field) in enumerate(zip(keys, _key_fields(node, given, keys), strict=True)):
-        key_types.append(field.dataType)
-        # A key that is a field travels once.
-        if isinstance(key, str):
-            key_names.append(names[field.name])
-            continue
-        column = key.name if isinstance(key, KeyColumn) else f"{PREFIX}expression{index}"
-        if isinstance(key, Column):
-            expressions.append((column, _of_records(key, given)))
-        key_names.append(f"k{index}")
-        columns.append(column)
-        fields.append(T.StructField(f"k{index}", field.dataType))
-    return Transport(
-        columns=tuple(columns),
-        schema=T.StructType(fields),
-        field_names=tuple(names.values()),
-        key_names=tuple(key_names),
-        key_types=tuple(key_types),
-        expressions=tuple(expressions),
-    )
-
-
-def _of_records(key: Column, given: KeyedInput) -> Column:
-    """Return an expression that is null in control rows: they have no fields, so it could raise an error."""
-    if len(given.frames) == 2 or given.shared is not None:
-        # Without control rows; or looked at in the rows of its own way only.
-        return key
-    return F.when(F.col(C.KIND) == int(C.Kind.RECORD), key)
-
-
-def _key_fields(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> list[T.StructField]:
-    known, found = given.frames[0].schema, list[T.StructField]()
-    for key in keys:
-        if isinstance(key, Column):
-            (field,) = given.frames[0].select(key).schema.fields
-        elif isinstance(key, KeyColumn):
-            field = known[key.name]
-        else:
-            # Spark's names ignore case.
-            alike = [one for one in given.schema if one.name.lower() == key.lower()]
-            field = next((one for one in alike if one.name == key), alike[0])
-        refuse_unfit_key(field.dataType, f"operator '{node.uid}' is keyed by", field.name)
-        found.append(field)
-    return found
-
-
-#: What helps where an operator puts its own fields beside those of its input, as windows their bounds.
-_RENAME = (
-    "rename the field of the input in front of key_by(): map(lambda one: (one.user, one.amount, "
-    'one.window_end), output="user STRING, amount LONG, hour TIMESTAMP")'
-)
 
 
 @dataclass(frozen=True)
@@ -396,9 +159,9 @@ def rows_of_operators(
 ) -> DataFrame:
     """Send rows into operators that share tasks; what several inputs of them read is scanned once."""
     together: dict[int, list[_Share]] = {}
-    for place, ways in enumerate(zip(routes, inputs, sent, strict=True)):
-        for number, (given, one) in enumerate(zip(*ways[1:], strict=True)):
-            share = _Share(place, number, ways[0], given, one)
+    for place, parts in enumerate(zip(routes, inputs, sent, strict=True)):
+        for number, (given, one) in enumerate(zip(*parts[1:], strict=True)):
+            share = _Share(place, number, parts[0], given, one)
             frame = given.frames[0] if given.shared is None else given.shared.frame
             together.setdefault(id(frame), []).append(share)
     frames = [_packed(shares, chains) for shares in together.values()]
@@ -719,7 +482,7 @@ def _prepared(
 
 
 def _whole(node: KeyedNode, given: KeyedInput) -> Sent:
-    transport = _transport(node, given, ())
+    transport = transport_of(node, given, ())
     return Sent(transport, transport)
 
 
@@ -764,7 +527,7 @@ def _input_shape(given: KeyedInput, sent: Sent) -> InputShape:
 
 
 def _schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType]:
-    """Return the fields of each entry; all ways into one entry have the same."""
+    """Return the fields of each entry; all paths into one entry have the same."""
     found: dict[int, T.StructType] = {}
     for given in inputs:
         check_same_fields(found.setdefault(given.entry, given.schema), given.schema, f"operator '{node.uid}'")
@@ -802,7 +565,7 @@ def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folde
     if isinstance(node.function, ChangelogFolding | Joining | Windows | Patterns | RowPatterns):
         found = node.function.output(*schemas)
         # What the fields of the inputs are called is known now only.
-        check_field_names(found, f"the output of '{node.uid}'", _RENAME)
+        check_field_names(found, f"the output of '{node.uid}'", RENAME)
         return found
     return schemas[0] if folded is None else folded.output
 

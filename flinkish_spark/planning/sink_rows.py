@@ -18,7 +18,9 @@ from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.core.errors import GraphError, SchemaError
 from flinkish_spark.operators.recorded_answers import Recording
 from flinkish_spark.planning.async_calls import is_async
+from flinkish_spark.planning.logical_plan import LogicalPlan
 from flinkish_spark.planning.partitioning import is_partitioning
+from flinkish_spark.planning.stream_graph import StreamGraph
 from flinkish_spark.planning.transforms import (
     InWorkers,
     RecordFunction,
@@ -399,14 +401,22 @@ class PlannedJob:
     time: TimePlan = NO_TIME_PLAN
     #: Of which async operators answers are recorded, and how.
     recordings: tuple[Recording, ...] = ()
-    #: Uids of keyed operators that share tasks.
-    shared: tuple[tuple[str, ...], ...] = ()
-    #: Ways that are branches of one scan: each by the operator's uid and the name of its input.
+    #: Paths that are branches of one scan: each by the operator's uid and the name of its input.
     branches: tuple[tuple[tuple[str, str], ...], ...] = ()
+    #: What was translated.
+    logical: LogicalPlan = field(default_factory=lambda: LogicalPlan(StreamGraph()))
 
     @property
     def chain_names(self) -> frozenset[str]:
         return frozenset(chain.name for chain in self.chains)
+
+    @property
+    def read_by(self) -> dict[Chain, tuple[str, ...]]:
+        """The uids of the sinks that read each chain."""
+        return {
+            chain: tuple(sink.uid for sink in self.sinks if stream in sink.streams)
+            for stream, chain in enumerate(self.chains)
+        }
 
     def layout(self) -> PlanLayout:
         return layout_of(self.frame)

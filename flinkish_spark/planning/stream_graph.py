@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql import Column
@@ -94,46 +94,59 @@ class TimedNode:
 
 
 StreamNode = SourceNode | TransformNode | TimedNode | UnionNode | KeyedNode | SideNode
-#: What a part of a plan begins with.
+#: What a path begins with.
 Base = SourceNode | KeyedNode | SideNode
-#: What is done to records on their way.
+#: What is done to records on a path.
 Step = TransformNode | TimedNode
 
 
 @dataclass(frozen=True, eq=False)
-class Leg:
-    """A path into a stream from a source or an operator; what follows a union is on each of its paths."""
+class Path:
+    """From a source or an operator through steps to a stream; what follows a union is on all of its paths."""
 
     base: Base
     steps: tuple[Step, ...] = ()
 
+    def upto(self, steps: int | None) -> Path:
+        """Return the path through its first steps; None for all."""
+        return Path(self.base, self.steps[:steps])
+
+    def changed(self, change: Callable[[TransformNode], TransformNode]) -> Path:
+        """Return the path with other transforms."""
+        steps = (change(step) if isinstance(step, TransformNode) else step for step in self.steps)
+        return Path(self.base, tuple(steps))
+
 
 @dataclass(frozen=True, eq=False)
-class Inlet:
-    """An input of an operator: ways with the same beginning that lead to one of its entries."""
+class Input:
+    """An input of an operator: paths with the same base that lead to one of its entries."""
 
     #: Number of the operator's entry.
     entry: int
-    #: From a source one; from an operator all ways that begin with one of its outputs, in their order.
-    legs: tuple[Leg, ...]
+    #: From a source one; from an operator all that begin with one of its outputs, in their order.
+    paths: tuple[Path, ...]
 
     @property
     def base(self) -> Base:
-        return self.legs[0].base
+        return self.paths[0].base
 
 
 @dataclass(frozen=True, eq=False)
-class Feed:
-    """What an operator reads of one other operator, or on one way from a source."""
+class Upstream:
+    """What an operator reads of one other operator, or on one path from a source."""
 
     # A frame that stands twice in a plan is planned twice. So an operator whose outputs are read on several
-    # ways stands there once, and its rows are dealt to all inputs that want them.
+    # paths stands there once, and its rows are dealt to all inputs that want them.
 
-    inlets: tuple[Inlet, ...]
+    inputs: tuple[Input, ...]
 
     @property
     def base(self) -> Base:
-        return self.inlets[0].base
+        return self.inputs[0].base
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(path for one in self.inputs for path in one.paths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +221,11 @@ class StreamGraph:
         parts = {each.name: copy.copy(getattr(self, each.name)) for each in fields(self)}
         return StreamGraph(**parts)
 
+    def ending_with(self, node: StreamNode) -> StreamGraph:
+        """Return the graph of one stream, which ends where a sink would be."""
+        nothing: Any = None
+        return replace(self, sinks=[SinkNode("", node, nothing)])
+
     def uids(self) -> tuple[str, ...]:
         nodes: Sequence[SourceNode | KeyedNode | SinkNode] = [*self.sources, *self.operators, *self.sinks]
         return tuple(node.uid for node in nodes)
@@ -219,7 +237,7 @@ class StreamGraph:
         """Whether a sink or another operator reads an operator: so it may be part of a job that runs."""
         parents = [*(sink.parent for sink in self.sinks)]
         parents += (entry.parent for one in self.operators for entry in one.entries)
-        return any(operator_of(leg.base) is node for parent in parents for leg in legs(parent))
+        return any(operator_of(path.base) is node for parent in parents for path in paths_to(parent))
 
     def rename(self, node: KeyedNode, uid: str) -> None:
         self.check_uid(uid)
@@ -278,27 +296,27 @@ def _two_declarations(whose: str, known: OutputTag, tag: OutputTag, **facts: Any
     )
 
 
-def legs(node: StreamNode) -> tuple[Leg, ...]:
-    """Return the ways into a stream, in the order in which its unions name them."""
+def paths_to(node: StreamNode) -> tuple[Path, ...]:
+    """Return the paths into a stream, in the order in which its unions name them."""
     if isinstance(node, UnionNode):
-        return tuple(leg for parent in node.parents for leg in legs(parent))
+        return tuple(path for parent in node.parents for path in paths_to(parent))
     if isinstance(node, TransformNode | TimedNode):
-        return tuple(Leg(leg.base, (*leg.steps, node)) for leg in legs(node.parent))
-    return (Leg(node),)
+        return tuple(Path(path.base, (*path.steps, node)) for path in paths_to(node.parent))
+    return (Path(node),)
 
 
-def feeds(node: KeyedNode) -> tuple[Feed, ...]:
+def upstreams(node: KeyedNode) -> tuple[Upstream, ...]:
     """Return what an operator reads, in the order in which its entries come by it first."""
-    # By the operator, or by the way from a source; then by the entry and the output.
-    found: dict[int, dict[tuple[int, int], list[Leg]]] = {}
+    # By the operator, or by the path from a source; then by the entry and the output.
+    found: dict[int, dict[tuple[int, int], list[Path]]] = {}
     for number, entry in enumerate(node.entries):
-        for leg in legs(entry.parent):
-            upstream = operator_of(leg.base)
-            inlets = found.setdefault(id(leg if upstream is None else upstream), {})
-            inlets.setdefault((number, id(leg.base)), []).append(leg)
+        for path in paths_to(entry.parent):
+            in_front = operator_of(path.base)
+            inputs = found.setdefault(id(path if in_front is None else in_front), {})
+            inputs.setdefault((number, id(path.base)), []).append(path)
     return tuple(
-        Feed(tuple(Inlet(number, tuple(ways)) for (number, _), ways in inlets.items()))
-        for inlets in found.values()
+        Upstream(tuple(Input(number, tuple(paths)) for (number, _), paths in inputs.items()))
+        for inputs in found.values()
     )
 
 
@@ -309,7 +327,7 @@ def operator_of(base: Base) -> KeyedNode | None:
 
 
 def sources_of(node: StreamNode) -> tuple[SourceNode, ...]:
-    return tuple(source for leg in legs(node) for source in scans_of(leg.base))
+    return tuple(source for path in paths_to(node) for source in scans_of(path.base))
 
 
 def scans_of(base: Base) -> tuple[SourceNode, ...]:
@@ -324,8 +342,8 @@ def scans_of(base: Base) -> tuple[SourceNode, ...]:
 @dataclass(frozen=True, eq=False)
 class OperatorScan:
     operator: KeyedNode
-    #: The number of the operator's feed that it is.
-    feed: int
+    #: The number of the operator's upstream that it is.
+    upstream: int
     source: SourceNode
 
 
@@ -339,13 +357,13 @@ def _scans(node: KeyedNode, seen: set[int]) -> Iterator[OperatorScan]:
     if id(node) in seen:
         return
     seen.add(id(node))
-    for number, feed in enumerate(feeds(node)):
-        upstream = operator_of(feed.base)
-        if upstream is not None:
-            yield from _scans(upstream, seen)
+    for number, upstream in enumerate(upstreams(node)):
+        in_front = operator_of(upstream.base)
+        if in_front is not None:
+            yield from _scans(in_front, seen)
         else:
-            assert isinstance(feed.base, SourceNode)
-            yield OperatorScan(node, number, feed.base)
+            assert isinstance(upstream.base, SourceNode)
+            yield OperatorScan(node, number, upstream.base)
 
 
 def operators_upto(*nodes: KeyedNode) -> list[KeyedNode]:
@@ -359,29 +377,29 @@ def operators_upto(*nodes: KeyedNode) -> list[KeyedNode]:
 def _collect(node: KeyedNode, found: dict[int, KeyedNode]) -> None:
     if id(node) in found:
         return
-    for feed in feeds(node):
-        upstream = operator_of(feed.base)
-        if upstream is not None:
-            _collect(upstream, found)
+    for upstream in upstreams(node):
+        in_front = operator_of(upstream.base)
+        if in_front is not None:
+            _collect(in_front, found)
     found[id(node)] = node
 
 
-def has_ways_that_meet(node: KeyedNode) -> bool:
+def has_paths_that_meet(node: KeyedNode) -> bool:
     operators = operators_upto(node)
-    read = sum(operator_of(feed.base) is not None for one in operators for feed in feeds(one))
+    read = sum(operator_of(upstream.base) is not None for one in operators for upstream in upstreams(one))
     return read >= len(operators)
 
 
 def is_behind_keys(node: StreamNode) -> bool:
-    return any(operator_of(leg.base) is not None for leg in legs(node))
+    return any(operator_of(path.base) is not None for path in paths_to(node))
 
 
-def uid_of(leg: Leg) -> str:
-    return leg.base.parent.uid if isinstance(leg.base, SideNode) else leg.base.uid
+def uid_of(path: Path) -> str:
+    return path.base.parent.uid if isinstance(path.base, SideNode) else path.base.uid
 
 
 def base_of(node: StreamNode) -> str:
-    return "+".join(dict.fromkeys(map(uid_of, legs(node))))
+    return "+".join(dict.fromkeys(map(uid_of, paths_to(node))))
 
 
 @dataclass(frozen=True)

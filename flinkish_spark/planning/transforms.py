@@ -31,7 +31,7 @@ from flinkish_spark.planning.declare import (
 )
 from flinkish_spark.planning.factories import joined_fields
 from flinkish_spark.planning.partitioning import LocatedTransform, Spread, is_partitioning
-from flinkish_spark.planning.stream_graph import Inlet, Step, StreamNode, TransformNode, UnionNode
+from flinkish_spark.planning.stream_graph import Input, Step, StreamNode, TransformNode, UnionNode
 from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import DealRows, DealtRows
@@ -604,10 +604,10 @@ def _check_types(name: str, schema: T.StructType) -> None:
             )
 
 
-def has_frames_first(inlet: Inlet) -> bool:
-    """Whether an input's DataFrame functions, if it has any, stand in front of all others on its one way."""
+def has_frames_first(input_: Input) -> bool:
+    """Whether an input's DataFrame functions, if it has any, stand in front of all others on its one path."""
     are_frames = [
-        [frame_function(step) is not None for step in leg.steps if not _moves(step)] for leg in inlet.legs
+        [frame_function(step) is not None for step in path.steps if not _moves(step)] for path in input_.paths
     ]
     if len(are_frames) > 1:
         return not any(any(own) for own in are_frames)

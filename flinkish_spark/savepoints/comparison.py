@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flinkish_spark.planning.times import read_by
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
@@ -108,7 +107,7 @@ def compare_with_savepoint(
 
 def as_if_saved(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> SavepointMetadata:
     """Return what a savepoint of a program would say that has read nothing yet."""
-    chains = tuple(SavedChain(chain, {}, sinks) for chain, sinks in read_by(planned).items())
+    chains = tuple(SavedChain(chain, {}, sinks) for chain, sinks in planned.read_by.items())
     return SavepointMetadata(
         savepoint="0" * 32,
         job="",

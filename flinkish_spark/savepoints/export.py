@@ -27,7 +27,6 @@ from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.planning.times import read_by
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance
@@ -284,7 +283,7 @@ def export_savepoint(
         },
         chains=tuple(
             SavedChain(chain, positions.get(chain.name, {}), sinks)
-            for chain, sinks in read_by(planned).items()
+            for chain, sinks in planned.read_by.items()
         ),
         sinks=tuple(sink.uid for sink in planned.sinks),
         hooks=dict(decision.hook_states),

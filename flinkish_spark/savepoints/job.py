@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flinkish_spark.checkpoint.spark_log import SparkLog
     from flinkish_spark.contracts.source import SourceNode
     from flinkish_spark.core.job_dir import JobDir
-    from flinkish_spark.planning.planner import Beginning
+    from flinkish_spark.planning.beginning import Beginning
     from flinkish_spark.planning.sink_rows import PlannedJob
     from flinkish_spark.protocol.decisions import Decision
     from flinkish_spark.protocol.plan_layout import PlanLayout

@@ -13,7 +13,7 @@ from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import make_directories
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.planning.times import chains_of_sink, read_by
+from flinkish_spark.planning.rules.cut_chains import chains_of_sink
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
@@ -88,7 +88,7 @@ def _inputs(source: Source) -> Container[str]:
 
 
 def job_shape(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> JobShape:
-    return JobShape(planned.operators, _sources(graph), read_by(planned), hooks)
+    return JobShape(planned.operators, _sources(graph), planned.read_by, hooks)
 
 
 def _sources(graph: StreamGraph) -> dict[str, SourceShape]:
@@ -397,7 +397,7 @@ class Rescaling:
         return found
 
     def _chains(self, positions: Mapping[str, Mapping[str, Position]]) -> tuple[SeededChain, ...]:
-        chains = read_by(self.planned)
+        chains = self.planned.read_by
         saved = [SavedChain(chain, positions.get(chain.name, {}), sinks) for chain, sinks in chains.items()]
         positionable = {node.uid for node in self.sources if node.source.is_positionable}
         return tuple(begin_chain(chain, sinks, saved, positionable) for chain, sinks in chains.items())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from flinkish_spark.core.errors import CorruptObjectError, FlinkishError, JobDirError
 from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.planning.planner import Beginning
+from flinkish_spark.planning.beginning import Beginning
 from flinkish_spark.protocol.ids import JobUuid, Lineage
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE

@@ -49,20 +49,20 @@ from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.between import check_said_between
 from flinkish_spark.planning.declare import check_max_parallelism, check_same_fields
 from flinkish_spark.planning.partitioning import checked_parallelism
-from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, legs
-from flinkish_spark.planning.times import chains_to
+from flinkish_spark.planning.rules.cut_chains import chains_to
+from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, paths_to
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.testing.harness_calls import HarnessCalls
 from flinkish_spark.testing.program_operator import (
     OperatorSnapshot,
     ProgramOperator,
-    Way,
+    StagedPath,
     fields_of,
     frame_of,
     frame_type,
     next_due_ms,
     records_in,
-    way_of,
+    staged_path,
 )
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.schemas import output_schema
@@ -628,12 +628,12 @@ class ProgramHarness:
         try:
             for operator in self._operators:
                 found |= operator.run(found, progress, output.counts)
-            for way in self._main:
-                rows, times = records_in(way.rows(found))
+            for path in self._main:
+                rows, times = records_in(path.rows(found))
                 output.rows += rows
                 output.times_ms += times
-            for name, ways in self._sides.items():
-                found_rows = [row for way in ways for row in records_in(way.rows(found))[0]]
+            for name, paths in self._sides.items():
+                found_rows = [row for path in paths for row in records_in(path.rows(found))[0]]
                 if found_rows:
                     output.side[name] = found_rows
         finally:
@@ -655,8 +655,8 @@ def _cached_files(given: object) -> Mapping[str, str]:
     return found
 
 
-def _ways(node: StreamNode, frames: Mapping[int, T.StructType]) -> list[Way]:
-    ways = [way_of(leg, frames[id(leg.base)]) for leg in legs(node)]
-    for way in ways[1:]:
-        check_same_fields(fields_of(ways[0].frame), fields_of(way.frame), "the program of a harness")
-    return ways
+def _ways(node: StreamNode, frames: Mapping[int, T.StructType]) -> list[StagedPath]:
+    paths = [staged_path(path, frames[id(path.base)]) for path in paths_to(node)]
+    for path in paths[1:]:
+        check_same_fields(fields_of(paths[0].frame), fields_of(path.frame), "the program of a harness")
+    return paths

@@ -28,22 +28,23 @@ from flinkish_spark.operators.process import ElementFailed, TimerFailed
 from flinkish_spark.planning.between import worker_between
 from flinkish_spark.planning.declare import key_worker, no_such_key, refuse_unfit_key
 from flinkish_spark.planning.factories import BroadcastFunctions
-from flinkish_spark.planning.keyed import KeyedInput, Sent, Transport, operator_and_shape, sent_by
+from flinkish_spark.planning.keyed import operator_and_shape
 from flinkish_spark.planning.meaning import meaning_of
 from flinkish_spark.planning.partitioning import ByPartitioner, is_partitioning
+from flinkish_spark.planning.sent_columns import KeyedInput, Sent, Transport, sent_by
 from flinkish_spark.planning.stream_graph import (
     Base,
-    Inlet,
+    Input,
     Key,
     KeyedNode,
     KeyFunction,
-    Leg,
+    Path,
     SideNode,
     Step,
     TimedNode,
     TransformNode,
-    feeds,
     operator_of,
+    upstreams,
 )
 from flinkish_spark.planning.times import check_time_type
 from flinkish_spark.planning.transforms import (
@@ -154,8 +155,8 @@ class Copied:
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way from a source or an operator through steps."""
+class StagedPath:
+    """A path from a source or an operator through steps."""
 
     base: Base
     stages: tuple[Stage, ...]
@@ -174,17 +175,17 @@ class Way:
         return as_schema(rows.select(schema.names), schema)
 
 
-def way_of(leg: Leg, frame: T.StructType) -> Way:
+def staged_path(path: Path, frame: T.StructType) -> StagedPath:
     stages: list[Stage] = []
-    functions = (step.function for step in leg.steps if isinstance(step, TransformNode))
+    functions = (step.function for step in path.steps if isinstance(step, TransformNode))
     is_told_times = not any(isinstance(one, ProcessTransform) for one in functions)
-    if operator_of(leg.base) is not None and not is_told_times:
+    if operator_of(path.base) is not None and not is_told_times:
         stages.append(_untimed)
-    for step in leg.steps:
+    for step in path.steps:
         stage, frame = _stage(step, frame)
         if stage is not None:
             stages.append(stage)
-    return Way(leg.base, tuple(stages), frame)
+    return StagedPath(path.base, tuple(stages), frame)
 
 
 def _untimed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -264,9 +265,9 @@ class OperatorSnapshot:
 
 @dataclass(frozen=True)
 class _Input:
-    """A way into the operator, and how its records travel."""
+    """A path into the operator, and how its records travel."""
 
-    way: Way
+    staged: StagedPath
     given: KeyedInput
     sent: Sent
     keys: AppendColumns | None
@@ -282,8 +283,10 @@ class ProgramOperator:
         name: str = "",
     ) -> None:
         self.node, self._sides, self._parallelism, self._name = node, tuple(sides), parallelism, name
-        inlets = sorted((one for feed in feeds(node) for one in feed.inlets), key=lambda one: one.entry)
-        self._inputs = [_input(node, one, frames[id(one.base)]) for one in inlets]
+        inputs = sorted(
+            (one for upstream in upstreams(node) for one in upstream.inputs), key=lambda one: one.entry
+        )
+        self._inputs = [_input(node, one, frames[id(one.base)]) for one in inputs]
         operator, self._shape = operator_and_shape(
             node,
             [one.given for one in self._inputs],
@@ -376,7 +379,7 @@ class ProgramOperator:
     def run(
         self, found: Mapping[int, pa.RecordBatch], progress: Progress, counts: dict[str, int]
     ) -> dict[int, pa.RecordBatch]:
-        given = [one.way.rows(found) for one in self._inputs]
+        given = [one.staged.rows(found) for one in self._inputs]
         blocks, whole = self._spread(given)
         out: list[tuple[int, OutRows]] = []
         for index, runner in enumerate(self._runners):
@@ -477,26 +480,30 @@ def next_due_ms(operator: ProgramOperator, domain: TimeDomain) -> int | None:
     return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
 
-def _input(node: KeyedNode, inlet: Inlet, frame: T.StructType) -> _Input:
-    entry = node.entries[inlet.entry]
-    way = _way_between(node.uid, inlet, frame) if operator_of(inlet.base) else way_of(inlet.legs[0], frame)
-    fields = fields_of(way.frame)
+def _input(node: KeyedNode, input_: Input, frame: T.StructType) -> _Input:
+    entry = node.entries[input_.entry]
+    staged = (
+        _staged_between(node.uid, input_, frame)
+        if operator_of(input_.base)
+        else staged_path(input_.paths[0], frame)
+    )
+    fields = fields_of(staged.frame)
     functions = [key for key in entry.keys if isinstance(key, KeyFunction)]
-    worker = key_worker(functions[0], way.frame, node.uid, Origins()) if functions else None
+    worker = key_worker(functions[0], staged.frame, node.uid, Origins()) if functions else None
     transport = _transport(node.uid, fields, entry.keys, worker)
     # What is no name stands for a key that is computed.
     keys = cast("tuple[str, ...]", entry.keys if worker is None else (worker,) * len(worker.made))
     given = KeyedInput(
-        (), fields, frozenset(), Origins(), keys, entry=inlet.entry, distribution=entry.distribution
+        (), fields, frozenset(), Origins(), keys, entry=input_.entry, distribution=entry.distribution
     )
-    return _Input(way, given, sent_by(node, given, transport), worker)
+    return _Input(staged, given, sent_by(node, given, transport), worker)
 
 
-def _way_between(uid: str, inlet: Inlet, frame: T.StructType) -> Way:
-    if any(frame_function(step) is not None for leg in inlet.legs for step in leg.steps):
+def _staged_between(uid: str, input_: Input, frame: T.StructType) -> StagedPath:
+    if any(frame_function(step) is not None for path in input_.paths for step in path.steps):
         raise no_frames()
-    worker, columns = worker_between(uid, inlet, frame)
-    return Way(inlet.base, () if worker is None else (Copied(worker),), columns)
+    worker, columns = worker_between(uid, input_, frame)
+    return StagedPath(input_.base, () if worker is None else (Copied(worker),), columns)
 
 
 def _transport(

@@ -28,7 +28,7 @@ from flinkish_spark.operators.process import (
 )
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.factories import FoldingWindows
-from flinkish_spark.planning.keyed import Sent, Transport, folding_windows
+from flinkish_spark.planning.sent_columns import Sent, Transport, folding_windows
 from flinkish_spark.state.codec import BaseRef, Frame, checked_frame
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState

@@ -21,7 +21,7 @@ from flinkish_spark import CheckpointConfig, CheckpointingMode, KafkaSink, NoRes
 from flinkish_spark.connectors.kafka import source as kafka_source
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
-from flinkish_spark.planning.planner import Beginning
+from flinkish_spark.planning.beginning import Beginning
 from flinkish_spark.protocol.decisions import Decision
 from tests.support.jobs import (
     TOTAL,

@@ -20,8 +20,9 @@ from flinkish_spark import (
     ValueStateDescriptor,
 )
 from flinkish_spark.functions.keyed import KeyedBroadcastProcessFunction
-from flinkish_spark.planning import planner
-from flinkish_spark.planning.planner import Planner
+from flinkish_spark.planning import optimizer
+from flinkish_spark.planning.rules import share_scans
+from flinkish_spark.planning.rules.share_tasks import share_tasks
 from flinkish_spark.protocol.plan_layout import PlanLayout, ScanRole
 from flinkish_spark.sources import Discovery, FileSource, JsonLines
 from flinkish_spark.testing import ProgramHarness
@@ -295,7 +296,8 @@ def test_a_log_goes_on_as_it_began(spark: Any, tmp_path: Path, monkeypatch: Any)
     """In one of before each operator has its state alone, until a savepoint begins another log."""
     programs = (by_field, by_other_function, windows, large, halves, united, joined, above, by_frame)
     with monkeypatch.context() as before:
-        before.setattr(Planner, "_share_tasks", lambda planner: None)
+        without = tuple(rule for rule in optimizer.RULES if rule is not share_tasks)
+        before.setattr(optimizer, "RULES", without)
         run(spark, tmp_path, "first", 1, programs=programs)
     second = run(spark, tmp_path, "first", 2, savepoint="savepoint", programs=programs)
     began = layout(tmp_path / "first")
@@ -309,12 +311,12 @@ def test_a_log_goes_on_as_it_began(spark: Any, tmp_path: Path, monkeypatch: Any)
 def test_a_log_with_a_scan_for_each_branch_goes_on(spark: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """Until a savepoint begins another log."""
 
-    def alone(graph: Any, ways: Any) -> Any:
-        return [(len(way.steps), [[number]]) for number, way in enumerate(ways)]
+    def alone(graph: Any, paths: Any) -> Any:
+        return [(len(path.steps), [[number]]) for number, path in enumerate(paths)]
 
     programs = (by_field, large, large_windows, by_frame_and_function, joined)
     with monkeypatch.context() as before:
-        before.setattr(planner, "stems", alone)
+        before.setattr(share_scans, "common_steps", alone)
         run(spark, tmp_path, "first", 1, programs=programs)
     began = layout(tmp_path / "first")
     assert Counter(scan.uid for scan in began.scans) == {"orders": 4, "orders#2": 1, "": 1}

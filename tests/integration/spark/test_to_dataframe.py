@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from flinkish_spark import MemorySink
+from flinkish_spark import MemorySink, WatermarkStrategy
 from tests.support.jobs import (
     ORDER,
     TOTAL,
@@ -81,6 +81,16 @@ def test_the_records_of_sources_and_functions_without_anything_of_ours(spark, jo
     wanted = Counter((user, 2 * amount) for user, amounts in AMOUNTS.items() for amount in amounts)
     assert read(frame) == wanted
     assert not job_dir.exists()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_records_with_event_times_before_anything_has_a_sink(spark, job_dir) -> None:
+    """Whoever counts the inputs of sinks alone does not know who reports the times."""
+    orders = environment(spark, job_dir).from_collection([("ann", 1), ("ann", 2)], ORDER, uid="orders")
+    by_amount = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("amount")
+    timed = orders.assign_timestamps_and_watermarks(by_amount)
+    totals = timed.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals")
+    assert read(totals.to_dataframe()) == Counter([("ann", 1), ("ann", 3)])
 
 
 @pytest.mark.usefixtures("unchecked")

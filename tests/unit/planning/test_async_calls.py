@@ -10,9 +10,10 @@ from flinkish_spark import AsyncDataStream, AsyncFunction, OutputTag, StreamExec
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.operators.recorded_answers import Readers, Stream
-from flinkish_spark.planning.async_calls import NO_PLACE, AsyncCalls, AsyncTransform, async_evaluations
-from flinkish_spark.planning.stream_graph import TransformNode, feeds, legs
-from flinkish_spark.planning.times import chains_to
+from flinkish_spark.planning.async_calls import NO_PLACE, AsyncCalls, AsyncTransform
+from flinkish_spark.planning.optimizer import optimize
+from flinkish_spark.planning.rules.cut_chains import chains_to
+from flinkish_spark.planning.stream_graph import TransformNode, paths_to, upstreams
 from flinkish_spark.sinks import MemorySink
 from tests.support.job_graphs import Session, orders, total
 
@@ -40,18 +41,16 @@ def out(stream: Any, *uids: str) -> None:
 
 
 def readers(env: StreamExecutionEnvironment, stream: Stream = Stream.OF_SOURCE) -> set[Readers | None]:
-    """Who reads the recorded answers on each way on which the operator stands."""
+    """Who reads the recorded answers on each path on which the operator stands."""
     graph = env.graph
-    calls = AsyncCalls(async_evaluations(graph, lambda node: chains_to(graph, node)), NO_PLACE)
-    ways = [leg for sink in graph.sinks for leg in legs(sink.parent)]
-    ways += [
-        leg for node in graph.operators for feed in feeds(node) for inlet in feed.inlets for leg in inlet.legs
-    ]
+    calls = AsyncCalls(optimize(graph).calls, NO_PLACE)
+    paths = [path for sink in graph.sinks for path in paths_to(sink.parent)]
+    paths += [path for node in graph.operators for upstream in upstreams(node) for path in upstream.paths]
     found = set()
-    for leg in ways:
-        for step in leg.steps:
+    for path in paths:
+        for step in path.steps:
             if isinstance(step, TransformNode) and isinstance(step.function, AsyncTransform):
-                found.add(calls.on_way(step.function, leg, stream).readers)
+                found.add(calls.on_path(step.function, path, stream).readers)
     return found
 
 
@@ -80,6 +79,8 @@ def test_sinks_of_several_outputs_share_a_scan_and_come_one_after_the_other() ->
     out(asked.filter(lambda row: True), "three")
     assert readers(env) == {Readers.ONE_WAY}
     assert set(chains(env).values()) == {("one", "two", "three")}
+    # The chain ends behind the function in front, and each sink calls for itself.
+    assert [end.deferred_from for end in optimize(env.graph).all_ends] == [1, 1, 1]
 
 
 def test_a_sink_whose_records_get_times_behind_it_has_a_scan_of_its_own() -> None:
@@ -91,9 +92,10 @@ def test_a_sink_whose_records_get_times_behind_it_has_a_scan_of_its_own() -> Non
     out(asked.assign_timestamps_and_watermarks(timed), "three")
     assert readers(env) == {Readers.SEVERAL_WAYS}
     assert chains(env) == {"one": ("one", "two"), "two": ("one", "two"), "three": ("three",)}
+    assert [end.deferred_from for end in optimize(env.graph).all_ends] == [0, 0, None]
 
 
-def test_a_sink_and_a_keyed_operator_are_several_ways() -> None:
+def test_a_sink_and_a_keyed_operator_are_several_readers() -> None:
     env = environment()
     asked = ask(orders(env))
     out(asked, "one")
@@ -107,7 +109,7 @@ def test_between_an_operator_and_a_sink_it_is_recorded() -> None:
     assert readers(env, Stream.OF_MICRO_BATCH) == {Readers.ONE_WAY}
 
 
-def test_a_sink_that_reads_it_on_two_ways_asks_twice_at_once() -> None:
+def test_a_sink_that_reads_it_on_two_paths_asks_twice_at_once() -> None:
     env = environment()
     totals = total(orders(env))
     both = totals.filter(lambda row: True).union(totals.filter(lambda row: False))
@@ -140,10 +142,10 @@ def test_no_tag_becomes_a_path() -> None:
     totals = total(orders(env))
     out(ask(totals.get_side_output(SIDE)), "one")
     graph = env.graph
-    calls = AsyncCalls(async_evaluations(graph, lambda node: chains_to(graph, node)), NO_PLACE)
-    (leg,) = legs(graph.sinks[0].parent)
-    (step,) = leg.steps
+    calls = AsyncCalls(optimize(graph).calls, NO_PLACE)
+    (path,) = paths_to(graph.sinks[0].parent)
+    (step,) = path.steps
     assert isinstance(step, TransformNode)
-    calls.on_way(step.function, leg, Stream.OF_MICRO_BATCH)
+    calls.on_path(step.function, path, Stream.OF_MICRO_BATCH)
     (recording,) = calls.recordings
     assert recording.folder.startswith("answers/asked/totals.side-") and ".." not in recording.folder

@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from pyspark.sql import types as T
 
-from flinkish_spark.contracts.source import SourceNode
-from flinkish_spark.core.elements import OutputTag
+from flinkish_spark.planning.logical_plan import LogicalPlan
+from flinkish_spark.planning.rules.cut_chains import chains_to, cut_chains, inputs_of
 from flinkish_spark.planning.stream_graph import (
-    KeyedEntry,
-    KeyedNode,
-    SideNode,
-    SinkNode,
-    StreamGraph,
     StreamNode,
-    TransformNode,
     UnionNode,
     base_of,
-    feeds,
-    has_ways_that_meet,
-    legs,
+    has_paths_that_meet,
     operator_scans,
     operators_upto,
+    paths_to,
+    upstreams,
 )
-from flinkish_spark.planning.times import chains_to, inputs_of
-from flinkish_spark.planning.transforms import filter_rows
 from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.protocol.savepoints import PositionsDiffer, SavedChain, begin_chain
-
-NOTHING: Any = None
-
-
-def source(uid: str) -> SourceNode:
-    return SourceNode(uid, NOTHING)
-
-
-def keyed(uid: str, *parents: StreamNode) -> KeyedNode:
-    entries = tuple(KeyedEntry(parent, ("user",)) for parent in parents)
-    return KeyedNode(uid, entries, NOTHING, T.StructType([]), 4)
-
-
-def transform(parent: StreamNode) -> TransformNode:
-    return TransformNode(parent, lambda frame: frame)
-
-
-def graph(*ends: StreamNode, sources: tuple[SourceNode, ...] = ()) -> StreamGraph:
-    made = StreamGraph(sources=list(sources))
-    made.sinks += [SinkNode(f"out-{number}", end, NOTHING) for number, end in enumerate(ends)]
-    return made
+from tests.support.stream_graphs import graph, keyed, record_function, side, source, transform
 
 
 def chains(end: StreamNode) -> list[Chain]:
@@ -60,7 +30,7 @@ def chains(end: StreamNode) -> list[Chain]:
 A, B = source("a"), source("b")
 
 
-def test_a_straight_way_is_one_chain() -> None:
+def test_a_straight_path_is_one_chain() -> None:
     assert chains(transform(A)) == [Chain(("a",), (), ("out-0",))]
     second = keyed("second", keyed("first", transform(A)))
     assert chains(transform(second)) == [Chain(("a",), ("first", "second"), ("second",))]
@@ -71,23 +41,37 @@ def test_an_operator_over_several_streams_has_their_sources() -> None:
     assert chains(joined) == [Chain(("a", "b", "a#2"), ("left", "joined"), ("joined",))]
 
 
-def test_a_sink_over_a_union_reads_the_end_of_each_way() -> None:
+def test_a_sink_over_a_union_reads_the_end_of_each_path() -> None:
     first = keyed("first", A)
-    side = SideNode(first, OutputTag("late", "user STRING"), T.StructType([]))
-    union = UnionNode((transform(A), first, UnionNode((B, transform(side)))))
+    late = side(first)
+    union = UnionNode((transform(A), first, UnionNode((B, transform(late)))))
     ends = chains_to(graph(union), union)
     assert [chain for chain, _ in ends] == [
         Chain(("a", "b"), (), ("out-0",)),
         Chain(("a",), ("first",), ("first",)),
         Chain(("a",), ("first",), ("first",)),
     ]
-    assert [len(ways) for _, ways in ends] == [2, 1, 1]
+    assert [len(paths) for _, paths in ends] == [2, 1, 1]
     assert base_of(union) == "a+first+b"
 
 
-def test_what_follows_a_union_is_done_on_each_way() -> None:
+def test_the_rule_notes_the_ends_of_each_sink() -> None:
+    first = keyed("first", A)
+    made = graph(UnionNode((B, first, transform(A))), first)
+    ends = cut_chains(LogicalPlan(made)).ends
+    assert {sink: [end.chain for end in own] for sink, own in ends.items()} == {
+        "out-0": [Chain(("b", "a"), (), ("out-0",)), Chain(("a",), ("first",), ("first",))],
+        "out-1": [Chain(("a",), ("first",), ("first",))],
+    }
+    assert [[len(path.steps) for path in end.paths] for end in ends["out-0"]] == [[0, 1], [0]]
+
+
+def test_what_follows_a_union_is_done_on_each_path() -> None:
     step = transform(UnionNode((A, transform(B))))
-    assert [(leg.base, len(leg.steps), leg.steps[-1]) for leg in legs(step)] == [(A, 1, step), (B, 2, step)]
+    assert [(path.base, len(path.steps), path.steps[-1]) for path in paths_to(step)] == [
+        (A, 1, step),
+        (B, 2, step),
+    ]
 
 
 def test_inputs_of_a_job_are_those_of_all_chains() -> None:
@@ -95,47 +79,43 @@ def test_inputs_of_a_job_are_those_of_all_chains() -> None:
     assert inputs_of(graph(twice, transform(A), sources=(A, B))) == ("a", "b", "b#2")
 
 
-def test_ways_that_begin_with_one_operator_are_one_place_in_its_readers_chain() -> None:
+def test_paths_that_begin_with_one_operator_are_one_place_in_its_readers_chain() -> None:
     first = keyed("first", A)
-    side = SideNode(first, OutputTag("late", "user STRING"), T.StructType([]))
-    again = keyed("again", UnionNode((first, B, transform(first))), UnionNode((A, transform(side))))
+    late = side(first)
+    again = keyed("again", UnionNode((first, B, transform(first))), UnionNode((A, transform(late))))
     assert chains(again) == [Chain(("a", "b", "a#2"), ("first", "again"), ("again",))]
-    (of_first, of_b, of_a) = feeds(again)
-    assert [(one.entry, len(one.legs)) for one in of_first.inlets] == [(0, 2), (1, 1)]
-    assert [one.base for one in of_first.inlets] == [first, side]
-    assert [feed.base for feed in (of_b, of_a)] == [B, A] and of_a.inlets[0].entry == 1
+    (of_first, of_b, of_a) = upstreams(again)
+    assert [(one.entry, len(one.paths)) for one in of_first.inputs] == [(0, 2), (1, 1)]
+    assert [one.base for one in of_first.inputs] == [first, late]
+    assert [upstream.base for upstream in (of_b, of_a)] == [B, A] and of_a.inputs[0].entry == 1
 
 
-def test_a_source_on_two_ways_is_two_scans() -> None:
+def test_a_source_on_two_paths_is_two_scans() -> None:
     twice = keyed("twice", A, transform(A))
     assert chains(twice) == [Chain(("a", "a#2"), ("twice",), ("twice",))]
-    assert [len(feed.inlets) for feed in feeds(twice)] == [1, 1]
+    assert [len(upstream.inputs) for upstream in upstreams(twice)] == [1, 1]
 
 
-def test_an_operator_that_others_read_on_several_ways_stands_in_a_chain_once() -> None:
+def test_an_operator_that_others_read_on_several_paths_stands_in_a_chain_once() -> None:
     first = keyed("first", A)
-    second, side = (
-        keyed("second", first, B),
-        SideNode(first, OutputTag("late", "user STRING"), T.StructType([])),
-    )
-    third = keyed("third", A, side)
+    second, third = keyed("second", first, B), keyed("third", A, side(first))
     last = keyed("last", UnionNode((third, second)), first)
     assert chains(last) == [Chain(("a", "a#2", "b"), ("first", "third", "second", "last"), ("last",))]
     assert [one.uid for one in operators_upto(last)] == ["first", "third", "second", "last"]
-    assert [(one.operator.uid, one.feed, one.source.uid) for one in operator_scans(last)] == [
+    assert [(one.operator.uid, one.upstream, one.source.uid) for one in operator_scans(last)] == [
         ("third", 0, "a"),
         ("first", 0, "a"),
         ("second", 1, "b"),
     ]
-    assert has_ways_that_meet(last) and not has_ways_that_meet(second) and not has_ways_that_meet(third)
+    assert has_paths_that_meet(last) and not has_paths_that_meet(second) and not has_paths_that_meet(third)
 
 
 def test_operators_that_sinks_read_stand_in_one_chain_if_they_read_one_operator() -> None:
     first = keyed("first", transform(A))
-    side = SideNode(first, OutputTag("late", "user STRING"), T.StructType([]))
-    second, third = keyed("second", first, B), keyed("third", side)
+    late = side(first)
+    second, third = keyed("second", first, B), keyed("third", late)
     last, apart = keyed("last", second), keyed("apart", A)
-    made = graph(last, transform(side), third, apart, UnionNode((first, B)))
+    made = graph(last, transform(late), third, apart, UnionNode((first, B)))
     line = Chain(("a", "b"), ("first", "second", "last", "third"), ("third",))
     assert [chains_to(made, sink.parent)[-1][0] for sink in made.sinks] == [
         line,
@@ -144,7 +124,7 @@ def test_operators_that_sinks_read_stand_in_one_chain_if_they_read_one_operator(
         Chain(("a",), ("apart",), ("apart",)),
         line,
     ]
-    assert inputs_of(replace(made, sources=[A, B])) == ("a", "b")
+    assert inputs_of(made) == ("a", "b")
     # In a job that has begun with a chain for each, they stay what they are.
     begun = replace(made, begun_chains=frozenset({"last", "first", "third", "apart"}))
     assert [chains_to(begun, sink.parent)[-1][0].name for sink in begun.sinks] == [
@@ -157,11 +137,11 @@ def test_operators_that_sinks_read_stand_in_one_chain_if_they_read_one_operator(
     assert chains_to(replace(made, begun_chains=frozenset({line.name})), last)[0][0] == line
 
 
-def test_a_function_of_dataframes_between_two_operators_stands_first_on_a_way_of_its_own() -> None:
-    """Elsewhere it would get the rows of all ways, and keeps sinks apart."""
+def test_a_function_of_dataframes_between_two_operators_stands_first_on_a_path_of_its_own() -> None:
+    """Elsewhere it would get the rows of all paths, and keeps sinks apart."""
     first = keyed("first", A)
-    large = TransformNode(first, filter_rows(bool, "large"))
-    second = keyed("second", TransformNode(transform(first), filter_rows(bool, "large")))
+    large = record_function(first)
+    second = keyed("second", record_function(transform(first)))
     made = graph(first, second)
     assert [chains_to(made, sink.parent)[0][0].name for sink in made.sinks] == ["second"] * 2
     for parent in (transform(large), UnionNode((first, transform(first)))):

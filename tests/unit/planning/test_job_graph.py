@@ -15,9 +15,13 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
 from flinkish_spark import AsyncDataStream, AsyncFunction, StreamExecutionEnvironment
 from flinkish_spark.core.errors import ConfigError, GraphError
+from flinkish_spark.planning.beginning import Beginning
 from flinkish_spark.planning.between import check_said_between
 from flinkish_spark.planning.job_graph import job_graph, job_graph_to
+from flinkish_spark.planning.optimizer import optimize
+from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.protocol.job_graph import JobGraph, OperatorKind, RunsIn, ShipStrategy, Why
+from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.sinks import MemorySink
 from tests.support.job_graphs import (
     ORDER,
@@ -305,6 +309,23 @@ def test_where_the_work_is_done() -> None:
         "totals": RunsIn.PYTHON,
         "Sink: out": RunsIn.JVM,
     }
+
+
+def test_scans_are_those_of_the_plan_where_chains_begin_at_different_places() -> None:
+    """They went by the streams alone, and said one."""
+
+    class Begun(Beginning):
+        def label_of_input(self, chain: Chain, name: str) -> str:
+            return chain.name
+
+    env = environment()
+    source = orders(env)
+    out(total(source), "one")
+    out(total(source, "again"), "two")
+    frame: Any = None
+    planned = PlannedJob(frame, (), logical=optimize(env.graph, Begun()))
+    assert job_graph("job", env.graph, 4, planned).scans == {"orders": 2}
+    assert job_graph("job", env.graph, 4).scans == {"orders": 1}
 
 
 def test_an_operator_that_others_read_on_several_ways_runs_once() -> None:

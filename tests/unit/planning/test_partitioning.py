@@ -15,6 +15,7 @@ from pyspark.sql import types as T
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import ConfigError, GraphError, UserFunctionError
 from flinkish_spark.functions.stream import KeySelector, Partitioner
+from flinkish_spark.planning.inputs import keyed_input
 from flinkish_spark.planning.partitioning import (
     ByPartitioner,
     Narrow,
@@ -25,7 +26,6 @@ from flinkish_spark.planning.partitioning import (
     is_partitioning,
     said_parallelism,
 )
-from flinkish_spark.planning.planner import _keyed_input
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode
 from flinkish_spark.transport import columns as C
@@ -219,7 +219,7 @@ def test_in_front_of_a_keyed_operator_behind_another_one_nothing_moves_records()
     tagged = TaggedStream(frame, frame.schema, frozenset({0}), transforms=(Spread(3), Narrow(1)))
     entry = KeyedEntry(SourceNode("orders", function), ("user",))
     node = KeyedNode("again", (entry,), function, None, 128)
-    assert _keyed_input(node, entry, tagged, ()).frames == (frame,) and not frame.asked
+    assert keyed_input(node, 0, tagged, ()).frames == (frame,) and not frame.asked
     mapped = TaggedStream(frame, frame.schema, frozenset({0}), transforms=(Spread(3), lambda one: one))
     with pytest.raises(GraphError, match=r"'again' follows a transform\(\)"):
-        _keyed_input(node, entry, mapped, ())
+        keyed_input(node, 0, mapped, ())

@@ -13,6 +13,8 @@ from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.core.errors import GraphError, UserFunctionError
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.job.preflight import check_alignment
+from flinkish_spark.planning.logical_plan import LogicalPlan
+from flinkish_spark.planning.rules.cut_chains import cut_chains
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode, SinkNode, StreamGraph, TransformNode
 from flinkish_spark.planning.times import plan_times
 from flinkish_spark.protocol.event_time import BoundedOutOfOrderness, Untimed
@@ -60,7 +62,8 @@ class Program:
         self.graph.sinks.append(SinkNode(uid, stream._node, sink))
 
     def plan(self, has_channels: bool = True) -> Any:
-        return plan_times(self.graph, lambda leg, chain, name: Planned(has_channels))
+        plan = cut_chains(LogicalPlan(self.graph))
+        return plan_times(plan, lambda path, chain, name: Planned(has_channels))
 
 
 @pytest.fixture

@@ -14,11 +14,10 @@ from flinkish_spark.core.errors import CorruptObjectError, InputLostError, JobDi
 from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.planning.planner import Beginning
+from flinkish_spark.planning.beginning import Beginning
 from flinkish_spark.planning.seed_source import SeedReader
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, SinkPart
 from flinkish_spark.planning.stream_graph import StreamGraph
-from flinkish_spark.planning.times import read_by
 from flinkish_spark.protocol.decisions import Decision, RewindIntent, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import RewindKind
@@ -235,7 +234,7 @@ def test_a_plan_says_which_sinks_read_each_chain_behind_an_operator_too() -> Non
     copy = Chain(("orders",), (), ("copy",))
     sinks = (sink("out", 0), sink("copy", 1), sink("more", 0))
     planned = PlannedJob(None, sinks, (TOTALS, copy))
-    assert read_by(planned) == {TOTALS: ("out", "more"), copy: ("copy",)}
+    assert planned.read_by == {TOTALS: ("out", "more"), copy: ("copy",)}
 
 
 # -- what the live lineage begins with --------------------------------------------------------------

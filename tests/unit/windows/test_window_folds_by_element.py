@@ -21,7 +21,7 @@ from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.planning.factories import FoldingWindows
-from flinkish_spark.planning.keyed import folding_windows
+from flinkish_spark.planning.sent_columns import folding_windows
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.windows import (
     CountEvictor,

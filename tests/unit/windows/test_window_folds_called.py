@@ -14,7 +14,7 @@ from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Out
 from flinkish_spark.core.micro_batch import MicroBatch
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.planning.factories import FoldingWindows
-from flinkish_spark.planning.keyed import folding_windows
+from flinkish_spark.planning.sent_columns import folding_windows
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState

@@ -25,7 +25,7 @@ from flinkish_spark.operators.columnar_windows import ELEMENTS, LAST_MS
 from flinkish_spark.operators.window_contents import OPEN
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.planning.factories import FoldingWindows
-from flinkish_spark.planning.keyed import Transport, folding_windows
+from flinkish_spark.planning.sent_columns import Transport, folding_windows
 from flinkish_spark.savepoints.group_edits import next_timers
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import GroupState

@@ -1,0 +1,51 @@
+"""From the stream graph to the logical plan: the rules, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from flinkish_spark.planning.beginning import NOTHING, Beginning
+from flinkish_spark.planning.logical_plan import LogicalPlan
+from flinkish_spark.planning.rules.count_functions import count_functions
+from flinkish_spark.planning.rules.cut_chains import cut_chains
+from flinkish_spark.planning.rules.defer_transforms import defer_transforms
+from flinkish_spark.planning.rules.mark_records import mark_records
+from flinkish_spark.planning.rules.pass_streams import pass_streams
+from flinkish_spark.planning.rules.place_async_calls import place_async_calls
+from flinkish_spark.planning.rules.share_scans import share_scans
+from flinkish_spark.planning.rules.share_tasks import share_tasks
+from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode
+from flinkish_spark.protocol.plan_layout import PlanLayout
+
+Rule = Callable[[LogicalPlan], LogicalPlan]
+
+#: This order matters. All rules go by the chains. Scans are shared by operators that share tasks. Async calls
+#: go by what is deferred. What counts is what the plan comes by first, so that rule sees all others' work.
+RULES: tuple[Rule, ...] = (
+    cut_chains,
+    defer_transforms,
+    mark_records,
+    share_tasks,
+    share_scans,
+    pass_streams,
+    place_async_calls,
+    count_functions,
+)
+
+
+def optimize(
+    graph: StreamGraph, beginning: Beginning = NOTHING, recorded: PlanLayout | None = None
+) -> LogicalPlan:
+    """Return the plan of a job; `recorded` is the layout of the live log, if there is one."""
+    plan = LogicalPlan(graph, beginning, recorded)
+    for rule in RULES:
+        plan = rule(plan)
+    return plan
+
+
+def plan_of_stream(graph: StreamGraph, node: StreamNode) -> LogicalPlan:
+    """Return the plan of a stream's records outside of a job: nothing in it is shared or marked."""
+    # Without what other streams of its operators would add. What counts in one chain is planned apart there.
+    alone = replace(graph.ending_with(node), begun_chains=frozenset())
+    return count_functions(pass_streams(cut_chains(LogicalPlan(alone))))

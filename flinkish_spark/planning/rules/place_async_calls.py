@@ -1,0 +1,75 @@
+"""The rule that says who asks about the same elements, so that their answers are recorded."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from flinkish_spark.operators.recorded_answers import Readers
+from flinkish_spark.planning.async_calls import AsyncTransform, async_functions, name_of
+from flinkish_spark.planning.logical_plan import Asking, LogicalPlan
+from flinkish_spark.planning.stream_graph import KeyedNode, Path, operator_of, operators_upto, upstreams
+from flinkish_spark.protocol.plan_layout import Chain
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """One place in a plan, or behind it, where an async operator runs over the elements of a path."""
+
+    function: AsyncTransform
+    path_name: str
+    #: Of the plan: what stands in several of them reads sources several times, and may see other elements.
+    chain: Chain
+    #: Whether it is part of the streaming plan, and not done for a sink on the evaluated micro-batch.
+    is_planned: bool
+    #: The operator or the sink that reads it.
+    reader: str
+
+
+def place_async_calls(plan: LogicalPlan) -> LogicalPlan:
+    """Note of each async operator, by path, who asks about the elements."""
+    found: dict[tuple[str, str], list[_Evaluation]] = defaultdict(list)
+    for one in _evaluations(plan):
+        found[one.function.settings.kept_as, one.path_name].append(one)
+    calls = {
+        known: Asking(_readers(own), len({one.chain for one in own}) > 1) for known, own in found.items()
+    }
+    return replace(plan, calls=calls)
+
+
+def _evaluations(plan: LogicalPlan) -> Iterator[_Evaluation]:
+    planned: dict[Chain, set[KeyedNode]] = {}
+    for sink, ends in plan.ends.items():
+        for end in ends:
+            is_new = end.chain not in planned
+            there = planned.setdefault(end.chain, set())
+            for path in end.paths:
+                operator = operator_of(path.base)
+                if operator is not None or end.deferred_from is not None:
+                    # On the evaluated micro-batch each sink runs what is in front of it.
+                    yield from _on(path, end.chain, sink, is_planned=False)
+                elif is_new:
+                    yield from _on(path, end.chain, end.chain.name, is_planned=True)
+                operators = () if operator is None else operators_upto(operator)
+                for node in (one for one in operators if one not in there):
+                    there.add(node)
+                    for other in (path for upstream in upstreams(node) for path in upstream.paths):
+                        yield from _on(other, end.chain, node.uid, is_planned=True)
+
+
+def _on(path: Path, chain: Chain, reader: str, *, is_planned: bool) -> Iterator[_Evaluation]:
+    for function in async_functions(path):
+        yield _Evaluation(function, name_of(path), chain, is_planned, reader)
+
+
+def _readers(evaluations: Sequence[_Evaluation]) -> Readers | None:
+    """Return who may ask about the same elements at the same time; None where one alone does, once."""
+    # For a sink the function may run more than once: it counts its records, for example.
+    is_once = len(evaluations) == 1 and evaluations[0].is_planned
+    if is_once and not evaluations[0].function.spec.is_recorded:
+        return None
+    planned = sum(one.is_planned for one in evaluations)
+    paths_of_reader = Counter(one.reader for one in evaluations)
+    is_alone = planned in (0, len(evaluations)) and planned < 2 and max(paths_of_reader.values()) == 1
+    return Readers.ONE_WAY if is_alone else Readers.SEVERAL_WAYS
