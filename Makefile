@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit system
 
-.PHONY: help docs notebooks setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) integration crash spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-merge bench-peers-env bench-start bench-test bench-state bench-operators bench-regressions bench-flink bench-full wheel clean compiled-pyspark installed-pyspark
+.PHONY: help docs notebooks setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) integration crash spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-merge bench-peers-env bench-start bench-test bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -103,28 +103,22 @@ unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 WORKERS ?= 3
 POOL = $(PY) -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 INTEGRATION := $(addprefix tests/,integration/spark integration/broker integration/store contracts)
-# Spark's Python processes compile what they import of PySpark, each anew; what is measured has it as installed.
-compiled-pyspark installed-pyspark: $(VENV)/.stamp
-	@$(PY) tools/spark_zip.py $(@:-pyspark=)
-
-bench bench-spark bench-recovery bench-latency bench-merge bench-start bench-state bench-operators bench-regressions bench-full: installed-pyspark
-
-system: setup $(BUILD)/classes.jsa azurite compiled-pyspark ## integration and crash, side by side
+system: setup $(BUILD)/classes.jsa azurite ## integration and crash, side by side
 	@$(POOL) $(INTEGRATION) tests/crash $(ARGS)
 
-integration: setup $(BUILD)/classes.jsa azurite compiled-pyspark ## Spark sessions, a real Kafka broker, databases, buckets
+integration: setup $(BUILD)/classes.jsa azurite ## Spark sessions, a real Kafka broker, databases, buckets
 	@$(POOL) $(INTEGRATION) $(ARGS)
 
-spark broker store: setup $(BUILD)/classes.jsa azurite compiled-pyspark # of integration, the tests of one folder
+spark broker store: setup $(BUILD)/classes.jsa azurite # of integration, the tests of one folder
 	@$(POOL) tests/integration/$@ $(ARGS)
 
-crash: setup $(BUILD)/classes.jsa compiled-pyspark ## kill -9 with exact counts; some kills are drawn  [SEED=7]
+crash: setup $(BUILD)/classes.jsa ## kill -9 with exact counts; some kills are drawn  [SEED=7]
 	@$(POOL) tests/crash $(ARGS)
 
-chaos: setup $(BUILD)/classes.jsa compiled-pyspark ## the crash test for longer, resumable          [KILLS=200 SEED=7 SINK=all]
+chaos: setup $(BUILD)/classes.jsa ## the crash test for longer, resumable          [KILLS=200 SEED=7 SINK=all]
 	@$(PY) -m tests.crash$(if $(SINK),.sweep).chaos $(if $(SINK),--sinks $(SINK)) $(RUN_ARGS)
 
-crash-sweep: setup $(BUILD)/classes.jsa compiled-pyspark ## a fault at every call of a checkpoint, resumable  [SINK=delta,files STORE=s3 ARGS=--fresh]
+crash-sweep: setup $(BUILD)/classes.jsa ## a fault at every call of a checkpoint, resumable  [SINK=delta,files STORE=s3 ARGS=--fresh]
 	@$(PY) -m tests.crash.sweep $(if $(SINK),--sinks $(SINK)) $(if $(STORE),--store $(STORE)) $(ARGS)
 
 simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [SEEDS=2000]
