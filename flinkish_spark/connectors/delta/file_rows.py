@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +34,7 @@ _FIELD_ID = b"PARQUET:field_id"
 #: In files of changes, and in no table's schema: under its own name, also where columns have others.
 _CHANGE_TYPE = {"name": "_change_type", "type": "string", "metadata": {}}
 #: Beside the values of a listed file's partition: a version in which its rows are not deleted, one in which
-#: they are. No column has such a name.
+#: they are. What a task is told has the rows in their places. No column has such a name.
 THERE_IN, GONE_IN = "flinkish:there", "flinkish:gone-in"
 
 
@@ -65,6 +67,16 @@ class FileRows:
         said = {name: values.get(in_files) or None for name, in_files in self._partition_by}
         return FoundFile(file.path, stat.st_size, stat.st_mtime_ns, file.rows, {**said, **more})
 
+    def told(self, file: FoundFile) -> FoundFile:
+        """Return a listed file with its deleted rows in place of versions: a task reads no vectors."""
+        # The log says that it has a vector: one that is not found is an error of ours, and no row comes back.
+        deleted = {
+            name: _packed(deleted_rows(self.table, self.metadata.id, int(version))[file.path])
+            for name in (THERE_IN, GONE_IN)
+            if (version := file.partition.get(name)) is not None
+        }
+        return replace(file, partition={**file.partition, **deleted}) if deleted else file
+
     def read(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield a file's rows with what is not in it: values of its partition, columns that came later."""
         import pyarrow as pa
@@ -81,7 +93,7 @@ class FileRows:
             # The log's value of a partition counts, also where a file has a column of the name.
             there = [name for name in schema.names if name in known and name not in file.partition]
             _refuse_other_case(set(schema.names) - file.partition.keys(), list(known))
-            wanted, place = self._wanted(file, content.metadata.num_rows), 0
+            wanted, place = _wanted(file, content.metadata.num_rows), 0
             if wanted is not None and not wanted.any():
                 return
             for batch in read_batches(content, [known[name][0] for name in there], _ROWS_AT_ONCE):
@@ -112,21 +124,24 @@ class FileRows:
             return _named(kind, {"type": "struct", "fields": fields}, is_by_id=is_by_id)
         return kind
 
-    def _wanted(self, file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:
-        """Return which of a file's rows are read; None for all of them."""
-        there, gone = (file.partition.get(name) for name in (THERE_IN, GONE_IN))
-        is_gone = None if gone is None else self._deleted(file, int(gone), rows)
-        if there is None:
-            return is_gone
-        is_there = ~self._deleted(file, int(there), rows)
-        return is_there if is_gone is None else is_there & is_gone
 
-    def _deleted(self, file: FoundFile, version: int, rows: int) -> npt.NDArray[np.bool_]:
-        import numpy as np
+def _packed(bits: npt.NDArray[np.uint8]) -> str:
+    return base64.b64encode(zlib.compress(bits.tobytes(), 1)).decode()
 
-        # The log says that it has a vector: one that is not found is an error of ours, and no row comes back.
-        bits = deleted_rows(self.table, self.metadata.id, version)[file.path]
-        return np.unpackbits(bits, count=rows).astype(bool)
+
+def _wanted(file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:
+    """Return which of a file's rows are read, as a task is told; None for all of them."""
+    import numpy as np
+
+    there, gone = (
+        None
+        if (text := file.partition.get(name)) is None
+        else np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8), count=rows) > 0
+        for name in (THERE_IN, GONE_IN)
+    )
+    if there is None:
+        return gone
+    return ~there if gone is None else ~there & gone
 
 
 def _named(kind: pa.DataType, wanted: Any, *, is_by_id: bool) -> pa.DataType:

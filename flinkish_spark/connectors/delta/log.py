@@ -205,7 +205,7 @@ class DeltaSnapshot:
 
 @functools.lru_cache(maxsize=2)
 def deleted_rows(table: Path, table_id: str, version: int) -> Mapping[str, npt.NDArray[np.uint8]]:
-    """Return :meth:`DeltaSnapshot.deleted_rows` of a version, in a task; its files are of a few versions."""
+    """Return :meth:`DeltaSnapshot.deleted_rows` of a version; files that are read together are of a few."""
     try:
         return DeltaSnapshot.read(table, version).deleted_rows()
     except ConfigError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +26,16 @@ from flinkish_spark.connectors.delta.log import (
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.contracts.dataset import Dataset
-from flinkish_spark.contracts.source import JobPlace, Source
 from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import (
-    hold_plain_values,
     instance_of,
     refused_as_config_errors,
     to_ms,
     to_path,
 )
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.durations import Duration, PathText
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import (
     UNLIMITED,
@@ -51,7 +47,6 @@ from flinkish_spark.protocol.limits import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
 
 
 #: Types whose values a log holds as texts that mean one value.
@@ -112,6 +107,9 @@ class DeltaTableSource(FileSource):
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         snapshot = DeltaSnapshot.read(Path(self.path), self._version)
         return files_of(snapshot, self._rows_of), True
+
+    def _told(self, file: FoundFile) -> FoundFile:
+        return self._rows_of.told(file)
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         return self._rows_of.read(file, path, schema)
@@ -209,21 +207,34 @@ _OF_VERSION, _IS_GONE = "flinkish:version", "flinkish:gone"
 _BEGINNING, _KIND = "beginning.json", "delta-beginning"
 
 
-class DeltaRecordsSource(FileSource):
-    """Reads a Delta table and what comes.
+class DeltaSource(FileSource):
+    """Reads a Delta table, and goes on with what comes.
 
     The log is followed commit by commit, and the files of each are listed durably before they are read, so
-    a position is a number of files, as of a :class:`~flinkish_spark.connectors.files.source.FileSource`.
+    a position is a number of files, as of a :class:`~flinkish_spark.connectors.files.source.FileSource`. Of a
+    feed, what a version deletes comes before what it inserts.
 
     Parameters
     ----------
     path
         Absolute local path of the table.
-    changes, starting_version, ending_version
-        As for a :class:`~flinkish_spark.connectors.delta.source.DeltaSource`; rows may have an end, too.
-    splits, discover_every_ms, max_files_per_batch, max_bytes_per_batch, rate
+    changes
+        Rows that are added, or the change feed.
+    starting_version
+        The first version whose changes are read; None for the table as it is at the first start, as rows that
+        are added (feed: inserted), and then what comes.
+    ending_version
+        The last version whose changes are read, which may lie in the future; the job ends behind it. None for
+        no end. For the rows of one version see
+        :class:`~flinkish_spark.connectors.delta.source.DeltaTableSource`.
+    max_files_per_trigger, max_bytes_per_trigger
+        Most files of each split in one micro-batch, and about most bytes. A version of a feed is divided only
+        if it is more than that.
+    splits, discover_every_ms, rate
         As for a :class:`~flinkish_spark.sources.FileSource`. With several splits the changes of one row
         may be read in another order than they were made.
+    reader
+        ``"python"`` or None: this package reads. Spark's own source is one of `env.from_dataframe`.
 
     Raises
     ------
@@ -231,7 +242,7 @@ class DeltaRecordsSource(FileSource):
         There is no such table, it needs a feature that is not read, or an argument cannot be used.
     """
 
-    kind = "delta-records"
+    kind = "delta"
 
     def __init__(
         self,
@@ -240,16 +251,25 @@ class DeltaRecordsSource(FileSource):
         *,
         starting_version: int | None = None,
         ending_version: int | None = None,
+        max_files_per_trigger: int = 1_000,
+        max_bytes_per_trigger: Limit = UNLIMITED,
         splits: int = 1,
         discover_every_ms: Duration = 1_000,
-        max_files_per_batch: int = 1_000,
-        max_bytes_per_batch: Limit = UNLIMITED,
+        reader: str | None = None,
         rate: RateLimit | None = None,
     ) -> None:
         discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
-        with refused_as_config_errors("see the documentation of DeltaRecordsSource"):
+        with refused_as_config_errors("see the documentation of DeltaSource"):
             checked_choice("changes", changes, DeltaChanges)
             check_versions(starting_version, ending_version)
+            checked_whole("max_files_per_trigger", max_files_per_trigger, least=1)
+            checked_limit("max_bytes_per_trigger", max_bytes_per_trigger, least=1)
+        if reader not in (None, "python"):
+            raise ConfigError(
+                f"reader is {reader!r}",
+                why="this package reads Delta in Python, and in no other way",
+                what_to_do="leave it out; for Spark's own source use env.from_dataframe",
+            )
         folder = checked_folder(path)
         snapshot = DeltaSnapshot.read(Path(folder))
         self._rows_of, fields = FileRows(snapshot.table, snapshot.metadata), record_schema(snapshot)
@@ -263,8 +283,8 @@ class DeltaRecordsSource(FileSource):
             discovery=Discovery.CONTINUOUS if ending_version is None else Discovery.ONCE,
             splits=splits,
             discover_every_ms=discover_every_ms,
-            max_files_per_batch=max_files_per_batch,
-            max_bytes_per_batch=max_bytes_per_batch,
+            max_files_per_batch=max_files_per_trigger,
+            max_bytes_per_batch=max_bytes_per_trigger,
             rate=rate,
         )
         self._changes, self._starting, self._ending = changes, starting_version, ending_version
@@ -408,6 +428,9 @@ class DeltaRecordsSource(FileSource):
                 what_to_do="raise delta.logRetentionDuration; begin at a newer version in a new job_dir",
             )
 
+    def _told(self, file: FoundFile) -> FoundFile:
+        return self._rows_of.told(file)
+
     # In a task:
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -454,96 +477,3 @@ def _changed(
             which[GONE_IN] = gone_in
         found.append((file, which))
     return found
-
-
-@dataclass(frozen=True)
-class DeltaSource(Source):
-    """Reads a Delta table, and goes on with what comes.
-
-    Of a feed, what a version deletes comes before what it inserts.
-
-    Parameters
-    ----------
-    path
-        Of the table; absolute and local.
-    changes
-        Rows that are added, or the change feed.
-    starting_version
-        The first version whose changes are read; None for the table as it is at the first start, as rows that
-        are added (feed: inserted), and then what comes.
-    ending_version
-        The last version whose changes are read, which may lie in the future; the job ends behind it. None for
-        no end. For the rows of one version see
-        :class:`~flinkish_spark.connectors.delta.source.DeltaTableSource`.
-    max_files_per_trigger, max_bytes_per_trigger
-        Most files in one micro-batch, and about most bytes. A version of a feed is divided only if it is more
-        than that.
-    reader
-        ``"python"`` or None: this package reads. Spark's own source is one of `env.from_dataframe`.
-    rate
-        Most records.
-
-    Raises
-    ------
-    ConfigError
-        An argument cannot be used.
-
-    Examples
-    --------
-    >>> DeltaSource("/data/orders", DeltaChanges.FEED, starting_version=3, ending_version=9).is_bounded
-    True
-    """
-
-    path: PathText
-    changes: DeltaChanges = DeltaChanges.ROWS
-    starting_version: int | None = None
-    ending_version: int | None = None
-    max_files_per_trigger: int = 1_000
-    max_bytes_per_trigger: Limit = UNLIMITED
-    reader: str | None = None
-    rate: RateLimit = field(default_factory=RateLimit)
-
-    kind = "delta"
-
-    def __post_init__(self) -> None:
-        hold_plain_values(self)
-        if not instance_of("path", self.path, str, what_to_do='give a table: "/data/orders"'):
-            raise ConfigError("path is empty", what_to_do='give a table: "/data/orders"')
-        with refused_as_config_errors("see the documentation of DeltaSource"):
-            checked_choice("changes", self.changes, DeltaChanges)
-            checked_whole("max_files_per_trigger", self.max_files_per_trigger, least=1)
-            checked_limit("max_bytes_per_trigger", self.max_bytes_per_trigger, least=1)
-            check_versions(self.starting_version, self.ending_version)
-        what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
-        instance_of("rate", self.rate, RateLimit, what_to_do=what_to_do)
-        if self.reader not in (None, "python"):
-            raise ConfigError(
-                f"reader is {self.reader!r}",
-                why="this package reads Delta in Python, and in no other way",
-                what_to_do="leave it out; for Spark's own source use env.from_dataframe",
-            )
-
-    def bound(self, uid: str) -> Source:
-        """Return the source of splits that this one stands for."""
-        return DeltaRecordsSource(
-            self.path,
-            self.changes,
-            starting_version=self.starting_version,
-            ending_version=self.ending_version,
-            max_files_per_batch=self.max_files_per_trigger,
-            max_bytes_per_batch=self.max_bytes_per_trigger,
-            rate=self.rate,
-        ).bound(uid)
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether it was given an end."""
-        return self.ending_version is not None
-
-    def datasets(self) -> tuple[Dataset, ...]:
-        """Return the table."""
-        return (Dataset.of_path(self.path),)
-
-    def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        """Return the stream of the source that it stands for, under the uid that the table's name gives."""
-        return self.bound("delta").load(spark, place)
