@@ -19,8 +19,10 @@ from flinkish_spark.connectors.delta.log import (
     physical_name,
     width_of,
 )
+from flinkish_spark.connectors.files.file_parts import FilePart, is_large
+from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import FoundFile
-from flinkish_spark.connectors.parquet_calendar import read_batches
+from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batches
 from flinkish_spark.core.errors import InputLostError
 
 if TYPE_CHECKING:
@@ -49,11 +51,14 @@ class FileRows:
     def _partition_by(self) -> list[tuple[str, str]]:
         return [(name, self.metadata.name_in_files(name)) for name in self.metadata.partition_by]
 
-    def found(self, file: TableFile, more: Mapping[str, str | None]) -> FoundFile:
-        """Return a file as a source lists it; raise InputLostError if it is gone."""
+    def found(self, file: TableFile, more: Mapping[str, str | None]) -> list[FoundFile]:
+        """Return a file as a source lists it, in its parts; raise InputLostError if it is gone."""
         path = os.path.join(self.table, file.path)
         try:
             stat = os.stat(path)
+            # A footer is a read of its own, and most files are small.
+            large = is_large(stat.st_size)
+            parts = ParquetFiles().parts(path) if large else [FilePart(rows=file.rows)]
         except FileNotFoundError:
             raise InputLostError(
                 f"the file {path} of the Delta table is gone",
@@ -65,7 +70,7 @@ class FileRows:
         # An empty text is null, whatever the type: so Delta's protocol says, and deltalake has made it null
         # in a version already. Spark gives the text, which nothing here could know of a version.
         said = {name: values.get(in_files) or None for name, in_files in self._partition_by}
-        return FoundFile(file.path, stat.st_size, stat.st_mtime_ns, file.rows, {**said, **more})
+        return FoundFile.parts_of(file.path, stat, parts, {**said, **more})
 
     def told(self, file: FoundFile) -> FoundFile:
         """Return a listed file with its deleted rows in place of versions: a task reads no vectors."""
@@ -81,11 +86,9 @@ class FileRows:
         """Yield a file's rows with what is not in it: values of its partition, columns that came later."""
         import pyarrow as pa
         import pyarrow.compute as pc
-        import pyarrow.parquet as pq
 
         widths = {one.name: width_of(one) for one in self.metadata.fields}
-        # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
-        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as content:
+        with open_parquet(path) as content:
             stored = content.schema_arrow
             known = {
                 one.name: (own.name, one.type) for own, one in zip(stored, self._named(stored), strict=True)
@@ -93,10 +96,13 @@ class FileRows:
             # The log's value of a partition counts, also where a file has a column of the name.
             there = [name for name in schema.names if name in known and name not in file.partition]
             _refuse_other_case(set(schema.names) - file.partition.keys(), list(known))
-            wanted, place = _wanted(file, content.metadata.num_rows), 0
+            footer, (begin, end) = content.metadata, file.extent
+            wanted = _wanted(file, footer.num_rows)
+            place = sum(footer.row_group(at).num_rows for at in range(begin))
             if wanted is not None and not wanted.any():
                 return
-            for batch in read_batches(content, [known[name][0] for name in there], _ROWS_AT_ONCE):
+            columns_in_file = [known[name][0] for name in there]
+            for batch in read_batches(content, columns_in_file, _ROWS_AT_ONCE, begin, end):
                 columns = [
                     _completed(batch.column(known[one.name][0]), known[one.name][1], one.type)
                     if one.name in there

@@ -108,7 +108,7 @@ class DeltaTableSource(FileSource):
         snapshot = DeltaSnapshot.read(Path(self.path), self._version)
         return files_of(snapshot, self._rows_of), True
 
-    def _told(self, file: FoundFile) -> FoundFile:
+    def _for_task(self, file: FoundFile) -> FoundFile:
         return self._rows_of.told(file)
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -169,8 +169,9 @@ def files_of(
     check_fields(snapshot.table, snapshot.version, snapshot.metadata, rows_of.metadata)
     there = {THERE_IN: str(snapshot.version)}
     found = [
-        rows_of.found(file, {**(more or {}), **(there if file.has_deleted else {})})
+        part
         for file in snapshot.files()
+        for part in rows_of.found(file, {**(more or {}), **(there if file.has_deleted else {})})
     ]
     return sorted(found, key=lambda one: (one.modified_ns, one.path))
 
@@ -382,9 +383,11 @@ class DeltaSource(FileSource):
         read = (*commit.removed, *commit.changes)
         check_partitions(self._table, self._rows_of.metadata.partition_by, read)
         return [
-            self._rows_of.found(file, {**self._told(commit.version, commit.timestamp, kind), **which})
+            part
             for kind, files in kinds
+            for told in [self._told(commit.version, commit.timestamp, kind)]
             for file, which in files
+            for part in self._rows_of.found(file, {**told, **which})
         ]
 
     def _removed(self, commit: DeltaCommit) -> list[tuple[TableFile, dict[str, str]]]:
@@ -428,7 +431,7 @@ class DeltaSource(FileSource):
                 what_to_do="raise delta.logRetentionDuration; begin at a newer version in a new job_dir",
             )
 
-    def _told(self, file: FoundFile) -> FoundFile:
+    def _for_task(self, file: FoundFile) -> FoundFile:
         return self._rows_of.told(file)
 
     # In a task:

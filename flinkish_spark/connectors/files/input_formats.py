@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.parquet_calendar import read_batches
+from flinkish_spark.connectors.files.file_parts import (
+    FilePart,
+    lines_in,
+    parts_of_lines,
+    parts_of_parquet,
+)
+from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batches
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.protocol.choices import Choice
@@ -40,6 +46,7 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+_LONGEST_MARK = len(codecs.BOM_UTF32_LE)
 _BLANKS = b" \t\r\n"
 
 
@@ -55,6 +62,10 @@ def opened(path: str) -> pa.NativeFile:
     return file if codec is None else pa.CompressedInputStream(file, codec)
 
 
+def is_plain(path: str) -> bool:
+    return os.path.splitext(path)[1] not in _PACKED
+
+
 def shown(path: str) -> str:
     """Return a name as a text that can be written."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
@@ -63,6 +74,7 @@ def shown(path: str) -> str:
 class BadLine(ValueError):
     def __init__(self, line: int, why: str) -> None:
         super().__init__(f"line {line} {why}")
+        self.line, self.why = line, why
 
 
 def begin_of_text(data: bytes) -> int:
@@ -73,12 +85,32 @@ def begin_of_text(data: bytes) -> int:
     return len(mark)
 
 
-def json_batches(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+@contextmanager
+def lines_between(path: str, begin: int, end: int | None) -> Iterator[io.BufferedIOBase]:
+    """Open some lines of a file, without a byte order mark; a bad one has its number in the file."""
+    if end is None:
+        with io.BufferedReader(opened(path)) as whole:
+            whole.read(begin_of_text(whole.peek(_LONGEST_MARK)))
+            yield whole
+        return
+    with open(path, "rb") as file:
+        file.seek(begin)
+        data = io.BytesIO(file.read(end - begin))
+        if not begin:
+            data.read(begin_of_text(data.getvalue()[:_LONGEST_MARK]))
+        try:
+            yield data
+        except BadLine as error:
+            file.seek(0)
+            raise BadLine(error.line + lines_in(file, begin), error.why) from None
+
+
+def json_batches(data: bytes, schema: pa.Schema, *, may_have_mark: bool = True) -> Iterator[pa.RecordBatch]:
     """Yield the objects of some lines, a part at a time."""
     import pyarrow as pa
 
     reader = JsonReader(T.StructType([T.StructField(one.name, spark_type(one.type)) for one in schema]))
-    start, number = begin_of_text(data), 1
+    start, number = begin_of_text(data) if may_have_mark else 0, 1
     while start < len(data):
         end = data.rfind(b"\n", start, start + _BLOCK_BYTES) + 1
         if not end:
@@ -115,9 +147,15 @@ class InputFormat(ABC):
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the records of one file; the same every time. Called in a task."""
 
-    def rows(self, path: str) -> int | None:
-        """Return how many records a file has, if that can be told without reading it."""
-        return None
+    def parts(self, path: str) -> Sequence[FilePart]:
+        """Return the parts in which a file is read, in their order. Called when the file is found."""
+        return [FilePart()]
+
+    def batches_between(
+        self, path: str, schema: pa.Schema, begin: int, end: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a part; the same every time. Called in a task."""
+        return self.batches(path, schema)
 
     def check(self, schema: pa.Schema) -> None:
         """Raise ConfigError if such files cannot hold these fields."""
@@ -133,21 +171,22 @@ class ParquetFiles(InputFormat):
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the fields' columns."""
-        import pyarrow.parquet as pq
+        return self.batches_between(path, schema, 0, None)
 
-        # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
-        with opened(path) as data, pq.ParquetFile(data, coerce_int96_timestamp_unit="us") as file:
+    def batches_between(
+        self, path: str, schema: pa.Schema, begin: int, end: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield those of some row groups."""
+        with opened(path) as data, open_parquet(data) as file:
             missing = sorted(set(schema.names) - set(file.schema_arrow.names))
             if missing:
                 raise ValueError(f"{shown(path)} has no column '{missing[0]}'")
-            yield from read_batches(file, schema.names, _ROWS_AT_ONCE)
+            yield from read_batches(file, schema.names, _ROWS_AT_ONCE, begin, end)
 
-    def rows(self, path: str) -> int | None:
+    def parts(self, path: str) -> Sequence[FilePart]:
         """Return what the file says of itself."""
-        import pyarrow.parquet as pq
-
-        with opened(path) as data, pq.ParquetFile(data) as file:
-            return int(file.metadata.num_rows)
+        with opened(path) as data, open_parquet(data) as file:
+            return parts_of_parquet(file, os.path.getsize(path))
 
 
 @dataclass(frozen=True)
@@ -161,8 +200,18 @@ class JsonLines(InputFormat):
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the objects of a file, which is read whole."""
-        with opened(path) as file:
-            yield from json_batches(file.read(), schema)
+        return self.batches_between(path, schema, 0, None)
+
+    def batches_between(
+        self, path: str, schema: pa.Schema, begin: int, end: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield those of some lines."""
+        with lines_between(path, begin, end) as file:
+            yield from json_batches(file.read(), schema, may_have_mark=False)
+
+    def parts(self, path: str) -> Sequence[FilePart]:
+        """Return ranges of lines; a file that is compressed is one part."""
+        return parts_of_lines(path) if is_plain(path) else [FilePart()]
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse maps, times of day and intervals, which Arrow does not read."""
@@ -385,18 +434,24 @@ class TextLines(InputFormat):
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the lines without their ends."""
+        return self.batches_between(path, schema, 0, None)
+
+    def batches_between(
+        self, path: str, schema: pa.Schema, begin: int, end: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield some of them."""
         import pyarrow as pa
 
         line = 1
-        with io.BufferedReader(opened(path)) as file:
+        with lines_between(path, begin, end) as file:
             while some := list(islice(file, _ROWS_AT_ONCE)):
-                if line == 1:
-                    some[0] = some[0][begin_of_text(some[0]) :]
-                    if not some[0]:
-                        return
                 texts = _texts_of(some, line)
                 line += len(some)
                 yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], schema=schema)
+
+    def parts(self, path: str) -> Sequence[FilePart]:
+        """Return ranges of lines; a file that is compressed is one part."""
+        return parts_of_lines(path) if is_plain(path) else [FilePart()]
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse anything but one text."""
@@ -508,6 +563,6 @@ def _text_of(path: str) -> Iterator[io.TextIOWrapper]:
     """Open a file, maybe compressed, without the mark (BOM) in front; each byte is a letter."""
     csv.field_size_limit(_NO_LIMIT)
     with io.BufferedReader(opened(path)) as data:
-        data.read(begin_of_text(data.peek(len(codecs.BOM_UTF32_LE))))
+        data.read(begin_of_text(data.peek(_LONGEST_MARK)))
         with io.TextIOWrapper(data, "latin-1", newline="") as text:
             yield text

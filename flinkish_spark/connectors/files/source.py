@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.files.file_parts import FilePart
 from flinkish_spark.connectors.files.input_formats import InputFormat, shown
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, as_declared
@@ -87,12 +88,44 @@ class FoundFile(StoredRow):
     rows: int | None
     #: Values of its records that are not in it, as texts, by field.
     partition: Mapping[str, str | None] = field(default_factory=dict)
+    #: Which part of the file this is, and the records are of; None for all of it.
+    part: FilePart | None = None
+
+    @classmethod
+    def parts_of(
+        cls,
+        path: str,
+        stat: os.stat_result,
+        parts: Iterable[FilePart],
+        partition: Mapping[str, str | None] | None = None,
+    ) -> list[Self]:
+        """Return each part of a file as it was when it was found."""
+        return [
+            cls(
+                path,
+                stat.st_size,
+                stat.st_mtime_ns,
+                one.rows,
+                partition or {},
+                None if one.end is None else one,
+            )
+            for one in parts
+        ]
+
+    @property
+    def part_bytes(self) -> int:
+        return self.size if self.part is None or self.part.bytes is None else self.part.bytes
+
+    @property
+    def extent(self) -> tuple[int, int | None]:
+        return (0, None) if self.part is None else (self.part.begin, self.part.end)
 
 
 class FileList:
     """The files that a source has found, in the order of finding; durable before any is read."""
 
-    # A position of the source is a number of files in this list, so a file has its place for ever. The list
+    # A position of the source is a number of files in this list, so a file has its place for ever. A large
+    # one is several there, one behind the other: it is found once, so its parts are those for ever. The list
     # is stored in parts, each created once: whoever else looks at the same folder finds the part taken, and
     # goes on from there. So many parts behind the page before become a page, or a fold: one object, without
     # the files that no checkpoint needs. Where pages and folds end depends on nothing but the parts, so all
@@ -254,16 +287,16 @@ class FileList:
         self._known = {_path_of(path): (size, at) for path, (size, at) in stored["read"].items()}
         self._known |= {one.path: (one.size, one.modified_ns) for one in self._files}
 
-    def look(self, root: Path, pattern: str, rows: Callable[[str], int | None]) -> list[FoundFile]:
+    def look(self, root: Path, pattern: str, parts: Callable[[str], Iterable[FilePart]]) -> list[FoundFile]:
         """Return the files below `root` that are not in the list, the oldest first."""
-        found, prefix = [], os.path.join(root, "")
+        found, prefix = list[FoundFile](), os.path.join(root, "")
         for entry in self._folders.entries(str(root), pattern):
             name = entry.path[len(prefix) :]
             if name in self._known:
                 continue
             try:
                 stat = entry.stat()
-                found.append(FoundFile(name, stat.st_size, stat.st_mtime_ns, rows(entry.path)))
+                found += FoundFile.parts_of(name, stat, parts(entry.path))
             except FileNotFoundError:
                 continue  # Gone before it was ours.
         self._compare(prefix)
@@ -379,7 +412,8 @@ class FileSource(SplitSource):
 
     A file must appear at once, by a rename, and never change: one that has changed since it was found fails
     the job. Files whose names, or the names of whose folders, begin with ``_`` or ``.`` are not read. Files
-    are read in the order of finding; those found together, the oldest first.
+    are read in the order of finding; those found together, the oldest first. A large file of Parquet, JSON
+    lines or text is several, one behind the other: ranges of row groups or of lines, from 64 MiB on.
 
     Parameters
     ----------
@@ -398,10 +432,11 @@ class FileSource(SplitSource):
     discover_every_ms
         How often the folder is listed.
     max_files_per_batch, max_bytes_per_batch
-        Most files of each split in one micro-batch, and most bytes as they are on disk; at least one file.
+        Most files of each split in one micro-batch, and most bytes as they are on disk; at least one file, or
+        one part of a large one.
     rate
-        Most records; a micro-batch takes whole files, so at least one. How many records a file has is known
-        of Parquet only; others count as much as the limit allows.
+        Most records; a micro-batch takes whole files or parts, so at least one. How many records a file has
+        is known of Parquet only; others count as much as the limit allows.
 
     Raises
     ------
@@ -477,8 +512,8 @@ class FileSource(SplitSource):
         end, records, size_bytes = start, 0, 0
         while end < most and (limit is None or records < limit):
             file = found[self._index(split, end)]
-            size_bytes += file.size
-            # Whole files: a big one is a micro-batch of its own.
+            size_bytes += file.part_bytes
+            # Whole files, or parts of a large one: one that is too big is a micro-batch of its own.
             if end > start and not isinstance(self._most_bytes, Unlimited) and size_bytes > self._most_bytes:
                 break
             if limit is not None:
@@ -502,9 +537,9 @@ class FileSource(SplitSource):
         if self._list is None:
             self._list = FileList(self.job_store)
         found = self._list.read()
-        return [self._told(found[self._index(split, place)]).to_json() for place in range(start, end)]
+        return [self._for_task(found[self._index(split, place)]).to_json() for place in range(start, end)]
 
-    def _told(self, file: FoundFile) -> FoundFile:
+    def _for_task(self, file: FoundFile) -> FoundFile:
         """Return what a task is told of a file."""
         return file
 
@@ -537,7 +572,7 @@ class FileSource(SplitSource):
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         """Return the files that are not in the list yet, and whether they are the last ones."""
         try:
-            return known.look(Path(self.path), self._pattern, self._rows), self.is_bounded
+            return known.look(Path(self.path), self._pattern, self._file_parts), self.is_bounded
         except FileNotFoundError as error:
             # It was there at the start. What it is on may be away, and that is waited for.
             raise SourceUnavailable(
@@ -545,9 +580,9 @@ class FileSource(SplitSource):
                 why=f"{type(error).__name__}: {error}",
             ) from error
 
-    def _rows(self, path: str) -> int | None:
+    def _file_parts(self, path: str) -> Sequence[FilePart]:
         with naming(path):
-            return self.format.rows(path)
+            return self.format.parts(path)
 
     def _index(self, split: str, place: int) -> int:
         return place * self._parts + int(split)
@@ -573,7 +608,7 @@ class FileSource(SplitSource):
             self._unchanged(file)
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        return self.format.batches(path, schema)
+        return self.format.batches_between(path, schema, *file.extent)
 
     def _unchanged(self, file: FoundFile) -> str:
         path = os.path.join(self.path, file.path)
