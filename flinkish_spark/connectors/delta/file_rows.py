@@ -184,9 +184,14 @@ def _refuse_other_case(names: set[str], in_file: Sequence[str]) -> None:
 
 def _completed(column: pa.Array, named: pa.DataType, kind: pa.DataType) -> pa.Array:
     """Return a column with null in fields of structs that were added later; of another type as it is."""
+    import pyarrow as pa
+
     from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 
     own = column if column.type == named else column.view(named)
+    if pa.types.is_date(named) and pa.types.is_timestamp(kind):
+        # All other types become wider as any source's do.
+        return own.cast(kind)
     is_lacking = is_of_kind(named, kind, may_have_more=True, may_lack=True)
     return exact_cast(own, kind) if is_lacking else own
 

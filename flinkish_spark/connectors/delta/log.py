@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 _LOG = "_delta_log"
 #: What a reader may have to know, and this one does; the last one says nothing of rows.
 _KNOWN_FEATURES = frozenset(
-    {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
+    {
+        *("columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint"),
+        "vacuumProtocolCheck",
+    }
 )
 #: Newer ones may mean rows by other rules.
 _NEWEST_READER = 3
@@ -52,7 +55,7 @@ _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://[^/]*)?(?P<path>
 _CHAR = "__CHAR_VARCHAR_TYPE_STRING"
 #: What deltalake says of a partition's value that Spark may well read.
 _UNREAD_VALUE = re.compile(r"Failed to parse value ('.*') as '(.*)'")
-_BY_SPARK = "read it by Spark: env.from_dataframe(spark.readStream.format('delta').load(...))"
+BY_SPARK = "read it by Spark: env.from_dataframe(spark.readStream.format('delta').load(...))"
 
 
 @dataclass(frozen=True)
@@ -241,7 +244,7 @@ def _as_refusal(table: Path, what: str) -> Iterator[None]:
                 f"{what} has the partition value {unread[1]} of the type {unread[2]}",
                 why="deltalake cannot read it"
                 + (": it wants all digits behind the point" if unread[2].startswith("decimal") else ""),
-                what_to_do=_BY_SPARK,
+                what_to_do=BY_SPARK,
             ) from error
         raise ConfigError(
             f"{what} cannot be read",
@@ -271,7 +274,7 @@ def _refused(table: Path, has: str) -> ConfigError:
     return ConfigError(
         f"the Delta table {table} has {has}",
         why="its rows would not be those that Spark reads",
-        what_to_do=_BY_SPARK,
+        what_to_do=BY_SPARK,
     )
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.delta.file_rows import GONE_IN, THERE_IN, FileRows
 from flinkish_spark.connectors.delta.log import (
+    BY_SPARK,
     DELETE,
     INSERT,
     DeltaCommit,
@@ -122,6 +123,12 @@ class DeltaTableSource(FileSource):
 def checked_folder(path: str | os.PathLike[str]) -> str:
     folder = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
     folder = folder.removeprefix("file://")
+    if "://" in folder:
+        raise ConfigError(
+            f"the Delta table {folder} is in a store",
+            why="a source of Delta in Python reads files of a disk",
+            what_to_do=BY_SPARK,
+        )
     if not os.path.isabs(folder):
         raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
     return folder

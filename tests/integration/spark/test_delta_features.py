@@ -132,10 +132,24 @@ CASES = {
         f"{VECTORS}, 'delta.checkpointPolicy'='v2', 'delta.checkpointInterval'='3'", *CHANGES, ROWS, ROWS
     ),
     "type widening": Case(
-        "id INT, v STRING",
-        f"{FEED}, 'delta.enableTypeWidening'='true'",
-        ("INSERT INTO {t} VALUES (1, 'x')", "ALTER TABLE {t} ALTER COLUMN id TYPE LONG"),
-        refused="the feature 'typeWidening'",
+        "id SMALLINT, p INT, f FLOAT, w INT, n INT, d DECIMAL(5,2), s STRUCT<a: TINYINT>, day DATE",
+        f"{FEED}, 'delta.enableTypeWidening'='true', 'delta.feature.timestampNtz'='supported'",
+        (
+            "INSERT INTO {t} SELECT id, id, 0.1, -2147483648, 2147483647, 999.99, named_struct('a', -128), "
+            "date'9999-12-31' FROM range(3)",
+            "INSERT INTO {t} VALUES (null, null, null, null, null, null, named_struct('a', null), null)",
+            *(
+                f"ALTER TABLE {{t}} ALTER COLUMN {name} TYPE {kind}"
+                for name, kind in {
+                    **{"id": "LONG", "p": "LONG", "f": "DOUBLE", "w": "DOUBLE", "n": "DECIMAL(12,2)"},
+                    **{"d": "DECIMAL(12,4)", "s.a": "INT", "day": "TIMESTAMP_NTZ"},
+                }.items()
+            ),
+            "INSERT INTO {t} VALUES (9223372036854775807, 9223372036854775807, 0.1D, 0.1D, 0.01, 0.0001, "
+            "named_struct('a', 2147483647), timestamp_ntz'2026-01-31 00:00:00.000001')",
+        ),
+        feed_refused=RENAMED,
+        more="PARTITIONED BY (p)",
     ),
     "variants": Case(
         "id LONG, v VARIANT", FEED, ("INSERT INTO {t} SELECT 1, parse_json('1')",), refused="'variantType'"
