@@ -21,7 +21,7 @@ from flinkish_spark.connectors.delta.log import (
 )
 from flinkish_spark.connectors.files.file_parts import FilePart, is_large
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
-from flinkish_spark.connectors.files.source import FoundFile
+from flinkish_spark.connectors.files.source import FoundFile, naming
 from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batches
 from flinkish_spark.core.errors import InputLostError
 
@@ -56,9 +56,11 @@ class FileRows:
         path = os.path.join(self.table, file.path)
         try:
             stat = os.stat(path)
-            # A footer is a read of its own, and most files are small.
-            large = is_large(stat.st_size)
-            parts = ParquetFiles().parts(path) if large else [FilePart(rows=file.rows)]
+            parts: Sequence[FilePart] = [FilePart(rows=file.rows)]
+            if is_large(stat.st_size):
+                # A footer is a read of its own, and most files are small.
+                with naming(path):
+                    parts = ParquetFiles().parts(path)
         except FileNotFoundError:
             raise InputLostError(
                 f"the file {path} of the Delta table is gone",

@@ -46,7 +46,6 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-_LONGEST_MARK = len(codecs.BOM_UTF32_LE)
 _BLANKS = b" \t\r\n"
 
 
@@ -60,10 +59,6 @@ def opened(path: str) -> pa.NativeFile:
 
     file, codec = pa.OSFile(os.fsencode(path)), _PACKED.get(os.path.splitext(path)[1])
     return file if codec is None else pa.CompressedInputStream(file, codec)
-
-
-def is_plain(path: str) -> bool:
-    return os.path.splitext(path)[1] not in _PACKED
 
 
 def shown(path: str) -> str:
@@ -87,30 +82,26 @@ def begin_of_text(data: bytes) -> int:
 
 @contextmanager
 def lines_between(path: str, begin: int, end: int | None) -> Iterator[io.BufferedIOBase]:
-    """Open some lines of a file, without a byte order mark; a bad one has its number in the file."""
+    """Open some lines of a file; a bad one has its number in the file."""
     if end is None:
         with io.BufferedReader(opened(path)) as whole:
-            whole.read(begin_of_text(whole.peek(_LONGEST_MARK)))
             yield whole
         return
     with open(path, "rb") as file:
         file.seek(begin)
-        data = io.BytesIO(file.read(end - begin))
-        if not begin:
-            data.read(begin_of_text(data.getvalue()[:_LONGEST_MARK]))
         try:
-            yield data
+            yield io.BytesIO(file.read(end - begin))
         except BadLine as error:
             file.seek(0)
             raise BadLine(error.line + lines_in(file, begin), error.why) from None
 
 
-def json_batches(data: bytes, schema: pa.Schema, *, may_have_mark: bool = True) -> Iterator[pa.RecordBatch]:
-    """Yield the objects of some lines, a part at a time."""
+def json_batches(data: bytes, schema: pa.Schema, *, is_first: bool = True) -> Iterator[pa.RecordBatch]:
+    """Yield the objects of some lines, a part at a time; those of a file begin with a mark, maybe."""
     import pyarrow as pa
 
     reader = JsonReader(T.StructType([T.StructField(one.name, spark_type(one.type)) for one in schema]))
-    start, number = begin_of_text(data) if may_have_mark else 0, 1
+    start, number = begin_of_text(data) if is_first else 0, 1
     while start < len(data):
         end = data.rfind(b"\n", start, start + _BLOCK_BYTES) + 1
         if not end:
@@ -161,22 +152,34 @@ class InputFormat(ABC):
         """Raise ConfigError if such files cannot hold these fields."""
 
 
+class InParts(InputFormat):
+    """A format whose large files are read in parts."""
+
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one file."""
+        return self.batches_between(path, schema, 0, None)
+
+
+class InLines(InParts):
+    """One whose parts are ranges of lines; a file that is compressed is one part."""
+
+    def parts(self, path: str) -> Sequence[FilePart]:
+        """Return where they begin and end."""
+        return [FilePart()] if os.path.splitext(path)[1] in _PACKED else parts_of_lines(path)
+
+
 @dataclass(frozen=True)
-class ParquetFiles(InputFormat):
+class ParquetFiles(InParts):
     """Parquet. A field that a file does not have fails the job; columns that are no fields are not read.
 
     So does a date before 1582-10-15, or a time before 1900, if the footer says that it is of the calendar
     that was in use before.
     """
 
-    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the fields' columns."""
-        return self.batches_between(path, schema, 0, None)
-
     def batches_between(
         self, path: str, schema: pa.Schema, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield those of some row groups."""
+        """Yield the fields' columns of some row groups."""
         with opened(path) as data, open_parquet(data) as file:
             missing = sorted(set(schema.names) - set(file.schema_arrow.names))
             if missing:
@@ -190,7 +193,7 @@ class ParquetFiles(InputFormat):
 
 
 @dataclass(frozen=True)
-class JsonLines(InputFormat):
+class JsonLines(InLines):
     """One JSON object a line, maybe compressed (``.gz``). Other fields are ignored, missing ones are null.
 
     A line that is anything else, or no UTF-8, fails the job with file and line; blank ones are left out.
@@ -198,20 +201,12 @@ class JsonLines(InputFormat):
     A number with more digits than its type holds, or too large for it, is no value of it.
     """
 
-    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the objects of a file, which is read whole."""
-        return self.batches_between(path, schema, 0, None)
-
     def batches_between(
         self, path: str, schema: pa.Schema, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield those of some lines."""
+        """Yield the objects of some lines, which are read at once."""
         with lines_between(path, begin, end) as file:
-            yield from json_batches(file.read(), schema, may_have_mark=False)
-
-    def parts(self, path: str) -> Sequence[FilePart]:
-        """Return ranges of lines; a file that is compressed is one part."""
-        return parts_of_lines(path) if is_plain(path) else [FilePart()]
+            yield from json_batches(file.read(), schema, is_first=not begin)
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse maps, times of day and intervals, which Arrow does not read."""
@@ -426,32 +421,28 @@ def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 @dataclass(frozen=True)
-class TextLines(InputFormat):
+class TextLines(InLines):
     """A record a line, in one field of texts; maybe compressed (``.gz``).
 
     A line that is no UTF-8 fails the job with file and line.
     """
 
-    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the lines without their ends."""
-        return self.batches_between(path, schema, 0, None)
-
     def batches_between(
         self, path: str, schema: pa.Schema, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield some of them."""
+        """Yield some lines without their ends."""
         import pyarrow as pa
 
         line = 1
         with lines_between(path, begin, end) as file:
             while some := list(islice(file, _ROWS_AT_ONCE)):
+                if line == 1 and not begin:
+                    some[0] = some[0][begin_of_text(some[0]) :]
+                    if not some[0]:
+                        return
                 texts = _texts_of(some, line)
                 line += len(some)
                 yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], schema=schema)
-
-    def parts(self, path: str) -> Sequence[FilePart]:
-        """Return ranges of lines; a file that is compressed is one part."""
-        return parts_of_lines(path) if is_plain(path) else [FilePart()]
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse anything but one text."""
@@ -563,6 +554,6 @@ def _text_of(path: str) -> Iterator[io.TextIOWrapper]:
     """Open a file, maybe compressed, without the mark (BOM) in front; each byte is a letter."""
     csv.field_size_limit(_NO_LIMIT)
     with io.BufferedReader(opened(path)) as data:
-        data.read(begin_of_text(data.peek(_LONGEST_MARK)))
+        data.read(begin_of_text(data.peek(len(codecs.BOM_UTF32_LE))))
         with io.TextIOWrapper(data, "latin-1", newline="") as text:
             yield text

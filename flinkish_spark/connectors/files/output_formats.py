@@ -72,12 +72,6 @@ _KNOWN = {
     FileFormat.TEXT: {"compression", "linesep"},
     FileFormat.AVRO: {"compression", "recordname", "recordnamespace"},
 }
-_OF_TIMES = {"dateformat", "timestampformat", "timestampntzformat", "timezone", "locale"}
-#: What Spark's writer of CSV has, and the one value that holds here; None for none.
-_OF_TEXTS: Mapping[str, str | None] = {
-    **{"ignoreleadingwhitespace": "false", "ignoretrailingwhitespace": "false", "escape": '"'},
-    **dict.fromkeys(("emptyvalue", "escapequotes", "chartoescapequoteescaping")),
-}
 #: In others there are texts that become a question mark.
 _FOR_ALL_TEXTS = re.compile(r"UTF-?(8|(16|32)(LE|BE)?)")
 
@@ -125,24 +119,10 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
         reason = _RESERVED.get(name.lower())
         if reason is not None:
             raise ConfigError(f"the {kind.value} option '{name}' cannot be used", what_to_do=reason)
-        if kind in (FileFormat.JSON, FileFormat.CSV) and name.lower() in _OF_TIMES:
-            raise ConfigError(
-                f"the {kind.value} option '{name}' cannot be used",
-                why="times are written in UTC with their microseconds, so that each value has one text",
-                what_to_do="make a STRING of the field in a transform, for example by date_format(...)",
-            )
-        if kind is FileFormat.CSV and name.lower() in _OF_TEXTS:
-            if value.lower() == _OF_TEXTS[name.lower()]:
-                continue
-            raise ConfigError(
-                f"the csv option '{name}' cannot be {value!r}",
-                why="texts are written whole, in quotes where they need them, with their quotes twice",
-                what_to_do="leave it out",
-            )
         if name.lower() not in _KNOWN[kind]:
             raise ConfigError(
                 f"the option '{name}' is none of a file sink with {kind.value}",
-                why="it would be passed over without a word, or it changes what files hold",
+                why="it would be passed over without a word, or give a value another text than it has here",
                 what_to_do=f"leave it out, or correct it to one of {', '.join(sorted(_KNOWN[kind]))}",
             )
         if name.lower() in _FLAGS and value.lower() not in ("true", "false"):
@@ -166,14 +146,13 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
 def _check_separators(kind: FileFormat, options: Mapping[str, str]) -> None:
     """Refuse what ends a line, or a value in it, where it would not end there for a reader."""
     line_end = line_separator(options).decode()
-    if kind is FileFormat.JSON and not any(letter < " " for letter in line_end):
+    may_be_in_text = kind is FileFormat.JSON and all(letter >= " " for letter in line_end)
+    if not line_end or may_be_in_text:
         raise ConfigError(
-            f"the lines of json files would end with {line_end!r}",
+            f"the lines of {kind.value} files would end with {line_end!r}",
             why="a text may have that in it, and readers would see two lines there",
-            what_to_do="leave lineSep out, or give a control character, which JSON never has in a text",
+            what_to_do="leave lineSep out, or give a control character",
         )
-    if not line_end:
-        raise ConfigError(f"lineSep of {kind.value} files is empty", what_to_do="leave it out")
     if kind is not FileFormat.CSV:
         return
     form, ends = csv_form(options), "\r\n" + line_end
@@ -188,8 +167,7 @@ def _check_separators(kind: FileFormat, options: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"the csv option '{name}' is {text!r}",
                 why="lines, values and quotes have to be told apart",
-                what_to_do="give one letter as quote, others as sep, neither of them a backslash or at the "
-                "end of a line, and as nullValue a text without them",
+                what_to_do="choose others: one letter for quote, no backslash, none of the end of a line",
             )
 
 

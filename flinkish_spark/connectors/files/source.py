@@ -93,24 +93,11 @@ class FoundFile(StoredRow):
 
     @classmethod
     def parts_of(
-        cls,
-        path: str,
-        stat: os.stat_result,
-        parts: Iterable[FilePart],
-        partition: Mapping[str, str | None] | None = None,
+        cls, path: str, stat: os.stat_result, parts: Iterable[FilePart], values: Mapping[str, str | None]
     ) -> list[Self]:
         """Return each part of a file as it was when it was found."""
-        return [
-            cls(
-                path,
-                stat.st_size,
-                stat.st_mtime_ns,
-                one.rows,
-                partition or {},
-                None if one.end is None else one,
-            )
-            for one in parts
-        ]
+        known = path, stat.st_size, stat.st_mtime_ns
+        return [cls(*known, one.rows, values, None if one.end is None else one) for one in parts]
 
     @property
     def part_bytes(self) -> int:
@@ -296,7 +283,7 @@ class FileList:
                 continue
             try:
                 stat = entry.stat()
-                found += FoundFile.parts_of(name, stat, parts(entry.path))
+                found += FoundFile.parts_of(name, stat, parts(entry.path), {})
             except FileNotFoundError:
                 continue  # Gone before it was ours.
         self._compare(prefix)

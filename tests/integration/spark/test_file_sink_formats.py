@@ -68,9 +68,9 @@ LINES = [{"compression": codec} for codec in ("gzip", "bzip2", "deflate", "snapp
     ids=lambda one: one.value if isinstance(one, FileFormat) else "-".join(map(repr, one.values())),
 )
 def test_files_hold_what_those_of_spark_s_writer_hold(spark, tmp_path, kind, options) -> None:
+    staged_and_committed(spark, tmp_path, FileSink(f"{tmp_path}/out", kind, options), ROWS)
     if kind is FileFormat.CSV:
         options = {**WHOLE, **options}
-    staged_and_committed(spark, tmp_path, FileSink(f"{tmp_path}/out", kind, options), ROWS)
     frame = spark.createDataFrame(ROWS, SCHEMA).coalesce(1)
     frame.write.format(kind.value).options(**options).save(f"{tmp_path}/spark")
     wanted = rows_in(spark, kind, tmp_path / "spark", options)

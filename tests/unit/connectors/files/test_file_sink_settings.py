@@ -71,7 +71,7 @@ HOUR_MS = 3_600_000
         *(
             (
                 {"format": kind, "options": {name: "x"}},
-                f"'{name}' cannot be used.*each value has one text",
+                f"'{name}' is none of a file sink with .*give a value another text",
             )
             for kind in (FileFormat.JSON, FileFormat.CSV)
             for name in ("dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone", "locale")
@@ -79,10 +79,10 @@ HOUR_MS = 3_600_000
         ({"options": {"dateFormat": "x"}}, "'dateFormat' is none of a file sink with parquet"),
         *(
             (
-                {"format": FileFormat.CSV, "options": {name: value}},
-                f"'{name}' cannot be '{value}'.*written whole",
+                {"format": FileFormat.CSV, "options": {name: "true"}},
+                f"'{name}' is none of a file sink with csv",
             )
-            for name, value in {"escape": "|", "emptyValue": "-", "ignoreLeadingWhiteSpace": "true"}.items()
+            for name in ("escape", "emptyValue", "ignoreLeadingWhiteSpace", "multiLine")
         ),
         ({"format": FileFormat.CSV, "options": {"header": "yes"}}, "'header' is 'yes'"),
         *(
@@ -94,7 +94,8 @@ HOUR_MS = 3_600_000
                 {"lineSep": "|", "sep": "|"},
             )
         ),
-        ({"format": FileFormat.CSV, "options": {"lineSep": ""}}, "lineSep of csv files is empty"),
+        ({"format": FileFormat.CSV, "options": {"lineSep": ""}}, "lines of csv files would end with ''"),
+        ({"format": FileFormat.TEXT, "options": {"lineSep": ""}}, "lines of text files would end with ''"),
         (
             {"format": FileFormat.JSON, "options": {"lineSep": "|"}},
             "would end with '|'. A text may have that in it",
