@@ -1,0 +1,50 @@
+"""Delta tables in a bucket and on HDFS hold what the contract of sinks says, in each mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from flinkish_spark import Append, DeltaSink, OverwritePartitions, Upsert
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.testing.sink_contract import SINK_CASES, SinkUnderTest, check_sink
+from tests.support.buckets import LocalS3
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalS3]:
+    with LocalS3() as found:
+        yield found
+
+
+@pytest.fixture(params=["s3", "hdfs"])
+def table(request: pytest.FixtureRequest) -> StoreSpec:
+    stores = request.getfixturevalue("server" if request.param == "s3" else "hdfs")
+    found: StoreSpec = stores.new_store()
+    return found
+
+
+@pytest.mark.parametrize(
+    "mode", [Append(), Upsert(keys=("user",)), OverwritePartitions()], ids=lambda mode: type(mode).__name__
+)
+def test_the_cases_of_the_contract(spark: Any, tmp_path: Path, table: StoreSpec, mode: Any) -> None:
+    def sink() -> DeltaSink:
+        # Each record of the cases has a name of its own.
+        partition_by = ("user",) if isinstance(mode, OverwritePartitions) else ()
+        options = dict(table.options)
+        return DeltaSink(table.url, mode=mode, partition_by=partition_by, store_options=options)
+
+    def visible() -> list[tuple[Any, ...]]:
+        try:
+            found = DeltaTable(table.url, storage_options=table.resolved())
+        except TableNotFoundError:
+            return []
+        rows = found.to_pyarrow_table(columns=["user", "amount"]).to_pylist()
+        return [(row["user"], row["amount"]) for row in rows]
+
+    check_sink(SinkUnderTest(sink, visible, spark, tmp_path / "folder"), SINK_CASES)
