@@ -66,7 +66,8 @@ def parts_of_lines(path: str) -> Sequence[FilePart]:
                 pass
             borders.append(file.tell())
     ends = [*borders, size] if borders[-1] < size else borders
-    return [FilePart(begin, end, None, end - begin) for begin, end in pairwise(ends)]
+    found = [FilePart(begin, end, None, end - begin) for begin, end in pairwise(ends)]
+    return found if len(found) > 1 else [FilePart()]
 
 
 def lines_in(file: io.BufferedIOBase, end: int) -> int:

@@ -472,7 +472,10 @@ class FileSource(SplitSource):
             checked_whole("discover_every_ms", discover_every_ms, least=1, most=MOST_MS)
             checked_whole("max_files_per_batch", max_files_per_batch, least=1)
             checked_limit("max_bytes_per_batch", max_bytes_per_batch, least=1)
-        self.rate = RateLimit() if rate is None else rate
+        what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
+        self.rate = (
+            RateLimit() if rate is None else instance_of("rate", rate, RateLimit, what_to_do=what_to_do)
+        )
         self._discovery, self._pattern, self._parts = discovery, pattern, splits
         self._every_s, self._most_files = discover_every_ms / 1_000, max_files_per_batch
         self._most_bytes = max_bytes_per_batch

@@ -235,7 +235,8 @@ def test_every_path_in_the_public_api_takes_a_path() -> None:
     # Files as a format is asked for them, and what the package shows.
     assert {one.partition("(")[0].partition(".")[2] or one for one in plain} <= {
         "batches",
-        "rows",
+        "batches_between",
+        "parts",
         "RestoredCheckpoint(path)",
     }
 

@@ -284,7 +284,7 @@ def schema_of(table: Table, old: str, new: str, metadata: str = "{}") -> dict[st
     [
         (lambda t: [removed("a.parquet")], "updates or deletes rows"),
         (lambda t: [{"add": {"path": "../x"}}], "outside of its folder"),
-        (lambda t: [{"protocol": {"readerFeatures": ["typeWidening"]}}], "'typeWidening'"),
+        (lambda t: [{"protocol": {"readerFeatures": ["variantType"]}}], "'variantType'"),
         (lambda t: [schema_of(t, '"long"', '"string"')], "another type or name of 'n'"),
         (lambda t: [schema_of(t, '"n"', '"m"', '{"delta.columnMapping.physicalName": "n"}')], "name of 'n'"),
         (lambda t: [schema_of(t, "", "", '{"delta.columnMapping.physicalName": "c-1"}')], "name of 'n'"),
