@@ -59,8 +59,10 @@ class TableFiles:
             os.fsync(file.fileno())
             file.close()
             return
-        with self._handler().open_output_stream(name) as stream:
-            stream.write(file.getvalue())
+        # The stream that pyarrow makes of it hands on buffers, and delta-rs takes bytes.
+        stream = self._handler()._handler.open_output_stream(name, None)
+        stream.write(file.getvalue())
+        stream.close()
 
     def sync_names(self, folder: str) -> None:
         """Make the names of the files in a folder of the table durable, and the folder's own."""

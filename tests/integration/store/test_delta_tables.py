@@ -11,6 +11,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from flinkish_spark import Append, DeltaSink, OverwritePartitions, Upsert
+from flinkish_spark.connectors.delta.faults import DeltaConflict
+from flinkish_spark.connectors.delta.tables import DeltaTables, Marker
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.testing.sink_contract import SINK_CASES, SinkUnderTest, check_sink
 from tests.support.buckets import LocalS3
@@ -48,3 +50,16 @@ def test_the_cases_of_the_contract(spark: Any, tmp_path: Path, table: StoreSpec,
         return [(row["user"], row["amount"]) for row in rows]
 
     check_sink(SinkUnderTest(sink, visible, spark, tmp_path / "folder"), SINK_CASES)
+
+
+def test_a_version_is_written_once(table: StoreSpec) -> None:
+    """Of two that look at one version, and commit behind it with one marker, the second is refused."""
+    tables = DeltaTables(dict(table.options))
+    schema = '{"type":"struct","fields":[{"name":"n","type":"long","nullable":true,"metadata":{}}]}'
+    tables.create(table.url, {"schemaString": schema, "partitionColumns": []}, [], Marker("a", 1, "first"))
+    one, two = tables.open(table.url), tables.open(table.url)
+    assert one is not None and two is not None
+    assert tables.append(table.url, one, [], Marker("a", 2, "one")) == 1
+    with pytest.raises(DeltaConflict):
+        tables.append(table.url, two, [], Marker("a", 2, "two"))
+    assert [each["userMetadata"] for each in tables.history(table.url)] == ["one", "first"]
