@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import functools
-import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.connectors.delta.files import TablePath
 from flinkish_spark.connectors.delta.log import (
     TableFile,
     TableMetadata,
@@ -19,8 +19,7 @@ from flinkish_spark.connectors.delta.log import (
     physical_name,
     width_of,
 )
-from flinkish_spark.connectors.files.file_parts import FilePart, is_large
-from flinkish_spark.connectors.files.input_formats import ParquetFiles
+from flinkish_spark.connectors.files.file_parts import FilePart, is_large, parts_of_parquet
 from flinkish_spark.connectors.files.source import FoundFile, naming
 from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batches
 from flinkish_spark.core.errors import InputLostError
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 
 _ROWS_AT_ONCE = 10_000
@@ -44,7 +44,7 @@ THERE_IN, GONE_IN = "flinkish:there", "flinkish:gone-in"
 class FileRows:
     """Reads files as one version of a table would, whichever version they are of."""
 
-    table: Path
+    table: TablePath
     metadata: TableMetadata
 
     @functools.cached_property
@@ -53,14 +53,14 @@ class FileRows:
 
     def found(self, file: TableFile, more: Mapping[str, str | None]) -> list[FoundFile]:
         """Return a file as a source lists it, in its parts; raise InputLostError if it is gone."""
-        path = os.path.join(self.table, file.path)
+        path = str(self.table / file.path)
         try:
-            stat = os.stat(path)
+            stat = (self.table / file.path).stat()
             parts: Sequence[FilePart] = [FilePart(rows=file.rows)]
             if is_large(stat.st_size):
                 # A footer is a read of its own, and most files are small.
-                with naming(path):
-                    parts = ParquetFiles().parts(path)
+                with naming(path), self._opened(file.path) as content:
+                    parts = parts_of_parquet(content, stat.st_size)
         except FileNotFoundError:
             raise InputLostError(
                 f"the file {path} of the Delta table is gone",
@@ -90,7 +90,7 @@ class FileRows:
         import pyarrow.compute as pc
 
         widths = {one.name: width_of(one) for one in self.metadata.fields}
-        with open_parquet(path) as content:
+        with self._opened(file.path) as content:
             stored = content.schema_arrow
             known = {
                 one.name: (own.name, one.type) for own, one in zip(stored, self._named(stored), strict=True)
@@ -119,6 +119,10 @@ class FileRows:
                     rows = rows.filter(pa.array(wanted[place : place + batch.num_rows]))
                 place += batch.num_rows
                 yield rows
+
+    def _opened(self, name: str) -> pq.ParquetFile:
+        place = self.table / name
+        return open_parquet(str(place) if isinstance(place, Path) else place.table.open(place.name))
 
     def _named(self, stored: pa.Schema) -> Any:
         """Return a file's schema, as a type, with the table's names in place of those in files."""

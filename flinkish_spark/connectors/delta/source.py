@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.delta.file_rows import GONE_IN, THERE_IN, FileRows
+from flinkish_spark.connectors.delta.files import TablePath, table_path
 from flinkish_spark.connectors.delta.log import (
-    BY_SPARK,
     DELETE,
     INSERT,
     DeltaCommit,
@@ -24,6 +23,7 @@ from flinkish_spark.connectors.delta.log import (
     physical_name,
     renamed,
 )
+from flinkish_spark.connectors.delta.sink_settings import check_path, check_store_options
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
 from flinkish_spark.connectors.rates import RateLimit
@@ -54,7 +54,25 @@ if TYPE_CHECKING:
 _IN_TEXT = (T.StringType, T.BooleanType, T.IntegralType, T.FractionalType, T.DateType)
 
 
-class DeltaTableSource(FileSource):
+class _OfTable(FileSource):
+    """A source of the files of a Delta table, each as the table has it."""
+
+    _rows_of: FileRows
+
+    def _checked_path(self, path: str | os.PathLike[str]) -> str:
+        return str(path)
+
+    def _place(self, name: str = "") -> TablePath:
+        return self._rows_of.table / name if name else self._rows_of.table
+
+    def _for_task(self, file: FoundFile) -> FoundFile:
+        return self._rows_of.told(file)
+
+    def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        return self._rows_of.read(file, path, schema)
+
+
+class DeltaTableSource(_OfTable):
     """Reads a Delta table as it is when the job starts for the first time, and ends.
 
     Spark's own Delta source goes on with the changes and has no end; this one is the history in front of
@@ -64,9 +82,11 @@ class DeltaTableSource(FileSource):
     Parameters
     ----------
     path
-        Absolute local path of the table.
+        Absolute path or URI of the table.
     version
         Which version; None for the newest at the first start.
+    store_options
+        Of the table's store, as of a :class:`~flinkish_spark.DeltaSink`.
     splits, max_files_per_batch, max_bytes_per_batch, rate
         As for :class:`~flinkish_spark.connectors.files.source.FileSource`.
 
@@ -83,6 +103,7 @@ class DeltaTableSource(FileSource):
         path: str | os.PathLike[str],
         *,
         version: int | None = None,
+        store_options: Mapping[str, str] | None = None,
         splits: int = 1,
         max_files_per_batch: int = 1_000,
         max_bytes_per_batch: Limit = UNLIMITED,
@@ -91,11 +112,10 @@ class DeltaTableSource(FileSource):
         with refused_as_config_errors("give the number of a version, or leave it out"):
             if version is not None:
                 checked_whole("version", version, least=0)
-        folder = checked_folder(path)
-        snapshot = DeltaSnapshot.read(Path(folder), version)
+        snapshot = DeltaSnapshot.read(checked_place(path, store_options), version)
         self._rows_of = FileRows(snapshot.table, snapshot.metadata)
         super().__init__(
-            folder,
+            str(snapshot.table),
             ParquetFiles(),
             record_schema(snapshot),
             splits=splits,
@@ -106,32 +126,19 @@ class DeltaTableSource(FileSource):
         self._version = version
 
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
-        snapshot = DeltaSnapshot.read(Path(self.path), self._version)
+        snapshot = DeltaSnapshot.read(self._rows_of.table, self._version)
         return files_of(snapshot, self._rows_of), True
-
-    def _for_task(self, file: FoundFile) -> FoundFile:
-        return self._rows_of.told(file)
-
-    def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        return self._rows_of.read(file, path, schema)
 
     def fingerprint(self) -> Mapping[str, Any]:
         """Return what the list depends on."""
         return {**super().fingerprint(), "version": self._version}
 
 
-def checked_folder(path: str | os.PathLike[str]) -> str:
-    folder = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
-    folder = folder.removeprefix("file://")
-    if "://" in folder:
-        raise ConfigError(
-            f"the Delta table {folder} is in a store",
-            why="a source of Delta in Python reads files of a disk",
-            what_to_do=BY_SPARK,
-        )
-    if not os.path.isabs(folder):
-        raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
-    return folder
+def checked_place(path: str | os.PathLike[str], options: Mapping[str, str] | None) -> TablePath:
+    folder = instance_of("path", to_path(path), str, what_to_do='give a table: "/data/orders"')
+    check_path("the Delta path", folder)
+    check_store_options(folder, options or {})
+    return table_path(folder, options or {})
 
 
 def record_schema(snapshot: DeltaSnapshot) -> T.StructType:
@@ -148,7 +155,7 @@ def record_schema(snapshot: DeltaSnapshot) -> T.StructType:
     return T.StructType.fromJson(renamed(snapshot.metadata.fields.jsonValue(), lambda one: one["name"]))
 
 
-def check_fields(table: Path, version: int, found: TableMetadata, declared: TableMetadata) -> None:
+def check_fields(table: TablePath, version: int, found: TableMetadata, declared: TableMetadata) -> None:
     """Refuse a version that has another type of a field, or another field under its name.
 
     A field that it does not have is null there.
@@ -215,7 +222,7 @@ _OF_VERSION, _IS_GONE = "flinkish:version", "flinkish:gone"
 _BEGINNING, _KIND = "beginning.json", "delta-beginning"
 
 
-class DeltaSource(FileSource):
+class DeltaSource(_OfTable):
     """Reads a Delta table, and goes on with what comes.
 
     The log is followed commit by commit, and the files of each are listed durably before they are read, so
@@ -225,7 +232,7 @@ class DeltaSource(FileSource):
     Parameters
     ----------
     path
-        Absolute local path of the table.
+        Absolute path or URI of the table.
     changes
         Rows that are added, or the change feed.
     starting_version
@@ -243,6 +250,8 @@ class DeltaSource(FileSource):
         may be read in another order than they were made.
     reader
         ``"python"`` or None: this package reads. Spark's own source is one of `env.from_dataframe`.
+    store_options
+        Of the table's store, as of a :class:`~flinkish_spark.DeltaSink`.
 
     Raises
     ------
@@ -264,6 +273,7 @@ class DeltaSource(FileSource):
         splits: int = 1,
         discover_every_ms: Duration = 1_000,
         reader: str | None = None,
+        store_options: Mapping[str, str] | None = None,
         rate: RateLimit | None = None,
     ) -> None:
         discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
@@ -278,14 +288,13 @@ class DeltaSource(FileSource):
                 why="this package reads Delta in Python, and in no other way",
                 what_to_do="leave it out; for Spark's own source use env.from_dataframe",
             )
-        folder = checked_folder(path)
-        snapshot = DeltaSnapshot.read(Path(folder))
+        snapshot = DeltaSnapshot.read(checked_place(path, store_options))
         self._rows_of, fields = FileRows(snapshot.table, snapshot.metadata), record_schema(snapshot)
         is_feed = changes is DeltaChanges.FEED
         if is_feed:
             check_feed(snapshot.table, snapshot.metadata)
         super().__init__(
-            folder,
+            str(snapshot.table),
             ParquetFiles(),
             T.StructType([*fields, *(_FEED_FIELDS if is_feed else ())]),
             discovery=Discovery.CONTINUOUS if ending_version is None else Discovery.ONCE,
@@ -336,8 +345,8 @@ class DeltaSource(FileSource):
         return False
 
     @property
-    def _table(self) -> Path:
-        return Path(self.path)
+    def _table(self) -> TablePath:
+        return self._rows_of.table
 
     def _is_behind_end(self, version: int) -> bool:
         return self._ending is not None and version > self._ending
@@ -438,16 +447,13 @@ class DeltaSource(FileSource):
                 what_to_do="raise delta.logRetentionDuration; begin at a newer version in a new job_dir",
             )
 
-    def _for_task(self, file: FoundFile) -> FoundFile:
-        return self._rows_of.told(file)
-
     # In a task:
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         asked = file.partition.get(_IS_GONE)
-        for batch in self._rows_of.read(file, path, schema):
+        for batch in super()._records(file, path, schema):
             if asked is None:
                 yield batch
                 continue
@@ -466,7 +472,7 @@ class DeltaSource(FileSource):
         }
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
+def _identity(path: TablePath) -> tuple[int, ...] | None:
     try:
         stat = path.stat()
     except FileNotFoundError:

@@ -93,7 +93,7 @@ class FoundFile(StoredRow):
 
     @classmethod
     def parts_of(
-        cls, path: str, stat: os.stat_result, parts: Iterable[FilePart], values: Mapping[str, str | None]
+        cls, path: str, stat: Any, parts: Iterable[FilePart], values: Mapping[str, str | None]
     ) -> list[Self]:
         """Return each part of a file as it was when it was found."""
         known = path, stat.st_size, stat.st_mtime_ns
@@ -454,10 +454,7 @@ class FileSource(SplitSource):
         max_bytes_per_batch: Limit = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
-        text = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
-        self.path = text.removeprefix("file://")
-        if not os.path.isabs(self.path) or "\0" in text:
-            raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
+        self.path = self._checked_path(path)
         what_to_do = "give ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines()"
         self.format = instance_of("format", format, InputFormat, what_to_do=what_to_do)  # type: ignore[type-abstract]
         check_methods(format, InputFormat, f"the {type(format).__name__} that is given as format")
@@ -481,6 +478,17 @@ class FileSource(SplitSource):
         self._most_bytes = max_bytes_per_batch
         self._list: FileList | None = None
         self._look_at = float("-inf")
+
+    def _checked_path(self, path: str | os.PathLike[str]) -> str:
+        text = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
+        folder = text.removeprefix("file://")
+        if not os.path.isabs(folder) or "\0" in text:
+            raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
+        return folder
+
+    def _place(self, name: str = "") -> Any:
+        """Return the folder, or a file in it, as a `Path` has it."""
+        return Path(self.path, name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_list": None, "_look_at": float("-inf")}
@@ -603,7 +611,7 @@ class FileSource(SplitSource):
     def _unchanged(self, file: FoundFile) -> str:
         path = os.path.join(self.path, file.path)
         try:
-            stat = os.stat(path)
+            stat = self._place(file.path).stat()
             now = (stat.st_size, stat.st_mtime_ns)
         except FileNotFoundError:
             now = None
@@ -619,12 +627,12 @@ class FileSource(SplitSource):
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse a folder that is not there."""
         super().preflight(spark, job_dir, uid)
-        if os.path.isfile(self.path):
+        if self._place().is_file():
             raise ConfigError(
                 f"the path {self.path} of source '{uid}' is a file, and a FileSource reads a folder",
                 what_to_do=f"give the folder, and the file as pattern={os.path.basename(self.path)!r}",
             )
-        if not os.path.isdir(self.path):
+        if not self._place().is_dir():
             raise ConfigError(
                 f"the folder {self.path} of source '{uid}' is not there",
                 what_to_do="create it, or correct it",

@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
 from flinkish_spark import Append, DeltaSink, OverwritePartitions, Upsert
 from flinkish_spark.connectors.delta.faults import DeltaConflict
 from flinkish_spark.connectors.delta.tables import DeltaTables, Marker
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.sources import DeltaChanges, DeltaSource, DeltaTableSource
 from flinkish_spark.testing.sink_contract import SINK_CASES, SinkUnderTest, check_sink
 from tests.support.buckets import LocalS3
+from tests.unit.connectors.files.test_file_source import reader_of
+from tests.unit.connectors.test_split_source import step
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +67,27 @@ def test_a_version_is_written_once(table: StoreSpec) -> None:
     with pytest.raises(DeltaConflict):
         tables.append(table.url, two, [], Marker("a", 2, "two"))
     assert [each["userMetadata"] for each in tables.history(table.url)] == ["one", "first"]
+
+
+def test_sources_read_a_table_and_what_comes(tmp_path: Path, table: StoreSpec) -> None:
+    """A reader looks again and again; a process that goes on later reads the same."""
+
+    def written(*numbers: int) -> None:
+        rows = pa.table({"n": numbers, "p": [f"p {number % 2}" for number in numbers]})
+        options, feed = table.resolved(), {"delta.enableChangeDataFeed": "true"}
+        how: dict[str, Any] = {"mode": "append", "partition_by": ["p"], "configuration": feed}
+        write_deltalake(table.url, rows, storage_options=options, **how)
+
+    options = dict(table.options)
+    written(1, 2)
+    live = DeltaSource(table.url, DeltaChanges.FEED, store_options=options, discover_every_ms=1)
+    reader = reader_of(live, tmp_path / "live")
+    first, rows = step(reader, reader.initialOffset())
+    assert sorted(row[:3] for row in rows) == [(1, "p 1", "insert"), (2, "p 0", "insert")]
+    written(3)
+    DeltaTable(table.url, storage_options=table.resolved()).delete("n = 1")
+    found = step(reader, first)[1]
+    assert sorted(row[:4] for row in found) == [(1, "p 1", "delete", 2), (3, "p 1", "insert", 1)]
+    assert step(reader_of(live, tmp_path / "live"), first)[1] == found
+    whole = reader_of(DeltaTableSource(table.url, version=1, store_options=options), tmp_path / "whole")
+    assert sorted(row[0] for row in step(whole, whole.initialOffset())[1]) == [1, 2, 3]
