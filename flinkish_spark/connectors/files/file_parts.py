@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from flinkish_spark.protocol.codec import StoredRow
-
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
@@ -20,7 +18,7 @@ _PART_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class FilePart(StoredRow):
+class FilePart:
     """A part of a file, or all of it."""
 
     #: From where and up to where: row groups, or bytes. None for the end of the file, whatever it has.
@@ -28,8 +26,8 @@ class FilePart(StoredRow):
     end: int | None = None
     #: How many records it has; None if that is not known.
     rows: int | None = None
-    #: About how many bytes it has on disk; None for the file's own size.
-    bytes: int | None = None
+    #: About how many bytes it has on disk, if it is a part.
+    bytes: int = 0
 
 
 def is_large(size_bytes: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -67,6 +67,10 @@ _LONG_LOOK_S = 0.5
 _SETTLED_MS = 60_000
 
 
+#: Beside the values of a file's partition: which part of it is meant. No field has such a name.
+_PART = "flinkish:part"
+
+
 def _text_of(path: str) -> str:
     """Return a name as JSON has it: one that is no UTF-8 by its bytes, behind a letter that no name has."""
     return path if shown(path) == path else "\0" + os.fsencode(path).hex()
@@ -88,24 +92,26 @@ class FoundFile(StoredRow):
     rows: int | None
     #: Values of its records that are not in it, as texts, by field.
     partition: Mapping[str, str | None] = field(default_factory=dict)
-    #: Which part of the file this is, and the records are of; None for all of it.
-    part: FilePart | None = None
 
     @classmethod
     def parts_of(
-        cls, path: str, stat: Any, parts: Iterable[FilePart], values: Mapping[str, str | None]
+        cls, path: str, stat: Any, parts: Sequence[FilePart], values: Mapping[str, str | None]
     ) -> list[Self]:
         """Return each part of a file as it was when it was found."""
         known = path, stat.st_size, stat.st_mtime_ns
-        return [cls(*known, one.rows, values, None if one.end is None else one) for one in parts]
+        told = [{} if one.end is None else {_PART: f"{one.begin} {one.end} {one.bytes}"} for one in parts]
+        return [cls(*known, one.rows, {**values, **part}) for one, part in zip(parts, told, strict=True)]
 
     @property
     def part_bytes(self) -> int:
-        return self.size if self.part is None or self.part.bytes is None else self.part.bytes
+        part = self.partition.get(_PART)
+        return self.size if part is None else int(part.split()[2])
 
     @property
     def extent(self) -> tuple[int, int | None]:
-        return (0, None) if self.part is None else (self.part.begin, self.part.end)
+        """Return from where and up to where the records of this part are; None for the end of the file."""
+        begin, end, _ = (self.partition.get(_PART) or "0 -1 0").split()
+        return int(begin), None if end == "-1" else int(end)
 
 
 class FileList:
@@ -274,7 +280,7 @@ class FileList:
         self._known = {_path_of(path): (size, at) for path, (size, at) in stored["read"].items()}
         self._known |= {one.path: (one.size, one.modified_ns) for one in self._files}
 
-    def look(self, root: Path, pattern: str, parts: Callable[[str], Iterable[FilePart]]) -> list[FoundFile]:
+    def look(self, root: Path, pattern: str, parts: Callable[[str], Sequence[FilePart]]) -> list[FoundFile]:
         """Return the files below `root` that are not in the list, the oldest first."""
         found, prefix = list[FoundFile](), os.path.join(root, "")
         for entry in self._folders.entries(str(root), pattern):

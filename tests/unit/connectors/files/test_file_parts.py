@@ -168,4 +168,5 @@ def test_a_part_is_stored_with_its_file(tmp_path) -> None:
     start = reader.initialOffset()
     [piece] = reader.partitions(start, reader.latestOffset(start, None))
     facts = json.loads(json.dumps(piece.facts))
-    assert [one[5][:2] for one in facts] == sorted(one[5][:2] for one in facts) and facts[0][5][0] == 0
+    parts = [[int(number) for number in one[4]["flinkish:part"].split()] for one in facts]
+    assert parts == sorted(parts) and parts[0][0] == 0 and sum(size for *_, size in parts) == facts[0][1]
