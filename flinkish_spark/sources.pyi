@@ -1,6 +1,5 @@
 from .connectors.collection import CollectionSource as CollectionSource
 from .connectors.delta.source import DeltaChanges as DeltaChanges
-from .connectors.delta.source import DeltaRecordsSource as DeltaRecordsSource
 from .connectors.delta.source import DeltaSource as DeltaSource
 from .connectors.delta.source import DeltaTableSource as DeltaTableSource
 from .connectors.files.input_formats import CsvFiles as CsvFiles

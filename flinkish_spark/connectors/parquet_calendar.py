@@ -1,12 +1,13 @@
-"""Parquet files whose old dates and times are of the calendar that was in use before 1582.
+"""Parquet files as sources read them.
 
-A footer says so, and Spark then counts the days anew. Nobody here does: such values are refused.
+Old dates and times may be of the calendar that was in use before 1582. A footer says so, and Spark then
+counts the days anew. Nobody here does: such values are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.types.arrow_columns import leaves
 
@@ -24,9 +25,24 @@ _FIRST_DAY, _FIRST_SECOND = -141_427, -2_208_988_800
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
-def read_batches(file: pq.ParquetFile, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+#: What is read of a column at once: else all that a row group has of it, whatever its size.
+_BUFFER_BYTES = 1 << 20
+
+
+def open_parquet(source: Any) -> pq.ParquetFile:
+    import pyarrow.parquet as pq
+
+    # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
+    return pq.ParquetFile(source, coerce_int96_timestamp_unit="us", buffer_size=_BUFFER_BYTES)
+
+
+def read_batches(
+    file: pq.ParquetFile, columns: list[str], rows: int, begin: int = 0, end: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the row groups from `begin` up to `end`."""
     dates, int96 = _old_kinds(file)
-    for batch in file.iter_batches(batch_size=rows, columns=columns):
+    groups = [*range(begin, file.num_row_groups if end is None else end)]
+    for batch in file.iter_batches(batch_size=rows, columns=columns, row_groups=groups):
         for name, column in zip(batch.schema.names, batch.columns, strict=True) if dates or int96 else ():
             if any(_has_old(leaf, dates=dates, int96=int96) for leaf in leaves(column)):
                 raise ValueError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -20,12 +20,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark.types.arrow_columns import beyond_years
 
-#: For Spark's writers of files: ``2026-01-31T12:00:00.000000Z``; without the Z if a time has no zone.
-TIME_OPTIONS: Mapping[str, str] = {
-    "timeZone": "UTC",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
 _PLAIN: tuple[type[T.DataType], ...] = (
     T.BooleanType,
     T.ByteType,

@@ -39,7 +39,6 @@ from flinkish_spark.savepoints.files import SavepointMisfit
 from flinkish_spark.sources import (
     CollectionSource,
     DataGeneratorSource,
-    DeltaRecordsSource,
     DeltaSource,
     DeltaTableSource,
     FileSource,
@@ -249,7 +248,7 @@ def test_no_source_is_missing() -> None:
     public = {getattr(flinkish_spark.sources, name) for name in dir(flinkish_spark.sources)}
     kinds = {one for one in public if isinstance(one, type) and issubclass(one, Source)}
     bounded = {CollectionSource, DataGeneratorSource, DeltaTableSource}
-    growing = {DeltaRecordsSource, DeltaSource, FileSource, HybridSource, KafkaRecordsSource, KafkaSource}
+    growing = {DeltaSource, FileSource, HybridSource, KafkaRecordsSource, KafkaSource}
     assert kinds == bounded | growing | {SocketTextSource, SplitSource}
 
 

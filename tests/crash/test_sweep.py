@@ -17,11 +17,11 @@ from tests.crash.sweep.sweep import Sweep
 _RUNS = 1
 
 
-def sample(directory: Path, sinks: tuple[str, ...], *faults: Fault) -> None:
+def sample(directory: Path, sinks: tuple[str, ...], *faults: Fault, store: str = "disk") -> None:
     choose = chooser(_RUNS, faults, "")
     for old in directory.glob("*.jsonl"):
         old.unlink()
-    plan = Plan(directory / "work", directory, revision(), sinks, choose, time.monotonic() + 900)
+    plan = Plan(directory / "work", directory, revision(), sinks, choose, time.monotonic() + 900, store)
     Sweep(plan).run()
 
     line = summary(sinks, directory, plan.revision, choose)
@@ -36,6 +36,12 @@ def sample(directory: Path, sinks: tuple[str, ...], *faults: Fault) -> None:
 def test_a_call_that_fails(run_directory: Path) -> None:
     """Without a kill, so in one process; the kills of every run are in `tests/crash/test_all_families.py`."""
     sample(run_directory, ("delta",), Fault.FAIL, Fault.LOST, Fault.TWICE)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1_200)
+def test_a_few_points_of_tables_in_a_bucket(run_directory: Path) -> None:
+    sample(run_directory, ("delta", "delta-upsert"), *Fault, store="s3")
 
 
 @pytest.mark.nightly

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import functools
-import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.connectors.delta.files import TablePath
 from flinkish_spark.connectors.delta.log import (
     TableFile,
     TableMetadata,
@@ -17,14 +19,16 @@ from flinkish_spark.connectors.delta.log import (
     physical_name,
     width_of,
 )
-from flinkish_spark.connectors.files.source import FoundFile
-from flinkish_spark.connectors.parquet_calendar import read_batches
+from flinkish_spark.connectors.files.file_parts import FilePart, is_large, parts_of_parquet
+from flinkish_spark.connectors.files.source import FoundFile, naming
+from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batches
 from flinkish_spark.core.errors import InputLostError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 
 _ROWS_AT_ONCE = 10_000
@@ -32,7 +36,7 @@ _FIELD_ID = b"PARQUET:field_id"
 #: In files of changes, and in no table's schema: under its own name, also where columns have others.
 _CHANGE_TYPE = {"name": "_change_type", "type": "string", "metadata": {}}
 #: Beside the values of a listed file's partition: a version in which its rows are not deleted, one in which
-#: they are. No column has such a name.
+#: they are. What a task is told has the rows in their places. No column has such a name.
 THERE_IN, GONE_IN = "flinkish:there", "flinkish:gone-in"
 
 
@@ -40,18 +44,23 @@ THERE_IN, GONE_IN = "flinkish:there", "flinkish:gone-in"
 class FileRows:
     """Reads files as one version of a table would, whichever version they are of."""
 
-    table: Path
+    table: TablePath
     metadata: TableMetadata
 
     @functools.cached_property
     def _partition_by(self) -> list[tuple[str, str]]:
         return [(name, self.metadata.name_in_files(name)) for name in self.metadata.partition_by]
 
-    def found(self, file: TableFile, more: Mapping[str, str | None]) -> FoundFile:
-        """Return a file as a source lists it; raise InputLostError if it is gone."""
-        path = os.path.join(self.table, file.path)
+    def found(self, file: TableFile, more: Mapping[str, str | None]) -> list[FoundFile]:
+        """Return a file as a source lists it, in its parts; raise InputLostError if it is gone."""
+        path = str(self.table / file.path)
         try:
-            stat = os.stat(path)
+            stat = (self.table / file.path).stat()
+            parts: Sequence[FilePart] = [FilePart(rows=file.rows)]
+            if is_large(stat.st_size):
+                # A footer is a read of its own, and most files are small.
+                with naming(path), self._opened(file.path) as content:
+                    parts = parts_of_parquet(content, stat.st_size)
         except FileNotFoundError:
             raise InputLostError(
                 f"the file {path} of the Delta table is gone",
@@ -63,17 +72,25 @@ class FileRows:
         # An empty text is null, whatever the type: so Delta's protocol says, and deltalake has made it null
         # in a version already. Spark gives the text, which nothing here could know of a version.
         said = {name: values.get(in_files) or None for name, in_files in self._partition_by}
-        return FoundFile(file.path, stat.st_size, stat.st_mtime_ns, file.rows, {**said, **more})
+        return FoundFile.parts_of(file.path, stat, parts, {**said, **more})
+
+    def told(self, file: FoundFile) -> FoundFile:
+        """Return a listed file with its deleted rows in place of versions: a task reads no vectors."""
+        # The log says that it has a vector: one that is not found is an error of ours, and no row comes back.
+        deleted = {
+            name: _packed(deleted_rows(self.table, self.metadata.id, int(version))[file.path])
+            for name in (THERE_IN, GONE_IN)
+            if (version := file.partition.get(name)) is not None
+        }
+        return replace(file, partition={**file.partition, **deleted}) if deleted else file
 
     def read(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield a file's rows with what is not in it: values of its partition, columns that came later."""
         import pyarrow as pa
         import pyarrow.compute as pc
-        import pyarrow.parquet as pq
 
         widths = {one.name: width_of(one) for one in self.metadata.fields}
-        # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
-        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as content:
+        with self._opened(file.path) as content:
             stored = content.schema_arrow
             known = {
                 one.name: (own.name, one.type) for own, one in zip(stored, self._named(stored), strict=True)
@@ -81,10 +98,13 @@ class FileRows:
             # The log's value of a partition counts, also where a file has a column of the name.
             there = [name for name in schema.names if name in known and name not in file.partition]
             _refuse_other_case(set(schema.names) - file.partition.keys(), list(known))
-            wanted, place = self._wanted(file, content.metadata.num_rows), 0
+            footer, (begin, end) = content.metadata, file.extent
+            wanted = _wanted(file, footer.num_rows)
+            place = sum(footer.row_group(at).num_rows for at in range(begin))
             if wanted is not None and not wanted.any():
                 return
-            for batch in read_batches(content, [known[name][0] for name in there], _ROWS_AT_ONCE):
+            columns_in_file = [known[name][0] for name in there]
+            for batch in read_batches(content, columns_in_file, _ROWS_AT_ONCE, begin, end):
                 columns = [
                     _completed(batch.column(known[one.name][0]), known[one.name][1], one.type)
                     if one.name in there
@@ -100,6 +120,10 @@ class FileRows:
                 place += batch.num_rows
                 yield rows
 
+    def _opened(self, name: str) -> pq.ParquetFile:
+        place = self.table / name
+        return open_parquet(str(place) if isinstance(place, Path) else place.table.open(place.name))
+
     def _named(self, stored: pa.Schema) -> Any:
         """Return a file's schema, as a type, with the table's names in place of those in files."""
         import pyarrow as pa
@@ -112,21 +136,24 @@ class FileRows:
             return _named(kind, {"type": "struct", "fields": fields}, is_by_id=is_by_id)
         return kind
 
-    def _wanted(self, file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:
-        """Return which of a file's rows are read; None for all of them."""
-        there, gone = (file.partition.get(name) for name in (THERE_IN, GONE_IN))
-        is_gone = None if gone is None else self._deleted(file, int(gone), rows)
-        if there is None:
-            return is_gone
-        is_there = ~self._deleted(file, int(there), rows)
-        return is_there if is_gone is None else is_there & is_gone
 
-    def _deleted(self, file: FoundFile, version: int, rows: int) -> npt.NDArray[np.bool_]:
-        import numpy as np
+def _packed(bits: npt.NDArray[np.uint8]) -> str:
+    return base64.b64encode(zlib.compress(bits.tobytes(), 1)).decode()
 
-        # The log says that it has a vector: one that is not found is an error of ours, and no row comes back.
-        bits = deleted_rows(self.table, self.metadata.id, version)[file.path]
-        return np.unpackbits(bits, count=rows).astype(bool)
+
+def _wanted(file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:
+    """Return which of a file's rows are read, as a task is told; None for all of them."""
+    import numpy as np
+
+    there, gone = (
+        None
+        if (text := file.partition.get(name)) is None
+        else np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8), count=rows) > 0
+        for name in (THERE_IN, GONE_IN)
+    )
+    if there is None:
+        return gone
+    return ~there if gone is None else ~there & gone
 
 
 def _named(kind: pa.DataType, wanted: Any, *, is_by_id: bool) -> pa.DataType:
@@ -163,9 +190,14 @@ def _refuse_other_case(names: set[str], in_file: Sequence[str]) -> None:
 
 def _completed(column: pa.Array, named: pa.DataType, kind: pa.DataType) -> pa.Array:
     """Return a column with null in fields of structs that were added later; of another type as it is."""
+    import pyarrow as pa
+
     from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 
     own = column if column.type == named else column.view(named)
+    if pa.types.is_date(named) and pa.types.is_timestamp(kind):
+        # All other types become wider as any source's do.
+        return own.cast(kind)
     is_lacking = is_of_kind(named, kind, may_have_more=True, may_lack=True)
     return exact_cast(own, kind) if is_lacking else own
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from flinkish_spark.core.errors import CorruptObjectError
@@ -19,6 +20,19 @@ from flinkish_spark.core.store_spec import resolved_options
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import fs
+
+
+class StoreStat(NamedTuple):
+    """What is asked of a file's `os.stat`."""
+
+    st_size: int
+    st_mtime_ns: int
+    st_ino: int = 0
+
+    @property
+    def st_mtime(self) -> float:
+        return self.st_mtime_ns / 1_000_000_000
+
 
 #: With three slashes or with one; behind two a host begins.
 _LOCAL = re.compile(r"^file:(///+|/(?!/))", re.IGNORECASE)
@@ -59,8 +73,10 @@ class TableFiles:
             os.fsync(file.fileno())
             file.close()
             return
-        with self._handler().open_output_stream(name) as stream:
-            stream.write(file.getvalue())
+        # The stream that pyarrow makes of it hands on buffers, and delta-rs takes bytes.
+        stream = self._handler()._handler.open_output_stream(name, None)
+        stream.write(file.getvalue())
+        stream.close()
 
     def sync_names(self, folder: str) -> None:
         """Make the names of the files in a folder of the table durable, and the folder's own."""
@@ -113,6 +129,15 @@ class TableFiles:
         else:
             shutil.rmtree(self.root / folder, ignore_errors=True)
 
+    def open(self, name: str) -> Any:
+        return self._system().open_input_file(name)
+
+    def stat(self, name: str) -> StoreStat:
+        [info] = self._system().get_file_info([name])
+        if not info.is_file:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.path}/{name}")
+        return StoreStat(info.size, info.mtime_ns)
+
     def _name(self, path: str) -> str:
         """Return a file's name within the table; a file elsewhere keeps its own."""
         return path.removeprefix(f"{self.path.rstrip('/')}/")
@@ -128,6 +153,49 @@ class TableFiles:
         from deltalake.fs import DeltaStorageHandler
 
         return DeltaStorageHandler(self.path, self.store_options())
+
+
+@dataclass(frozen=True)
+class StorePath:
+    """A table in a store, or a file of it, with what readers ask of a `Path`."""
+
+    table: TableFiles
+    name: str = ""
+
+    def __truediv__(self, name: str) -> StorePath:
+        return StorePath(self.table, f"{self.name}/{name}" if self.name else name)
+
+    def __str__(self) -> str:
+        return f"{self.table.path}/{self.name}" if self.name else self.table.path
+
+    def is_file(self) -> bool:
+        return bool(self.name) and self.exists()
+
+    def is_dir(self) -> bool:
+        # There are none in a store: any name may be one.
+        return not self.is_file()
+
+    def exists(self) -> bool:
+        try:
+            return bool(self.stat())
+        except FileNotFoundError:
+            return False
+
+    def stat(self) -> StoreStat:
+        return self.table.stat(self.name)
+
+    def read_text(self, encoding: str) -> str:
+        with self.table.open(self.name) as file:
+            text: bytes = file.read()
+        return text.decode(encoding)
+
+
+TablePath = Path | StorePath
+
+
+def table_path(path: str, options: Mapping[str, str]) -> TablePath:
+    files = TableFiles.of(path.replace("s3a://", "s3://", 1), options)
+    return StorePath(files) if files.root is None else files.root
 
 
 def why_no_path(path: str) -> str:

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.delta.files import TablePath
 from flinkish_spark.connectors.files.source import naming
 from flinkish_spark.core.errors import ConfigError, InputLostError
 
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 _LOG = "_delta_log"
 #: What a reader may have to know, and this one does; the last one says nothing of rows.
 _KNOWN_FEATURES = frozenset(
-    {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
+    {
+        *("columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint"),
+        "vacuumProtocolCheck",
+    }
 )
 #: Newer ones may mean rows by other rules.
 _NEWEST_READER = 3
@@ -79,7 +83,7 @@ class TableMetadata:
     configuration: Mapping[str, str] = field(repr=False)
 
     @classmethod
-    def of(cls, table: Path, action: Mapping[str, Any]) -> TableMetadata:
+    def of(cls, table: TablePath, action: Mapping[str, Any]) -> TableMetadata:
         """Read the action of a commit; raise ConfigError if rows are not those that their files hold."""
         provider = (action.get("format") or {}).get("provider") or "parquet"
         if provider != "parquet":
@@ -136,17 +140,17 @@ def renamed(part: Any, name_of: Callable[[Mapping[str, Any]], Any]) -> Any:
 
 @dataclass(frozen=True)
 class DeltaSnapshot:
-    table: Path
+    table: TablePath
     version: int
     metadata: TableMetadata
     _opened: DeltaTable = field(repr=False)
 
     @classmethod
-    def read(cls, table: Path, version: int | None = None) -> DeltaSnapshot:
+    def read(cls, table: TablePath, version: int | None = None) -> DeltaSnapshot:
         """Read the log up to a version; None means the newest."""
         from deltalake import DeltaTable
 
-        if re.search("%[0-9A-Fa-f]{2}", os.path.realpath(table)):
+        if isinstance(table, Path) and re.search("%[0-9A-Fa-f]{2}", os.path.realpath(table)):
             raise ConfigError(
                 f"the path of the Delta table {table} has a % with two digits behind it",
                 why="deltalake would read the table of another folder, with one character in their place",
@@ -156,7 +160,8 @@ class DeltaSnapshot:
             f"the Delta table {table}" if version is None else f"version {version} of the Delta table {table}"
         )
         with _as_refusal(table, what):
-            found = DeltaTable(str(table), version)
+            options = None if isinstance(table, Path) else table.table.store_options()
+            found = DeltaTable(str(table), version, storage_options=options)
         protocol, said = found.protocol(), found.metadata()
         _check_protocol(table, protocol.min_reader_version, protocol.reader_features or ())
         names = ("id", "schemaString", "partitionColumns", "configuration")
@@ -193,19 +198,20 @@ class DeltaSnapshot:
 
         if "deletionVectors" not in (self._opened.protocol().reader_features or ()):
             return {}
+        real = Path(os.path.realpath(self.table)) if isinstance(self.table, Path) else self.table
         found = {}
         with _as_refusal(self.table, f"the deletion vectors of version {self.version} of {self.table}"):
             for batch in map(pa.record_batch, self._opened.deletion_vectors()):
                 for path, kept in zip(batch.column(0), batch.column(1), strict=True):
                     # deltalake has followed links in the table's path.
-                    there = local_path(Path(os.path.realpath(self.table)), path.as_py())
+                    there = local_path(real, path.as_py())
                     found[there] = np.packbits(~kept.values.to_numpy(zero_copy_only=False))
         return found
 
 
 @functools.lru_cache(maxsize=2)
-def deleted_rows(table: Path, table_id: str, version: int) -> Mapping[str, npt.NDArray[np.uint8]]:
-    """Return :meth:`DeltaSnapshot.deleted_rows` of a version, in a task; its files are of a few versions."""
+def deleted_rows(table: TablePath, table_id: str, version: int) -> Mapping[str, npt.NDArray[np.uint8]]:
+    """Return :meth:`DeltaSnapshot.deleted_rows` of a version; files that are read together are of a few."""
     try:
         return DeltaSnapshot.read(table, version).deleted_rows()
     except ConfigError as error:
@@ -217,12 +223,12 @@ def deleted_rows(table: Path, table_id: str, version: int) -> Mapping[str, npt.N
 
 
 @contextmanager
-def _as_refusal(table: Path, what: str) -> Iterator[None]:
+def _as_refusal(table: TablePath, what: str) -> Iterator[None]:
     """Let deltalake say which table it could not read."""
     from deltalake.exceptions import DeltaError
 
     log = table / _LOG
-    if not log.is_dir() or not os.listdir(log):
+    if isinstance(log, Path) and not (log.is_dir() and os.listdir(log)):
         raise ConfigError(
             f"{what} cannot be read",
             why=f"there is no Delta log ({log}) with a version",
@@ -233,8 +239,8 @@ def _as_refusal(table: Path, what: str) -> Iterator[None]:
     except DeltaError as error:
         # Behind the first line is where in deltalake it happened.
         why = str(error).partition("\n")[0]
-        if re.search(r"\(os error (?!2\))", why):
-            # The system's, which may pass; that there is no such file does not.
+        if re.search(r"\(os error (?!2\))|Generic \w+ error", why):
+            # The system's or the store's, which may pass; that there is no such file does not.
             raise OSError(f"{what} cannot be read: {why}") from error
         if unread := _UNREAD_VALUE.search(why):
             raise ConfigError(
@@ -250,7 +256,7 @@ def _as_refusal(table: Path, what: str) -> Iterator[None]:
         ) from error
 
 
-def _check_protocol(table: Path, version: int, features: Iterable[str]) -> None:
+def _check_protocol(table: TablePath, version: int, features: Iterable[str]) -> None:
     unknown = sorted(set(features) - _KNOWN_FEATURES)
     if unknown:
         raise _refused(table, f"the feature '{unknown[0]}'")
@@ -258,16 +264,19 @@ def _check_protocol(table: Path, version: int, features: Iterable[str]) -> None:
         raise _refused(table, f"a protocol for readers of version {version}")
 
 
-def local_path(table: Path, given: str) -> str:
-    """Return the path of a file that a log names; raise ConfigError if it is not on this file system."""
+def local_path(table: TablePath, given: str) -> str:
+    """Return the path of a file that a log names; raise ConfigError if it is elsewhere."""
+    given = given.removeprefix(f"{table}/")
     match = _SCHEME.fullmatch(given)
     scheme, path = (match["scheme"], unquote(match["path"])) if match else ("", unquote(given))
     if scheme not in ("", "file") or ".." in path.split("/"):
         raise _refused(table, f"the file {given}, outside of its folder")
+    if path.startswith("/") and not isinstance(table, Path):
+        raise _refused(table, f"the file {given}, outside of its store")
     return path.removeprefix(f"{table}/")
 
 
-def _refused(table: Path, has: str) -> ConfigError:
+def _refused(table: TablePath, has: str) -> ConfigError:
     return ConfigError(
         f"the Delta table {table} has {has}",
         why="its rows would not be those that Spark reads",
@@ -296,7 +305,7 @@ class DeltaCommit:
     metadata: TableMetadata | None = field(default=None, repr=False)
 
     @classmethod
-    def read(cls, table: Path, version: int) -> DeltaCommit | None:
+    def read(cls, table: TablePath, version: int) -> DeltaCommit | None:
         path = commit_path(table, version)
         try:
             text, written_s = path.read_text(encoding="utf-8"), path.stat().st_mtime
@@ -325,7 +334,7 @@ class DeltaCommit:
         return cls(version, as_text(timestamp_ms), added, removed, changes, metadata)
 
 
-def _file_of(table: Path, kind: str, action: Mapping[str, Any]) -> TableFile:
+def _file_of(table: TablePath, kind: str, action: Mapping[str, Any]) -> TableFile:
     unknown = sorted(name for name in action if name not in _OF_FILES and action[name] is not None)
     if unknown:
         raise _refused(table, f"the field '{unknown[0]}' of the action '{kind}' in its log")
@@ -334,7 +343,7 @@ def _file_of(table: Path, kind: str, action: Mapping[str, Any]) -> TableFile:
     return TableFile(local_path(table, action["path"]), rows, partition, bool(action.get("deletionVector")))
 
 
-def commit_path(table: Path, version: int) -> Path:
+def commit_path(table: TablePath, version: int) -> TablePath:
     return table / _LOG / f"{version:020d}.json"
 
 
@@ -342,13 +351,13 @@ def as_text(timestamp_ms: int) -> str:
     return datetime.fromtimestamp(timestamp_ms / 1_000, UTC).isoformat(timespec="milliseconds")
 
 
-def check_partitions(table: Path, columns: Collection[str], files: Iterable[TableFile]) -> None:
+def check_partitions(table: TablePath, columns: Collection[str], files: Iterable[TableFile]) -> None:
     """Raise ConfigError if a table has partitions, and the log does not say which one a file was of."""
     if columns and any(file.partition is None for file in files):
         raise _refused(table, "files without the values of their partitions in its log")
 
 
-def check_feed(table: Path, metadata: TableMetadata) -> None:
+def check_feed(table: TablePath, metadata: TableMetadata) -> None:
     if metadata.configuration.get(_FEED_SETTING, "false").lower() != "true":
         raise ConfigError(
             f"the Delta table {table} has no change feed",

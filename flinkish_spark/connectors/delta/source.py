@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.delta.file_rows import GONE_IN, THERE_IN, FileRows
+from flinkish_spark.connectors.delta.files import TablePath, table_path
 from flinkish_spark.connectors.delta.log import (
     DELETE,
     INSERT,
@@ -24,22 +23,20 @@ from flinkish_spark.connectors.delta.log import (
     physical_name,
     renamed,
 )
+from flinkish_spark.connectors.delta.sink_settings import check_path, check_store_options
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.contracts.dataset import Dataset
-from flinkish_spark.contracts.source import JobPlace, Source
 from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import (
-    hold_plain_values,
     instance_of,
     refused_as_config_errors,
     to_ms,
     to_path,
 )
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.durations import Duration, PathText
+from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import (
     UNLIMITED,
@@ -51,14 +48,31 @@ from flinkish_spark.protocol.limits import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
 
 
 #: Types whose values a log holds as texts that mean one value.
 _IN_TEXT = (T.StringType, T.BooleanType, T.IntegralType, T.FractionalType, T.DateType)
 
 
-class DeltaTableSource(FileSource):
+class _OfTable(FileSource):
+    """A source of the files of a Delta table, each as the table has it."""
+
+    _rows_of: FileRows
+
+    def _checked_path(self, path: str | os.PathLike[str]) -> str:
+        return str(path)
+
+    def _place(self, name: str = "") -> TablePath:
+        return self._rows_of.table / name if name else self._rows_of.table
+
+    def _for_task(self, file: FoundFile) -> FoundFile:
+        return self._rows_of.told(file)
+
+    def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        return self._rows_of.read(file, path, schema)
+
+
+class DeltaTableSource(_OfTable):
     """Reads a Delta table as it is when the job starts for the first time, and ends.
 
     Spark's own Delta source goes on with the changes and has no end; this one is the history in front of
@@ -68,9 +82,11 @@ class DeltaTableSource(FileSource):
     Parameters
     ----------
     path
-        Absolute local path of the table.
+        Absolute path or URI of the table.
     version
         Which version; None for the newest at the first start.
+    store_options
+        Of the table's store, as of a :class:`~flinkish_spark.DeltaSink`.
     splits, max_files_per_batch, max_bytes_per_batch, rate
         As for :class:`~flinkish_spark.connectors.files.source.FileSource`.
 
@@ -87,6 +103,7 @@ class DeltaTableSource(FileSource):
         path: str | os.PathLike[str],
         *,
         version: int | None = None,
+        store_options: Mapping[str, str] | None = None,
         splits: int = 1,
         max_files_per_batch: int = 1_000,
         max_bytes_per_batch: Limit = UNLIMITED,
@@ -95,11 +112,10 @@ class DeltaTableSource(FileSource):
         with refused_as_config_errors("give the number of a version, or leave it out"):
             if version is not None:
                 checked_whole("version", version, least=0)
-        folder = checked_folder(path)
-        snapshot = DeltaSnapshot.read(Path(folder), version)
+        snapshot = DeltaSnapshot.read(checked_place(path, store_options), version)
         self._rows_of = FileRows(snapshot.table, snapshot.metadata)
         super().__init__(
-            folder,
+            str(snapshot.table),
             ParquetFiles(),
             record_schema(snapshot),
             splits=splits,
@@ -110,23 +126,19 @@ class DeltaTableSource(FileSource):
         self._version = version
 
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
-        snapshot = DeltaSnapshot.read(Path(self.path), self._version)
+        snapshot = DeltaSnapshot.read(self._rows_of.table, self._version)
         return files_of(snapshot, self._rows_of), True
-
-    def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        return self._rows_of.read(file, path, schema)
 
     def fingerprint(self) -> Mapping[str, Any]:
         """Return what the list depends on."""
         return {**super().fingerprint(), "version": self._version}
 
 
-def checked_folder(path: str | os.PathLike[str]) -> str:
-    folder = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
-    folder = folder.removeprefix("file://")
-    if not os.path.isabs(folder):
-        raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
-    return folder
+def checked_place(path: str | os.PathLike[str], options: Mapping[str, str] | None) -> TablePath:
+    folder = instance_of("path", to_path(path), str, what_to_do='give a table: "/data/orders"')
+    check_path("the Delta path", folder)
+    check_store_options(folder, options or {})
+    return table_path(folder, options or {})
 
 
 def record_schema(snapshot: DeltaSnapshot) -> T.StructType:
@@ -143,7 +155,7 @@ def record_schema(snapshot: DeltaSnapshot) -> T.StructType:
     return T.StructType.fromJson(renamed(snapshot.metadata.fields.jsonValue(), lambda one: one["name"]))
 
 
-def check_fields(table: Path, version: int, found: TableMetadata, declared: TableMetadata) -> None:
+def check_fields(table: TablePath, version: int, found: TableMetadata, declared: TableMetadata) -> None:
     """Refuse a version that has another type of a field, or another field under its name.
 
     A field that it does not have is null there.
@@ -171,8 +183,9 @@ def files_of(
     check_fields(snapshot.table, snapshot.version, snapshot.metadata, rows_of.metadata)
     there = {THERE_IN: str(snapshot.version)}
     found = [
-        rows_of.found(file, {**(more or {}), **(there if file.has_deleted else {})})
+        part
         for file in snapshot.files()
+        for part in rows_of.found(file, {**(more or {}), **(there if file.has_deleted else {})})
     ]
     return sorted(found, key=lambda one: (one.modified_ns, one.path))
 
@@ -209,21 +222,36 @@ _OF_VERSION, _IS_GONE = "flinkish:version", "flinkish:gone"
 _BEGINNING, _KIND = "beginning.json", "delta-beginning"
 
 
-class DeltaRecordsSource(FileSource):
-    """Reads a Delta table and what comes.
+class DeltaSource(_OfTable):
+    """Reads a Delta table, and goes on with what comes.
 
     The log is followed commit by commit, and the files of each are listed durably before they are read, so
-    a position is a number of files, as of a :class:`~flinkish_spark.connectors.files.source.FileSource`.
+    a position is a number of files, as of a :class:`~flinkish_spark.connectors.files.source.FileSource`. Of a
+    feed, what a version deletes comes before what it inserts.
 
     Parameters
     ----------
     path
-        Absolute local path of the table.
-    changes, starting_version, ending_version
-        As for a :class:`~flinkish_spark.connectors.delta.source.DeltaSource`; rows may have an end, too.
-    splits, discover_every_ms, max_files_per_batch, max_bytes_per_batch, rate
+        Absolute path or URI of the table.
+    changes
+        Rows that are added, or the change feed.
+    starting_version
+        The first version whose changes are read; None for the table as it is at the first start, as rows that
+        are added (feed: inserted), and then what comes.
+    ending_version
+        The last version whose changes are read, which may lie in the future; the job ends behind it. None for
+        no end. For the rows of one version see
+        :class:`~flinkish_spark.connectors.delta.source.DeltaTableSource`.
+    max_files_per_trigger, max_bytes_per_trigger
+        Most files of each split in one micro-batch, and about most bytes. A version of a feed is divided only
+        if it is more than that.
+    splits, discover_every_ms, rate
         As for a :class:`~flinkish_spark.sources.FileSource`. With several splits the changes of one row
         may be read in another order than they were made.
+    reader
+        ``"python"`` or None: this package reads. Spark's own source is one of `env.from_dataframe`.
+    store_options
+        Of the table's store, as of a :class:`~flinkish_spark.DeltaSink`.
 
     Raises
     ------
@@ -231,7 +259,7 @@ class DeltaRecordsSource(FileSource):
         There is no such table, it needs a feature that is not read, or an argument cannot be used.
     """
 
-    kind = "delta-records"
+    kind = "delta"
 
     def __init__(
         self,
@@ -240,31 +268,40 @@ class DeltaRecordsSource(FileSource):
         *,
         starting_version: int | None = None,
         ending_version: int | None = None,
+        max_files_per_trigger: int = 1_000,
+        max_bytes_per_trigger: Limit = UNLIMITED,
         splits: int = 1,
         discover_every_ms: Duration = 1_000,
-        max_files_per_batch: int = 1_000,
-        max_bytes_per_batch: Limit = UNLIMITED,
+        reader: str | None = None,
+        store_options: Mapping[str, str] | None = None,
         rate: RateLimit | None = None,
     ) -> None:
         discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
-        with refused_as_config_errors("see the documentation of DeltaRecordsSource"):
+        with refused_as_config_errors("see the documentation of DeltaSource"):
             checked_choice("changes", changes, DeltaChanges)
             check_versions(starting_version, ending_version)
-        folder = checked_folder(path)
-        snapshot = DeltaSnapshot.read(Path(folder))
+            checked_whole("max_files_per_trigger", max_files_per_trigger, least=1)
+            checked_limit("max_bytes_per_trigger", max_bytes_per_trigger, least=1)
+        if reader not in (None, "python"):
+            raise ConfigError(
+                f"reader is {reader!r}",
+                why="this package reads Delta in Python, and in no other way",
+                what_to_do="leave it out; for Spark's own source use env.from_dataframe",
+            )
+        snapshot = DeltaSnapshot.read(checked_place(path, store_options))
         self._rows_of, fields = FileRows(snapshot.table, snapshot.metadata), record_schema(snapshot)
         is_feed = changes is DeltaChanges.FEED
         if is_feed:
             check_feed(snapshot.table, snapshot.metadata)
         super().__init__(
-            folder,
+            str(snapshot.table),
             ParquetFiles(),
             T.StructType([*fields, *(_FEED_FIELDS if is_feed else ())]),
             discovery=Discovery.CONTINUOUS if ending_version is None else Discovery.ONCE,
             splits=splits,
             discover_every_ms=discover_every_ms,
-            max_files_per_batch=max_files_per_batch,
-            max_bytes_per_batch=max_bytes_per_batch,
+            max_files_per_batch=max_files_per_trigger,
+            max_bytes_per_batch=max_bytes_per_trigger,
             rate=rate,
         )
         self._changes, self._starting, self._ending = changes, starting_version, ending_version
@@ -308,8 +345,8 @@ class DeltaRecordsSource(FileSource):
         return False
 
     @property
-    def _table(self) -> Path:
-        return Path(self.path)
+    def _table(self) -> TablePath:
+        return self._rows_of.table
 
     def _is_behind_end(self, version: int) -> bool:
         return self._ending is not None and version > self._ending
@@ -362,9 +399,11 @@ class DeltaRecordsSource(FileSource):
         read = (*commit.removed, *commit.changes)
         check_partitions(self._table, self._rows_of.metadata.partition_by, read)
         return [
-            self._rows_of.found(file, {**self._told(commit.version, commit.timestamp, kind), **which})
+            part
             for kind, files in kinds
+            for told in [self._told(commit.version, commit.timestamp, kind)]
             for file, which in files
+            for part in self._rows_of.found(file, {**told, **which})
         ]
 
     def _removed(self, commit: DeltaCommit) -> list[tuple[TableFile, dict[str, str]]]:
@@ -414,7 +453,7 @@ class DeltaRecordsSource(FileSource):
         import pyarrow.compute as pc
 
         asked = file.partition.get(_IS_GONE)
-        for batch in self._rows_of.read(file, path, schema):
+        for batch in super()._records(file, path, schema):
             if asked is None:
                 yield batch
                 continue
@@ -433,7 +472,7 @@ class DeltaRecordsSource(FileSource):
         }
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
+def _identity(path: TablePath) -> tuple[int, ...] | None:
     try:
         stat = path.stat()
     except FileNotFoundError:
@@ -454,96 +493,3 @@ def _changed(
             which[GONE_IN] = gone_in
         found.append((file, which))
     return found
-
-
-@dataclass(frozen=True)
-class DeltaSource(Source):
-    """Reads a Delta table, and goes on with what comes.
-
-    Of a feed, what a version deletes comes before what it inserts.
-
-    Parameters
-    ----------
-    path
-        Of the table; absolute and local.
-    changes
-        Rows that are added, or the change feed.
-    starting_version
-        The first version whose changes are read; None for the table as it is at the first start, as rows that
-        are added (feed: inserted), and then what comes.
-    ending_version
-        The last version whose changes are read, which may lie in the future; the job ends behind it. None for
-        no end. For the rows of one version see
-        :class:`~flinkish_spark.connectors.delta.source.DeltaTableSource`.
-    max_files_per_trigger, max_bytes_per_trigger
-        Most files in one micro-batch, and about most bytes. A version of a feed is divided only if it is more
-        than that.
-    reader
-        ``"python"`` or None: this package reads. Spark's own source is one of `env.from_dataframe`.
-    rate
-        Most records.
-
-    Raises
-    ------
-    ConfigError
-        An argument cannot be used.
-
-    Examples
-    --------
-    >>> DeltaSource("/data/orders", DeltaChanges.FEED, starting_version=3, ending_version=9).is_bounded
-    True
-    """
-
-    path: PathText
-    changes: DeltaChanges = DeltaChanges.ROWS
-    starting_version: int | None = None
-    ending_version: int | None = None
-    max_files_per_trigger: int = 1_000
-    max_bytes_per_trigger: Limit = UNLIMITED
-    reader: str | None = None
-    rate: RateLimit = field(default_factory=RateLimit)
-
-    kind = "delta"
-
-    def __post_init__(self) -> None:
-        hold_plain_values(self)
-        if not instance_of("path", self.path, str, what_to_do='give a table: "/data/orders"'):
-            raise ConfigError("path is empty", what_to_do='give a table: "/data/orders"')
-        with refused_as_config_errors("see the documentation of DeltaSource"):
-            checked_choice("changes", self.changes, DeltaChanges)
-            checked_whole("max_files_per_trigger", self.max_files_per_trigger, least=1)
-            checked_limit("max_bytes_per_trigger", self.max_bytes_per_trigger, least=1)
-            check_versions(self.starting_version, self.ending_version)
-        what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
-        instance_of("rate", self.rate, RateLimit, what_to_do=what_to_do)
-        if self.reader not in (None, "python"):
-            raise ConfigError(
-                f"reader is {self.reader!r}",
-                why="this package reads Delta in Python, and in no other way",
-                what_to_do="leave it out; for Spark's own source use env.from_dataframe",
-            )
-
-    def bound(self, uid: str) -> Source:
-        """Return the source of splits that this one stands for."""
-        return DeltaRecordsSource(
-            self.path,
-            self.changes,
-            starting_version=self.starting_version,
-            ending_version=self.ending_version,
-            max_files_per_batch=self.max_files_per_trigger,
-            max_bytes_per_batch=self.max_bytes_per_trigger,
-            rate=self.rate,
-        ).bound(uid)
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether it was given an end."""
-        return self.ending_version is not None
-
-    def datasets(self) -> tuple[Dataset, ...]:
-        """Return the table."""
-        return (Dataset.of_path(self.path),)
-
-    def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        """Return the stream of the source that it stands for, under the uid that the table's name gives."""
-        return self.bound("delta").load(spark, place)

@@ -1,8 +1,4 @@
-"""A frame becomes files: Spark makes what a record is in a file, and tasks write it.
-
-Of lines and of Avro Spark makes the bytes of each record, with the functions that its own writers of files
-have; so options and values mean what they mean to `DataFrame.write`. Of Parquet tasks get columns.
-"""
+"""A frame becomes files: tasks get its columns and write them, and of Avro the records that Spark encodes."""
 
 from __future__ import annotations
 
@@ -18,6 +14,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import avro_schema_of
 from flinkish_spark.connectors.files.buckets import BucketAssigner
+from flinkish_spark.connectors.files.line_texts import LineTexts
 from flinkish_spark.connectors.files.output_formats import (
     CODECS,
     CODECS_OF_LINES,
@@ -27,8 +24,6 @@ from flinkish_spark.connectors.files.output_formats import (
     FileFormat,
     checked_option,
     codec_of,
-    exact_options,
-    has_header,
     line_separator,
     lowered,
 )
@@ -36,7 +31,7 @@ from flinkish_spark.connectors.files.task_files import FOLDER, RECORD, FileSetti
 from flinkish_spark.connectors.row_count import reports
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
-from flinkish_spark.types.json_columns import has_intervals, replace_months
+from flinkish_spark.types.json_columns import without_intervals
 
 AVRO_SCHEMA = "avro.schema"
 
@@ -59,7 +54,6 @@ class FrameFiles:
     """Lets tasks write a frame, each record into the folder that columns of it say."""
 
     kind: FileFormat
-    options: Mapping[str, str]
     #: Columns that are folders, outermost first; they are in no file, and neither are those left out.
     folders: tuple[str, ...]
     settings: FileSettings
@@ -72,13 +66,13 @@ class FrameFiles:
         """Return what writes such fields, those of the files alone."""
         told = file_settings(spark, settings.kind, settings.options, fields)
         told = replace(told, folders=folders, part_bytes=settings.part_bytes)
-        return cls(settings.kind, settings.options, folders, told, fields)
+        return cls(settings.kind, folders, told, fields)
 
     def write(self, rows: DataFrame, folder: Path) -> Sequence[dict[str, Any]]:
         """Return each task's report; `rows` have a sink's control columns in front."""
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         control = [F.col(name) for name in C.SINK_CONTROL]
-        records = record_columns(self.kind, self.options, self.fields, self.settings.says)
+        records = record_columns(self.kind, self.fields, self.settings.says)
         # Of a control row nothing is made: it has no values, and a format may have no nulls.
         made = [F.when(is_record, column).alias(name) for name, column in records.items()]
         # An empty text is null's folder, too.
@@ -91,38 +85,14 @@ class FrameFiles:
         return reports(frame, WriteFiles(self.settings, str(folder)))
 
 
-def record_columns(
-    kind: FileFormat, options: Mapping[str, str], fields: T.StructType, says: Mapping[str, str]
-) -> dict[str, Column]:
+def record_columns(kind: FileFormat, fields: T.StructType, says: Mapping[str, str]) -> dict[str, Column]:
     """Return what tasks get of a record, by name: its columns, or the bytes that it is in a file."""
-    columns = [F.col(quoted(one.name)) for one in fields]
-    if kind is FileFormat.PARQUET:
-        # PySpark has no Arrow type for an interval of months, and a number is what Parquet has.
-        return {
-            one.name: column.cast(replace_months(one.dataType, T.YearMonthIntervalType(1, 1))).cast(
-                replace_months(one.dataType, T.IntegerType())
-            )
-            if has_intervals(one.dataType)
-            else column
-            for one, column in zip(fields, columns, strict=True)
-        }
-    if kind is FileFormat.TEXT:
-        return {RECORD: columns[0].cast("binary")}
-    struct = F.struct(*(column.alias(one.name) for one, column in zip(fields, columns, strict=True)))
+    columns = {one.name: F.col(quoted(one.name)) for one in fields}
     if kind is FileFormat.AVRO:
+        struct = F.struct(*(column.alias(name) for name, column in columns.items()))
         return {RECORD: F.call_function("to_avro", struct, F.lit(says[AVRO_SCHEMA]))}
-    return {RECORD: _line(kind, options, struct, len(fields)).cast("binary")}
-
-
-def _line(kind: FileFormat, options: Mapping[str, str], fields: Column, count: int) -> Column:
-    # A user's own options go before ours, in whatever case. Codec and encoding are the task's.
-    said = {**lowered(exact_options(kind)), **lowered(options)}
-    said = {name: value for name, value in said.items() if name not in ("compression", "codec", *ENCODING)}
-    if kind is FileFormat.JSON:
-        return F.to_json(fields, said)
-    line = F.to_csv(fields, said)
-    # Of a null alone Spark makes no line, and a reader no record of an empty one.
-    return F.coalesce(line, F.lit(said.get("quote", '"') * 2)) if count == 1 else line
+    # PySpark has no Arrow type for an interval of months, and a number is what Parquet has.
+    return {one.name: without_intervals(columns[one.name], one.dataType) for one in fields}
 
 
 def file_settings(
@@ -134,19 +104,16 @@ def file_settings(
     says = {"org.apache.spark.version": spark.version}
     if kind.is_lines:
         extension = CODECS_OF_LINES[said or "none"]
-        header = b""
-        if has_header(kind, options):
-            names = F.struct(*(F.lit(name).alias(name) for name in fields.names))
-            [[line]] = spark.range(1).select(_line(kind, options, names, len(fields))).collect()
-            header = str(line).encode()
+        texts = LineTexts(kind, options, fields)
         encoding = next((found[name] for name in ENCODING if name in found), "utf-8").lower()
         return FileSettings(
             kind,
             _of_pyarrow(said),
             EXTENSIONS.get(kind, f".{kind.value}") + extension,
             (),
+            texts=texts,
             separator=line_separator(options),
-            header=header,
+            header=texts.header(),
             encoding=re.sub(r"^utf-?(\d+)", r"utf-\1", encoding),
         )
     codec = said or session_codec(spark, kind) or "snappy"

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.parquet_calendar import read_batches
+from flinkish_spark.connectors.files.file_parts import (
+    FilePart,
+    lines_in,
+    parts_of_lines,
+    parts_of_parquet,
+)
+from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batches
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.protocol.choices import Choice
@@ -63,6 +69,7 @@ def shown(path: str) -> str:
 class BadLine(ValueError):
     def __init__(self, line: int, why: str) -> None:
         super().__init__(f"line {line} {why}")
+        self.line, self.why = line, why
 
 
 def begin_of_text(data: bytes) -> int:
@@ -73,12 +80,28 @@ def begin_of_text(data: bytes) -> int:
     return len(mark)
 
 
-def json_batches(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the objects of some lines, a part at a time."""
+@contextmanager
+def lines_between(path: str, begin: int, end: int | None) -> Iterator[io.BufferedIOBase]:
+    """Open some lines of a file; a bad one has its number in the file."""
+    if end is None:
+        with io.BufferedReader(opened(path)) as whole:
+            yield whole
+        return
+    with open(path, "rb") as file:
+        file.seek(begin)
+        try:
+            yield io.BytesIO(file.read(end - begin))
+        except BadLine as error:
+            file.seek(0)
+            raise BadLine(error.line + lines_in(file, begin), error.why) from None
+
+
+def json_batches(data: bytes, schema: pa.Schema, *, is_first: bool = True) -> Iterator[pa.RecordBatch]:
+    """Yield the objects of some lines, a part at a time; those of a file begin with a mark, maybe."""
     import pyarrow as pa
 
     reader = JsonReader(T.StructType([T.StructField(one.name, spark_type(one.type)) for one in schema]))
-    start, number = begin_of_text(data), 1
+    start, number = begin_of_text(data) if is_first else 0, 1
     while start < len(data):
         end = data.rfind(b"\n", start, start + _BLOCK_BYTES) + 1
         if not end:
@@ -115,43 +138,62 @@ class InputFormat(ABC):
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the records of one file; the same every time. Called in a task."""
 
-    def rows(self, path: str) -> int | None:
-        """Return how many records a file has, if that can be told without reading it."""
-        return None
+    def parts(self, path: str) -> Sequence[FilePart]:
+        """Return the parts in which a file is read, in their order. Called when the file is found."""
+        return [FilePart()]
+
+    def batches_between(
+        self, path: str, schema: pa.Schema, begin: int, end: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a part; the same every time. Called in a task."""
+        return self.batches(path, schema)
 
     def check(self, schema: pa.Schema) -> None:
         """Raise ConfigError if such files cannot hold these fields."""
 
 
+class InParts(InputFormat):
+    """A format whose large files are read in parts."""
+
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one file."""
+        return self.batches_between(path, schema, 0, None)
+
+
+class InLines(InParts):
+    """One whose parts are ranges of lines; a file that is compressed is one part."""
+
+    def parts(self, path: str) -> Sequence[FilePart]:
+        """Return where they begin and end."""
+        return [FilePart()] if os.path.splitext(path)[1] in _PACKED else parts_of_lines(path)
+
+
 @dataclass(frozen=True)
-class ParquetFiles(InputFormat):
+class ParquetFiles(InParts):
     """Parquet. A field that a file does not have fails the job; columns that are no fields are not read.
 
     So does a date before 1582-10-15, or a time before 1900, if the footer says that it is of the calendar
     that was in use before.
     """
 
-    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the fields' columns."""
-        import pyarrow.parquet as pq
-
-        # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
-        with opened(path) as data, pq.ParquetFile(data, coerce_int96_timestamp_unit="us") as file:
+    def batches_between(
+        self, path: str, schema: pa.Schema, begin: int, end: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the fields' columns of some row groups."""
+        with opened(path) as data, open_parquet(data) as file:
             missing = sorted(set(schema.names) - set(file.schema_arrow.names))
             if missing:
                 raise ValueError(f"{shown(path)} has no column '{missing[0]}'")
-            yield from read_batches(file, schema.names, _ROWS_AT_ONCE)
+            yield from read_batches(file, schema.names, _ROWS_AT_ONCE, begin, end)
 
-    def rows(self, path: str) -> int | None:
+    def parts(self, path: str) -> Sequence[FilePart]:
         """Return what the file says of itself."""
-        import pyarrow.parquet as pq
-
-        with opened(path) as data, pq.ParquetFile(data) as file:
-            return int(file.metadata.num_rows)
+        with opened(path) as data, open_parquet(data) as file:
+            return parts_of_parquet(file, os.path.getsize(path))
 
 
 @dataclass(frozen=True)
-class JsonLines(InputFormat):
+class JsonLines(InLines):
     """One JSON object a line, maybe compressed (``.gz``). Other fields are ignored, missing ones are null.
 
     A line that is anything else, or no UTF-8, fails the job with file and line; blank ones are left out.
@@ -159,10 +201,12 @@ class JsonLines(InputFormat):
     A number with more digits than its type holds, or too large for it, is no value of it.
     """
 
-    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the objects of a file, which is read whole."""
-        with opened(path) as file:
-            yield from json_batches(file.read(), schema)
+    def batches_between(
+        self, path: str, schema: pa.Schema, begin: int, end: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the objects of some lines, which are read at once."""
+        with lines_between(path, begin, end) as file:
+            yield from json_batches(file.read(), schema, is_first=not begin)
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse maps, times of day and intervals, which Arrow does not read."""
@@ -377,20 +421,22 @@ def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 @dataclass(frozen=True)
-class TextLines(InputFormat):
+class TextLines(InLines):
     """A record a line, in one field of texts; maybe compressed (``.gz``).
 
     A line that is no UTF-8 fails the job with file and line.
     """
 
-    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the lines without their ends."""
+    def batches_between(
+        self, path: str, schema: pa.Schema, begin: int, end: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield some lines without their ends."""
         import pyarrow as pa
 
         line = 1
-        with io.BufferedReader(opened(path)) as file:
+        with lines_between(path, begin, end) as file:
             while some := list(islice(file, _ROWS_AT_ONCE)):
-                if line == 1:
+                if line == 1 and not begin:
                     some[0] = some[0][begin_of_text(some[0]) :]
                     if not some[0]:
                         return

@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.connectors.formats.csv import CsvForm
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.validation import refused_as_config_errors
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.types.ddl import quoted
-from flinkish_spark.types.exact_text import TIME_OPTIONS, unfit_for_json
+from flinkish_spark.types.exact_text import unfit_for_json
 from flinkish_spark.types.hints import parts_of
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ _RESERVED = {
 ENCODING = ("encoding", "charset")
 #: Codecs whose files can be put one behind the other and are read as one.
 _STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
-
-#: By itself Spark leaves blanks out, and puts a backslash before a quote, which most readers take for a text.
-_WHOLE_TEXTS = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false", "escape": '"'}
 
 
 class FileFormat(Choice):
@@ -65,32 +63,17 @@ OF_PARQUET: Mapping[str, tuple[str, Any]] = {
     ),
 }
 _OF_LINES = {"compression", "encoding", "charset", "linesep"}
-_OF_TIMES = {"dateformat", "timestampformat", "timestampntzformat", "timezone", "locale"}
+_FLAGS = frozenset({"header", "quoteall", "ignorenullfields"})
 #: Which options a format's writer has. Spark passes over others without a word, or they are not known here.
 _KNOWN = {
     FileFormat.PARQUET: {"compression", "parquet.compression", *OF_PARQUET},
-    FileFormat.JSON: {*_OF_LINES, *_OF_TIMES, "ignorenullfields", "writenonasciicharacterascodepoint"},
-    FileFormat.CSV: {
-        *(*_OF_LINES, *_OF_TIMES, "codec", "sep", "delimiter", "quote", "escape", "header", "nullvalue"),
-        *("chartoescapequoteescaping", "emptyvalue", "quoteall", "escapequotes", "multiline"),
-        *("ignoreleadingwhitespace", "ignoretrailingwhitespace"),
-    },
+    FileFormat.JSON: {*_OF_LINES, "ignorenullfields"},
+    FileFormat.CSV: {*_OF_LINES, "codec", "sep", "delimiter", "quote", "quoteall", "header", "nullvalue"},
     FileFormat.TEXT: {"compression", "linesep"},
     FileFormat.AVRO: {"compression", "recordname", "recordnamespace"},
 }
 #: In others there are texts that become a question mark.
 _FOR_ALL_TEXTS = re.compile(r"UTF-?(8|(16|32)(LE|BE)?)")
-
-
-def exact_options(kind: FileFormat) -> Mapping[str, str]:
-    """Return under which options a format says all of a value; a user's own go before them."""
-    match kind:
-        case FileFormat.JSON:
-            return TIME_OPTIONS
-        case FileFormat.CSV:
-            return {**TIME_OPTIONS, **_WHOLE_TEXTS}
-        case _:
-            return {}
 
 
 #: Names of codecs and what their files' names end with; lines may name Hadoop's class as well.
@@ -139,8 +122,12 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
         if name.lower() not in _KNOWN[kind]:
             raise ConfigError(
                 f"the option '{name}' is none of a file sink with {kind.value}",
-                why="it would be passed over without a word, or it changes what files hold",
+                why="it would be passed over without a word, or give a value another text than it has here",
                 what_to_do=f"leave it out, or correct it to one of {', '.join(sorted(_KNOWN[kind]))}",
+            )
+        if name.lower() in _FLAGS and value.lower() not in ("true", "false"):
+            raise ConfigError(
+                f"the {kind.value} option '{name}' is {value!r}", what_to_do='write "true" or "false"'
             )
         if name.lower() in ENCODING and not _FOR_ALL_TEXTS.fullmatch(value.upper()):
             raise ConfigError(
@@ -152,6 +139,36 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
             with refused_as_config_errors(f"correct the option '{name}', or leave it out"):
                 checked_option(name, value)
     check_codec(kind, codec_of(kind, lowered(options)), "an option")
+    if kind.is_lines:
+        _check_separators(kind, options)
+
+
+def _check_separators(kind: FileFormat, options: Mapping[str, str]) -> None:
+    """Refuse what ends a line, or a value in it, where it would not end there for a reader."""
+    line_end = line_separator(options).decode()
+    may_be_in_text = kind is FileFormat.JSON and all(letter >= " " for letter in line_end)
+    if not line_end or may_be_in_text:
+        raise ConfigError(
+            f"the lines of {kind.value} files would end with {line_end!r}",
+            why="a text may have that in it, and readers would see two lines there",
+            what_to_do="leave lineSep out, or give a control character",
+        )
+    if kind is not FileFormat.CSV:
+        return
+    form, ends = csv_form(options), "\r\n" + line_end
+    separator, quote = form.delimiter, form.quote
+    for name, text, is_usable, others in (
+        # Spark reads a backslash in a separator as the begin of another letter.
+        ("sep", separator, bool(separator) and "\\" not in separator, quote + ends),
+        ("quote", quote, len(quote) == 1 and quote != "\\", ends),
+        ("nullValue", form.null, True, separator + quote + ends),
+    ):
+        if not is_usable or not set(text).isdisjoint(others):
+            raise ConfigError(
+                f"the csv option '{name}' is {text!r}",
+                why="lines, values and quotes have to be told apart",
+                what_to_do="choose others: one letter for quote, no backslash, none of the end of a line",
+            )
 
 
 def check_codec(kind: FileFormat, codec: str | None, who: str) -> None:
@@ -186,7 +203,9 @@ def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Seque
         why = f"files with the codec '{codec}' cannot be put one behind the other"
     elif has_header(kind, options) and _STACKABLE[codec]:
         why = "the header line of a compressed CSV file cannot be taken out"
-    elif has_header(kind, options) and any("\n" in name or "\r" in name for name in columns):
+    elif has_header(kind, options) and any(
+        end in name for name in columns for end in ("\n", "\r", line_separator(options).decode())
+    ):
         why = "the header has a column whose name goes over several lines"
     elif encoding not in ("UTF-8", "UTF8"):
         why = f"files in {encoding} may begin with a byte order mark"
@@ -205,6 +224,17 @@ def has_header(kind: FileFormat, options: Mapping[str, str]) -> bool:
 
 def line_separator(options: Mapping[str, str]) -> bytes:
     return lowered(options).get("linesep", "\n").encode()
+
+
+def csv_form(options: Mapping[str, str]) -> CsvForm:
+    found = lowered(options)
+    return CsvForm(
+        found.get("sep", found.get("delimiter", ",")),
+        found.get("quote", '"'),
+        found.get("nullvalue", ""),
+        found.get("quoteall", "false").lower() == "true",
+        line_separator(options).decode(),
+    )
 
 
 def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:

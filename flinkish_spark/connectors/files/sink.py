@@ -148,8 +148,8 @@ class FileSink(Sink):
     format
         Of the files; Avro needs the JAR of spark-avro.
     options
-        As Spark's writer has them, such as ``{"compression": "gzip"}``. Times are written with microseconds,
-        instants in UTC, and texts with their blanks, unless options say otherwise.
+        By the names of Spark's writer, such as ``{"compression": "gzip"}``. Those that would give a value
+        another text are refused: times are in UTC with microseconds, and texts have their blanks.
     bucket_by
         One :class:`BucketAssigner`, or several for folders in folders; None for one folder.
     rolling

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.files.file_parts import FilePart
 from flinkish_spark.connectors.files.input_formats import InputFormat, shown
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, as_declared
@@ -66,6 +67,10 @@ _LONG_LOOK_S = 0.5
 _SETTLED_MS = 60_000
 
 
+#: Beside the values of a file's partition: which part of it is meant. No field has such a name.
+_PART = "flinkish:part"
+
+
 def _text_of(path: str) -> str:
     """Return a name as JSON has it: one that is no UTF-8 by its bytes, behind a letter that no name has."""
     return path if shown(path) == path else "\0" + os.fsencode(path).hex()
@@ -88,11 +93,32 @@ class FoundFile(StoredRow):
     #: Values of its records that are not in it, as texts, by field.
     partition: Mapping[str, str | None] = field(default_factory=dict)
 
+    @classmethod
+    def parts_of(
+        cls, path: str, stat: Any, parts: Sequence[FilePart], values: Mapping[str, str | None]
+    ) -> list[Self]:
+        """Return each part of a file as it was when it was found."""
+        known = path, stat.st_size, stat.st_mtime_ns
+        told = [{} if one.end is None else {_PART: f"{one.begin} {one.end} {one.bytes}"} for one in parts]
+        return [cls(*known, one.rows, {**values, **part}) for one, part in zip(parts, told, strict=True)]
+
+    @property
+    def part_bytes(self) -> int:
+        part = self.partition.get(_PART)
+        return self.size if part is None else int(part.split()[2])
+
+    @property
+    def extent(self) -> tuple[int, int | None]:
+        """Return from where and up to where the records of this part are; None for the end of the file."""
+        begin, end, _ = (self.partition.get(_PART) or "0 -1 0").split()
+        return int(begin), None if end == "-1" else int(end)
+
 
 class FileList:
     """The files that a source has found, in the order of finding; durable before any is read."""
 
-    # A position of the source is a number of files in this list, so a file has its place for ever. The list
+    # A position of the source is a number of files in this list, so a file has its place for ever. A large
+    # one is several there, one behind the other: it is found once, so its parts are those for ever. The list
     # is stored in parts, each created once: whoever else looks at the same folder finds the part taken, and
     # goes on from there. So many parts behind the page before become a page, or a fold: one object, without
     # the files that no checkpoint needs. Where pages and folds end depends on nothing but the parts, so all
@@ -254,16 +280,16 @@ class FileList:
         self._known = {_path_of(path): (size, at) for path, (size, at) in stored["read"].items()}
         self._known |= {one.path: (one.size, one.modified_ns) for one in self._files}
 
-    def look(self, root: Path, pattern: str, rows: Callable[[str], int | None]) -> list[FoundFile]:
+    def look(self, root: Path, pattern: str, parts: Callable[[str], Sequence[FilePart]]) -> list[FoundFile]:
         """Return the files below `root` that are not in the list, the oldest first."""
-        found, prefix = [], os.path.join(root, "")
+        found, prefix = list[FoundFile](), os.path.join(root, "")
         for entry in self._folders.entries(str(root), pattern):
             name = entry.path[len(prefix) :]
             if name in self._known:
                 continue
             try:
                 stat = entry.stat()
-                found.append(FoundFile(name, stat.st_size, stat.st_mtime_ns, rows(entry.path)))
+                found += FoundFile.parts_of(name, stat, parts(entry.path), {})
             except FileNotFoundError:
                 continue  # Gone before it was ours.
         self._compare(prefix)
@@ -379,7 +405,8 @@ class FileSource(SplitSource):
 
     A file must appear at once, by a rename, and never change: one that has changed since it was found fails
     the job. Files whose names, or the names of whose folders, begin with ``_`` or ``.`` are not read. Files
-    are read in the order of finding; those found together, the oldest first.
+    are read in the order of finding; those found together, the oldest first. A large file of Parquet, JSON
+    lines or text is several, one behind the other: ranges of row groups or of lines, from 64 MiB on.
 
     Parameters
     ----------
@@ -398,10 +425,11 @@ class FileSource(SplitSource):
     discover_every_ms
         How often the folder is listed.
     max_files_per_batch, max_bytes_per_batch
-        Most files of each split in one micro-batch, and most bytes as they are on disk; at least one file.
+        Most files of each split in one micro-batch, and most bytes as they are on disk; at least one file, or
+        one part of a large one.
     rate
-        Most records; a micro-batch takes whole files, so at least one. How many records a file has is known
-        of Parquet only; others count as much as the limit allows.
+        Most records; a micro-batch takes whole files or parts, so at least one. How many records a file has
+        is known of Parquet only; others count as much as the limit allows.
 
     Raises
     ------
@@ -432,10 +460,7 @@ class FileSource(SplitSource):
         max_bytes_per_batch: Limit = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
-        text = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
-        self.path = text.removeprefix("file://")
-        if not os.path.isabs(self.path) or "\0" in text:
-            raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
+        self.path = self._checked_path(path)
         what_to_do = "give ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines()"
         self.format = instance_of("format", format, InputFormat, what_to_do=what_to_do)  # type: ignore[type-abstract]
         check_methods(format, InputFormat, f"the {type(format).__name__} that is given as format")
@@ -450,12 +475,26 @@ class FileSource(SplitSource):
             checked_whole("discover_every_ms", discover_every_ms, least=1, most=MOST_MS)
             checked_whole("max_files_per_batch", max_files_per_batch, least=1)
             checked_limit("max_bytes_per_batch", max_bytes_per_batch, least=1)
-        self.rate = RateLimit() if rate is None else rate
+        what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
+        self.rate = (
+            RateLimit() if rate is None else instance_of("rate", rate, RateLimit, what_to_do=what_to_do)
+        )
         self._discovery, self._pattern, self._parts = discovery, pattern, splits
         self._every_s, self._most_files = discover_every_ms / 1_000, max_files_per_batch
         self._most_bytes = max_bytes_per_batch
         self._list: FileList | None = None
         self._look_at = float("-inf")
+
+    def _checked_path(self, path: str | os.PathLike[str]) -> str:
+        text = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
+        folder = text.removeprefix("file://")
+        if not os.path.isabs(folder) or "\0" in text:
+            raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
+        return folder
+
+    def _place(self, name: str = "") -> Any:
+        """Return the folder, or a file in it, as a `Path` has it."""
+        return Path(self.path, name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_list": None, "_look_at": float("-inf")}
@@ -477,8 +516,8 @@ class FileSource(SplitSource):
         end, records, size_bytes = start, 0, 0
         while end < most and (limit is None or records < limit):
             file = found[self._index(split, end)]
-            size_bytes += file.size
-            # Whole files: a big one is a micro-batch of its own.
+            size_bytes += file.part_bytes
+            # Whole files, or parts of a large one: one that is too big is a micro-batch of its own.
             if end > start and not isinstance(self._most_bytes, Unlimited) and size_bytes > self._most_bytes:
                 break
             if limit is not None:
@@ -502,7 +541,11 @@ class FileSource(SplitSource):
         if self._list is None:
             self._list = FileList(self.job_store)
         found = self._list.read()
-        return [found[self._index(split, place)].to_json() for place in range(start, end)]
+        return [self._for_task(found[self._index(split, place)]).to_json() for place in range(start, end)]
+
+    def _for_task(self, file: FoundFile) -> FoundFile:
+        """Return what a task is told of a file."""
+        return file
 
     def _files(self) -> FileList:
         if self._list is None:
@@ -533,7 +576,7 @@ class FileSource(SplitSource):
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         """Return the files that are not in the list yet, and whether they are the last ones."""
         try:
-            return known.look(Path(self.path), self._pattern, self._rows), self.is_bounded
+            return known.look(Path(self.path), self._pattern, self._file_parts), self.is_bounded
         except FileNotFoundError as error:
             # It was there at the start. What it is on may be away, and that is waited for.
             raise SourceUnavailable(
@@ -541,9 +584,9 @@ class FileSource(SplitSource):
                 why=f"{type(error).__name__}: {error}",
             ) from error
 
-    def _rows(self, path: str) -> int | None:
+    def _file_parts(self, path: str) -> Sequence[FilePart]:
         with naming(path):
-            return self.format.rows(path)
+            return self.format.parts(path)
 
     def _index(self, split: str, place: int) -> int:
         return place * self._parts + int(split)
@@ -569,12 +612,12 @@ class FileSource(SplitSource):
             self._unchanged(file)
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        return self.format.batches(path, schema)
+        return self.format.batches_between(path, schema, *file.extent)
 
     def _unchanged(self, file: FoundFile) -> str:
         path = os.path.join(self.path, file.path)
         try:
-            stat = os.stat(path)
+            stat = self._place(file.path).stat()
             now = (stat.st_size, stat.st_mtime_ns)
         except FileNotFoundError:
             now = None
@@ -590,12 +633,12 @@ class FileSource(SplitSource):
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse a folder that is not there."""
         super().preflight(spark, job_dir, uid)
-        if os.path.isfile(self.path):
+        if self._place().is_file():
             raise ConfigError(
                 f"the path {self.path} of source '{uid}' is a file, and a FileSource reads a folder",
                 what_to_do=f"give the folder, and the file as pattern={os.path.basename(self.path)!r}",
             )
-        if not os.path.isdir(self.path):
+        if not self._place().is_dir():
             raise ConfigError(
                 f"the folder {self.path} of source '{uid}' is not there",
                 what_to_do="create it, or correct it",

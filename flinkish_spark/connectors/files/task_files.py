@@ -1,4 +1,4 @@
-"""Files that one task writes: Parquet by pyarrow, lines and Avro of the bytes that Spark made of a record.
+"""Files that one task writes: Parquet by pyarrow, lines of texts, Avro of the bytes that Spark has made.
 
 A file has a name of its own, which no other attempt has. It is durable when it is reported, and no name is
 reported but by the attempt that Spark takes: what others leave beside it nobody reads.
@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from flinkish_spark.connectors.files.line_texts import LineTexts
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.connectors.partition_values import folder_of
 from flinkish_spark.connectors.row_count import RowCount, begin_staging
@@ -34,7 +35,7 @@ from flinkish_spark.core.store import sync_directory
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.schemas import PREFIX
 
-#: The column with the bytes of a record, in formats that are not of columns.
+#: The column with the text or the bytes of a record, in formats that are not of columns.
 RECORD = f"{PREFIX}record"
 #: Columns with the texts of folders' values, outermost first; one that is empty is null's.
 FOLDER = f"{PREFIX}folder_"
@@ -42,6 +43,8 @@ FOLDER = f"{PREFIX}folder_"
 _STEPS = 8
 #: Of a row group, as Arrow has it, if no option says another; and Avro's blocks, as Spark has them.
 _GROUP_BYTES, _BLOCK_BYTES = 64 << 20, 64_000
+#: Of columns whose texts are made together.
+_TEXTS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class FileSettings:
     folders: tuple[str, ...]
     #: Above which another file begins; None for no limit.
     part_bytes: int | None = None
-    #: Of lines: what is behind each, what is in front of the first, in which encoding.
+    #: Of lines: what makes them, what is behind each, what is in front of the first, in which encoding.
+    texts: LineTexts | None = None
     separator: bytes = b"\n"
     header: bytes = b""
     encoding: str = "utf-8"
@@ -106,6 +110,8 @@ class TaskFiles:
         width = len(C.SINK_CONTROL)
         folders = [records.column(f"{FOLDER}{at}") for at in range(count)]
         rows = records.select(range(width, records.num_columns - count))
+        if self._settings.texts is not None:
+            rows = pa.record_batch([_texts(self._settings.texts, rows)], [RECORD])
         for start, end in _runs(records.num_rows, folders):
             values = (one[start].as_py() for one in folders)
             pairs = zip(self._settings.folders, values, strict=True)
@@ -160,6 +166,13 @@ class TaskFiles:
                 os.unlink(os.path.join(self._folder, name))
 
 
+def _texts(texts: LineTexts, rows: pa.RecordBatch) -> pa.Array:
+    # Arrow's columns of texts are as large as Spark's batches of rows may become: each slice has its own.
+    count = max(1, rows.num_rows * _TEXTS_BYTES // max(1, rows.nbytes))
+    slices = (rows.slice(at, count) for at in range(0, rows.num_rows, count))
+    return pa.concat_arrays([texts.of(one).cast(pa.large_binary()) for one in slices])
+
+
 def _runs(rows: int, folders: list[pa.Array]) -> Iterator[tuple[int, int]]:
     """Yield where rows of one folder begin and end."""
     changes = np.zeros(rows - 1, np.bool_)
@@ -207,7 +220,7 @@ class _LineFile(_File):
     def write(self, rows: pa.RecordBatch) -> None:
         separator = self._settings.separator
         # A text that is null is an empty line.
-        lines = pc.fill_null(rows.column(RECORD).cast(pa.large_binary()), b"")
+        lines = pc.fill_null(rows.column(RECORD), b"")
         for at in range(0, len(lines), _LINES):
             text = separator.join([*lines.slice(at, _LINES).to_pylist(), b""])
             self._stream.write(self._encoded(text))

@@ -29,18 +29,48 @@ def check_flat(fields: T.StructType, whose: str) -> None:
             )
 
 
-def lines_of(fields: T.StructType, columns: Sequence[pa.Array], delimiter: str) -> pa.Array:
+@dataclass(frozen=True)
+class CsvForm:
+    """How values become a line."""
+
+    delimiter: str = ","
+    quote: str = '"'
+    #: The text of a null; a value with the same text is in quotes.
+    null: str = ""
+    quotes_all: bool = False
+    #: What readers may take for the end of a line, besides its own.
+    line_end: str = "\n"
+
+    @property
+    def special(self) -> str:
+        """Return what is found in a text that must be in quotes."""
+        letters = re.escape(self.delimiter + self.quote + self.line_end)
+        # Readers pass over a line of nothing but blanks, and each may be all that is in one.
+        return ".*" if self.quotes_all else f"[{letters}\\r\\n]|^[\\x00-\\x20]*$|^{re.escape(self.null)}$"
+
+
+def lines_of(fields: T.StructType, columns: Sequence[pa.Array], form: CsvForm) -> pa.Array:
     """Return a line for each row of the columns."""
-    special = f'[{re.escape(delimiter)}"\\r\\n]|^$'
-    values = []
+    values, quote = [], form.quote
     for one, column in zip(fields, columns, strict=True):
         text = exact_text(one.dataType)(column)
-        is_special = pc.match_substring_regex(text, special).fill_null(False)
+        is_special = pc.match_substring_regex(text, form.special).fill_null(False)
         if is_special.true_count:
-            doubled = pc.replace_substring(text.filter(is_special), '"', '""')
-            text = pc.replace_with_mask(text, is_special, pc.binary_join_element_wise('"', doubled, '"', ""))
-        values.append(text.fill_null(""))
-    return pc.binary_join_element_wise(*values, delimiter)
+            doubled = pc.replace_substring(text.filter(is_special), quote, quote * 2)
+            text = pc.replace_with_mask(
+                text, is_special, pc.binary_join_element_wise(quote, doubled, quote, "")
+            )
+        values.append(text.fill_null(form.null))
+    return pc.binary_join_element_wise(*values, form.delimiter)
+
+
+def lines_of_files(fields: T.StructType, columns: Sequence[pa.Array], form: CsvForm) -> pa.Array:
+    """Return lines of which no reader of files passes over one, as they do where all of it is blank."""
+    lines = lines_of(fields, columns, form)
+    # Values that are blank are in quotes: only nulls are left.
+    nulls = [f"{form.quote}{form.null}{form.quote}", *[form.null] * (len(columns) - 1)]
+    is_blank = pc.match_substring_regex(lines, "^[\\x00-\\x20]*$")
+    return pc.if_else(is_blank, form.delimiter.join(nulls), lines)
 
 
 @dataclass(frozen=True)

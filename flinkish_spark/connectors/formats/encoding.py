@@ -27,7 +27,7 @@ from flinkish_spark.connectors.formats.avro_encoder import (
     avro_schema,
     check_avro,
 )
-from flinkish_spark.connectors.formats.csv import check_flat, lines_of
+from flinkish_spark.connectors.formats.csv import CsvForm, check_flat, lines_of
 from flinkish_spark.connectors.formats.json_schema import (
     JsonSchemaWriter,
     check_references,
@@ -287,7 +287,7 @@ class PartEncoder:
                 return Encoded(self._json.write(columns, records.num_rows).cast(pa.binary()))
             case Csv():
                 own = T.StructType([self.fields[name] for name in self.names])
-                return Encoded(lines_of(own, columns, self.form.delimiter).cast(pa.binary()))
+                return Encoded(lines_of(own, columns, CsvForm(self.form.delimiter)).cast(pa.binary()))
             case Protobuf():
                 # Arrow asks the first column for the number of rows.
                 nothing = pa.array([{}] * records.num_rows, pa.struct([]))

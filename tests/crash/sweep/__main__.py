@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="so many runs of each kind; 0 is all")
     parser.add_argument("--minutes", type=float, default=45.0, help="begin no run after this time")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
-    parser.add_argument("--store", choices=("disk", "s3"), default="disk", help="of the job directories")
+    parser.add_argument("--store", choices=("disk", "s3", "hdfs"), default="disk")
     parser.add_argument("--directory", type=Path)
     args = parser.parse_args()
     directory = args.directory or ROOT / "build" / "crash-sweep" / args.store

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Protocol
 
 import psycopg
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 from kafka import TopicPartition
 from pyarrow import parquet
 
 from demo.delta_log import DeltaLog
 from demo.orders import Total
 from demo.topics import consumer_of
+from flinkish_spark.core.store_spec import StoreSpec
 from tests.crash.sweep.places import PARTITIONS, Database
 
 #: What sinks of databases write into.
@@ -89,6 +92,32 @@ class DeltaLooker:
         content = parquet.ParquetFile(self._table / name).read(columns=["user", "total", "orders"])
         columns = (content.column(column).to_pylist() for column in ("user", "total", "orders"))
         return Counter(zip(*columns, strict=True))
+
+    def close(self) -> None:
+        pass
+
+
+class StoredTableLooker:
+    """Reads a table in a bucket, or on HDFS; a file's rows are read once."""
+
+    def __init__(self, table: StoreSpec) -> None:
+        self._place = {"table_uri": table.url, "storage_options": table.resolved()}
+        self._files: dict[str, Counter[Total]] = {}
+
+    def look(self) -> Counter[Total]:
+        try:
+            table = DeltaTable(**self._place)
+        except TableNotFoundError:
+            return Counter()
+        content = table.to_pyarrow_dataset()
+        rows: Counter[Total] = Counter()
+        for fragment in content.get_fragments():
+            if fragment.path not in self._files:
+                columns = fragment.to_table(content.schema, columns=["user", "total", "orders"]).columns
+                own = Counter(zip(*(column.to_pylist() for column in columns), strict=True))
+                self._files[fragment.path] = own
+            rows.update(self._files[fragment.path])
+        return rows
 
     def close(self) -> None:
         pass

@@ -44,6 +44,8 @@ class Place:
         Begins the names of its topics, where others may be on the same broker.
     bucket
         The job directory as text of a `StoreSpec`; empty for a folder below `directory`.
+    store
+        Where a Delta table is, as text of a `StoreSpec`; empty for `output`.
     """
 
     sink: str
@@ -54,6 +56,7 @@ class Place:
     database: Database | None = None
     prefix: str = ""
     bucket: str = ""
+    store: str = ""
 
     @property
     def servers(self) -> str:
@@ -67,6 +70,11 @@ class Place:
     def output(self) -> Path:
         """Where a sink that writes files writes them."""
         return self.directory / "output"
+
+    @property
+    def table(self) -> StoreSpec:
+        """Where a Delta sink's table is."""
+        return StoreSpec.from_text(self.store or str(self.output))
 
     @property
     def group(self) -> str:

@@ -22,7 +22,9 @@ from tests.crash.sweep.results import Result, Results
 from tests.crash.sweep.sinks import SINKS
 from tests.crash.sweep.subject import Subject, Verdict
 from tests.support.buckets import LocalS3
+from tests.support.hdfs import LocalHdfs
 from tests.support.postgres import LocalPostgres, unpack_postgres
+from tests.support.services import BUILD
 
 _UP_S = 300.0
 
@@ -38,7 +40,7 @@ class Plan:
     deadline
         Monotonic time after which no run begins.
     store
-        What the job directories lie on: "disk" or "s3".
+        What job directories and Delta tables lie on: "disk" or "s3"; or "hdfs", for the tables alone.
     """
 
     directory: Path
@@ -100,8 +102,11 @@ class Rounds(ABC):
                 server = stack.enter_context(LocalPostgres(unpack_postgres(ROOT / "build" / "postgres")))
                 places = tuple(_with_database(place, server) for place in places)
             if plan.store == "s3":
-                server = stack.enter_context(LocalS3())
-                places = tuple(replace(place, bucket=server.new_store().to_text()) for place in places)
+                s3 = stack.enter_context(LocalS3())
+                places = tuple(replace(place, bucket=s3.new_store().to_text()) for place in places)
+            if plan.store != "disk":
+                stores = s3 if plan.store == "s3" else stack.enter_context(LocalHdfs(BUILD / "hdfs-jars"))
+                places = tuple(replace(place, store=stores.new_store().to_text()) for place in places)
             # A Unix socket's path is short, and directories of checkouts may be long.
             self._fleet = Fleet(base, plan.directory / "scratch", plan.directory / "control", places)
             self._process: JobProcess = job_process(self._fleet, random.Random(1))

@@ -7,7 +7,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from demo.orders import Total, expected_totals
-from flinkish_spark import DeltaSink, FileFormat, FileSink, JdbcSink, Json, KafkaSink, RecordHeaders, Upsert
+from flinkish_spark import (
+    Append,
+    DeltaSink,
+    FileFormat,
+    FileSink,
+    JdbcSink,
+    Json,
+    KafkaSink,
+    RecordHeaders,
+    Upsert,
+)
+from flinkish_spark.connectors.delta.table import WriteMode
 from flinkish_spark.contracts.sink import Sink
 from tests.crash.sweep.looking import (
     TABLE,
@@ -16,6 +27,7 @@ from tests.crash.sweep.looking import (
     Looker,
     PostgresLooker,
     SqliteLooker,
+    StoredTableLooker,
     TopicLooker,
 )
 from tests.crash.sweep.places import Database, Place
@@ -76,8 +88,8 @@ def _kafka(*, atomic: bool = False) -> Callable[[Place], Sink]:
     )
 
 
-def _delta_upsert(place: Place) -> Sink:
-    return DeltaSink(str(place.output), mode=Upsert(keys=("user",)))
+def _delta(mode: WriteMode = Append()) -> Callable[[Place], Sink]:  # noqa: B008
+    return lambda place: DeltaSink(place.table.url, mode=mode, store_options=dict(place.table.options))
 
 
 def _sqlite_file(place: Place) -> str:
@@ -104,7 +116,7 @@ def _topic(place: Place) -> Looker:
 
 
 def _table(place: Place) -> Looker:
-    return DeltaLooker(place.output)
+    return DeltaLooker(place.output) if place.table.is_local else StoredTableLooker(place.table)
 
 
 def _sqlite_table(place: Place) -> Looker:
@@ -141,8 +153,8 @@ def _two_phase_table(place: Place) -> Looker:
 _ALL: Sequence[SinkUnderTest] = (
     SinkUnderTest("kafka", _kafka(), _topic),
     SinkUnderTest("kafka-atomic", _kafka(atomic=True), _topic, shows_whole=True),
-    SinkUnderTest("delta", lambda place: DeltaSink(str(place.output)), _table),
-    SinkUnderTest("delta-upsert", _delta_upsert, _table, newest_totals, orders_in),
+    SinkUnderTest("delta", _delta(), _table),
+    SinkUnderTest("delta-upsert", _delta(Upsert(keys=("user",))), _table, newest_totals, orders_in),
     SinkUnderTest("files", lambda place: FileSink(str(place.output), FileFormat.JSON), _json_files),
     SinkUnderTest("jdbc-sqlite", _jdbc_sqlite, _sqlite_table),
     SinkUnderTest("jdbc-postgres", _jdbc_postgres, _postgres_table, needs_postgres=True),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.sources import DeltaChanges, DeltaRecordsSource, DeltaTableSource
+from flinkish_spark.sources import DeltaChanges, DeltaSource, DeltaTableSource
 from tests.unit.connectors.delta.test_delta_table_source import Table
 from tests.unit.connectors.files.test_file_source import reader_of
 from tests.unit.connectors.test_split_source import step
@@ -132,10 +132,24 @@ CASES = {
         f"{VECTORS}, 'delta.checkpointPolicy'='v2', 'delta.checkpointInterval'='3'", *CHANGES, ROWS, ROWS
     ),
     "type widening": Case(
-        "id INT, v STRING",
-        f"{FEED}, 'delta.enableTypeWidening'='true'",
-        ("INSERT INTO {t} VALUES (1, 'x')", "ALTER TABLE {t} ALTER COLUMN id TYPE LONG"),
-        refused="the feature 'typeWidening'",
+        "id SMALLINT, p INT, f FLOAT, w INT, n INT, d DECIMAL(5,2), s STRUCT<a: TINYINT>, day DATE",
+        f"{FEED}, 'delta.enableTypeWidening'='true', 'delta.feature.timestampNtz'='supported'",
+        (
+            "INSERT INTO {t} SELECT id, id, 0.1, -2147483648, 2147483647, 999.99, named_struct('a', -128), "
+            "date'9999-12-31' FROM range(3)",
+            "INSERT INTO {t} VALUES (null, null, null, null, null, null, named_struct('a', null), null)",
+            *(
+                f"ALTER TABLE {{t}} ALTER COLUMN {name} TYPE {kind}"
+                for name, kind in {
+                    **{"id": "LONG", "p": "LONG", "f": "DOUBLE", "w": "DOUBLE", "n": "DECIMAL(12,2)"},
+                    **{"d": "DECIMAL(12,4)", "s.a": "INT", "day": "TIMESTAMP_NTZ"},
+                }.items()
+            ),
+            "INSERT INTO {t} VALUES (9223372036854775807, 9223372036854775807, 0.1D, 0.1D, 0.01, 0.0001, "
+            "named_struct('a', 2147483647), timestamp_ntz'2026-01-31 00:00:00.000001')",
+        ),
+        feed_refused=RENAMED,
+        more="PARTITIONED BY (p)",
     ),
     "variants": Case(
         "id LONG, v VARIANT", FEED, ("INSERT INTO {t} SELECT 1, parse_json('1')",), refused="'variantType'"
@@ -272,7 +286,7 @@ def test_a_table_is_read_as_spark_reads_it_or_refused(spark: Any, tmp_path: Path
     make(spark, path, case)
     table = lambda: ours(DeltaTableSource(path), tmp_path / "rows")  # noqa: E731
     feed = lambda: ours(  # noqa: E731
-        DeltaRecordsSource(path, DeltaChanges.FEED, starting_version=0, max_files_per_batch=3),
+        DeltaSource(path, DeltaChanges.FEED, starting_version=0, max_files_per_trigger=3),
         tmp_path / "feed",
     )
     if case.refused:
@@ -305,7 +319,7 @@ def test_a_shallow_clone_is_read_with_the_files_of_the_other_table(spark: Any, t
     rows = spark.read.format("delta").load(str(clone)).collect()
     assert texts(ours(DeltaTableSource(link), tmp_path / "by link")) == texts(rows)
     assert texts(ours(DeltaTableSource(clone), tmp_path / "rows")) == texts(rows)
-    source = DeltaRecordsSource(clone, DeltaChanges.FEED, starting_version=0)
+    source = DeltaSource(clone, DeltaChanges.FEED, starting_version=0)
     changes = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", "0")
     assert texts(ours(source, tmp_path / "feed")) == texts(changes.load(str(clone)).collect())
 
@@ -332,5 +346,5 @@ def test_a_partition_whose_value_is_an_empty_text_is_null_also_where_spark_reads
     rows = spark.read.format("delta").load(str(path)).collect()
     assert texts(rows) == ["[1, '']", "[1, 'x']"]
     assert texts(ours(DeltaTableSource(path), tmp_path / "rows")) == ["[1, 'x']", "[1, None]"]
-    source = DeltaRecordsSource(path, DeltaChanges.FEED, starting_version=0)
+    source = DeltaSource(path, DeltaChanges.FEED, starting_version=0)
     assert [row[:2] for row in ours(source, tmp_path / "feed")] == [(1, None), (1, "x")]

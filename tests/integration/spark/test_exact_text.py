@@ -1,9 +1,11 @@
-"""Columns written as JSON and as texts have the bytes of Spark's own, with times in UTC."""
+"""Columns written as JSON, as texts and as CSV have the bytes of Spark's own, with times in UTC."""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +14,18 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.formats.csv import CsvForm, lines_of_files
 from flinkish_spark.types.ddl import quoted
-from flinkish_spark.types.exact_text import TIME_OPTIONS, JsonWriter, exact_text
+from flinkish_spark.types.exact_text import JsonWriter, exact_text
 from flinkish_spark.types.json_columns import without_intervals
+
+#: Under which Spark writes times as they are written here, and texts whole.
+TIME_OPTIONS: Mapping[str, str] = {
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+WHOLE = {"escape": '"', "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
 
 
 def _texts(pattern: str, texts: str) -> list[str]:
@@ -148,6 +159,29 @@ def test_texts_are_those_of_spark(values: DataFrame) -> None:
             own = F.get_json_object(as_json(F.struct(own.alias("t"))), "$.t")
         wanted = [row[0] for row in values.select(own.cast("string")).collect()]
         assert exact_text(kind)(column).to_pylist() == wanted, one.name
+
+
+def test_lines_of_csv_have_the_values_of_spark_s(values: DataFrame) -> None:
+    """Of a decimal with many zeros in front Spark writes an exponent."""
+    fields = values.drop("bytes", "n")
+    line = F.to_csv(F.struct(*fields.columns), {**TIME_OPTIONS, **WHOLE})
+    wanted = [row[0] for row in values.select(line).collect()]
+    columns = columns_of(fields)
+    found = lines_of_files(fields.schema, columns, CsvForm()).to_pylist()
+
+    def parsed(text: str) -> list[Any]:
+        [cells] = csv.reader([text], strict=True)
+        kinds = [one.dataType for one in fields.schema]
+        return [
+            Decimal(cell) if cell and isinstance(kind, T.DecimalType) else cell
+            for cell, kind in zip(cells, kinds, strict=True)
+        ]
+
+    assert list(map(parsed, found)) == list(map(parsed, wanted))
+    plain = fields.drop(*(name for name in fields.columns if name.startswith("p38")), "text")
+    line = F.to_csv(F.struct(*plain.columns), {**TIME_OPTIONS, **WHOLE})
+    wanted = [row[0] for row in values.select(line).collect()]
+    assert lines_of_files(plain.schema, columns_of(plain), CsvForm()).to_pylist() == wanted
 
 
 def test_a_text_of_a_struct_has_no_fields_that_are_null() -> None:

@@ -59,17 +59,18 @@ LINES = [{"compression": codec} for codec in ("gzip", "bzip2", "deflate", "snapp
             FileFormat.JSON,
             {"compression": "org.apache.hadoop.io.compress.GzipCodec", "ignoreNullFields": "false"},
         ),
-        (FileFormat.JSON, {"encoding": "UTF-16LE", "lineSep": "|"}),
+        (FileFormat.JSON, {"encoding": "UTF-16LE", "lineSep": "\x1e"}),
         (FileFormat.CSV, {"compression": "lz4", "header": "true", "sep": "::", "quoteAll": "true"}),
-        (FileFormat.CSV, {"codec": "snappy", "nullValue": "\\N", "emptyValue": "-"}),
+        (FileFormat.CSV, {"codec": "snappy", "nullValue": "\\N"}),
+        (FileFormat.CSV, {"sep": "\t"}),
         (FileFormat.CSV, {"encoding": "utf-16", "header": "TRUE"}),
     ],
-    ids=lambda one: one.value if isinstance(one, FileFormat) else "-".join(one.values()).replace("|", "bar"),
+    ids=lambda one: one.value if isinstance(one, FileFormat) else "-".join(map(repr, one.values())),
 )
 def test_files_hold_what_those_of_spark_s_writer_hold(spark, tmp_path, kind, options) -> None:
+    staged_and_committed(spark, tmp_path, FileSink(f"{tmp_path}/out", kind, options), ROWS)
     if kind is FileFormat.CSV:
         options = {**WHOLE, **options}
-    staged_and_committed(spark, tmp_path, FileSink(f"{tmp_path}/out", kind, options), ROWS)
     frame = spark.createDataFrame(ROWS, SCHEMA).coalesce(1)
     frame.write.format(kind.value).options(**options).save(f"{tmp_path}/spark")
     wanted = rows_in(spark, kind, tmp_path / "spark", options)
@@ -83,11 +84,22 @@ def test_files_hold_what_those_of_spark_s_writer_hold(spark, tmp_path, kind, opt
     assert ours == {one.replace("lz4hadoop", "lz4raw") for one in theirs}
 
 
-def test_a_null_alone_in_a_csv_is_a_record(spark, tmp_path) -> None:
-    """Spark's own writer leaves it out."""
-    sink = FileSink(f"{tmp_path}/out", FileFormat.CSV)
-    staged_and_committed(spark, tmp_path, sink, [("a",), (None,), ("",), ("b",)], schema="user STRING")
-    assert len(rows_in(spark, FileFormat.CSV, tmp_path / "out", {}, "user STRING")) == 4
+@pytest.mark.parametrize("options", [{}, {"nullValue": "-"}, {"quote": "'", "escape": "'", "lineSep": "|"}])
+def test_a_line_of_blanks_in_a_csv_is_a_record(spark, tmp_path, options) -> None:
+    """Spark's own writer leaves a null out, and its reader a line of blanks."""
+    sink = FileSink(f"{tmp_path}/out", FileFormat.CSV, {k: v for k, v in options.items() if k != "escape"})
+    rows = [("a",), (None,), ("",), (" ",), ("\t",), ('it\'s "b"',)]
+    staged_and_committed(spark, tmp_path, sink, rows, schema="user STRING")
+    found = rows_in(spark, FileFormat.CSV, tmp_path / "out", {**WHOLE, **options}, "user STRING")
+    has_empty = "nullValue" in options
+    wanted = [(text or ("" if has_empty and text is not None else None),) for (text,) in rows]
+    assert found == sorted(f"Row(user={text!r})" for (text,) in wanted)
+
+
+def test_a_line_of_nothing_but_separators_in_a_csv_is_a_record(spark, tmp_path) -> None:
+    sink = FileSink(f"{tmp_path}/out", FileFormat.CSV, {"sep": "\t"})
+    staged_and_committed(spark, tmp_path, sink, [(None, None), ("a", 1)])
+    assert len(rows_in(spark, FileFormat.CSV, tmp_path / "out", {"sep": "\t"})) == 2
 
 
 def test_a_parquet_file_is_one_of_spark_s_by_its_footer(spark, tmp_path) -> None:

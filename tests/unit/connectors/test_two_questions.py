@@ -15,7 +15,7 @@ import pytest
 from flinkish_spark import KafkaSource, StartingOffsets
 from flinkish_spark.connectors.delta import source as delta_records_module
 from flinkish_spark.connectors.delta.log import commit_path
-from flinkish_spark.connectors.delta.source import DeltaRecordsSource, DeltaTableSource
+from flinkish_spark.connectors.delta.source import DeltaSource, DeltaTableSource
 from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder
 from flinkish_spark.connectors.kafka.format.options import FIRST_OFFSETS, parse_batch, parse_stream
 from flinkish_spark.connectors.kafka.format.reader import KafkaStreamReader
@@ -180,7 +180,7 @@ def fields(**types: str) -> dict[str, Any]:
 
 def test_versions_that_are_written_while_we_look_are_not_taken_for_gone(tmp_path: Path, monkeypatch) -> None:
     write(tmp_path, 0, fields(n="long"))
-    source = DeltaRecordsSource(str(tmp_path), starting_version=1)
+    source = DeltaSource(str(tmp_path), starting_version=1)
     real = commit_path
 
     class Version1:
@@ -196,7 +196,7 @@ def test_versions_that_are_written_while_we_look_are_not_taken_for_gone(tmp_path
     source._check_log(1)
 
 
-@pytest.mark.parametrize("make", [DeltaTableSource, DeltaRecordsSource])
+@pytest.mark.parametrize("make", [DeltaTableSource, DeltaSource])
 def test_a_table_that_got_other_types_behind_the_program_is_refused(make: Any, tmp_path: Path) -> None:
     write(tmp_path / "t", 0, fields(n="long"))
     source = make(str(tmp_path / "t")).bound("in")

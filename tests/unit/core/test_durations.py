@@ -42,7 +42,7 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.job_dir import job_place
 from flinkish_spark.core.validation import to_ms
 from flinkish_spark.joins import IntervalJoin, LookupCache
-from flinkish_spark.sources import DeltaSource, FileSource, JsonLines, SocketTextSource, Times
+from flinkish_spark.sources import FileSource, JsonLines, SocketTextSource, Times
 from flinkish_spark.windows import (
     ContinuousEventTimeTrigger,
     ContinuousProcessingTimeTrigger,
@@ -235,7 +235,8 @@ def test_every_path_in_the_public_api_takes_a_path() -> None:
     # Files as a format is asked for them, and what the package shows.
     assert {one.partition("(")[0].partition(".")[2] or one for one in plain} <= {
         "batches",
-        "rows",
+        "batches_between",
+        "parts",
         "RestoredCheckpoint(path)",
     }
 
@@ -245,7 +246,6 @@ def test_every_path_in_the_public_api_takes_a_path() -> None:
     [
         lambda path: FileSink(path).path,
         lambda path: DeltaSink(path).path,
-        lambda path: DeltaSource(path).path,
         lambda path: DeltaManifest(path).path,
         lambda path: FileSecret(path).path,
         lambda path: RestoreSettings(path).path,

@@ -16,7 +16,7 @@ from flinkish_spark.contracts.source import SourceStart
 from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
-from flinkish_spark.sources import DeltaChanges, DeltaRecordsSource, DeltaSource, RateLimit
+from flinkish_spark.sources import DeltaChanges, DeltaSource, RateLimit
 from tests.unit.connectors.delta.test_delta_table_source import Table
 from tests.unit.connectors.files.test_file_source import reader_of
 from tests.unit.connectors.test_split_source import step
@@ -28,8 +28,8 @@ def path_of(table: Table) -> str:
     return str(table.path)
 
 
-def source_of(table: Table, changes: DeltaChanges = DeltaChanges.ROWS, **more: Any) -> DeltaRecordsSource:
-    return DeltaRecordsSource(path_of(table), changes, discover_every_ms=1, **more)
+def source_of(table: Table, changes: DeltaChanges = DeltaChanges.ROWS, **more: Any) -> DeltaSource:
+    return DeltaSource(path_of(table), changes, discover_every_ms=1, **more)
 
 
 def cdc(table: Table, name: str, columns: dict[str, list[Any]]) -> dict[str, Any]:
@@ -100,9 +100,9 @@ def test_a_micro_batch_takes_files_records_and_bytes(tmp_path: Path) -> None:
         return len(step(reader, reader.initialOffset())[1])
 
     assert first() == 60
-    assert first(max_files_per_batch=2) == 20
-    assert first(max_bytes_per_batch=3 * size) == 30
-    assert first(max_bytes_per_batch=1) == 10, "a file that is too big is a micro-batch of its own"
+    assert first(max_files_per_trigger=2) == 20
+    assert first(max_bytes_per_trigger=3 * size) == 30
+    assert first(max_bytes_per_trigger=1) == 10, "a file that is too big is a micro-batch of its own"
     assert first(rate=RateLimit(records_per_batch=15)) == 20
 
 
@@ -171,7 +171,9 @@ def test_what_a_version_deletes_comes_before_what_it_inserts(tmp_path: Path) -> 
     mixed = {"n": [9, 2, 9, 2], "_change_type": ["insert", "delete", "later", None]}
     table.commit(cdc(table, "d.parquet", mixed))
     # Of a feed that has come to the end of a version, nothing is missing: four files are two versions.
-    source = source_of(table, DeltaChanges.FEED, starting_version=1, ending_version=4, max_files_per_batch=4)
+    source = source_of(
+        table, DeltaChanges.FEED, starting_version=1, ending_version=4, max_files_per_trigger=4
+    )
     reader = reader_of(source, tmp_path)
     end, rows = step(reader, reader.initialOffset())
     assert feed_rows(rows) == [(1, "insert", 1), (2, "insert", 1)]
@@ -184,7 +186,7 @@ def test_what_a_version_deletes_comes_before_what_it_inserts(tmp_path: Path) -> 
     assert SplitPosition.from_json(end).is_ended
     # A version that alone is more than a micro-batch takes is divided, in the same order.
     small = reader_of(
-        source_of(table, DeltaChanges.FEED, starting_version=2, ending_version=2, max_files_per_batch=3),
+        source_of(table, DeltaChanges.FEED, starting_version=2, ending_version=2, max_files_per_trigger=3),
         tmp_path / "small",
     )
     end, rows = step(small, small.initialOffset())
@@ -246,7 +248,7 @@ def test_a_savepoint_goes_on_where_it_stood_in_another_job(tmp_path: Path) -> No
     table = Table(tmp_path / "t", n="long")
     for number in range(3):
         table.commit(table.add(f"{number}.parquet", {"n": [number]}))
-    source = source_of(table, max_files_per_batch=2)
+    source = source_of(table, max_files_per_trigger=2)
     reader = reader_of(source, tmp_path)
     end, rows = step(reader, reader.initialOffset())
     assert values(rows) == [0, 1]
@@ -282,7 +284,7 @@ def schema_of(table: Table, old: str, new: str, metadata: str = "{}") -> dict[st
     [
         (lambda t: [removed("a.parquet")], "updates or deletes rows"),
         (lambda t: [{"add": {"path": "../x"}}], "outside of its folder"),
-        (lambda t: [{"protocol": {"readerFeatures": ["typeWidening"]}}], "'typeWidening'"),
+        (lambda t: [{"protocol": {"readerFeatures": ["variantType"]}}], "'variantType'"),
         (lambda t: [schema_of(t, '"long"', '"string"')], "another type or name of 'n'"),
         (lambda t: [schema_of(t, '"n"', '"m"', '{"delta.columnMapping.physicalName": "n"}')], "name of 'n'"),
         (lambda t: [schema_of(t, "", "", '{"delta.columnMapping.physicalName": "c-1"}')], "name of 'n'"),
@@ -345,16 +347,15 @@ def test_a_table_that_is_created_again_while_the_job_runs_is_noticed(tmp_path: P
         step(reader if is_known else reader_of(source, tmp_path), end)
 
 
-def test_the_python_reader_of_a_delta_source_is_a_source_of_splits(tmp_path: Path) -> None:
+def test_a_delta_source_is_a_source_of_splits(tmp_path: Path) -> None:
     table = Table(tmp_path / "t", n="long")
     given = DeltaSource(
         path_of(table), reader="python", ending_version=3, rate=RateLimit(records_per_batch=7)
     )
     bound = given.bound("in")
-    assert isinstance(bound, DeltaRecordsSource) and bound.is_positionable and bound.is_bounded
-    assert bound.rate == RateLimit(records_per_batch=7) and bound.plan_name == "delta-records"
-    endless = DeltaSource(path_of(table))
-    assert isinstance(endless.bound("in"), DeltaRecordsSource) and not endless.is_bounded
+    assert bound.is_positionable and bound.is_bounded and bound.plan_name == "delta"
+    assert bound.rate == RateLimit(records_per_batch=7)
+    assert not DeltaSource(path_of(table)).is_bounded
 
 
 @pytest.mark.parametrize(
@@ -364,12 +365,13 @@ def test_the_python_reader_of_a_delta_source_is_a_source_of_splits(tmp_path: Pat
         lambda path: DeltaSource(path, reader="jvm"),
         lambda path: DeltaSource(path, rate=7),
         lambda path: DeltaSource(path, max_bytes_per_trigger=0),
-        lambda path: DeltaRecordsSource(path, DeltaChanges.FEED),
-        lambda path: DeltaRecordsSource(path, "ROWS"),
-        lambda path: DeltaRecordsSource(path, starting_version=-1),
-        lambda path: DeltaRecordsSource(path, max_bytes_per_batch=0),
-        lambda path: DeltaRecordsSource(path + "-nowhere"),
-        lambda path: DeltaRecordsSource("relative"),
+        lambda path: DeltaSource(path, max_files_per_trigger=0),
+        lambda path: DeltaSource(path, DeltaChanges.FEED),
+        lambda path: DeltaSource(path, "ROWS"),
+        lambda path: DeltaSource(path, starting_version=-1),
+        lambda path: DeltaSource(path + "-nowhere"),
+        lambda path: DeltaSource("relative"),
+        lambda path: DeltaSource("s3://bucket/table", store_options={"secret_access_key": "plain"}),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, make) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import shutil
 from decimal import Decimal
 from urllib.parse import quote
 
@@ -14,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from flinkish_spark.connectors.delta import file_rows
 from flinkish_spark.connectors.delta.log import DeltaCommit, DeltaSnapshot
-from flinkish_spark.connectors.splits import SplitPosition
+from flinkish_spark.connectors.splits import SplitPosition, read_piece
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.sources import DeltaChanges, DeltaRecordsSource, DeltaSource, DeltaTableSource
+from flinkish_spark.sources import DeltaChanges, DeltaSource, DeltaTableSource
 from tests.unit.connectors.files.test_file_source import damaged_parquet, reader_of
 from tests.unit.connectors.test_split_source import step
 
@@ -131,7 +133,7 @@ def test_a_checkpoint_with_its_files_in_a_sidecar_is_read_whole(tmp_path) -> Non
     table.commit(table.add("z.parquet", {"n": [3]}))
     for name, source in (
         ("table", DeltaTableSource(str(tmp_path / "t"))),
-        ("records", DeltaRecordsSource(str(tmp_path / "t"), ending_version=2)),
+        ("records", DeltaSource(str(tmp_path / "t"), ending_version=2)),
     ):
         assert read(source, tmp_path, name) == [(1,), (2,), (3,)]
     (tmp_path / "t" / "_delta_log" / "_sidecars" / "s.parquet").unlink()
@@ -151,6 +153,27 @@ def test_a_file_whose_deletion_vector_was_taken_back_is_read(tmp_path) -> None:
     table.checkpoint()
     table.commit(gone)
     assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(1,)]
+
+
+@pytest.mark.parametrize("kind", [DeltaTableSource, DeltaSource])
+def test_a_task_is_told_which_rows_of_its_files_are_deleted_and_reads_no_vectors(
+    tmp_path, monkeypatch, kind
+) -> None:
+    """deltalake has those of a whole version only."""
+    table = Table(tmp_path / "t", features=["deletionVectors"], n="long")
+    # The example of Delta's protocol: rows 3, 4, 7, 11, 18 and 29.
+    letters = "^Bg9^0rr910000000000iXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"
+    vector = {"storageType": "i", "pathOrInlineDv": letters, "sizeInBytes": 44, "cardinality": 6}
+    with_vector = table.add("x.parquet", {"n": list(range(40))}, deletionVector=vector)
+    table.commit(with_vector, table.add("y.parquet", {"n": [100]}))
+    reader = reader_of(kind(str(tmp_path / "t")), tmp_path)
+    start = reader.initialOffset()
+    pieces = reader.partitions(start, reader.latestOffset(start, None))
+    shutil.rmtree(tmp_path / "t" / "_delta_log")
+    monkeypatch.setattr(file_rows, "deleted_rows", None)
+    batches = [batch for piece in pieces for batch in read_piece(reader.source, piece)]
+    found = sorted(row["n"] for batch in batches for row in batch.to_pylist())
+    assert found == sorted({*range(40), 100} - {3, 4, 7, 11, 18, 29})
 
 
 @pytest.mark.parametrize(
@@ -223,8 +246,8 @@ def test_old_dates_of_the_old_calendar_are_refused(tmp_path) -> None:
     for number, source in enumerate(
         [
             DeltaTableSource(str(tmp_path / "t")),
-            DeltaRecordsSource(str(tmp_path / "t")),
-            DeltaRecordsSource(str(tmp_path / "t"), DeltaChanges.FEED, starting_version=0),
+            DeltaSource(str(tmp_path / "t")),
+            DeltaSource(str(tmp_path / "t"), DeltaChanges.FEED, starting_version=0),
         ]
     ):
         reader = reader_of(source, tmp_path / str(number))
@@ -241,7 +264,7 @@ def test_a_line_of_the_log_ends_where_json_lines_end(tmp_path) -> None:
     table.commit(added)
     log.write_text(log.read_text().replace(json.dumps(name), f'"{name}"'), encoding="utf-8")
     assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(1, name)]
-    records = DeltaRecordsSource(str(tmp_path / "t"), starting_version=1, ending_version=1)
+    records = DeltaSource(str(tmp_path / "t"), starting_version=1, ending_version=1)
     assert read(records, tmp_path, "records") == [(1, name)]
 
 
@@ -286,8 +309,8 @@ def test_a_partition_value_that_is_an_empty_text_is_null_however_it_is_read(tmp_
     path = str(tmp_path / "t")
     for name, source in (
         ("table", DeltaTableSource(path)),
-        ("first version, whole", DeltaRecordsSource(path, ending_version=1)),
-        ("commit", DeltaRecordsSource(path, starting_version=1, ending_version=1)),
+        ("first version, whole", DeltaSource(path, ending_version=1)),
+        ("commit", DeltaSource(path, starting_version=1, ending_version=1)),
     ):
         assert read(source, tmp_path, name) == [(1, None)], name
 
@@ -326,7 +349,7 @@ def test_fields_within_columns_that_came_later_are_null_and_those_in_other_lette
     ("settings", "message"),
     [
         ({"features": ["rowsFromTheMoon"]}, "rowsFromTheMoon"),
-        ({"features": ["typeWidening"]}, "the feature 'typeWidening'"),
+        ({"features": ["variantType"]}, "the feature 'variantType'"),
         ({"configuration": {"delta.coordinatedCommits.x": "y"}}, "the property 'delta.coordinatedCommits.x'"),
         ({"partition": ["at"], "at": "timestamp"}, "is partitioned by 'at', a timestamp"),
     ],
@@ -352,8 +375,11 @@ def test_a_path_that_deltalake_would_take_for_another_is_refused(tmp_path) -> No
     """It would read `a table`."""
     for name in ("a table", "a%20table"):
         Table(tmp_path / name, n="long")
-    with pytest.raises(ConfigError, match=r"two digits behind it.*rename the folder"):
+    with pytest.raises(ConfigError, match=r"two digits behind it.*name a folder"):
         DeltaTableSource(str(tmp_path / "a%20table"))
+    (tmp_path / "link").symlink_to(tmp_path / "a%20table")
+    with pytest.raises(ConfigError, match=r"two digits behind it.*rename the folder"):
+        DeltaTableSource(str(tmp_path / "link"))
 
 
 def test_a_range_of_versions_that_ends_before_it_begins_is_refused(tmp_path) -> None:
@@ -361,10 +387,10 @@ def test_a_range_of_versions_that_ends_before_it_begins_is_refused(tmp_path) -> 
     with pytest.raises(ConfigError, match=r"ending_version is 4 .* >= 5"):
         DeltaSource("/t", DeltaChanges.FEED, starting_version=5, ending_version=4)
     with pytest.raises(ConfigError, match=r"ending_version is 4 .* >= 5"):
-        DeltaRecordsSource(str(tmp_path / "t"), starting_version=5, ending_version=4)
+        DeltaSource(str(tmp_path / "t"), starting_version=5, ending_version=4)
 
 
-@pytest.mark.parametrize("kind", [DeltaTableSource, DeltaRecordsSource])
+@pytest.mark.parametrize("kind", [DeltaTableSource, DeltaSource])
 def test_a_damaged_file_of_a_table_is_named(tmp_path, kind) -> None:
     table = Table(tmp_path / "t", n="long")
     table.commit(table.add("x.parquet", {"n": [1]}))

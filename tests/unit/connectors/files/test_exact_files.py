@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.files import task_files
 from flinkish_spark.connectors.files.input_formats import (
     BadLine,
     CsvFiles,
@@ -19,7 +21,13 @@ from flinkish_spark.connectors.files.input_formats import (
     JsonLines,
     json_batches,
 )
-from flinkish_spark.connectors.files.output_formats import FileFormat, check_columns, exact_options
+from flinkish_spark.connectors.files.line_texts import LineTexts
+from flinkish_spark.connectors.files.output_formats import (
+    FileFormat,
+    check_columns,
+    check_options,
+    has_header,
+)
 from flinkish_spark.core.errors import ConfigError, SchemaError
 
 MONEY = pa.decimal128(10, 2)
@@ -188,8 +196,50 @@ def test_files_refuse_what_has_no_exact_text(form: FileFormat, kind: T.DataType)
         check_columns(form, T.StructType().add("a", kind), [], "out")
 
 
-def test_files_of_text_have_times_in_utc_and_texts_as_they_are() -> None:
-    assert exact_options(FileFormat.JSON)["timestampFormat"] == "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
-    assert exact_options(FileFormat.CSV)["timeZone"] == "UTC"
-    assert exact_options(FileFormat.CSV)["escape"] == '"'
-    assert exact_options(FileFormat.PARQUET) == {}
+TEXTS = T.StructType([T.StructField(name, T.StringType()) for name in ("a", "b")])
+
+
+def lines(kind: FileFormat, options: dict[str, str], *rows: tuple[str | None, ...]) -> list[str]:
+    check_options(kind, options)
+    fields = T.StructType(TEXTS.fields[: len(rows[0])])
+    batch = pa.record_batch([pa.array(one, pa.string()) for one in zip(*rows, strict=True)], fields.names)
+    texts = LineTexts(kind, options, fields)
+    found: list[str] = texts.of(batch).to_pylist()
+    return [*([texts.header().decode()] if has_header(kind, options) else []), *found]
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "wanted"),
+    [
+        ({}, [(" x ", None), ("", "-")], [" x ,", '"",-']),
+        ({}, [('a"b', "c,d"), ("e\n", "f\r")], ['"a""b","c,d"', '"e\n","f\r"']),
+        # A line of blanks only is none for many readers.
+        ({}, [(None,), ("",), (" ",), ("\t",)], ['""', '""', '" "', '"\t"']),
+        ({"sep": "\t"}, [(None, None), ("a", None)], ['""\t', "a\t"]),
+        ({"nullValue": " "}, [(None,), ("a",)], ['" "', "a"]),
+        ({"nullValue": "\\N"}, [(None, "\\N"), ("", "N")], ['\\N,"\\N"', '"",N']),
+        ({"QuoteAll": "TRUE", "header": "true"}, [("x", None)], ['"a","b"', '"x",']),
+        ({"quote": "'", "delimiter": "::"}, [("it's", "a:b"), ('"', "")], ["'it''s'::'a:b'", "\"::''"]),
+        ({"lineSep": "|"}, [("a|b", "c")], ['"a|b",c']),
+    ],
+)
+def test_a_line_of_csv_has_all_of_its_values(
+    options: dict[str, str], rows: list[tuple[str | None, ...]], wanted: list[str]
+) -> None:
+    assert lines(FileFormat.CSV, options, *rows) == wanted
+
+
+def test_a_line_of_json_leaves_nulls_out_or_has_them() -> None:
+    row = ("\x1e\n", None)
+    assert lines(FileFormat.JSON, {"lineSep": "\x1e"}, row) == ['{"a":"\\u001E\\n"}']
+    assert lines(FileFormat.JSON, {"ignoreNullFields": "False"}, row) == ['{"a":"\\u001E\\n","b":null}']
+
+
+def test_a_large_batch_has_its_texts_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_files, "_TEXTS_BYTES", 100)
+    texts = LineTexts(FileFormat.JSON, {}, TEXTS)
+    for kind in (pa.string(), pa.large_string()):
+        rows = pa.record_batch([pa.array(["x" * 90, "y"] * 5, kind)] * 2, TEXTS.names)
+        found = task_files._texts(texts, rows)
+        assert found.type == pa.large_binary()
+        assert [len(json.loads(one)["a"]) for one in found.to_pylist()] == [90, 1] * 5

@@ -68,6 +68,38 @@ HOUR_MS = 3_600_000
         ),
         ({"format": FileFormat.JSON, "options": {"charset": "US-ASCII"}}, "files would be in US-ASCII"),
         ({"format": FileFormat.CSV, "options": {"codec": "zstd"}}, "cannot be written with the codec 'zstd'"),
+        *(
+            (
+                {"format": kind, "options": {name: "x"}},
+                f"'{name}' is none of a file sink with .*give a value another text",
+            )
+            for kind in (FileFormat.JSON, FileFormat.CSV)
+            for name in ("dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone", "locale")
+        ),
+        ({"options": {"dateFormat": "x"}}, "'dateFormat' is none of a file sink with parquet"),
+        *(
+            (
+                {"format": FileFormat.CSV, "options": {name: "true"}},
+                f"'{name}' is none of a file sink with csv",
+            )
+            for name in ("escape", "emptyValue", "ignoreLeadingWhiteSpace", "multiLine")
+        ),
+        ({"format": FileFormat.CSV, "options": {"header": "yes"}}, "'header' is 'yes'"),
+        *(
+            ({"format": FileFormat.CSV, "options": one}, f"'{[*one][-1]}' is .*have to be told apart")
+            for one in (
+                *({"sep": text} for text in ("", "\\t", '"', "a\n")),
+                *({"quote": text} for text in ("", "''", "\\", "\n")),
+                *({"nullValue": text} for text in ("a,b", '"', "\r")),
+                {"lineSep": "|", "sep": "|"},
+            )
+        ),
+        ({"format": FileFormat.CSV, "options": {"lineSep": ""}}, "lines of csv files would end with ''"),
+        ({"format": FileFormat.TEXT, "options": {"lineSep": ""}}, "lines of text files would end with ''"),
+        (
+            {"format": FileFormat.JSON, "options": {"lineSep": "|"}},
+            "would end with '|'. A text may have that in it",
+        ),
         ({"options": {"parquet.compression": "lzo"}}, "codec 'lzo', which an option names.*lz4_raw"),
         ({"options": {"parquet.block.size": "0"}}, "'parquet.block.size' cannot be '0'"),
         ({"options": {"parquet.enable.dictionary": "1"}}, "'parquet.enable.dictionary' cannot be '1'"),
