@@ -130,7 +130,7 @@ def test_a_checkpoint_is_told_of_once(tmp_path: Path) -> None:
 
 
 def test_spark_without_the_jar_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_metrics, "has_class", lambda spark, name: False)
+    monkeypatch.setattr(spark_metrics, "has_shim", lambda spark: False)
     session: Any = object()
     with pytest.raises(ConfigError, match="configure_spark_with_jars"):
         SparkMetricsReporter(session).open(JOB)
