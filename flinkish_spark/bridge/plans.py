@@ -33,7 +33,6 @@ from flinkish_spark.types.expressions import (
     FormattedDay,
     Named,
     Remainder,
-    TimeOfMilliseconds,
 )
 
 # Spark's logs have no names. A frame that gets an alias keeps it in its analysed plan, which is where names
@@ -377,10 +376,8 @@ class _Reading:
             return self._over_arrow(expression.replacement())
         if kind in ("CaseWhen", "If"):
             return self._choice(expression, children)
-        if kind in _ARITHMETIC:
-            return self._number(kind, expression, children)
-        if kind == "MillisToTimestamp" and _type_of(children[0]) == T.LongType():
-            return TimeOfMilliseconds(self._over_arrow(children[0]))
+        if kind == "Remainder":
+            return self._remainder(children)
         if kind == "DateFormatClass":
             return self._formatted(expression, children)
         function = _CALLS_OF_ARROW.get(kind)
@@ -389,11 +386,7 @@ class _Reading:
         if function == "coalesce" and len({one.dataType().json() for one in children}) > 1:
             # Spark takes values that differ in what may be null within them, and Arrow does not.
             raise _NotInArrow
-        arguments = tuple(map(self._over_arrow, children))
-        # Of these Spark may leave the later ones out.
-        if function in ("and_kleene", "or_kleene", "coalesce") and any(one.may_raise for one in arguments):
-            raise _NotInArrow
-        return Call(function, arguments)
+        return Call(function, tuple(map(self._over_arrow, children)))
 
     def _choice(self, expression: Any, children: Sequence[Any]) -> Expression:
         """Return CASE WHEN: conditions and values in turn, and at an odd place the value of all others."""
@@ -403,24 +396,15 @@ class _Reading:
         # Spark takes values that differ in what may be null within them, and Arrow does not.
         if not isinstance(known, (*COMPARED, T.StringType)) or any(_type_of(one) != known for one in values):
             raise _NotInArrow
-        # Spark does not look at a branch that is not taken.
-        if any(one.may_raise for one in parts):
-            raise _NotInArrow
         return Choice(tuple(pairs), parts[-1] if len(parts) % 2 else Constant(None, known))
 
-    def _number(self, kind: str, expression: Any, children: Sequence[Any]) -> Expression:
-        known = _type_of(expression)
-        # Otherwise what is too large becomes null, or another number.
-        is_checked = str(expression.evalMode()) == "ANSI"
-        if not is_checked or not isinstance(known, T.IntegerType | T.LongType):
+    def _remainder(self, children: Sequence[Any]) -> Expression:
+        number, divisor = map(self._over_arrow, children)
+        kinds = [_type_of(one) for one in children]
+        is_whole = kinds[0] == kinds[1] and isinstance(kinds[0], T.IntegerType | T.LongType)
+        if not is_whole or not isinstance(divisor, Constant) or divisor.value in (None, 0, -1):
             raise _NotInArrow
-        left, right = map(self._over_arrow, children)
-        function = _ARITHMETIC[kind]
-        if function is not None:
-            return Call(function, (left, right))
-        if not isinstance(right, Constant) or right.value in (None, 0, -1):
-            raise _NotInArrow
-        return Remainder(left, right)
+        return Remainder(number, divisor)
 
     def _formatted(self, expression: Any, children: Sequence[Any]) -> Expression:
         time, pattern = children
@@ -432,7 +416,9 @@ class _Reading:
         parts = tuple(found.group() for found in _PARTS_OF_DAY.finditer(text))
         if not text or "".join(parts) != text or any(parts.count(one) > 1 for one in DATE_LETTERS):
             raise _NotInArrow
-        if self._session.conf.get("spark.sql.legacy.timeParserPolicy") == "LEGACY":
+        # Java's older formatter has another calendar.
+        policy = str(self._session.conf.get("spark.sql.legacy.timeParserPolicy"))
+        if policy.strip().upper() not in ("CORRECTED", "EXCEPTION"):
             raise _NotInArrow
         return FormattedDay(self._over_arrow(time), parts)
 
@@ -450,13 +436,6 @@ class _NotInArrow(Exception):
 _UTC = frozenset({"UTC", "Etc/UTC", "Z", "GMT"})
 #: The parts of a day's format that Arrow's expressions know.
 _PARTS_OF_DAY = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(DATE_LETTERS)})(?![A-Za-z])|[-/. :_]+")
-#: By the class of an expression of whole numbers, the function of Arrow's that raises as Spark does.
-_ARITHMETIC: Mapping[str, str | None] = {
-    "Add": "add_checked",
-    "Subtract": "subtract_checked",
-    "Multiply": "multiply_checked",
-    "Remainder": None,
-}
 _EQUAL = "EqualTo"
 _COMPARISONS: Mapping[str, str] = {
     _EQUAL: "equal",

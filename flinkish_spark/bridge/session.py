@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -651,11 +652,19 @@ def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
 
 def preload_workers(spark: SparkSession) -> None:
     """Let a local master fork workers that have imported what tasks need, unless a daemon is chosen."""
-    # Executors elsewhere may get this package with --py-files, which come too late for a daemon.
-    if runs_tasks_itself(spark):
+    # Executors elsewhere may get this package with --py-files, which come too late for a daemon; so may
+    # the tasks of a local master.
+    if runs_tasks_itself(spark) and _has_package(spark.sparkContext.pythonExec):
         # Spark looks at it whenever it starts a task in Python.
         conf = spark.sparkContext._jsc.sc().env().conf()
         conf.setIfMissing("spark.python.daemon.module", PRELOADING_DAEMON)
+
+
+@functools.cache
+def _has_package(python: str) -> bool:
+    """Return whether an interpreter finds this package without anything that Spark adds for a task."""
+    look = "import importlib.util as util; raise SystemExit(util.find_spec('flinkish_spark') is None)"
+    return subprocess.run([python, "-c", look], check=False, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def is_cold(spark: SparkSession) -> bool:

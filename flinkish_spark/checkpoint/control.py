@@ -97,11 +97,7 @@ class ControlFile:
             # A newer owner's files stay: this one may have been deposed and not know it yet.
             if owner is not None and int(owner[1]) <= int(epoch) and left.is_file():
                 left.unlink(missing_ok=True)
-        return cls(cls.path_of(folder, epoch, start))
-
-    @staticmethod
-    def path_of(folder: Path, epoch: OwnerEpoch, start: int) -> Path:
-        return folder / f"{epoch}-{start}.json"
+        return cls(folder / f"{epoch}-{start}.json")
 
     def offer(
         self, checkpoint: CheckpointId, purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC

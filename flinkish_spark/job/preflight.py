@@ -25,6 +25,7 @@ from flinkish_spark.core.errors import EnvironmentFault, GraphError, JobDirError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import JobSettings, manifest_context, sink_context
+from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.rules.cut_chains import chains_to
 from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import sources_of, uid_of
@@ -122,9 +123,11 @@ def check_before_start(
     graph: StreamGraph,
     settings: JobSettings,
     job_dir: JobDir,
-    plan: Callable[[StreamGraph], PlannedJob],
 ) -> PlannedJob:
-    """Refuse what cannot work; return the plan that was looked at, which `plan` makes."""
+    """Refuse what cannot work; return the plan that was looked at.
+
+    A start plans anew: its sources begin and end at places that are fixed behind this check.
+    """
     restore = settings.restore
     # Without the job's lock: a refused job leaves no file, and disturbs nobody who runs the job already.
     graph.check_complete()
@@ -140,7 +143,8 @@ def check_before_start(
         _check_seen(spark, graph, settings, job_dir, restore)
     graph = replace(graph, begun_chains=begun_chains(graph, job_dir, settings.job_dir, restore))
     with span("the plan that is looked at before the start"):
-        planned = plan(graph)
+        looked_at = settings.place(settings.scratch / "none.json")
+        planned = Planner(spark, looked_at, settings.shuffle_partitions).plan(graph)
     _check_state(planned)
     _check_sink_uids(graph, planned)
     check_source_names(graph.sources)

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +51,8 @@ from flinkish_spark.contracts.sink import (
     StageRequest,
     StageResult,
 )
-from flinkish_spark.contracts.source import JobPlace, SourceNode
-from flinkish_spark.core.clock import Clock, span
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.clock import span
 from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
 from flinkish_spark.core.errors import (
     MAKE_DETERMINISTIC,
@@ -72,10 +71,8 @@ from flinkish_spark.job.preflight import check_before_start, record_job
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.operators.recorded_answers import AnswerRetention
-from flinkish_spark.planning.async_calls import NO_PLACE, AsyncPlace
-from flinkish_spark.planning.beginning import Beginning
+from flinkish_spark.planning.async_calls import AsyncPlace
 from flinkish_spark.planning.job_graph import job_graph, name_operators
-from flinkish_spark.planning.optimizer import optimize
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import (
     JoinedRows,
@@ -88,9 +85,9 @@ from flinkish_spark.planning.stream_graph import StreamGraph
 from flinkish_spark.planning.times import NO_MARKING, LatencyMarking
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid
 from flinkish_spark.protocol.job_graph import JobVertex
-from flinkish_spark.protocol.plan_layout import PlanLayout, source_of
+from flinkish_spark.protocol.plan_layout import source_of
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.protocol.user_metrics import UserMetrics
@@ -405,35 +402,6 @@ class _Reported:
 _PROGRESS_MS = 1_000
 
 
-@dataclass(frozen=True)
-class _PlanInputs:
-    """Everything beside the program that a plan is made from."""
-
-    place: JobPlace
-    partitions: int
-    beginning: Beginning
-    calls: AsyncPlace
-    bundles_per_partition: int
-    recorded: PlanLayout | None
-
-
-#: A plan says which fields sources had when it was made; a driver may stand by for days behind its check.
-_PLAN_SERVES_MS = 60_000
-
-
-@dataclass(frozen=True)
-class _FirstStart:
-    """The plan that the check before the start has looked at."""
-
-    inputs: _PlanInputs
-    planned: PlannedJob
-    made_ms: int
-
-    def serves(self, inputs: _PlanInputs, clock: Clock) -> bool:
-        """Return whether `inputs` would make the same plan now."""
-        return self.inputs == inputs and clock.monotonic_ms() - self.made_ms <= _PLAN_SERVES_MS
-
-
 class SparkEngine:
     """A :class:`~flinkish_spark.job.engine.QueryEngine` over a classic SparkSession."""
 
@@ -445,8 +413,6 @@ class SparkEngine:
             spark, settings.name, settings.job_dir, settings.shuffle_partitions, job_dir
         )
         self._checked: PlannedJob | None = None
-        #: Until a start has taken or refused it.
-        self._first_start: _FirstStart | None = None
         self._job = ""
         self._retentions: dict[str, AnswerRetention] = {}
         self._dropped = DroppedRecords()
@@ -473,9 +439,7 @@ class SparkEngine:
         preload_workers(self._spark)
         if is_cold(self._spark):
             settings.threads.start("flinkish-warm-up", partial(warm_up, self._spark))
-        planned = check_before_start(
-            self._spark, self._graph, settings, self._job_dir, self._plan_first_start
-        )
+        planned = check_before_start(self._spark, self._graph, settings, self._job_dir)
         self._checked = planned
         self._graph = replace(self._graph, begun_chains=planned.chain_names)
 
@@ -521,57 +485,26 @@ class SparkEngine:
         return wanted.create_writer(self._spark, context)
 
     def plan(self, control: ControlFile) -> QueryPlan:
-        settings, inputs = self._settings, self._plan_inputs(control.path)
-        checked, self._first_start = self._first_start, None
-        if checked is not None and checked.serves(inputs, settings.clock):
-            planned = checked.planned
-        else:
-            planned = self._plan(self._graph, inputs)
-        check_layout(self._job_dir, planned)
-        self._job_dir.put_job_graph(job_graph(settings.name, self._graph, inputs.partitions, planned))
-        self._keeper = self._savepoints.keeper()
-        dropped = self._dropped if any(n.source.drops_records for n in self.sources) else None
-        return SparkPlan(
-            self._spark, planned, settings, dropped, inputs.partitions, self._costs, self.sources
-        )
-
-    def _plan_inputs(self, control: Path) -> _PlanInputs:
-        settings, beginning = self._settings, self._savepoints.beginning()
+        settings, partitions = self._settings, self._savepoints.shuffle_partitions()
+        beginning = self._savepoints.beginning()
         workers = self._spark.sparkContext.defaultParallelism
-        # They have the job's id in them, which a first start does not know when it is checked.
-        has_calls = bool(optimize(self._graph).calls)
-        place = AsyncPlace(settings.job_dir, self._job, workers, _Reported(self._costs))
-        return _PlanInputs(
-            settings.place(control),
-            self._savepoints.shuffle_partitions(),
-            beginning,
-            place if has_calls else NO_PLACE,
-            self._savepoints.bundles_per_partition(beginning),
-            self._savepoints.layout_so_far(),
-        )
-
-    def _plan_first_start(self, graph: StreamGraph) -> PlannedJob:
-        """Return the plan of the next owner's first start, if nobody else becomes owner before."""
-        known, epoch = self._job_dir.known_uuid(), OwnerEpoch(self._job_dir.newest_owner().value + 1)
-        self._job = "" if known is None else str(known)
-        inputs = self._plan_inputs(ControlFile.path_of(self._settings.scratch, epoch, 0))
-        planned = self._plan(graph, inputs)
-        self._first_start = _FirstStart(inputs, planned, self._settings.clock.monotonic_ms())
-        return planned
-
-    def _plan(self, graph: StreamGraph, inputs: _PlanInputs) -> PlannedJob:
-        name_operators(graph, inputs.partitions)
+        name_operators(self._graph, partitions)
         planner = Planner(
             self._spark,
-            inputs.place,
-            inputs.partitions,
-            inputs.beginning,
-            marking=NO_MARKING if self._settings.latencies is None else LatencyMarking(self._spark),
-            calls=inputs.calls,
-            bundles_per_partition=inputs.bundles_per_partition,
-            recorded=inputs.recorded,
+            settings.place(control.path),
+            partitions,
+            beginning,
+            marking=NO_MARKING if settings.latencies is None else LatencyMarking(self._spark),
+            calls=AsyncPlace(settings.job_dir, self._job, workers, _Reported(self._costs)),
+            bundles_per_partition=self._savepoints.bundles_per_partition(beginning),
+            recorded=self._savepoints.layout_so_far(),
         )
-        return planner.plan(graph)
+        planned = planner.plan(self._graph)
+        check_layout(self._job_dir, planned)
+        self._job_dir.put_job_graph(job_graph(settings.name, self._graph, partitions, planned))
+        self._keeper = self._savepoints.keeper()
+        dropped = self._dropped if any(n.source.drops_records for n in self.sources) else None
+        return SparkPlan(self._spark, planned, settings, dropped, partitions, self._costs, self.sources)
 
     def why_no_savepoint_at(self, target: str) -> str:
         return why_no_savepoint_at(target, self._settings.job_dir)

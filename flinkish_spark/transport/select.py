@@ -14,9 +14,6 @@ from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.expressions import Expression
 from flinkish_spark.types.schemas import PREFIX
 
-#: What there still is of a row that is dropped and leaves its time.
-_STAYING = frozenset({*C.CONTROL, C.TIME, C.MARK}) - {C.SEQUENCE}
-
 
 @dataclass(frozen=True)
 class SelectColumns:
@@ -76,9 +73,7 @@ class SelectColumns:
             if is_kept.true_count == len(is_kept):
                 continue
             if self.keeps_times:
-                # What follows must not see their fields: some value might be an error.
-                gone = [name for name in rows if name not in _STAYING]
-                rows = rows | {name: _only_where(is_kept, rows[name]) for name in gone}
+                rows = rows | {C.SEQUENCE: _only_where(is_kept, rows[C.SEQUENCE])}
             else:
                 rows = {name: column.filter(is_kept) for name, column in rows.items()}
         return rows

@@ -1,7 +1,8 @@
 """Expressions over Arrow columns that have the value which Spark gives them, at every input.
 
-What depends on a setting of the session or compares by rules of Spark's own is none of them. Where Spark
-raises an error, so do they.
+What may raise an error in Spark, depends on a setting of the session or compares by rules of Spark's own is
+none of them. Of an error Spark may never know: it computes neither what nobody reads nor rows that a filter
+behind drops, and no barrier.
 """
 
 from __future__ import annotations
@@ -42,11 +43,6 @@ class Expression(ABC):
     def names(self) -> frozenset[str]:
         """Return the columns that it needs."""
 
-    @property
-    def may_raise(self) -> bool:
-        """Whether some value is an error: in a branch that is not taken Spark would not meet it."""
-        return False
-
 
 @dataclass(frozen=True)
 class Named(Expression):
@@ -82,10 +78,6 @@ class FieldOf(Expression):
     def names(self) -> frozenset[str]:
         return self.struct.names()
 
-    @property
-    def may_raise(self) -> bool:
-        return self.struct.may_raise
-
 
 @dataclass(frozen=True)
 class Call(Expression):
@@ -99,14 +91,6 @@ class Call(Expression):
 
     def names(self) -> frozenset[str]:
         return frozenset[str]().union(*(one.names() for one in self.arguments))
-
-    @property
-    def may_raise(self) -> bool:
-        return self.function in CHECKED or any(one.may_raise for one in self.arguments)
-
-
-#: Raise where a whole number is too large for its type, as Spark's ANSI mode does.
-CHECKED = frozenset({"add_checked", "subtract_checked", "multiply_checked"})
 
 
 @dataclass(frozen=True)
@@ -142,25 +126,6 @@ class Remainder(Expression):
 
     def names(self) -> frozenset[str]:
         return self.number.names()
-
-    @property
-    def may_raise(self) -> bool:
-        return self.number.may_raise
-
-
-@dataclass(frozen=True)
-class TimeOfMilliseconds(Expression):
-    """The time so many milliseconds after 1970; one that no TIMESTAMP has is an error."""
-
-    millis: Expression
-    may_raise = True
-
-    def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
-        micros = pc.multiply_checked(self.millis.evaluate(columns), pa.scalar(1_000, pa.int64()))
-        return micros.cast(pa.timestamp("us", "UTC"))
-
-    def names(self) -> frozenset[str]:
-        return self.millis.names()
 
 
 #: Letters of a day's format that mean the same in all locales, and how many digits each is at least.
@@ -198,10 +163,6 @@ class FormattedDay(Expression):
 
     def names(self) -> frozenset[str]:
         return self.time.names()
-
-    @property
-    def may_raise(self) -> bool:
-        return self.time.may_raise
 
 
 def _year_month_day(day: int) -> tuple[int, int, int]:

@@ -39,6 +39,7 @@ _OPEN, _CLOSE, _NEW_LINE, _RETURN, _BACKSLASH, _BY_NUMBER = b"{}\n\r\\u"
 _BLANKS = [*b" \t"]
 #: By letter, if it may follow an object in a record, or between two.
 _GOES_ON = np.isin(np.arange(256), [*b",]}\n", *_BLANKS])
+_IS_LETTER = np.isin(np.arange(256) | 0x20, [*b"abcdefghijklmnopqrstuvwxyz"])
 _IS_DIGIT = np.isin(np.arange(256), [*b"0123456789"])
 _OF_NUMBERS = np.isin(np.arange(256), [*b"0123456789.+-"])
 _BEFORE_NUMBERS = frozenset(b':,[" \t')
@@ -254,6 +255,8 @@ def _is_plain(lines: np.ndarray[Any, Any], count: int) -> bool:
     """
     if np.count_nonzero(lines == _NEW_LINE) != count - 1 or (lines == _RETURN).any():
         return False
+    if _has_numbers_of_arrow(lines):
+        return False
     escapes = np.flatnonzero(lines == _BACKSLASH)
     if (lines[escapes + 1] == _BY_NUMBER).any():
         return False
@@ -264,6 +267,16 @@ def _is_plain(lines: np.ndarray[Any, Any], count: int) -> bool:
         # The last letter of all closes an object, so there is one behind each blank.
         behind = blank + 1
     return bool(_GOES_ON[lines[behind]].all())
+
+
+def _has_numbers_of_arrow(lines: np.ndarray[Any, Any]) -> bool:
+    """Say whether there may be `Inf` or `-NaN`, which are numbers to Arrow and to nobody else."""
+    # The last letter of all closes an object, the first one opens one.
+    at = np.flatnonzero(lines[:-3] == ord("I"))
+    if ((lines[at + 1] == ord("n")) & (lines[at + 2] == ord("f")) & ~_IS_LETTER[lines[at + 3]]).any():
+        return True
+    at = np.flatnonzero(lines == ord("N"))
+    return bool(((lines[at - 1] == ord("-")) & (lines[at + 1] == ord("a"))).any())
 
 
 def _may_overflow(lines: np.ndarray[Any, Any], most_digits: int) -> bool:

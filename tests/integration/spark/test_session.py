@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkish_spark.bridge.session import hold_stage_bars, preload_workers, without_traces
+from flinkish_spark.bridge.session import _has_package, hold_stage_bars, preload_workers, without_traces
 from flinkish_spark.jars import shim_jar
 
 if TYPE_CHECKING:
@@ -68,6 +68,14 @@ def test_workers_are_forked_with_their_imports_done(spark: SparkSession) -> None
 
     preload_workers(spark)
     assert spark.sparkContext.parallelize([0], 1).map(program).collect() == ["flinkish_spark.worker.daemon"]
+
+
+def test_a_package_that_only_tasks_find_has_no_daemon(tmp_path: Path) -> None:
+    """As with --py-files: the daemon starts before Spark adds what they name."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\ncd /; exec {sys.executable} -IS "$@"\n')
+    program.chmod(0o755)
+    assert not _has_package(str(program)) and _has_package(sys.executable)
 
 
 def test_a_daemon_that_somebody_has_chosen_stays(spark: SparkSession) -> None:
