@@ -23,7 +23,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import deltalake
 import grpc
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
@@ -225,6 +227,13 @@ def databases(page: Page) -> None:
         db.execute("CREATE TABLE sums (user TEXT, total INTEGER)")
 
 
+def a_table(page: Page) -> None:
+    """A change feed is read when its source is made."""
+    rows = pa.table({"user": ["ann"], "amount": [1]})
+    configuration = {"delta.enableChangeDataFeed": "true"}
+    deltalake.write_deltalake(f"{page.folder}/data/orders", rows, configuration=configuration)
+
+
 def a_job_with_a_page(page: Page) -> None:
     client = env_with_a_job(page).execute_async(ui=True)
     page.own["http://127.0.0.1:8081"] = client.ui.url
@@ -322,6 +331,7 @@ BEFORE: dict[str, Callable[[Page], None]] = {
     "docs/cep.md": a_job_with_partial_matches,
     "docs/job-graph.md": a_savepoint,
     "docs/running.md": files,
+    "docs/sources.md": a_table,
     "docs/two-phase-sinks.md": databases,
     "docs/ui.md": a_job_with_a_page,
 }
