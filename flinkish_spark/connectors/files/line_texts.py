@@ -26,7 +26,7 @@ class LineTexts:
     fields: T.StructType
 
     def of(self, rows: pa.RecordBatch) -> pa.Array:
-        """Return each record's text, without the end of a line; raise BadRecordError for one that has none."""
+        """Return each record's text, without the end of a line; raise BadRecordError if it has none."""
         rows = as_schema(rows, self._given)
         match self.kind:
             case FileFormat.JSON:

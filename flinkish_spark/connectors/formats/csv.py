@@ -18,6 +18,9 @@ from flinkish_spark.types.exact_text import exact_text
 from flinkish_spark.types.json_columns import replace_months
 from flinkish_spark.types.text_values import parser_of
 
+#: A file that begins with it loses it, whoever reads the file.
+BYTE_ORDER_MARK = "\ufeff"
+
 
 def check_flat(fields: T.StructType, whose: str) -> None:
     for one in fields:
@@ -40,13 +43,16 @@ class CsvForm:
     quotes_all: bool = False
     #: What readers may take for the end of a line, besides its own.
     line_end: str = "\n"
+    #: Whether lines are in files, whose readers pass over U+FEFF where a file begins.
+    is_in_files: bool = False
 
     @property
     def special(self) -> str:
         """Return what is found in a text that must be in quotes."""
         letters = re.escape(self.delimiter + self.quote + self.line_end)
         # Readers pass over a line of nothing but blanks, and each may be all that is in one.
-        return ".*" if self.quotes_all else f"[{letters}\\r\\n]|^[\\x00-\\x20]*$"
+        mark = f"|^{BYTE_ORDER_MARK}" if self.is_in_files else ""
+        return ".*" if self.quotes_all else f"[{letters}\\r\\n]|^[\\x00-\\x20]*${mark}"
 
 
 class ReadAsNull(Exception):

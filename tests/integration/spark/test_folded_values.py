@@ -219,10 +219,10 @@ def test_a_folder_that_would_be_the_null_s_is_refused(spark, tmp_path, value) ->
 @pytest.mark.parametrize(
     ("options", "refused", "kept"),
     [
-        ({}, ["a\nb", "a\r", "a\rb", "\n"], ["a", "", None, "a\u2028b"]),
+        ({}, ["a\nb", "a\r", "a\rb", "\n", "\ufeffa"], ["a", "", None, "a\u2028b", "a\ufeff"]),
         ({"lineSep": "\n"}, ["a\nb", "a\r", "\r"], ["a\rb", "", None]),
         # Of "xaaa" the first two are the end.
-        ({"linesep": "aa"}, ["xaay", "xa"], ["a\nb", "x\r", "ax"]),
+        ({"linesep": "aa"}, ["xaay", "xa", "\ufeff"], ["a\nb", "x\r", "ax"]),
     ],
 )
 def test_a_text_that_would_be_two_lines_is_refused(spark, tmp_path, options, refused, kept) -> None:

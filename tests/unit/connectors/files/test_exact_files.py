@@ -223,6 +223,7 @@ def lines(kind: FileFormat, options: dict[str, str], *rows: tuple[str | None, ..
         ({"QuoteAll": "TRUE", "header": "true"}, [("x", None)], ['"a","b"', '"x",']),
         ({"quote": "'", "delimiter": "::"}, [("it's", "a:b"), ('"', "")], ["'it''s'::'a:b'", "\"::''"]),
         ({"lineSep": "|"}, [("a|b", "c")], ['"a|b",c']),
+        ({}, [("\ufeffa", "\ufeff"), ("a\ufeff", "b")], ['"\ufeffa","\ufeff"', "a\ufeff,b"]),
     ],
 )
 def test_a_line_of_csv_has_all_of_its_values(
