@@ -31,6 +31,8 @@ _FORMS = (
     "hdfs://namenode:8020/folder",
     "memory://name/folder",
 )
+#: Of the stores that there are, besides a disk.
+SCHEMES = frozenset({"s3", "gs", "az", "abfss", "hdfs", "memory"})
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<rest>.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}")
 #: A host and a port, or a nameservice.
@@ -172,7 +174,7 @@ class _Place:
             if not path.startswith("/") or path.startswith("//"):
                 _refuse(url, "it names a host, or no absolute path")
             return cls("file", "", _local(path))
-        if scheme not in ("s3", "gs", "az", "abfss", "hdfs", "memory"):
+        if scheme not in SCHEMES:
             hint = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "wasbs": "abfss", "gcs": "gs"}.get(scheme)
             _refuse(url, f"there is no store for {scheme}:", f"write {hint}://" if hint else "")
         if not rest.startswith("//"):
@@ -216,9 +218,13 @@ def _local(path: str) -> str:
     return path.rstrip("/") or "/"
 
 
+def shown_url(url: str) -> str:
+    """Return a URL without what may be a login, or a signature behind a question mark, for messages."""
+    return re.sub(r"//.*@", "//***@", url.partition("?")[0], flags=re.DOTALL)
+
+
 def _refuse(url: str, why: str, hint: str = "") -> NoReturn:
-    # What may be a login, or the signature behind a question mark, is shown to nobody.
-    shown = re.sub(r"//.*@", "//***@", url.partition("?")[0], flags=re.DOTALL)
+    shown = shown_url(url)
     raise ConfigError(
         f"{shown!r} is not the place of a store",
         why=why,

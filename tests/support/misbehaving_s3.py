@@ -48,19 +48,21 @@ class MisbehavingS3:
     ----------
     keeps_metadata
         Whether objects are given back with the metadata that they came with.
+    obeys_conditions
+        Whether a create is refused whose key is taken; else it overwrites what is there.
     """
 
     #: How long a client of :attr:`spec` waits for an answer, and how long the server hangs.
     timeout_ms, hang_s = 300, 0.8
 
-    def __init__(self, *, keeps_metadata: bool = True) -> None:
+    def __init__(self, *, keeps_metadata: bool = True, obeys_conditions: bool = True) -> None:
         self.objects: dict[str, tuple[bytes, dict[str, str]]] = {}
         self.creates: deque[Answer] = deque()
         self.looks: deque[Answer] = deque()
         #: Answers given once there are no others.
         self.always_create = self.always_look = Answer.OBEYS
         self.requests: Counter[str] = Counter()
-        self._keeps_metadata = keeps_metadata
+        self._keeps_metadata, self._obeys_conditions = keeps_metadata, obeys_conditions
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -101,7 +103,7 @@ class MisbehavingS3:
         with self._lock:
             self.requests["create"] += 1
             answer = self.creates.popleft() if self.creates else self.always_create
-            is_free = path not in self.objects
+            is_free = not self._obeys_conditions or path not in self.objects
             if answer.stores and is_free:
                 self.objects[path] = body, metadata if self._keeps_metadata else {}
         if answer is Answer.OBEYS:

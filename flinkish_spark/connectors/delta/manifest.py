@@ -23,6 +23,7 @@ from flinkish_spark.connectors.delta.table import (
     why_by_spark,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, info_of, seen_by
+from flinkish_spark.connectors.delta.trial import check_creates
 from flinkish_spark.connectors.delta.writer import FilesToWrite, stats_columns
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
@@ -76,7 +77,7 @@ class DeltaManifest(Manifest):
         check_path("the manifest's path", self.path)
 
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
-        """Refuse a table that has other columns."""
+        """Refuse a table that has other columns, or in whose store commits would be lost."""
         try:
             info = DeltaTables().info(self.path)
             why = "" if info is None else _why_unfit(info)
@@ -88,6 +89,7 @@ class DeltaManifest(Manifest):
                 why=why,
                 what_to_do="name another path; the table is made with the first checkpoint",
             )
+        check_creates(self.path, {}, "a manifest")
 
     def create_writer(self, spark: SparkSession, context: ManifestContext) -> ManifestWriter:
         """Return the writer."""

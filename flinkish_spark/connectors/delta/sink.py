@@ -32,6 +32,7 @@ from flinkish_spark.connectors.delta.table import (
     why_no_table,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables
+from flinkish_spark.connectors.delta.trial import check_creates
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
@@ -361,8 +362,9 @@ class DeltaSink(DeltaSinkSettings, Sink):
         return (Dataset.of_path(self.path),)
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
-        """Compare stream and table, mode and retention."""
+        """Compare stream and table, mode and retention; try the table's store."""
         check_sink(self, spark, context)
+        check_creates(self.path, self.store_options, f"sink '{context.uid}'")
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         """Return the staging half."""

@@ -17,7 +17,7 @@ from flinkish_spark.connectors.delta.table import (
     WriteMode,
 )
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.store_spec import SCHEMES, StoreSpec, shown_url
 from flinkish_spark.core.validation import hold_plain_values, instance_of
 from flinkish_spark.protocol.durations import PathText
 
@@ -28,6 +28,8 @@ _KNOWN_OPTIONS = ("compression", "maxRecordsPerFile", "optimizeWrite", "parquet.
 
 #: The first one is the default.
 PARQUET_CODECS = ("snappy", "none", "uncompressed", "gzip", "zstd", "brotli", "lz4", "lz4_raw")
+#: Spark's names of schemes.
+_PLAIN = {"s3a": "s3", "abfs": "abfss"}
 _PAGE_VERSIONS = {"v1": "1.0", "parquet_1_0": "1.0", "v2": "2.0", "parquet_2_0": "2.0"}
 
 
@@ -122,25 +124,54 @@ def _writer(value: object) -> str:
 
 def check_path(what: str, path: str) -> None:
     """Raise ConfigError for a path that is not the same place to all who are given it."""
-    if "://" not in path and path[:5].lower() != "file:" and not PurePosixPath(path).is_absolute():
+    scheme, colon, rest = path.partition("://")
+    # In a URL there may be a login.
+    shown = path if path.startswith("/") else shown_url(path)
+    if not colon and path[:5].lower() != "file:" and not PurePosixPath(path).is_absolute():
         raise ConfigError(
-            f"{what} {path!r} is relative",
+            f"{what} {shown!r} is relative",
             why="it would mean different places in different processes",
             what_to_do="give an absolute path or a URI",
         )
+    if colon and not path.startswith("/") and scheme.lower() != "file":
+        _check_url(what, path, rest)
     if why := why_no_path(path):
         raise ConfigError(
-            f"{what} {path!r} cannot be used",
+            f"{what} {shown!r} cannot be used",
             why=why,
             what_to_do="name a folder by an absolute path, or by file: without a host, such as /lake/events, "
             "without \\ or % in its name",
         )
 
 
+def _check_url(what: str, url: str, rest: str) -> None:
+    """Raise ConfigError for a URL that delta-rs would read as another place, or that has a login in it."""
+    plain = plain_url(url)
+    if plain.partition("://")[0].lower() in SCHEMES:
+        StoreSpec.parse(plain)
+        return
+    why = ""
+    if "@" in rest.partition("/")[0]:
+        why = "a login in a URL would be shown in logs"
+    elif "?" in rest or "#" in rest:
+        why = "delta-rs takes what is behind ? or # for no part of the name"
+    elif ".." in rest.split("/"):
+        why = "it has a part that is .., which leads to another folder"
+    if why:
+        raise ConfigError(
+            f"{what} {shown_url(url)!r} cannot be used",
+            why=why,
+            what_to_do="name the folder alone, and give credentials in store_options: env:NAME",
+        )
+
+
+def plain_url(path: str) -> str:
+    """Return a URL by the name that a store's scheme has here: Spark's other ones lead to the same store."""
+    scheme, colon, rest = path.partition("://")
+    return f"{_PLAIN.get(scheme.lower(), scheme)}{colon}{rest}"
+
+
 def check_store_options(path: str, options: Mapping[str, str]) -> None:
     """Raise ConfigError for an option that a table's store has not, or that is a secret in plain text."""
     if options:
-        # Spark's names of schemes, too, lead to the same stores.
-        for spark, plain in (("s3a://", "s3://"), ("abfs://", "abfss://")):
-            path = plain + path.removeprefix(spark) if path.startswith(spark) else path
-        StoreSpec.parse(path, options)
+        StoreSpec.parse(plain_url(path), options)

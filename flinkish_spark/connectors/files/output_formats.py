@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.connectors.formats.csv import CsvForm
+from flinkish_spark.connectors.formats.csv import BYTE_ORDER_MARK, CsvForm
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.validation import refused_as_config_errors
 from flinkish_spark.protocol.choices import Choice
@@ -147,7 +147,7 @@ def _check_separators(kind: FileFormat, options: Mapping[str, str]) -> None:
     """Refuse what ends a line, or a value in it, where it would not end there for a reader."""
     line_end = line_separator(options).decode()
     may_be_in_text = kind is FileFormat.JSON and all(letter >= " " for letter in line_end)
-    if not line_end or may_be_in_text:
+    if not line_end or may_be_in_text or line_end.startswith(BYTE_ORDER_MARK):
         raise ConfigError(
             f"the lines of {kind.value} files would end with {line_end!r}",
             why="a text may have that in it, and readers would see two lines there",
@@ -155,7 +155,7 @@ def _check_separators(kind: FileFormat, options: Mapping[str, str]) -> None:
         )
     if kind is not FileFormat.CSV:
         return
-    form, ends = csv_form(options), "\r\n" + line_end
+    form, ends = csv_form(options), "\r\n" + BYTE_ORDER_MARK + line_end
     separator, quote = form.delimiter, form.quote
     for name, text, is_usable, others in (
         # Spark reads a backslash in a separator as the begin of another letter.
@@ -234,6 +234,7 @@ def csv_form(options: Mapping[str, str]) -> CsvForm:
         found.get("nullvalue", ""),
         found.get("quoteall", "false").lower() == "true",
         line_separator(options).decode(),
+        is_in_files=True,
     )
 
 
@@ -251,7 +252,10 @@ def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
         if separator == "\n":
             # Readers of lines that may end with both would take it for a part of the end.
             is_line &= ~column.endswith("\r")
-    what = f"the text {name} being one line (else write FileFormat.JSON, or lines with another lineSep)"
+    # The first one of a file would lose it.
+    is_line &= ~column.startswith(BYTE_ORDER_MARK)
+    what = f"the text {name} being one line, without U+FEFF in front"
+    what += " (else write FileFormat.JSON, or lines with another lineSep)"
     return what, column.isNull() | is_line
 
 

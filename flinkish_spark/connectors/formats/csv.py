@@ -18,6 +18,9 @@ from flinkish_spark.types.exact_text import exact_text
 from flinkish_spark.types.json_columns import replace_months
 from flinkish_spark.types.text_values import parser_of
 
+#: A file that begins with it loses it, whoever reads the file.
+BYTE_ORDER_MARK = "\ufeff"
+
 
 def check_flat(fields: T.StructType, whose: str) -> None:
     for one in fields:
@@ -35,25 +38,38 @@ class CsvForm:
 
     delimiter: str = ","
     quote: str = '"'
-    #: The text of a null; a value with the same text is in quotes.
+    #: The text of a null. If it is not empty, no value may have it: Spark takes it for a null in quotes, too.
     null: str = ""
     quotes_all: bool = False
     #: What readers may take for the end of a line, besides its own.
     line_end: str = "\n"
+    #: Whether lines are in files, whose readers pass over U+FEFF where a file begins.
+    is_in_files: bool = False
 
     @property
     def special(self) -> str:
         """Return what is found in a text that must be in quotes."""
         letters = re.escape(self.delimiter + self.quote + self.line_end)
         # Readers pass over a line of nothing but blanks, and each may be all that is in one.
-        return ".*" if self.quotes_all else f"[{letters}\\r\\n]|^[\\x00-\\x20]*$|^{re.escape(self.null)}$"
+        mark = f"|^{BYTE_ORDER_MARK}" if self.is_in_files else ""
+        return ".*" if self.quotes_all else f"[{letters}\\r\\n]|^[\\x00-\\x20]*${mark}"
+
+
+class ReadAsNull(Exception):
+    """A value has the text of a null: that of a field, in a row."""
+
+    def __init__(self, name: str, row: int) -> None:
+        super().__init__(name, row)
+        self.name, self.row = name, row
 
 
 def lines_of(fields: T.StructType, columns: Sequence[pa.Array], form: CsvForm) -> pa.Array:
-    """Return a line for each row of the columns."""
+    """Return a line for each row of the columns; raise ReadAsNull for a value that would be no value."""
     values, quote = [], form.quote
     for one, column in zip(fields, columns, strict=True):
         text = exact_text(one.dataType)(column)
+        if form.null and (at := pc.index(text, pa.scalar(form.null, text.type)).as_py()) >= 0:
+            raise ReadAsNull(one.name, at)
         is_special = pc.match_substring_regex(text, form.special).fill_null(False)
         if is_special.true_count:
             doubled = pc.replace_substring(text.filter(is_special), quote, quote * 2)

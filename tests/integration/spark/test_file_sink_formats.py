@@ -102,6 +102,20 @@ def test_a_line_of_nothing_but_separators_in_a_csv_is_a_record(spark, tmp_path) 
     assert len(rows_in(spark, FileFormat.CSV, tmp_path / "out", {"sep": "\t"})) == 2
 
 
+@pytest.mark.parametrize("options", [{}, {"header": "true"}, {"encoding": "utf-8", "quote": "'"}])
+def test_a_text_that_begins_a_csv_keeps_a_byte_order_mark(spark, tmp_path, options) -> None:
+    """Readers, Spark's and this package's, pass over one where a file begins."""
+    schema = "`\ufeffuser` STRING, amount LONG"
+    sink = FileSink(f"{tmp_path}/out", FileFormat.CSV, options)
+    staged_and_committed(spark, tmp_path, sink, [("\ufeffann", 1)], schema=schema)
+    assert rows_in(spark, FileFormat.CSV, tmp_path / "out", options, "user STRING, amount LONG") == [
+        repr(spark.createDataFrame([("\ufeffann", 1)], "user STRING, amount LONG").first())
+    ]
+    if options.get("header"):
+        read = spark.read.csv(f"{tmp_path}/out", **options)
+        assert read.columns == ["\ufeffuser", "amount"]
+
+
 def test_a_parquet_file_is_one_of_spark_s_by_its_footer(spark, tmp_path) -> None:
     """Types that Parquet lacks are said there, and the calendar is."""
     schema = "at TIMESTAMP, length INTERVAL DAY TO SECOND, d DECIMAL(9,2)"

@@ -219,10 +219,10 @@ def test_a_folder_that_would_be_the_null_s_is_refused(spark, tmp_path, value) ->
 @pytest.mark.parametrize(
     ("options", "refused", "kept"),
     [
-        ({}, ["a\nb", "a\r", "a\rb", "\n"], ["a", "", None, "a\u2028b"]),
+        ({}, ["a\nb", "a\r", "a\rb", "\n", "\ufeffa"], ["a", "", None, "a\u2028b", "a\ufeff"]),
         ({"lineSep": "\n"}, ["a\nb", "a\r", "\r"], ["a\rb", "", None]),
         # Of "xaaa" the first two are the end.
-        ({"linesep": "aa"}, ["xaay", "xa"], ["a\nb", "x\r", "ax"]),
+        ({"linesep": "aa"}, ["xaay", "xa", "\ufeff"], ["a\nb", "x\r", "ax"]),
     ],
 )
 def test_a_text_that_would_be_two_lines_is_refused(spark, tmp_path, options, refused, kept) -> None:
@@ -237,6 +237,25 @@ def test_a_text_that_would_be_two_lines_is_refused(spark, tmp_path, options, ref
         assert isinstance(error, BadRecordError), repr(error)
         assert "the text user being one line" in str(error) and '"amount":2' in str(error)
     process.stage([(value, 1) for value in kept], checkpoint=subject.next_checkpoint())
+
+
+def test_a_value_with_the_text_of_a_null_in_a_csv_is_refused(spark, tmp_path) -> None:
+    """Quotes do not help: Spark compares what is in them."""
+    sink = FileSink(f"{tmp_path}/out", FileFormat.CSV, {"nullValue": "NULL"})
+    subject = SinkUnderTest(lambda: sink, lambda: (), spark, tmp_path / "folder")
+    process, checkpoint = subject.start(), subject.next_checkpoint()
+    with pytest.raises(Exception, match="FLINKISH_BAD_RECORD") as found:
+        process.stage([("ann", 1), ("NULL", 2)], checkpoint=checkpoint)
+    error = classify(found.value)
+    assert isinstance(error, BadRecordError), repr(error)
+    assert "the text of user not being nullValue, 'NULL'" in str(error) and "'amount': 2" in str(error)
+    assert error.what_to_do == "give another nullValue, or write FileFormat.JSON"
+    kept = [("NULL ", 1), ("null", 2), (None, 3)]
+    process.commit(checkpoint, process.stage(kept, checkpoint=checkpoint))
+    frame = spark.read.csv(f"{tmp_path}/out", "user STRING, amount LONG", nullValue="NULL", escape='"')
+    assert sorted(map(tuple, frame.collect()), key=lambda row: row[1]) == kept
+    (tmp_path / "by_hand.csv").write_text('"NULL",1\n')
+    assert spark.read.csv(f"{tmp_path}/by_hand.csv", nullValue="NULL").first()[0] is None
 
 
 def test_folders_of_instants_and_bytes_are_refused(spark) -> None:

@@ -41,6 +41,7 @@ from flinkish_spark.connectors.delta.writer import (
     stats_columns,
 )
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.sources import DeltaSource, DeltaTableSource
 from flinkish_spark.types.ddl import parse_ddl
 
 
@@ -316,6 +317,47 @@ def test_a_uri_of_a_file_is_the_folder_that_it_names_or_is_refused(make: Any, tm
             make(path)
         with pytest.raises(DeltaRefused, match=why):
             DeltaTables().open(path)
+
+
+@pytest.mark.parametrize("make", [DeltaSink, DeltaManifest, DeltaTableSource, DeltaSource])
+@pytest.mark.parametrize(
+    "url,why",
+    [
+        ("s3://bkt/t#1", "characters that stores and Spark read"),
+        ("s3://bkt/t?x=1", "characters that stores and Spark read"),
+        ("S3A://bkt/t#1", "characters that stores and Spark read"),
+        ("s3://bkt/a/../b", "a part that is empty, . or .."),
+        ("s3://bkt/a//b", "a part that is empty, . or .."),
+        ("s3a://KEY:SIGNATURE@bkt/t", "login in a URL"),
+        ("abfss://box@a.dfs.core.windows.net/t?sv=1&sig=SIGNATURE", "characters that stores and Spark read"),
+        ("abfs://KEY:SIGNATURE@c/t", "does not say container@account"),
+        ("gs://bkt/t?x=SIGNATURE%2F", "characters that stores and Spark read"),
+        ("lakefs://repo/main/t?x=SIGNATURE%2F", "behind \\? or #"),
+        ("lakefs://repo/main/t#1", "behind \\? or #"),
+        ("lakefs://repo/main/../t", "part that is .."),
+        ("lakefs://KEY:SIGNATURE@repo/t", "login in a URL"),
+        ("lakefs://repo/t/%20", "% with two digits"),
+        ("lakefs:repo?sig=SIGNATURE", "different places"),
+    ],
+)
+def test_a_url_that_is_another_place_or_holds_a_secret_is_refused(make: Any, url: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        make(url)
+    assert "SIGNATURE" not in f"{caught.value} {caught.value.facts}"
+
+
+@pytest.mark.parametrize("make", [DeltaSink, DeltaManifest])
+def test_a_url_of_a_table_stays_as_it_is_given(make: Any) -> None:
+    for url in (
+        "s3://bkt/a=1/t/",
+        "s3a://bkt/t",
+        "gs://bkt/t",
+        "abfs://box@a.dfs.core.windows.net/t",
+        "az://box/t",
+        "hdfs://namenode:8020/t",
+        "lakefs://repo/main/t..",
+    ):
+        assert make(url).path == url
 
 
 def test_files_of_partitions_of_a_size_with_their_statistics(tmp_path: Path) -> None:

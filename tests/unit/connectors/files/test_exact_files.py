@@ -28,7 +28,8 @@ from flinkish_spark.connectors.files.output_formats import (
     check_options,
     has_header,
 )
-from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.errors import BAD_RECORD_MARKER, BadRecordError, ConfigError, SchemaError
+from flinkish_spark.types.ddl import parse_ddl
 
 MONEY = pa.decimal128(10, 2)
 MOMENT = pa.timestamp("us", "UTC")
@@ -217,16 +218,44 @@ def lines(kind: FileFormat, options: dict[str, str], *rows: tuple[str | None, ..
         ({}, [(None,), ("",), (" ",), ("\t",)], ['""', '""', '" "', '"\t"']),
         ({"sep": "\t"}, [(None, None), ("a", None)], ['""\t', "a\t"]),
         ({"nullValue": " "}, [(None,), ("a",)], ['" "', "a"]),
-        ({"nullValue": "\\N"}, [(None, "\\N"), ("", "N")], ['\\N,"\\N"', '"",N']),
+        ({"nullValue": "\\N"}, [(None, "\\N "), ("", "N")], ["\\N,\\N ", '"",N']),
+        ({"nullValue": "a", "header": "true"}, [("b", None)], ["a,b", "b,a"]),
         ({"QuoteAll": "TRUE", "header": "true"}, [("x", None)], ['"a","b"', '"x",']),
         ({"quote": "'", "delimiter": "::"}, [("it's", "a:b"), ('"', "")], ["'it''s'::'a:b'", "\"::''"]),
         ({"lineSep": "|"}, [("a|b", "c")], ['"a|b",c']),
+        ({}, [("\ufeffa", "\ufeff"), ("a\ufeff", "b")], ['"\ufeffa","\ufeff"', "a\ufeff,b"]),
     ],
 )
 def test_a_line_of_csv_has_all_of_its_values(
     options: dict[str, str], rows: list[tuple[str | None, ...]], wanted: list[str]
 ) -> None:
     assert lines(FileFormat.CSV, options, *rows) == wanted
+
+
+@pytest.mark.parametrize("more", [{}, {"quoteAll": "true"}])
+@pytest.mark.parametrize(
+    ("null", "ddl", "row"),
+    [
+        ("NULL", "a STRING, b INT", ("NULL", 1)),
+        ("0", "a STRING, b INT", ("x", 0)),
+        ("1.5", "b DOUBLE", (1.5,)),
+    ],
+)
+def test_a_value_with_the_text_of_a_null_is_refused(
+    null: str, ddl: str, row: tuple[object, ...], more: dict[str, str]
+) -> None:
+    """Readers compare behind the quotes, so that these do not help."""
+    fields = parse_ddl(ddl)
+    assert isinstance(fields, T.StructType)
+    nulls, good = [None] * len(row), ["y", 7][-len(row) :]
+    columns = [list(one) for one in zip(nulls, good, row, strict=True)]
+    batch = pa.record_batch([pa.array(one) for one in columns], fields.names)
+    field = fields.names[[str(one) for one in row].index(null)]
+    texts = LineTexts(FileFormat.CSV, {"nullValue": null, **more}, fields)
+    with pytest.raises(BadRecordError, match=f"text of {field} not being nullValue, '{null}'") as caught:
+        texts.of(batch)
+    assert BAD_RECORD_MARKER in str(caught.value) and str(row[0]) in str(caught.value)
+    assert len(texts.of(batch.slice(0, 2))) == 2
 
 
 def test_a_line_of_json_leaves_nulls_out_or_has_them() -> None:

@@ -92,10 +92,12 @@ HOUR_MS = 3_600_000
                 *({"quote": text} for text in ("", "''", "\\", "\n")),
                 *({"nullValue": text} for text in ("a,b", '"', "\r")),
                 {"lineSep": "|", "sep": "|"},
+                *({name: "\ufeff"} for name in ("sep", "quote", "nullValue")),
             )
         ),
         ({"format": FileFormat.CSV, "options": {"lineSep": ""}}, "lines of csv files would end with ''"),
         ({"format": FileFormat.TEXT, "options": {"lineSep": ""}}, "lines of text files would end with ''"),
+        ({"format": FileFormat.TEXT, "options": {"lineSep": "\ufeff"}}, r"would end with '\\ufeff'"),
         (
             {"format": FileFormat.JSON, "options": {"lineSep": "|"}},
             "would end with '|'. A text may have that in it",
