@@ -1,0 +1,46 @@
+"""Tables in a store: its outages, its names, and how often it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flinkish_spark.connectors.splits import SourceUnavailable
+from flinkish_spark.sources import DeltaTableSource
+from tests.support.folder_as_s3 import FolderAsS3
+from tests.unit.connectors.delta.test_delta_table_source import Table, read
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FolderAsS3]:
+    with FolderAsS3(tmp_path / "bkt") as found:
+        yield found
+
+
+def source_of(store: FolderAsS3, name: str = "t") -> DeltaTableSource:
+    return DeltaTableSource(f"s3://bkt/{name}", store_options=store.options)
+
+
+def test_an_outage_of_a_store_while_a_file_is_read_is_no_damage(store: FolderAsS3, tmp_path: Path) -> None:
+    table = Table(store.folder / "t", n="long")
+    table.commit(table.add("x.parquet", {"n": [1, 2]}))
+    source = source_of(store)
+    assert read(source, tmp_path) == [(1,), (2,)]
+    store.refuse_data()
+    with pytest.raises(SourceUnavailable, match="StoreDidNotAnswer") as found:
+        read(source, tmp_path, "other")
+    assert not found.value.ends_when_repeated
+
+
+def test_a_damaged_file_of_a_store_is_no_outage(store: FolderAsS3, tmp_path: Path) -> None:
+    table = Table(store.folder / "t", n="long")
+    table.commit(table.add("x.parquet", {"n": list(range(1_000))}))
+    path = store.folder / "t" / "x.parquet"
+    data = path.read_bytes()
+    for at, damaged in enumerate((data[:-20], data[-900:], data[:4] + data[400:])):
+        path.write_bytes(damaged)
+        with pytest.raises(Exception, match=r"x\.parquet cannot be read") as found:
+            read(source_of(store), tmp_path, f"job{at}")
+        assert not isinstance(found.value, SourceUnavailable)
