@@ -190,7 +190,8 @@ TablePath = Path | StorePath
 
 
 def table_path(path: str, options: Mapping[str, str]) -> TablePath:
-    files = TableFiles.of(path.replace("s3a://", "s3://", 1), options)
+    # deltalake names files without the slashes that a path may end with.
+    files = TableFiles.of(path.replace("s3a://", "s3://", 1).rstrip("/") or "/", options)
     return StorePath(files) if files.root is None else files.root
 
 

@@ -44,3 +44,16 @@ def test_a_damaged_file_of_a_store_is_no_outage(store: FolderAsS3, tmp_path: Pat
         with pytest.raises(Exception, match=r"x\.parquet cannot be read") as found:
             read(source_of(store), tmp_path, f"job{at}")
         assert not isinstance(found.value, SourceUnavailable)
+
+
+@pytest.mark.parametrize("name", ["t x", "t0/", "tü", "a+b//"])
+def test_a_table_in_a_store_is_read_whatever_its_name(store: FolderAsS3, tmp_path: Path, name: str) -> None:
+    """deltalake names a file with a deletion vector by its URL."""
+    table = Table(store.folder / name.rstrip("/"), ["p"], features=["deletionVectors"], n="long", p="string")
+    # The example of Delta's protocol: rows 3, 4, 7, 11, 18 and 29.
+    letters = "^Bg9^0rr910000000000iXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"
+    vector = {"storageType": "i", "pathOrInlineDv": letters, "sizeInBytes": 44, "cardinality": 6}
+    more = {"deletionVector": vector, "partitionValues": {"p": "ö b"}}
+    table.commit(table.add("p=ö b/x.parquet", {"n": list(range(40))}, **more))
+    found = {row[0] for row in read(source_of(store, name), tmp_path)}
+    assert found == set(range(40)) - {3, 4, 7, 11, 18, 29}
