@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
+
+#: Variables in which delta-rs looks for what options do not say.
+_READ_BY_STORES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 class StoreDidNotAnswer(ConnectionError):
@@ -55,5 +60,13 @@ class _Handler(DeltaStorageHandler):
             return super().get_file_info_selector(selector)
 
 
-def store_system(place: str, options: dict[str, str]) -> fs.PyFileSystem:
-    return fs.PyFileSystem(_Handler(place, options))
+def store_system(place: str, options: Mapping[str, str]) -> fs.PyFileSystem:
+    """Return the one of this process: a new one would connect anew, for each file that is looked at."""
+    said = [(name, value) for name, value in os.environ.items() if name.startswith(_READ_BY_STORES)]
+    # A child of a fork has none of its parent's threads; a secret may have become another.
+    return _made(place, tuple(sorted(options.items())), tuple(sorted(said)), os.getpid())
+
+
+@functools.lru_cache(maxsize=16)
+def _made(place: str, options: tuple[tuple[str, str], ...], *_: object) -> fs.PyFileSystem:
+    return fs.PyFileSystem(_Handler(place, dict(options)))

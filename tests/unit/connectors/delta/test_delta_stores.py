@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flinkish_spark.connectors.delta import store_system
+from flinkish_spark.connectors.delta.store_system import _Handler
 from flinkish_spark.connectors.splits import SourceUnavailable
 from flinkish_spark.sources import DeltaTableSource
 from tests.support.folder_as_s3 import FolderAsS3
@@ -57,3 +59,19 @@ def test_a_table_in_a_store_is_read_whatever_its_name(store: FolderAsS3, tmp_pat
     table.commit(table.add("p=ö b/x.parquet", {"n": list(range(40))}, **more))
     found = {row[0] for row in read(source_of(store, name), tmp_path)}
     assert found == set(range(40)) - {3, 4, 7, 11, 18, 29}
+
+
+def test_a_store_is_connected_to_once_by_a_process(
+    store: FolderAsS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(store_system, "_Handler", lambda *given: made.append(given) or _Handler(*given))
+    table = Table(store.folder / "t", n="long")
+    table.commit(*(table.add(f"{at}.parquet", {"n": [at]}) for at in range(9)))
+    assert read(source_of(store), tmp_path) == [(at,) for at in range(9)]
+    assert len(made) == 1
+
+    # What a secret is now is asked each time.
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "new")
+    assert read(source_of(store), tmp_path, "other") == [(at,) for at in range(9)]
+    assert len(made) == 2
