@@ -78,7 +78,7 @@ class FileRows:
         """Return a listed file with its deleted rows in place of versions: a task reads no vectors."""
         # The log says that it has a vector: one that is not found is an error of ours, and no row comes back.
         deleted = {
-            name: _packed(deleted_rows(self.table, self.metadata.id, int(version))[file.path])
+            name: _packed(_of_part(file, deleted_rows(self.table, self.metadata.id, int(version))[file.path]))
             for name in (THERE_IN, GONE_IN)
             if (version := file.partition.get(name)) is not None
         }
@@ -99,8 +99,11 @@ class FileRows:
             there = [name for name in schema.names if name in known and name not in file.partition]
             _refuse_other_case(set(schema.names) - file.partition.keys(), list(known))
             footer, (begin, end) = content.metadata, file.extent
-            wanted = _wanted(file, footer.num_rows)
-            place = sum(footer.row_group(at).num_rows for at in range(begin))
+            groups = [footer.row_group(at).num_rows for at in range(footer.num_row_groups)]
+            # Of a part that knows its first row a task is told no others; a list of before has none such.
+            is_whole = file.first_row is None
+            wanted = _wanted(file, sum(groups if is_whole else groups[begin:end]))
+            place = sum(groups[:begin]) if is_whole else 0
             if wanted is not None and not wanted.any():
                 return
             columns_in_file = [known[name][0] for name in there]
@@ -135,6 +138,17 @@ class FileRows:
             fields = [*self.metadata.fields.jsonValue()["fields"], _CHANGE_TYPE]
             return _named(kind, {"type": "struct", "fields": fields}, is_by_id=is_by_id)
         return kind
+
+
+def _of_part(file: FoundFile, bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return the bits of the rows of a part: those of the whole file, told with each part, are many."""
+    import numpy as np
+
+    if (first := file.first_row) is None or file.rows is None:
+        return bits
+    byte, bit = divmod(first, 8)
+    end = bit + file.rows
+    return np.packbits(np.unpackbits(bits[byte : byte + -(-end // 8)], count=end)[bit:])
 
 
 def _packed(bits: npt.NDArray[np.uint8]) -> str:

@@ -19,7 +19,6 @@ from flinkish_spark.core.store_spec import resolved_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow import fs
 
 
 class StoreStat(NamedTuple):
@@ -74,7 +73,7 @@ class TableFiles:
             file.close()
             return
         # The stream that pyarrow makes of it hands on buffers, and delta-rs takes bytes.
-        stream = self._handler()._handler.open_output_stream(name, None)
+        stream = self._system().handler._handler.open_output_stream(name, None)
         stream.write(file.getvalue())
         stream.close()
 
@@ -142,17 +141,14 @@ class TableFiles:
         """Return a file's name within the table; a file elsewhere keeps its own."""
         return path.removeprefix(f"{self.path.rstrip('/')}/")
 
-    def _system(self) -> fs.FileSystem:
+    def _system(self) -> Any:
         from pyarrow import fs
 
         if self.root is not None:
             return fs.SubTreeFileSystem(str(self.root), fs.LocalFileSystem())
-        return fs.PyFileSystem(self._handler())
+        from flinkish_spark.connectors.delta.store_system import store_system
 
-    def _handler(self) -> Any:
-        from deltalake.fs import DeltaStorageHandler
-
-        return DeltaStorageHandler(self.path, self.store_options())
+        return store_system(self.path, self.store_options())
 
 
 @dataclass(frozen=True)
@@ -194,7 +190,8 @@ TablePath = Path | StorePath
 
 
 def table_path(path: str, options: Mapping[str, str]) -> TablePath:
-    files = TableFiles.of(path.replace("s3a://", "s3://", 1), options)
+    # deltalake names files without the slashes that a path may end with.
+    files = TableFiles.of(path.replace("s3a://", "s3://", 1).rstrip("/") or "/", options)
     return StorePath(files) if files.root is None else files.root
 
 

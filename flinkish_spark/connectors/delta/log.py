@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from pyspark.sql import types as T
 
@@ -266,7 +266,9 @@ def _check_protocol(table: TablePath, version: int, features: Iterable[str]) -> 
 
 def local_path(table: TablePath, given: str) -> str:
     """Return the path of a file that a log names; raise ConfigError if it is elsewhere."""
-    given = given.removeprefix(f"{table}/")
+    # A URL has no blank and no letter behind ASCII; the path of a table may have them, and nothing quoted.
+    if not isinstance(table, Path) and unquote(given).startswith(own := f"{table}/"):
+        given = quote(unquote(given).removeprefix(own))
     match = _SCHEME.fullmatch(given)
     scheme, path = (match["scheme"], unquote(match["path"])) if match else ("", unquote(given))
     if scheme not in ("", "file") or ".." in path.split("/"):

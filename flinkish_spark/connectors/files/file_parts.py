@@ -28,6 +28,11 @@ class FilePart:
     rows: int | None = None
     #: About how many bytes it has on disk, if it is a part.
     bytes: int = 0
+    #: How many records are in front of it in the file; None if that is not known.
+    first: int | None = None
+
+    def as_text(self) -> str:
+        return f"{self.begin} {self.end} {self.bytes}" + ("" if self.first is None else f" {self.first}")
 
 
 def is_large(size_bytes: int) -> bool:
@@ -41,13 +46,13 @@ def parts_of_parquet(file: pq.ParquetFile, size_bytes: int) -> Sequence[FilePart
     groups = [footer.row_group(at) for at in range(footer.num_row_groups if is_large(size_bytes) else 0)]
     # As they were written they are that much larger than on disk.
     ratio = size_bytes / (sum(one.total_byte_size for one in groups) or 1)
-    begin, rows, held, left = 0, 0, 0.0, float(size_bytes)
+    begin, first, rows, held, left = 0, 0, 0, 0.0, float(size_bytes)
     for at, one in enumerate(groups, 1):
         own = one.total_byte_size * ratio
         rows, held, left = rows + one.num_rows, held + own, left - own
         if at == len(groups) or min(held, left) >= _PART_BYTES:
-            found.append(FilePart(begin, at, rows, int(held)))
-            begin, rows, held = at, 0, 0.0
+            found.append(FilePart(begin, at, rows, int(held), first))
+            begin, first, rows, held = at, first + rows, 0, 0.0
     return found if len(found) > 1 else [FilePart(rows=footer.num_rows)]
 
 

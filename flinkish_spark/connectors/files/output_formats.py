@@ -155,19 +155,28 @@ def _check_separators(kind: FileFormat, options: Mapping[str, str]) -> None:
         )
     if kind is not FileFormat.CSV:
         return
+    # As Java counts letters.
+    if len(line_end.encode("utf-16-le")) > 4:
+        raise ConfigError(
+            f"the lines of csv files would end with {line_end!r}",
+            why="readers of CSV, such as Spark's, take one letter or two for the end of a line",
+            what_to_do="leave lineSep out, or give one letter or two",
+        )
     form, ends = csv_form(options), "\r\n" + BYTE_ORDER_MARK + line_end
     separator, quote = form.delimiter, form.quote
     for name, text, is_usable, others in (
         # Spark reads a backslash in a separator as the begin of another letter.
         ("sep", separator, bool(separator) and "\\" not in separator, quote + ends),
-        ("quote", quote, len(quote) == 1 and quote != "\\", ends),
+        # A line of blanks and control characters is none for many readers: "" in such quotes would be lost.
+        ("quote", quote, len(quote) == 1 and " " < quote <= "\uffff" and quote != "\\", ends),
         ("nullValue", form.null, True, separator + quote + ends),
     ):
         if not is_usable or not set(text).isdisjoint(others):
             raise ConfigError(
                 f"the csv option '{name}' is {text!r}",
                 why="lines, values and quotes have to be told apart",
-                what_to_do="choose others: one letter for quote, no backslash, none of the end of a line",
+                what_to_do="choose others: one letter for quote, no backslash, blank or control character, "
+                "none of the end of a line",
             )
 
 

@@ -99,7 +99,7 @@ class FoundFile(StoredRow):
     ) -> list[Self]:
         """Return each part of a file as it was when it was found."""
         known = path, stat.st_size, stat.st_mtime_ns
-        told = [{} if one.end is None else {_PART: f"{one.begin} {one.end} {one.bytes}"} for one in parts]
+        told = [{} if one.end is None else {_PART: one.as_text()} for one in parts]
         return [cls(*known, one.rows, {**values, **part}) for one, part in zip(parts, told, strict=True)]
 
     @property
@@ -110,8 +110,14 @@ class FoundFile(StoredRow):
     @property
     def extent(self) -> tuple[int, int | None]:
         """Return from where and up to where the records of this part are; None for the end of the file."""
-        begin, end, _ = (self.partition.get(_PART) or "0 -1 0").split()
+        begin, end, *_ = (self.partition.get(_PART) or "0 -1 0").split()
         return int(begin), None if end == "-1" else int(end)
+
+    @property
+    def first_row(self) -> int | None:
+        """Return how many records are in front of this part; None if it is none, or that is not known."""
+        known = (self.partition.get(_PART) or "").split()
+        return int(known[3]) if len(known) > 3 and self.rows is not None else None
 
 
 class FileList:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
+import zlib
+from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flinkish_spark.connectors.delta import file_rows
 from flinkish_spark.connectors.files import file_parts
 from flinkish_spark.connectors.files.file_parts import FilePart, parts_of_lines
 from flinkish_spark.connectors.files.input_formats import BadLine
@@ -160,6 +165,36 @@ def test_a_large_file_of_a_delta_table_is_several(tmp_path, kind) -> None:
     batches, _ = all_of(reader_of(source, tmp_path))
     assert [one for rows in batches for one in rows] == sorted({*range(1_000)} - {3, 4, 7, 11, 18, 29})
     assert len(batches) > 3
+
+
+def test_a_part_is_told_which_of_its_own_rows_are_deleted(tmp_path, monkeypatch) -> None:
+    table = Table(tmp_path / "t", features=["deletionVectors"], n="long")
+    letters = "^Bg9^0rr910000000000iXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"
+    vector = {"storageType": "i", "pathOrInlineDv": letters, "sizeInBytes": 44, "cardinality": 6}
+    table.commit(table.add("x.parquet", {"n": list(range(3_000))}, deletionVector=vector))
+    options = {"row_group_size": 13, "compression": "none", "use_dictionary": False}
+    pq.write_table(pa.table({"n": list(range(3_000))}), tmp_path / "t" / "x.parquet", **options)
+    # A vector may end in front of the end of the file.
+    gone = np.random.default_rng(7).random(2_950) < 0.3
+    monkeypatch.setattr(file_rows, "deleted_rows", lambda *_: {"x.parquet": np.packbits(gone)})
+    source = DeltaTableSource(str(tmp_path / "t"))
+    left = [n for n in range(3_000) if n >= len(gone) or not gone[n]]
+    batches, _ = all_of(reader := reader_of(source, tmp_path))
+    assert [one for rows in batches for one in rows] == left
+    found = list(reader.source._list.read())
+    told = [source._for_task(one).partition[file_rows.THERE_IN] for one in found]
+    sizes = [len(zlib.decompress(base64.b64decode(one))) for one in told]
+    assert len(found) > 9 and sizes == [-(-one.rows // 8) for one in found]
+
+    # A list of before does not say where a part begins.
+    rows = []
+    for one in found:
+        part = one.partition["flinkish:part"].rpartition(" ")[0]
+        old = source._for_task(replace(one, partition={**one.partition, "flinkish:part": part}))
+        path = str(tmp_path / "t" / "x.parquet")
+        for batch in source._rows_of.read(old, path, pa.schema({"n": pa.int64()})):
+            rows += batch.column(0).to_pylist()
+    assert rows == left
 
 
 def test_a_part_is_stored_with_its_file(tmp_path) -> None:

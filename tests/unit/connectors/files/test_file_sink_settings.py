@@ -89,11 +89,18 @@ HOUR_MS = 3_600_000
             ({"format": FileFormat.CSV, "options": one}, f"'{[*one][-1]}' is .*have to be told apart")
             for one in (
                 *({"sep": text} for text in ("", "\\t", '"', "a\n")),
-                *({"quote": text} for text in ("", "''", "\\", "\n")),
+                *({"quote": text} for text in ("", "''", "\\", "\n", "\0", "\x1f", " ", "😀")),
                 *({"nullValue": text} for text in ("a,b", '"', "\r")),
                 {"lineSep": "|", "sep": "|"},
                 *({name: "\ufeff"} for name in ("sep", "quote", "nullValue")),
             )
+        ),
+        *(
+            (
+                {"format": FileFormat.CSV, "options": {"lineSep": text}},
+                f"lines of csv files would end with '{text}'. .*take one letter or two",
+            )
+            for text in ("<->", "😀;")
         ),
         ({"format": FileFormat.CSV, "options": {"lineSep": ""}}, "lines of csv files would end with ''"),
         ({"format": FileFormat.TEXT, "options": {"lineSep": ""}}, "lines of text files would end with ''"),

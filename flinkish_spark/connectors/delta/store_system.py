@@ -1,0 +1,72 @@
+"""The file system of a table in a store: delta-rs' own, whose outages are told from damaged files."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs
+
+#: Variables in which delta-rs looks for what options do not say.
+_READ_BY_STORES = ("AWS_", "AZURE_", "GOOGLE_")
+
+
+class StoreDidNotAnswer(ConnectionError):
+    """A store refuses or does not answer; what is read of it may be as it should be."""
+
+
+@contextmanager
+def _as_outage() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # delta-rs gives no number to what a store said, and neither does Arrow to what is damaged.
+        if type(error) is OSError and error.errno is None:
+            raise StoreDidNotAnswer(str(error)) from error
+        raise
+
+
+class _StoreFile:
+    """An open file, as Arrow calls it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        # The store is asked by `read` alone; a place behind the end of the file is one of its content.
+        return getattr(self._file, name)
+
+    def read(self, size: int | None = None) -> Any:
+        with _as_outage():
+            return self._file.read(size)
+
+
+class _Handler(DeltaStorageHandler):
+    def open_input_file(self, path: str) -> Any:
+        with _as_outage():
+            return pa.PythonFile(_StoreFile(self._handler.open_input_file(path)), mode="r")
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        with _as_outage():
+            return super().get_file_info(paths)
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
+        with _as_outage():
+            return super().get_file_info_selector(selector)
+
+
+def store_system(place: str, options: Mapping[str, str]) -> fs.PyFileSystem:
+    """Return the one of this process: a new one would connect anew, for each file that is looked at."""
+    said = [(name, value) for name, value in os.environ.items() if name.startswith(_READ_BY_STORES)]
+    # A child of a fork has none of its parent's threads; a secret may have become another.
+    return _made(place, tuple(sorted(options.items())), tuple(sorted(said)), os.getpid())
+
+
+@functools.lru_cache(maxsize=16)
+def _made(place: str, options: tuple[tuple[str, str], ...], *_: object) -> fs.PyFileSystem:
+    return fs.PyFileSystem(_Handler(place, dict(options)))
