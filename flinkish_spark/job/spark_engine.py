@@ -75,6 +75,7 @@ from flinkish_spark.planning.async_calls import AsyncPlace
 from flinkish_spark.planning.job_graph import job_graph, name_operators
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import (
+    DeferredPass,
     JoinedRows,
     PlannedJob,
     PlannedSink,
@@ -121,7 +122,8 @@ def start_query(
     job_dir: StoreSpec,
 ) -> StreamingQuery:
     with query_conf(spark, shuffle_partitions, job_dir) as wanted:
-        stream = job.frame.writeStream.outputMode("append").foreachBatch(asking_kafka_first(spark, writer))
+        frame = job.frame if job.deferred is None else job.deferred.frame
+        stream = frame.writeStream.outputMode("append").foreachBatch(asking_kafka_first(spark, writer))
         stream = stream.option("checkpointLocation", checkpoint_location)
         taken = {query.name for query in spark.streams.active}
         stream = stream.queryName(f"{name} ({checkpoint_location})" if name in taken else name)
@@ -215,7 +217,9 @@ class SinkStaging:
         run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]] = in_turn,
         sources: Sequence[SourceNode] = (),
         measures: Callable[[UserMetrics], None] = lambda measured: None,
+        deferred: DeferredPass | None = None,
     ) -> None:
+        self._deferred = deferred
         self._run_all, self._sources, self._measures = run_all, tuple(sources), measures
         self._tallies, self._bases = tallies, None if bases is None else bases.to_text()
         self._cached_files = json.dumps(dict(cached_files))
@@ -238,6 +242,8 @@ class SinkStaging:
         frame.sparkSession.sparkContext.setLocalProperty(MICRO_BATCH_PROPERTY, told)
         frame.sparkSession.sparkContext.setLocalProperty(CACHED_FILES_PROPERTY, self._cached_files)
         self._tallies.begin()
+        if self._deferred is not None:
+            frame = self._deferred.over(frame)
         if not sinks:
             frame.write.format("noop").mode("overwrite").save()
         passes = self._passes_of(frame, sinks)
@@ -300,6 +306,8 @@ class SinkStaging:
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
         if over.joined is not None:
             return self._staged(over.joined.of(frame), over.sinks, parts, counted, over.joined.columns)
+        if self._deferred is not None:
+            return self._staged(frame, over.sinks, parts, counted)
         return [
             one
             for sink in over.sinks
@@ -580,7 +588,16 @@ class SparkPlan:
         together = JobThreads(self._spark)
         measures = self._settings.user_metrics.on_staged
         staging = SinkStaging(
-            sinks, writers, context, tallies, bases, files, together, self._sources, measures
+            sinks,
+            writers,
+            context,
+            tallies,
+            bases,
+            files,
+            together,
+            self._sources,
+            measures,
+            self._planned.deferred,
         )
         tracker = self._settings.latencies
         if tracker is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -48,6 +49,7 @@ from flinkish_spark.planning.partitioning import LocatedTransform, Spread, shuff
 from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sent_columns import KeyedInput
 from flinkish_spark.planning.sink_rows import (
+    DeferredPass,
     PlannedJob,
     PlannedSink,
     SinkPart,
@@ -80,7 +82,9 @@ from flinkish_spark.protocol.plan_layout import Chain, PlanLayout, ScanRole
 from flinkish_spark.protocol.savepoints import OperatorShape
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
+from flinkish_spark.transport.key_hash import can_hash
 from flinkish_spark.transport.routing import Distribution
+from flinkish_spark.transport.sink_rows import ToSinkRows
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import check_field_names
 
@@ -109,6 +113,9 @@ from flinkish_spark.types.schemas import check_field_names
 #   it still have their channels or not (`_stream_of`).
 # - Fields, their names, and types of keys.
 
+#: What is deferred travels with each micro-batch: functions that are larger, as by a model in them, with the
+#: streaming query, once. From here on Spark broadcasts a function.
+_MOST_PICKLED = 1 << 20
 #: The control source has one channel.
 SOURCE_CHANNELS = frozenset({0})
 
@@ -173,6 +180,7 @@ class Planner:
         ends: list[_ChainEnd] = []
         sinks = [*self._plan_sinks(ends), *self._plan_side_outputs(ends)]
         union = self._united(ends, {part.stream for sink in sinks for part in sink.parts if part.has_async})
+        deferred = self._deferred(ends, sinks)
         time = plan_times(self._logical, lambda path, chain, name: self.stream(path, chain, (name,)))
         bundlings = {
             uid: Bundling(shape.max_parallelism, self._partitions, self._bundles_per_partition)
@@ -186,6 +194,7 @@ class Planner:
             replace(time, bundlings=bundlings),
             self._calls.recordings,
             tuple(self._branches),
+            deferred,
             self._logical,
             read=self._read,
         )
@@ -239,6 +248,23 @@ class Planner:
             union = named if union is None else union.unionByName(named, allowMissingColumns=True)
         assert union is not None
         return union
+
+    def _deferred(self, ends: Sequence[_ChainEnd], sinks: Sequence[PlannedSink]) -> DeferredPass | None:
+        """Return the last pass of the plan, if it makes the rows of one sink alone."""
+        if len(ends) > 1 or len(sinks) > 1 or len(sinks[0].parts) > 1:
+            return None
+        (end,), (part,) = ends, sinks[0].parts
+        stream, schema = end.stream, sinks[0].schema
+        made = None if stream.by_workers is None else C.pass_of(stream.by_workers)
+        if made is None or part.transforms or not all(can_hash(one.dataType) for one in schema):
+            return None
+        given, worker = made
+        names = stream.outputs[stream.side] if stream.outputs else part.fields
+        rows = ToSinkRows(schema, tuple(names), part.side)
+        if len(cloudpickle.dumps(worker)) > _MOST_PICKLED:  # type: ignore[no-untyped-call]
+            return None
+        named = named_scan(given, ScanRole.RECORDS, stream.source) if stream.source else given
+        return DeferredPass(named_chain(named, end.chain), C.InTurn((worker, rows)), rows.columns)
 
     def _by_side(self, ends: Sequence[_ChainEnd], shown: Sequence[int]) -> list[int]:
         """Return by output which stream of the union it is, where operators that share tasks are several."""
@@ -298,13 +324,16 @@ class Planner:
 
     def _with_barriers(self, streams: Sequence[RecordStream], chain: Chain) -> TaggedStream:
         """Return records of sources and their control rows, as an operator's output has them."""
+        by_workers = streams[0].frame if isinstance(self._marking, NoMarking) else None
         streams = [stream.records_only() for stream in streams]
         first = streams[0]
         fields = [F.col(quoted(name)) for name in first.schema.names]
         if first.is_marked:
             marked = first.frame.select(*C.CONTROL, *fields)
             named = named_scan(marked, ScanRole.RECORDS, first.source)
-            tagged = TaggedStream(named, first.schema, first.channels)
+            tagged = TaggedStream(
+                named, first.schema, first.channels, by_workers=by_workers, source=first.source
+            )
             return self._marking.beside(tagged, self._graph, chain.inputs)
         found: DataFrame | None = None
         for stream in streams:
@@ -486,6 +515,7 @@ class Planner:
             outputs=planned.outputs if len(planned.outputs) > 1 else (),
             timed=planned.timed,
             side=planned.first_output,
+            by_workers=planned.frame,
         )
 
     def _parts(

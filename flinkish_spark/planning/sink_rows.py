@@ -35,6 +35,7 @@ from flinkish_spark.protocol.plan_layout import Chain, PlanLayout
 from flinkish_spark.protocol.savepoints import OperatorShape
 from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.columns import Worker
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.schemas import check_field_names
@@ -370,6 +371,10 @@ class TaggedStream:
     timed: tuple[bool, ...] = ()
     #: Which of them this stream is.
     side: int = 0
+    #: The same rows, and more columns, as workers make them; None if Spark has a part in it.
+    by_workers: DataFrame | None = None
+    #: The source whose records they are; empty behind an operator.
+    source: str = ""
 
     @property
     def times(self) -> list[str]:
@@ -388,6 +393,21 @@ class TaggedStream:
 
 
 @dataclass(frozen=True)
+class DeferredPass:
+    """What the streaming query ends with, and the workers that make the only sink's rows of that.
+
+    They run in the pass that stages: rows between two passes would go to the JVM and back.
+    """
+
+    frame: DataFrame
+    worker: Worker
+    columns: T.StructType
+
+    def over(self, frame: DataFrame) -> DataFrame:
+        return C.map_in_arrow(frame, self.worker, self.columns)
+
+
+@dataclass(frozen=True)
 class PlannedJob:
     """What the supervisor starts: one DataFrame and who takes which rows of it."""
 
@@ -403,6 +423,8 @@ class PlannedJob:
     recordings: tuple[Recording, ...] = ()
     #: Paths that are branches of one scan: each by the operator's uid and the name of its input.
     branches: tuple[tuple[tuple[str, str], ...], ...] = ()
+    #: How it runs, where the last pass is left to those who stage.
+    deferred: DeferredPass | None = None
     #: What was translated.
     logical: LogicalPlan = field(default_factory=lambda: LogicalPlan(StreamGraph()))
 

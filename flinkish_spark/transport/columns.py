@@ -224,6 +224,18 @@ class _UnderTheirNames:
         return self.worker(batch.rename_columns(list(self.names)) for batch in batches)
 
 
+def pass_of(frame: DataFrame) -> tuple[DataFrame, Worker] | None:
+    """Return what workers are given of which a frame is made, and these as one; None if Spark makes it."""
+    made = getattr(frame, _PASS, None)
+    if not isinstance(made, _Pass) or frame.is_cached:
+        return None
+    return made.given, InTurn(made.workers)
+
+
+def is_made_by_workers(frame: DataFrame) -> bool:
+    return pass_of(frame) is not None
+
+
 def with_position(records: DataFrame) -> DataFrame:
     """Add channel and sequence from Spark's input partition and the row's place in it."""
     place = F.monotonically_increasing_id()

@@ -1,4 +1,4 @@
-"""The hash of a key, over columns: Spark's `xxhash64`, by which key groups are found."""
+"""The hash of rows, over columns: Spark's `xxhash64`, by which groups are found and micro-batches compared."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyspark.sql import types as T
 
 _Words = npt.NDArray[np.uint64]
 _Places = npt.NDArray[np.int64]
@@ -30,8 +31,25 @@ _LONG_DECIMAL_DIGITS = 18
 _STRIPE, _WORD, _HALF = 32, 8, 4
 
 
+#: Types of which each value is hashed here as Spark does it.
+_HASHED = (
+    *(T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType),
+    *(T.DateType, T.TimestampType, T.TimestampNTZType, T.DayTimeIntervalType),
+    *(T.DecimalType, T.BinaryType),
+)
+
+
+def can_hash(kind: T.DataType) -> bool:
+    """Return whether the values of a type are hashed here: not maps, VARIANT, and texts with a collation."""
+    if isinstance(kind, T.StructType):
+        return all(can_hash(one.dataType) for one in kind)
+    if isinstance(kind, T.ArrayType):
+        return can_hash(kind.elementType)
+    return kind == T.StringType() or type(kind) in _HASHED
+
+
 def key_hashes(columns: Sequence[pa.Array], count: int) -> npt.NDArray[np.int64]:
-    """Return the hash of each row's values, as `F.xxhash64` computes it; a key of no columns hashes to 0."""
+    """Return the hash of each row's values, as `F.xxhash64` computes it; a row of no columns hashes to 0."""
     if not columns:
         return np.zeros(count, dtype=np.int64)
     hashes = np.full(count, _SEED)
@@ -62,10 +80,26 @@ def _fold_valid(column: pa.Array, seeds: _Words) -> _Words:
                 pa.array([_java_bytes(value) for value in _unscaled(column)], pa.binary()), seeds
             )
         return _hash_long(_low_words(column), seeds)
+    if pa.types.is_struct(kind):
+        for part in column.flatten():
+            seeds = _fold(part, seeds)
+        return seeds
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _fold_lists(column, seeds)
     for is_kind, hash_values in _BY_KIND:
         if is_kind(kind):
             return hash_values(column, seeds)
     raise TypeError(f"values of type {kind} have no hash")
+
+
+def _fold_lists(column: pa.Array, seeds: _Words) -> _Words:
+    """Fold the first elements of all lists, then the second ones."""
+    begins = column.offsets.to_numpy()[:-1]
+    lengths, folded = np.diff(column.offsets.to_numpy()), seeds.copy()
+    for place in range(int(lengths.max(initial=0))):
+        rows = np.flatnonzero(lengths > place)
+        folded[rows] = _fold(column.values.take(pa.array(begins[rows] + place)), folded[rows])
+    return folded
 
 
 def _is_of_bytes(kind: pa.DataType) -> bool:
@@ -112,12 +146,30 @@ def _numbers(column: pa.Array, kind: pa.DataType) -> npt.NDArray[Any]:
     return column.view(kind).to_numpy()  # type: ignore[no-any-return]
 
 
-#: How the other types that a key can have are hashed.
+def _as_float(column: pa.Array, seeds: _Words) -> _Words:
+    return _hash_int(_bits(column, np.uint32).astype(np.uint64), seeds)
+
+
+def _as_double(column: pa.Array, seeds: _Words) -> _Words:
+    return _hash_long(_bits(column, np.uint64), seeds)
+
+
+def _bits(column: pa.Array, words: type[Any]) -> npt.NDArray[Any]:
+    # There is one zero, and one NaN.
+    values = column.to_numpy(zero_copy_only=False) + 0.0
+    values[np.isnan(values)] = np.nan
+    found: npt.NDArray[Any] = values.view(words)
+    return found
+
+
+#: How the other types are hashed.
 _BY_KIND: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array, _Words], _Words]], ...] = (
     (pa.types.is_boolean, _as_int),
     (lambda kind: pa.types.is_signed_integer(kind) and kind.bit_width < 64, _as_int),
     (pa.types.is_date32, _as_int),
     (pa.types.is_int64, _as_long),
+    (pa.types.is_float32, _as_float),
+    (pa.types.is_float64, _as_double),
     (lambda kind: kind in (pa.duration("us"), pa.time64("us")), _as_long),
     (lambda kind: pa.types.is_timestamp(kind) and kind.unit == "us", _as_long),
 )

@@ -27,7 +27,7 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema, arrow_type, as_schema
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import JsonWriter
-from flinkish_spark.types.json_columns import replace_months, without_intervals
+from flinkish_spark.types.json_columns import has_intervals, replace_months, without_intervals
 
 #: The columns that every writer gets, before those that not every sink has.
 KEY, VALUE, TOPIC = "key", "value", "topic"
@@ -127,6 +127,12 @@ class RecordEncoder:
         names = self.fields.names if self.may_misfit else self._read_names()
         given = {name: without_intervals(F.col(quoted(name)), self.fields[name].dataType) for name in names}
         return given | self.key.spark_columns() | self.value.spark_columns()
+
+    @property
+    def reads_fields_alone(self) -> bool:
+        """Whether Spark computes nothing of what the pass is given."""
+        computed = self.key.spark_columns() or self.value.spark_columns()
+        return not computed and not any(has_intervals(one.dataType) for one in self.fields)
 
     def _read_names(self) -> list[str]:
         of_headers = [self.headers] if isinstance(self.headers, str) else self.headers.values()

@@ -283,7 +283,10 @@ class KafkaWriter(JoiningWriter):
 
     def _encoded(self, request: StageRequest) -> DataFrame:
         encode = EncodeRows(((self._encoder, {name: name for name in self._columns}),))
-        return C.map_in_arrow(self._given.of(request.rows), encode, encode.columns())
+        rows = request.rows
+        if not (self._encoder.reads_fields_alone and C.is_made_by_workers(rows)):
+            rows = self._given.of(rows)
+        return C.map_in_arrow(rows, encode, encode.columns())
 
     def _staged(self, found: Sequence[Mapping[str, Any]], request: StageRequest) -> StageResult:
         staged = [

@@ -1,0 +1,72 @@
+"""The rows of a stream as a sink stages them, made by the worker that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.key_hash import key_hashes
+from flinkish_spark.types.arrow_types import arrow_schema
+
+_CONTROL = T.StructType(
+    [
+        T.StructField(C.KIND, T.IntegerType()),
+        *(T.StructField(name, T.LongType()) for name in (C.CHECKPOINT, C.CHANNEL, C.HASH)),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class ToSinkRows:
+    """Called by mapInArrow: rows of a stream in; those of one of its outputs out, with a hash of each record.
+
+    The hash is the one of :func:`~flinkish_spark.planning.sink_rows.tag`, of the same rows.
+    """
+
+    #: The fields of the sink, and the column of each.
+    fields: T.StructType
+    names: tuple[str, ...]
+    #: Which output of an operator it is; None where that has only one.
+    side: int | None = None
+
+    @property
+    def columns(self) -> T.StructType:
+        return T.StructType([*_CONTROL, *(T.StructField(one.name, one.dataType) for one in self.fields)])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = arrow_schema(self.columns)
+        for given in batches:
+            is_record = pc.equal(given.column(C.KIND), int(C.Kind.RECORD))
+            batch = given if (kept := self._kept(given, is_record)) is None else given.filter(kept)
+            if not batch.num_rows:
+                continue
+            kind, checkpoint, channel = (batch.column(one) for one in (C.KIND, C.CHECKPOINT, C.CHANNEL))
+            fields = [batch.column(name) for name in self.names]
+            hashes = key_hashes(fields, batch.num_rows)
+            is_other = kind.to_numpy() != int(C.Kind.RECORD)
+            if is_other.any():
+                # The second number of a report; of a barrier nobody reads it.
+                hashes = np.where(is_other, batch.column(C.SEQUENCE).fill_null(0).to_numpy(), hashes)
+            arrays = [kind, checkpoint, channel, pa.array(hashes, pa.int64()), *fields]
+            made = (
+                one if one.type == own.type else one.cast(own.type)
+                for one, own in zip(arrays, schema, strict=True)
+            )
+            yield pa.RecordBatch.from_arrays([*made], names=schema.names)
+
+    def _kept(self, batch: pa.RecordBatch, is_record: pa.Array) -> pa.Array | None:
+        """Return whether a row is one of the output; None if all are."""
+        # A record without a place is the time of one that was dropped; see `worker/time.py`.
+        conditions = [batch.column(C.SEQUENCE).is_valid()] if batch.column(C.SEQUENCE).null_count else []
+        if self.side is not None:
+            conditions.append(pc.equal(batch.column(C.SIDE), self.side))
+        if not conditions:
+            return None
+        is_own = conditions[0] if len(conditions) == 1 else pc.and_(*conditions)
+        return pc.or_(pc.invert(is_record), pc.fill_null(is_own, False))
