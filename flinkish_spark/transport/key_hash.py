@@ -1,4 +1,4 @@
-"""The hash of rows, over columns: Spark's `xxhash64`, by which groups are found and micro-batches compared."""
+"""The hash of rows over columns: Spark's `xxhash64`. Groups are found by it, and micro-batches compared."""
 
 from __future__ import annotations
 

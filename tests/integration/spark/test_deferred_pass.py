@@ -26,6 +26,7 @@ from flinkish_spark.transport.sink_rows import ToSinkRows
 from flinkish_spark.types.ddl import parse_ddl
 from tests.support.jobs import environment
 
+
 def counts(stream: Any) -> Any:
     return stream.key_by("a").fold(AggregateColumn("n", Fold.COUNT), uid="counts")
 
