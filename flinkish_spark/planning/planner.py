@@ -256,15 +256,27 @@ class Planner:
         (end,), (part,) = ends, sinks[0].parts
         stream, schema = end.stream, sinks[0].schema
         made = None if stream.by_workers is None else C.pass_of(stream.by_workers)
-        if made is None or part.transforms or not all(can_hash(one.dataType) for one in schema):
+        if made is None or not all(can_hash(one.dataType) for one in schema):
             return None
         given, worker = made
-        names = stream.outputs[stream.side] if stream.outputs else part.fields
-        rows = ToSinkRows(schema, tuple(names), part.side)
-        if len(cloudpickle.dumps(worker)) > _MOST_PICKLED:  # type: ignore[no-untyped-call]
+        names = tuple(stream.outputs[stream.side] if stream.outputs else part.fields)
+        rows = ToSinkRows(schema, names, part.side)
+        workers = [worker, rows]
+        if part.transforms:
+            if (functions := part.functions) is None:
+                return None
+            # Named as in the union, where the functions find them.
+            union = T.StructType(
+                [T.StructField(n, f.dataType) for n, f in zip(part.columns, stream.schema, strict=True)]
+            )
+            given_to = ToSinkRows(union, names, part.side, has_hash=False)
+            rows = ToSinkRows(schema, functions.outputs, second=C.HASH)
+            workers = [worker, given_to, *functions.workers, rows]
+        pass_of_all = C.InTurn(tuple(workers))
+        if len(cloudpickle.dumps(pass_of_all)) > _MOST_PICKLED:  # type: ignore[no-untyped-call]
             return None
         named = named_scan(given, ScanRole.RECORDS, stream.source) if stream.source else given
-        return DeferredPass(named_chain(named, end.chain), C.InTurn((worker, rows)), rows.columns)
+        return DeferredPass(named_chain(named, end.chain), pass_of_all, rows.columns)
 
     def _by_side(self, ends: Sequence[_ChainEnd], shown: Sequence[int]) -> list[int]:
         """Return by output which stream of the union it is, where operators that share tasks are several."""

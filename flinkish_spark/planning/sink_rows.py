@@ -195,6 +195,12 @@ class SinkPart:
         return Selection([*control, *self.one_pass.named_fields])
 
     @property
+    def functions(self) -> InWorkers | None:
+        """The transforms, if all of them are functions of single records."""
+        steps = () if self.one_pass is None or self.has_async else self.one_pass.steps
+        return steps[0] if len(steps) == 1 and isinstance(steps[0], InWorkers) else None
+
+    @property
     def has_async(self) -> bool:
         return any(map(is_async, self.transforms))
 

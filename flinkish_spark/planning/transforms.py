@@ -556,10 +556,18 @@ class InWorkers:
 
     def over(self, frame: DataFrame) -> DataFrame:
         """Return control columns and, beside those of records, :attr:`fields` of what comes out."""
-        (dealt,) = self.deal.inputs
-        own = [F.col(quoted(c)).alias(name) for c, name in zip(self.columns, dealt.columns, strict=True)]
+        own = [F.col(quoted(column)).alias(name) for column, name in self._renamed]
         given = frame.select(*self.deal.control.names, *own)
         return C.map_in_arrow(given, self.deal, self.deal.columns)
+
+    @property
+    def _renamed(self) -> tuple[tuple[str, str], ...]:
+        return tuple(zip(self.columns, self.deal.inputs[0].columns, strict=True))
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Do the same as :meth:`over` to batches."""
+        return C.CopyColumns(self.deal.control, self._renamed), self.deal
 
     @property
     def outputs(self) -> tuple[str, ...]:

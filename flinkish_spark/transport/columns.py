@@ -214,6 +214,20 @@ class InTurn:
 
 
 @dataclass(frozen=True)
+class CopyColumns:
+    """Called by mapInArrow: leaves columns as they are, and gives others new names; one may get several."""
+
+    kept: T.StructType
+    renamed: tuple[tuple[str, str], ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pairs = [*((name, name) for name in self.kept.names), *self.renamed]
+        for batch in batches:
+            columns = [batch.column(name) for name, _ in pairs]
+            yield pa.RecordBatch.from_arrays(columns, names=[name for _, name in pairs])
+
+
+@dataclass(frozen=True)
 class _UnderTheirNames:
     """Gives a worker the batches with the names that it knows."""
 

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.key_hash import key_hashes
-from flinkish_spark.types.arrow_types import arrow_schema
+from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 
 _CONTROL = T.StructType(
     [
@@ -34,6 +34,10 @@ class ToSinkRows:
     names: tuple[str, ...]
     #: Which output of an operator it is; None where that has only one.
     side: int | None = None
+    #: Column with the second number of a report; of a barrier nobody reads it.
+    second: str = C.SEQUENCE
+    #: False in front of a function, whose records get a hash.
+    has_hash: bool = True
 
     @property
     def columns(self) -> T.StructType:
@@ -48,22 +52,22 @@ class ToSinkRows:
                 continue
             kind, checkpoint, channel = (batch.column(one) for one in (C.KIND, C.CHECKPOINT, C.CHANNEL))
             fields = [batch.column(name) for name in self.names]
-            hashes = key_hashes(fields, batch.num_rows)
-            is_other = kind.to_numpy() != int(C.Kind.RECORD)
-            if is_other.any():
-                # The second number of a report; of a barrier nobody reads it.
-                hashes = np.where(is_other, batch.column(C.SEQUENCE).fill_null(0).to_numpy(), hashes)
-            arrays = [kind, checkpoint, channel, pa.array(hashes, pa.int64()), *fields]
-            made = (
-                one if one.type == own.type else one.cast(own.type)
-                for one, own in zip(arrays, schema, strict=True)
-            )
-            yield pa.RecordBatch.from_arrays([*made], names=schema.names)
+            hashes = batch.column(self.second)
+            if self.has_hash:
+                is_other = kind.to_numpy() != int(C.Kind.RECORD)
+                made = key_hashes(fields, batch.num_rows)
+                if is_other.any():
+                    made = np.where(is_other, hashes.fill_null(0).to_numpy(), made)
+                hashes = pa.array(made, pa.int64())
+            arrays = [kind, checkpoint, channel, hashes, *fields]
+            plain = pa.RecordBatch.from_arrays(arrays, names=schema.names)
+            yield as_schema(plain, schema)
 
     def _kept(self, batch: pa.RecordBatch, is_record: pa.Array) -> pa.Array | None:
         """Return whether a row is one of the output; None if all are."""
         # A record without a place is the time of one that was dropped; see `worker/time.py`.
-        conditions = [batch.column(C.SEQUENCE).is_valid()] if batch.column(C.SEQUENCE).null_count else []
+        place = batch.column(self.second)
+        conditions = [place.is_valid()] if place.null_count and self.second == C.SEQUENCE else []
         if self.side is not None:
             conditions.append(pc.equal(batch.column(C.SIDE), self.side))
         if not conditions:

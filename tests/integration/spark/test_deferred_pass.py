@@ -46,10 +46,16 @@ DEFERRED: dict[str, Callable[[Any], Any]] = {
         lambda one: one.a > 0
     ),
     "behind an operator": counts,
+    "functions behind an operator": lambda stream: (
+        counts(stream).map(lambda one: (one.n, [one.a]), output="n LONG, a ARRAY<LONG>").filter(bool)
+    ),
 }
 NOT_DEFERRED: dict[str, Callable[[Any], Any]] = {
     "a transform that computes": lambda stream: stream.transform(in_spark),
     "a transform behind an operator": lambda stream: counts(stream).transform(lambda df: df.select("n")),
+    "a transform among functions behind an operator": lambda stream: (
+        counts(stream).filter(bool).transform(lambda df: df.select("n")).filter(bool)
+    ),
     "rows that move": lambda stream: stream.rebalance().map(lambda one: (one.a,), output="a LONG"),
     "a field without a hash": lambda stream: stream.map(lambda one: ({"a": 1},), output="m MAP<STRING, INT>"),
     "a large function": lambda stream: stream.filter(below(b"x" * (2 << 20))),
