@@ -1,4 +1,4 @@
-"""Delta tables in a bucket and on HDFS hold what the contract of sinks says, in each mode."""
+"""Delta tables in a bucket, on Azure and on HDFS hold what the contract of sinks says, in each mode."""
 
 from __future__ import annotations
 
@@ -17,21 +17,29 @@ from flinkish_spark.connectors.delta.tables import DeltaTables, Marker
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.sources import DeltaChanges, DeltaSource, DeltaTableSource
 from flinkish_spark.testing.sink_contract import SINK_CASES, SinkUnderTest, check_sink
-from tests.support.buckets import LocalS3
+from tests.support.buckets import LocalAzure, LocalS3
+from tests.support.services import BUILD
 from tests.unit.connectors.files.test_file_source import reader_of
 from tests.unit.connectors.test_split_source import step
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
+def s3() -> Iterator[LocalS3]:
     with LocalS3() as found:
         yield found
 
 
-@pytest.fixture(params=["s3", "hdfs"])
+@pytest.fixture(scope="module")
+def azure() -> Iterator[LocalAzure]:
+    if why := LocalAzure.why_not(BUILD / "azurite"):
+        pytest.skip(why)
+    with LocalAzure(BUILD / "azurite") as found:
+        yield found
+
+
+@pytest.fixture(params=["s3", "azure", "hdfs"])
 def table(request: pytest.FixtureRequest) -> StoreSpec:
-    stores = request.getfixturevalue("server" if request.param == "s3" else "hdfs")
-    found: StoreSpec = stores.new_store()
+    found: StoreSpec = request.getfixturevalue(request.param).new_store()
     return found
 
 
