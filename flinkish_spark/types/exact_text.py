@@ -312,10 +312,8 @@ def _write_times(
 
 
 def _dates(column: pa.Array) -> pa.Array:
-    def plain(days: pa.Array) -> pa.Array:
-        return days.cast(pa.date32()).cast(pa.string())
-
-    return _write_times(column.cast(pa.int32()), beyond_years(column), plain, write_day)
+    days, beyond = column.cast(pa.int32()), beyond_years(column)
+    return _write_times(days, beyond, lambda one: one.cast(pa.date32()).cast(pa.string()), write_day)
 
 
 def _times(column: pa.Array, zone: str) -> pa.Array:

@@ -256,15 +256,6 @@ def check_of(kind: pa.DataType) -> Check | None:
     if kinds.is_struct(kind):
         own = tuple((at, check) for at, one in enumerate(kind) if (check := _within(one.type)) is not None)
         return functools.partial(_in_structs, kind.num_fields, own) if own else None
-    return _check_of_plain(kind)
-
-
-def _within(kind: pa.DataType) -> Check | None:
-    return _cut_for_integer if pa.types.is_integer(kind) else check_of(kind)
-
-
-def _check_of_plain(kind: pa.DataType) -> Check | None:
-    kinds = pa.types
     if kinds.is_integer(kind):
         return _float_for_integer
     if kinds.is_floating(kind):
@@ -282,6 +273,10 @@ def _check_of_plain(kind: pa.DataType) -> Check | None:
         return _chain(_no_time(datetime.time), functools.partial(_with_zone, "a TIME has none: take it away"))
     # Of the others Arrow refuses whatever it would change.
     return None
+
+
+def _within(kind: pa.DataType) -> Check | None:
+    return _cut_for_integer if pa.types.is_integer(kind) else check_of(kind)
 
 
 def _chain(*checks: Check) -> Check:

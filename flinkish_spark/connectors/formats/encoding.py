@@ -164,7 +164,8 @@ def prefix_of(form: Format, schema: T.StructType, topics: Sequence[str], part: s
         )
     (number,) = numbers
     if isinstance(form, Protobuf):
-        return protobuf.wire_prefix(number, form.descriptor, form.message)
+        message = protobuf.descriptor_of(form.descriptor, form.message)
+        return header(number) + protobuf.path_bytes(protobuf.index_path(message))
     return header(number)
 
 

@@ -36,7 +36,7 @@ from flinkish_spark.connectors.formats.reader import (
     registered,
     schema_id_of,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, Registered, header, needed
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, Registered, needed
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
@@ -586,10 +586,6 @@ class ProtobufWriter(Writer):
             return self.prefix + bytes(made.SerializeToString(message, deterministic=True))
 
         return write
-
-
-def wire_prefix(schema_id: int, files: bytes, message: str) -> bytes:
-    return header(schema_id) + path_bytes(index_path(descriptor_of(files, message)))
 
 
 def _filler(message: Any, path: str) -> Callable[[Any, Any], None]:
