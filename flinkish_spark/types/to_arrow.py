@@ -262,7 +262,7 @@ def check_of(kind: pa.DataType) -> Check | None:
         return functools.partial(_no_float, kinds.is_float32(kind))
     if kinds.is_timestamp(kind):
         local = functools.partial(_with_zone, "take it away with replace(tzinfo=None), or declare TIMESTAMP")
-        zone = _find_beyond_utc if kind.tz is not None else local
+        zone: Check = _find_beyond_utc if kind.tz is not None else local
         return _chain(_no_time(datetime.datetime), functools.partial(_too_fine, "nanosecond"), zone)
     if kinds.is_date(kind):
         # Of a time it keeps the day, as Spark does.

@@ -70,7 +70,7 @@ class ControlTable:
     def take_turn(self, session: Session, checkpoint: CheckpointId) -> bool:
         """Set the row to `checkpoint` if it holds an older one of an owner that is not newer."""
         is_older, is_ours = (_CHECKPOINT, "<", int(checkpoint)), (_EPOCH, "<=", int(self.epoch))
-        sets = {_CHECKPOINT: int(checkpoint), _EPOCH: int(self.epoch), _FACTS: "{}"}
+        sets: dict[str, int | str] = {_CHECKPOINT: int(checkpoint), _EPOCH: int(self.epoch), _FACTS: "{}"}
         return bool(self._update(session, sets, is_older, is_ours))
 
     def mark(self, session: Session) -> Mark:
