@@ -63,8 +63,8 @@ def why_integer_unfit(data_type: T.DataType, column: SqlType, bits: int | None) 
 
 #: What a record may hold; the rest Spark does not hand to Python as values, or no database has it.
 _SUPPORTED: tuple[type[T.DataType], ...] = (
-    *(T.BooleanType, *INTEGER_BITS, T.FloatType, T.DoubleType, T.DecimalType, T.StringType, T.BinaryType),
-    *(T.DateType, T.TimestampType, T.TimestampNTZType, T.ArrayType, T.MapType, T.StructType),
+    *(T.BooleanType, T.NumericType, T.StringType, T.BinaryType, T.DateType, T.TimestampType),
+    *(T.TimestampNTZType, T.ArrayType, T.MapType, T.StructType),
 )
 
 
