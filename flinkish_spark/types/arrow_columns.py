@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,17 @@ def beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
     return beyond
 
 
+def find_gaps(column: pa.Array) -> pa.Array | None:
+    """Return where a column is null, as a mask; None if it is nowhere."""
+    return column.is_null() if column.null_count else None
+
+
+@functools.lru_cache(maxsize=512)
+def has_type(kind: pa.DataType, is_one: Callable[[pa.DataType], bool]) -> bool:
+    """Say if a type is one, or has one within it at any depth."""
+    return bool(is_one(kind)) or any(has_type(kind.field(at).type, is_one) for at in range(kind.num_fields))
+
+
 def leaves(column: pa.Array) -> Iterator[pa.Array]:
     """Yield a column, or of one with parts their values, at any depth."""
     if pa.types.is_map(column.type):
@@ -44,6 +56,28 @@ def leaves(column: pa.Array) -> Iterator[pa.Array]:
         yield from leaves(column.flatten())
     else:
         yield column
+
+
+#: A part of a slice that cannot be read at once is tried before its records are.
+_PARTS, SMALLEST_PART = 16, 64
+
+
+def read_in_parts(
+    values: pa.Array,
+    at_once: Callable[[pa.Array], pa.Array | None] | None,
+    each: Callable[[pa.Array], pa.Array],
+) -> Iterator[pa.Array]:
+    """Yield what values are read as: a slice at once, or its parts, or at last by `each`, one by one."""
+    found = None if at_once is None or not len(values) else at_once(values)
+    if found is not None:
+        yield found
+    elif at_once is None or len(values) <= SMALLEST_PART:
+        yield each(values)
+    else:
+        # One that is bad is enough for None: what is around it may be good.
+        size = max(-(-len(values) // _PARTS), SMALLEST_PART)
+        for at in range(0, len(values), size):
+            yield from read_in_parts(values.slice(at, size), at_once, each)
 
 
 def to_column_function(

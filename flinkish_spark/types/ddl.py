@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 from pyspark.sql import types as T
 
@@ -127,14 +128,19 @@ class _Parser:
             raise DdlError(f"unknown type {name!r} in {self._text!r}" + (f". {near}" if near else ""))
         return read(self)
 
-    def _string(self) -> T.DataType:
-        return T.StringType(self.take()) if self.takes("collate") else T.StringType()
+    def _within(self, brackets: str, *parts: Callable[[_Parser], Any]) -> list[Any]:
+        """Read parts with commas between them, in brackets."""
+        self.take(brackets[0])
+        found = [parts[0](self)]
+        for part in parts[1:]:
+            self.take(",")
+            found.append(part(self))
+        self.take(brackets[1])
+        return found
 
     def _length(self) -> int:
-        self.take("(")
-        length = self._number()
-        self.take(")")
-        return length
+        (length,) = self._within("()", _Parser._number)
+        return int(length)
 
     def _number(self) -> int:
         token = self.take()
@@ -180,29 +186,9 @@ class _Parser:
             return T.YearMonthIntervalType(first, last)
         return T.DayTimeIntervalType(first, last)
 
-    def _array(self) -> T.DataType:
-        self.take("<")
-        element = self.type()
-        self.take(">")
-        return T.ArrayType(element)
-
-    def _map(self) -> T.DataType:
-        self.take("<")
-        key = self.type()
-        self.take(",")
-        value = self.type()
-        self.take(">")
-        return T.MapType(key, value)
-
-    def _struct(self) -> T.DataType:
-        self.take("<")
-        made = self.fields()
-        self.take(">")
-        return made
-
 
 _READ: dict[str, Callable[[_Parser], T.DataType]] = {
-    "string": _Parser._string,
+    "string": lambda parser: T.StringType(*([parser.take()] if parser.takes("collate") else [])),
     "varchar": lambda parser: T.VarcharType(parser._length()),
     "char": lambda parser: T.CharType(parser._length()),
     "character": lambda parser: T.CharType(parser._length()),
@@ -212,9 +198,9 @@ _READ: dict[str, Callable[[_Parser], T.DataType]] = {
     "timestamp": _Parser._timestamp,
     "time": _Parser._time,
     "interval": _Parser._interval,
-    "array": _Parser._array,
-    "map": _Parser._map,
-    "struct": _Parser._struct,
+    "array": lambda parser: T.ArrayType(*parser._within("<>", _Parser.type)),
+    "map": lambda parser: T.MapType(*parser._within("<>", _Parser.type, _Parser.type)),
+    "struct": lambda parser: parser._within("<>", _Parser.fields)[0],
 }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flinkish_spark.types.arrow_columns import find_gaps, has_type
 from flinkish_spark.types.to_arrow import BEYOND_FLOAT
 
 _IsKind = Callable[[pa.DataType], bool]
@@ -75,7 +76,7 @@ def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return a column as another type of its kind; see :func:`is_of_kind`."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if column.type == kind and not _has_times_of_day(kind):
+    if column.type == kind and not has_type(kind, pa.types.is_time64):
         return column
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), kind)
@@ -87,21 +88,14 @@ def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_map(kind):
         offsets, (keys, items) = _flat(column, lambda there: (there.keys, there.items))
         keys, items = exact_cast(keys, kind.key_type), exact_cast(items, kind.item_type)
-        return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=_gaps(column))
+        return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=find_gaps(column))
     if _is_list(kind):
         lists = column.cast(pa.list_(column.type.value_field))
         offsets, (values,) = _flat(lists, lambda there: (there.values,))
         return type(pa.array([], kind)).from_arrays(
-            offsets, exact_cast(values, kind.value_type), type=kind, mask=_gaps(column)
+            offsets, exact_cast(values, kind.value_type), type=kind, mask=find_gaps(column)
         )
     return _cast_plain(column, kind)
-
-
-@functools.lru_cache(maxsize=256)
-def _has_times_of_day(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_time64(kind)) or any(
-        _has_times_of_day(kind.field(at).type) for at in range(kind.num_fields)
-    )
 
 
 def _flat(column: pa.Array, parts: Callable[[Any], Sequence[pa.Array]]) -> tuple[pa.Array, list[pa.Array]]:
@@ -113,10 +107,6 @@ def _flat(column: pa.Array, parts: Callable[[Any], Sequence[pa.Array]]) -> tuple
     first, length = int(bounds[0]), int(bounds[-1] - bounds[0])
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
     return offsets, [part.slice(first, length) for part in parts(there)]
-
-
-def _gaps(column: pa.Array) -> pa.Array | None:
-    return column.is_null() if column.null_count else None
 
 
 #: Whole numbers up to which a float of so many bits has each one: beyond, it may stand for a neighbour.

@@ -19,23 +19,14 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from flinkish_spark.types.arrow_columns import beyond_years
+from flinkish_spark.types.hints import parts_of
+from flinkish_spark.types.text_values import MICROS_OF, UNITS, write_day
 
-_PLAIN: tuple[type[T.DataType], ...] = (
-    T.BooleanType,
-    T.ByteType,
-    T.ShortType,
-    T.IntegerType,
-    T.LongType,
-    T.FloatType,
-    T.DoubleType,
-    T.DecimalType,
-    T.BinaryType,
-    T.DateType,
-    T.TimestampType,
-    T.TimestampNTZType,
-    T.DayTimeIntervalType,
-    T.YearMonthIntervalType,
-    T.NullType,
+#: Types that JSON has a value for, in whatever they are.
+_IN_JSON: tuple[type[T.DataType], ...] = (
+    *(T.StructType, T.ArrayType, T.MapType, T.StringType, T.BooleanType, T.BinaryType, T.NullType),
+    *(T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType),
+    *(T.DateType, T.TimestampType, T.TimestampNTZType, T.DayTimeIntervalType, T.YearMonthIntervalType),
 )
 #: Returns the texts of a column's values; null for a null.
 Write = Callable[[pa.Array], pa.Array]
@@ -43,18 +34,12 @@ Write = Callable[[pa.Array], pa.Array]
 
 def unfit_for_json(kind: T.DataType) -> str | None:
     """Return why values of a type have no JSON that says exactly what they are; None if they have."""
-    match kind:
-        case T.StructType():
-            return next((why for field in kind if (why := unfit_for_json(field.dataType))), None)
-        case T.ArrayType():
-            return unfit_for_json(kind.elementType)
-        case T.MapType() if type(kind.keyType) is not T.StringType:
-            return f"{kind.simpleString()}: names in JSON are texts, so the keys of a map must be STRING"
-        case T.MapType():
-            return unfit_for_json(kind.valueType)
-        case _ if type(kind) in (T.StringType, *_PLAIN):
-            return None
-    return f"{kind.simpleString()}: JSON has no value that says exactly what it is"
+    for part in parts_of(kind):
+        if isinstance(part, T.MapType) and type(part.keyType) is not T.StringType:
+            return f"{part.simpleString()}: names in JSON are texts, so the keys of a map must be STRING"
+        if type(part) not in _IN_JSON:
+            return f"{part.simpleString()}: JSON has no value that says exactly what it is"
+    return None
 
 
 def unfit_for_text(kind: T.DataType) -> str | None:
@@ -70,11 +55,32 @@ class JsonWriter:
     """
 
     def __init__(self, fields: T.StructType, *, null_fields: bool = True) -> None:
-        self._object = _object_writer(fields, null_fields)
+        self._forms = [(f"{quote_json(one.name)}:", _form(one.dataType, null_fields)) for one in fields]
+        self._null_fields = null_fields
 
     def write(self, columns: Sequence[pa.Array], count: int) -> pa.Array:
         """Return an object for each of so many rows of the columns, which are in the order of the fields."""
-        return self._object(columns) if columns else pa.repeat("{}", count)
+        if not columns:
+            return pa.repeat("{}", count)
+        # Row by row one behind the other; what stands between two columns is one text.
+        between, parts = "{", list[Any]()
+        # Of a first field that may be left out the comma behind it cannot be known: each field has one in
+        # front then, and the first of a row goes at the end.
+        may_begin_with_comma = not self._null_fields and bool(columns[0].null_count)
+        for at, ((label, form), column) in enumerate(zip(self._forms, columns, strict=True)):
+            label = f",{label}" if at or may_begin_with_comma else label
+            if not column.null_count and form.is_quoted and form.json is None:
+                before, texts, behind = f'{label}"', form.text(column), '"'
+            else:
+                before, texts, behind = label, form.values(column), ""
+                if column.null_count and self._null_fields:
+                    texts = texts.fill_null("null")
+                elif column.null_count:
+                    before, texts = "", _joined(label, texts).fill_null("")
+            parts += [between + before, texts]
+            between = behind
+        made = _joined(*parts, between + "}")
+        return pc.replace_substring(made, "{,", "{", max_replacements=1) if may_begin_with_comma else made
 
 
 def exact_text(kind: T.DataType) -> Write:
@@ -82,11 +88,7 @@ def exact_text(kind: T.DataType) -> Write:
 
     In a text fields that are null are left out.
     """
-    return _form_of(kind, null_fields=False).text
-
-
-# ----------------------------------------------------------------------------------------------------------
-# JSON.
+    return _form(kind, False).text
 
 
 @dataclass(frozen=True)
@@ -104,59 +106,11 @@ class _Form:
         return _joined('"', text, '"') if self.is_quoted else text
 
 
-def _object_writer(fields: T.StructType, null_fields: bool) -> Callable[[Sequence[pa.Array]], pa.Array]:
-    forms = [(f"{quote_json(one.name)}:", _form_of(one.dataType, null_fields=null_fields)) for one in fields]
-
-    def write(columns: Sequence[pa.Array]) -> pa.Array:
-        joined = _Joined("{")
-        # Of a first field that may be left out the comma behind it cannot be known: each field has one in
-        # front then, and the first of a row goes at the end.
-        may_begin_with_comma = not null_fields and bool(columns[0].null_count)
-        for at, ((label, form), column) in enumerate(zip(forms, columns, strict=True)):
-            label = f",{label}" if at or may_begin_with_comma else label
-            if not column.null_count and form.is_quoted and form.json is None:
-                joined.add(f'{label}"', form.text(column), '"')
-            elif not column.null_count:
-                joined.add(label, form.values(column), "")
-            elif null_fields:
-                joined.add(label, form.values(column).fill_null("null"), "")
-            else:
-                joined.add("", _joined(label, form.values(column)).fill_null(""), "")
-        made = joined.texts("}")
-        if may_begin_with_comma:
-            made = pc.replace_substring(made, "{,", "{", max_replacements=1)
-        return made
-
-    return write
-
-
-class _Joined:
-    """Texts one behind the other, row by row; what stands between two columns is one text."""
-
-    def __init__(self, first: str) -> None:
-        self._between, self._parts = first, list[Any]()
-
-    def add(self, before: str, column: pa.Array, after: str) -> None:
-        self._parts += [pa.scalar(self._between + before), column]
-        self._between = after
-
-    def texts(self, last: str) -> pa.Array:
-        return _joined(*self._parts, pa.scalar(self._between + last))
-
-
 def _joined(*parts: Any) -> pa.Array:
     return pc.binary_join_element_wise(*parts, "")
 
 
 @functools.lru_cache(maxsize=256)
-def _form_of_text(kind: str, null_fields: bool) -> _Form:
-    return _form(T._parse_datatype_json_string(kind), null_fields)
-
-
-def _form_of(kind: T.DataType, *, null_fields: bool) -> _Form:
-    return _form_of_text(kind.json(), null_fields)
-
-
 def _form(kind: T.DataType, null_fields: bool) -> _Form:
     match kind:
         case T.StructType():
@@ -169,7 +123,7 @@ def _form(kind: T.DataType, null_fields: bool) -> _Form:
         case T.StringType() | T.CharType() | T.VarcharType():
             return _Form(lambda column: column, is_quoted=True, json=_json_of_strings)
         case T.BinaryType():
-            return _Form(_base64, is_quoted=True)
+            return _Form(lambda column: _each(base64.b64encode, column), is_quoted=True)
         case T.FloatType() | T.DoubleType():
             return _Form(_floating, json=_json_of_floating)
         case T.DecimalType():
@@ -181,23 +135,21 @@ def _form(kind: T.DataType, null_fields: bool) -> _Form:
         case T.TimestampNTZType():
             return _Form(functools.partial(_times, zone=""), is_quoted=True)
         case T.DayTimeIntervalType():
-            return _Form(functools.partial(_each, _day_time_text(kind), pa.int64()), is_quoted=True)
+            return _Form(_intervals(_day_time_text(kind), pa.int64()), is_quoted=True)
         case T.YearMonthIntervalType():
-            return _Form(functools.partial(_each, _year_month_text(kind), pa.int32()), is_quoted=True)
+            return _Form(_intervals(_year_month_text(kind), pa.int32()), is_quoted=True)
         case T.VariantType():
-            return _Form(_variants)
+            return _Form(lambda column: _each(_variant, column))
         case T.TimeType():
             return _Form(_times_of_day, is_quoted=True)
     return _Form(lambda column: column.cast(pa.string()))
 
 
 def _struct_writer(kind: T.StructType, null_fields: bool) -> Write:
-    if not kind.fields:
-        return lambda column: pc.if_else(column.is_valid(), "{}", pa.scalar(None, pa.string()))
-    write = _object_writer(kind, null_fields)
+    write = JsonWriter(kind, null_fields=null_fields).write
 
     def written(column: pa.Array) -> pa.Array:
-        return _where(column, write([column.field(at) for at in range(column.type.num_fields)]))
+        return _where(column, write([column.field(at) for at in range(column.type.num_fields)], len(column)))
 
     return written
 
@@ -291,28 +243,16 @@ def _bytes_of(column: pa.Array) -> np.ndarray[Any, Any]:
     return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Values of single types.
+def _each(write: Callable[[Any], str | bytes], column: pa.Array) -> pa.Array:
+    return pa.array([None if one is None else write(one) for one in column.to_pylist()], pa.string())
 
 
-def _each(write: Callable[[int], str], kind: pa.DataType, column: pa.Array) -> pa.Array:
-    values = column.cast(kind).to_pylist()
-    return pa.array([None if one is None else write(one) for one in values], pa.string())
+def _intervals(write: Callable[[int], str], kind: pa.DataType) -> Write:
+    return lambda column: _each(write, column.cast(kind))
 
 
-def _base64(column: pa.Array) -> pa.Array:
-    values = column.to_pylist()
-    return pa.array([None if one is None else base64.b64encode(one) for one in values], pa.binary()).cast(
-        pa.string()
-    )
-
-
-def _variants(column: pa.Array) -> pa.Array:
-    values = column.to_pylist()
-    return pa.array(
-        [None if one is None else T.VariantVal(one["value"], one["metadata"]).toJson() for one in values],
-        pa.string(),
-    )
+def _variant(value: Any) -> str:
+    return T.VariantVal(value["value"], value["metadata"]).toJson()
 
 
 def _floating(column: pa.Array) -> pa.Array:
@@ -360,63 +300,42 @@ def _json_of_floating(column: pa.Array) -> pa.Array:
     )
 
 
-def _dates(column: pa.Array) -> pa.Array:
-    beyond = beyond_years(column)
+def _write_times(
+    numbers: pa.Array, beyond: np.ndarray[Any, Any], plain: Write, text: Callable[[int], str]
+) -> pa.Array:
+    """Return the texts of times by Arrow, and of those that are in none of its years by `text`."""
     if not beyond.any():
-        return column.cast(pa.string())
-    days = column.cast(pa.int32())
-    inside = pc.if_else(pa.array(beyond), pa.scalar(0, pa.int32()), days).cast(pa.date32()).cast(pa.string())
-    others = [_date_text(one) for one in days.filter(pa.array(beyond)).to_pylist()]
-    return pc.replace_with_mask(inside, pa.array(beyond), pa.array(others, pa.string()))
+        return plain(numbers)
+    mask = pa.array(beyond)
+    inside = plain(pc.if_else(mask, pa.scalar(0, numbers.type), numbers))
+    return pc.replace_with_mask(inside, mask, _each(text, numbers.filter(mask)))
 
 
-#: The Gregorian calendar repeats after so many years and days.
-_CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
-
-
-def _date_text(days: int) -> str:
-    """Return a day of a year that Python has not, as Java writes it."""
-    cycles, rest = divmod(days, _CYCLE_DAYS)
-    day = np.datetime64(rest, "D").astype("datetime64[D]").item()
-    year = day.year + cycles * _CYCLE_YEARS
-    sign = "+" if year > 9_999 else "-" if year < 0 else ""
-    return f"{sign}{abs(year):04d}-{day.month:02d}-{day.day:02d}"
-
-
-_MICROS_PER_DAY = 86_400_000_000
+def _dates(column: pa.Array) -> pa.Array:
+    days, beyond = column.cast(pa.int32()), beyond_years(column)
+    return _write_times(days, beyond, lambda one: one.cast(pa.date32()).cast(pa.string()), write_day)
 
 
 def _times(column: pa.Array, zone: str) -> pa.Array:
-    micros = column.view(pa.int64())
-    beyond = beyond_years(column)
-    if beyond.any():
-        shifted = pc.if_else(pa.array(beyond), 0, micros)
-    else:
-        shifted = micros
-    texts = pc.replace_substring(
-        shifted.view(pa.timestamp("us")).cast(pa.string()), " ", "T", max_replacements=1
-    )
-    if beyond.any():
-        others = [_time_text(one) for one in micros.filter(pa.array(beyond)).to_pylist()]
-        texts = pc.replace_with_mask(texts, pa.array(beyond), pa.array(others, pa.string()))
+    def plain(micros: pa.Array) -> pa.Array:
+        texts = micros.view(pa.timestamp("us")).cast(pa.string())
+        return pc.replace_substring(texts, " ", "T", max_replacements=1)
+
+    texts = _write_times(column.view(pa.int64()), beyond_years(column), plain, _time_text)
     return _joined(texts, zone) if zone else texts
 
 
 def _time_text(micros: int) -> str:
-    days, rest = divmod(micros, _MICROS_PER_DAY)
+    days, rest = divmod(micros, MICROS_OF["DAY"])
     seconds, fraction = divmod(rest, 1_000_000)
     clock = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}.{fraction:06d}"
-    return f"{_date_text(days)}T{clock}"
+    return f"{write_day(days)}T{clock}"
 
 
 def _times_of_day(column: pa.Array) -> pa.Array:
     """Return clock times without the zeros at the end of a fraction."""
     texts = pc.replace_substring_regex(column.cast(pa.string()), r"(\.[0-9]*?)0+$", r"\1")
     return pc.replace_substring_regex(texts, r"\.$", "")
-
-
-_UNITS = ("DAY", "HOUR", "MINUTE", "SECOND")
-_MICROS_OF = (_MICROS_PER_DAY, 3_600_000_000, 60_000_000)
 
 
 def _named_interval(sign: bool, value: str, units: Sequence[str]) -> str:
@@ -426,19 +345,16 @@ def _named_interval(sign: bool, value: str, units: Sequence[str]) -> str:
 def _day_time_text(kind: T.DayTimeIntervalType) -> Callable[[int], str]:
     first, last = kind.startField, kind.endField
     assert first is not None and last is not None
-    units = _UNITS[first : last + 1]
+    units = UNITS[first : last + 1]
 
     def text(micros: int) -> str:
         rest, made = abs(micros), ""
-        for unit in range(first, last + 1):
-            if unit < len(_MICROS_OF):
-                number, rest = divmod(rest, _MICROS_OF[unit])
-                made += f"{'' if unit == first else ' ' if unit == 1 else ':'}{number:0{2 if unit else 1}d}"
-            else:
-                seconds, fraction = divmod(rest, 1_000_000)
-                decimals = f".{fraction:06d}".rstrip("0") if fraction else ""
-                made += f"{'' if unit == first else ':'}{seconds:02d}{decimals}"
-        return _named_interval(micros < 0, made, units)
+        for unit in units:
+            number, rest = divmod(rest, MICROS_OF[unit])
+            between = "" if unit == units[0] else " " if unit == "HOUR" else ":"
+            made += f"{between}{number:0{1 if unit == 'DAY' else 2}d}"
+        decimals = f".{rest:06d}".rstrip("0") if rest and units[-1] == "SECOND" else ""
+        return _named_interval(micros < 0, made + decimals, units)
 
     return text
 

@@ -8,7 +8,7 @@ behind drops, and no barrier.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from flinkish_spark.types.arrow_types import arrow_type
+from flinkish_spark.types.text_values import MICROS_OF, find_date, write_number
 
 #: Types of which Arrow and Spark compare two values alike.
 COMPARED: tuple[type[T.DataType], ...] = (
@@ -39,9 +40,17 @@ class Expression(ABC):
     def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
         """Return an array, or the scalar that it would repeat."""
 
-    @abstractmethod
     def names(self) -> frozenset[str]:
-        """Return the columns that it needs."""
+        """Return the columns that it needs: those of all expressions that it is made of."""
+        return frozenset[str]().union(*(one.names() for one in _find_expressions(tuple(vars(self).values()))))
+
+
+def _find_expressions(part: Any) -> Iterator[Expression]:
+    if isinstance(part, Expression):
+        yield part
+    elif isinstance(part, tuple):
+        for one in part:
+            yield from _find_expressions(one)
 
 
 @dataclass(frozen=True)
@@ -63,9 +72,6 @@ class Constant(Expression):
     def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
         return pa.scalar(self.value, arrow_type(self.kind))
 
-    def names(self) -> frozenset[str]:
-        return frozenset()
-
 
 @dataclass(frozen=True)
 class FieldOf(Expression):
@@ -74,9 +80,6 @@ class FieldOf(Expression):
 
     def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
         return pc.struct_field(self.struct.evaluate(columns), [self.place])
-
-    def names(self) -> frozenset[str]:
-        return self.struct.names()
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,6 @@ class Call(Expression):
 
     def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
         return getattr(pc, self.function)(*(one.evaluate(columns) for one in self.arguments))
-
-    def names(self) -> frozenset[str]:
-        return frozenset[str]().union(*(one.names() for one in self.arguments))
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,6 @@ class Choice(Expression):
             found = pc.if_else(is_so, value.evaluate(columns), found)
         return found
 
-    def names(self) -> frozenset[str]:
-        parts = (one for branch in self.branches for one in branch)
-        return self.otherwise.names().union(*(one.names() for one in parts))
-
 
 @dataclass(frozen=True)
 class Remainder(Expression):
@@ -124,13 +120,9 @@ class Remainder(Expression):
         number, divisor = self.number.evaluate(columns), self.divisor.evaluate(columns)
         return pc.subtract(number, pc.multiply(pc.divide(number, divisor), divisor))
 
-    def names(self) -> frozenset[str]:
-        return self.number.names()
-
 
 #: Letters of a day's format that mean the same in all locales, and how many digits each is at least.
 DATE_LETTERS = {"yyyy": 4, "MM": 2, "dd": 2}
-_MICROS_OF_DAY = 86_400_000_000
 
 
 @dataclass(frozen=True)
@@ -149,37 +141,14 @@ class FormattedDay(Expression):
         return self._texts(times)
 
     def _texts(self, times: pa.Array) -> pa.Array:
-        days = np.floor_divide(times.cast(pa.int64()).fill_null(0).to_numpy(), _MICROS_OF_DAY)
+        days = np.floor_divide(times.cast(pa.int64()).fill_null(0).to_numpy(), MICROS_OF["DAY"])
         # A stream has few days, and a text costs more than to find out which they are.
         found = pa.array(days, mask=times.is_null().to_numpy(zero_copy_only=False)).dictionary_encode()
         texts = pa.array([self._text(day) for day in found.dictionary.to_pylist()], pa.string())
         return texts.take(found.indices)
 
     def _text(self, day: int) -> str:
-        numbers = dict(zip(DATE_LETTERS, _year_month_day(day), strict=True))
+        numbers = dict(zip(DATE_LETTERS, find_date(day), strict=True))
         return "".join(
-            _digits(numbers[one], DATE_LETTERS[one]) if one in numbers else one for one in self.parts
+            write_number(numbers[one], DATE_LETTERS[one]) if one in numbers else one for one in self.parts
         )
-
-    def names(self) -> frozenset[str]:
-        return self.time.names()
-
-
-def _year_month_day(day: int) -> tuple[int, int, int]:
-    """Return the date so many days after 1970, in the calendar that is extended to all years."""
-    # Years begin in March here, so that the day that some lack is their last one.
-    era, of_era = divmod(day + 719_468, 146_097)
-    year = (of_era - of_era // 1_460 + of_era // 36_524 - of_era // 146_096) // 365
-    of_year = of_era - (365 * year + year // 4 - year // 100)
-    month = (5 * of_year + 2) // 153
-    of_month = of_year - (153 * month + 2) // 5 + 1
-    is_next = month >= 10
-    return year + era * 400 + is_next, month - 9 if is_next else month + 3, of_month
-
-
-def _digits(number: int, least: int) -> str:
-    """Return a number as Java's formatter writes it: with its sign where it has more digits than letters."""
-    digits = str(abs(number)).rjust(least, "0")
-    if number < 0:
-        return f"-{digits}"
-    return f"+{digits}" if len(digits) > least else digits

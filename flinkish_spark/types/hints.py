@@ -44,20 +44,13 @@ def holds_nothing(kind: T.DataType) -> bool:
 
 def first_required(kind: T.DataType) -> str | None:
     """Return the name of a field that must not be null, at any depth; None if there is none."""
-    for part in parts_of(kind):
-        if isinstance(part, T.StructType):
-            for field in part:
-                if not field.nullable:
-                    return str(field.name)
-    return None
+    structs = (part for part in parts_of(kind) if isinstance(part, T.StructType))
+    return next((field.name for struct in structs for field in struct if not field.nullable), None)
 
 
 def _unfit(kind: T.DataType, refused: tuple[tuple[type[T.DataType], str], ...]) -> str | None:
-    for part in parts_of(kind):
-        for wrong, why in refused:
-            if isinstance(part, wrong):
-                return f"{part.simpleString()}: {why}"
-    return None
+    found = ((part, why) for part in parts_of(kind) for wrong, why in refused if isinstance(part, wrong))
+    return next((f"{part.simpleString()}: {why}" for part, why in found), None)
 
 
 def same_names(kind: T.DataType) -> str | None:
@@ -186,7 +179,10 @@ def declared_ddl(given: Any) -> str:
     kind = declared_type(given)
     if (why := _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or same_names(kind)) is not None:
         raise NoSuchType(why)
-    _refuse_nested_keys(kind)
+    for part in parts_of(kind):
+        if isinstance(part, T.MapType):
+            # What Arrow makes of a key with parts can be no key of a dict.
+            refuse_as_key(part.keyType)
     if isinstance(given, str):
         # A type of Spark's says it mostly because a frame had it; it is left out of the text then.
         if (name := first_required(kind)) is not None:
@@ -198,19 +194,6 @@ def declared_ddl(given: Any) -> str:
     if isinstance(kind, T.StructType) and not kind.fields:
         raise NoSuchType("a StructType without fields holds nothing")
     return ddl_of(kind)
-
-
-def _refuse_nested_keys(kind: T.DataType) -> None:
-    """Raise NoSuchType for maps whose keys have parts: what Arrow makes of them can be no key of a dict."""
-    match kind:
-        case T.MapType():
-            refuse_as_key(kind.keyType)
-            _refuse_nested_keys(kind.valueType)
-        case T.ArrayType():
-            _refuse_nested_keys(kind.elementType)
-        case T.StructType():
-            for field in kind.fields:
-                _refuse_nested_keys(field.dataType)
 
 
 def refuse_as_key(kind: T.DataType) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.types import text_values as texts
-from flinkish_spark.types.arrow_columns import beyond_years
+from flinkish_spark.types.arrow_columns import beyond_years, read_in_parts
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import quote_json
@@ -31,8 +31,6 @@ from flinkish_spark.types.text_values import NoValue
 
 #: Levels of objects and lists, as Jackson counts them.
 _DEEPEST = 1_000
-#: A record that is bad makes Arrow refuse its slice: its parts are tried before their records are.
-_PARTS, _SMALLEST_PART = 16, 64
 #: Longest part of a value, or of the name of its type, that a reason shows.
 _MOST_SHOWN = 60
 _OPEN, _CLOSE, _NEW_LINE, _RETURN, _BACKSLASH, _BY_NUMBER = b"{}\n\r\\u"
@@ -85,7 +83,8 @@ class JsonReader:
 
     def read(self, values: pa.Array) -> pa.Array:
         """Return a struct for each value; null for a null and for what is not exactly one object."""
-        return pa.concat_arrays([*self._read(values.cast(pa.binary()))] or [pa.nulls(0, self.type)])
+        at_once = None if self._columns is None else self._columns.read
+        return pa.concat_arrays([*read_in_parts(values.cast(pa.binary()), at_once, self._each)])
 
     def record(self, value: bytes) -> dict[str, Any] | None:
         """Return the fields of one value; None if it is bad."""
@@ -118,34 +117,25 @@ class JsonReader:
                 return f"cannot be read: its field '{name}' is {shown}, which is no {kind}: {error}"
         return ""
 
-    def _read(self, values: pa.Array) -> Iterator[pa.Array]:
-        fast = None if self._columns is None or not len(values) else self._columns.read(values)
-        if fast is not None:
-            yield fast
-        elif self._columns is None or len(values) <= _SMALLEST_PART:
-            found = (None if value is None else self.record(value) for value in values.to_pylist())
-            yield pa.array(found, self.type)
-        else:
-            size = max(-(-len(values) // _PARTS), _SMALLEST_PART)
-            for at in range(0, len(values), size):
-                yield from self._read(values.slice(at, size))
+    def _each(self, values: pa.Array) -> pa.Array:
+        found = (None if value is None else self.record(value) for value in values.to_pylist())
+        return pa.array(found, self.type)
 
 
 def with_intervals(column: Column, kind: T.DataType) -> Column:
     """Return a column whose numbers of months are the intervals that `kind` has, at any depth."""
-    if not has_intervals(kind):
-        return column
-    # A number becomes an interval of one unit only.
-    return column.cast(replace_months(kind, T.YearMonthIntervalType(1, 1))).cast(replace_months(kind, None))
+    return _cast_months(column, kind, None)
 
 
 def without_intervals(column: Column, kind: T.DataType) -> Column:
     """Return a column with numbers of months in the place of intervals of months, at any depth."""
-    if not has_intervals(kind):
-        return column
-    return column.cast(replace_months(kind, T.YearMonthIntervalType(1, 1))).cast(
-        replace_months(kind, T.IntegerType())
-    )
+    return _cast_months(column, kind, T.IntegerType())
+
+
+def _cast_months(column: Column, kind: T.DataType, by: T.DataType | None) -> Column:
+    # A number becomes an interval of one unit only.
+    months = replace_months(kind, T.YearMonthIntervalType(1, 1))
+    return column.cast(months).cast(replace_months(kind, by)) if has_intervals(kind) else column
 
 
 def with_intervals_of(frame: DataFrame, fields: T.StructType) -> DataFrame:
@@ -174,10 +164,6 @@ def replace_months(kind: Any, by: T.DataType | None) -> Any:
     return kind
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A slice at once.
-
-
 def _is_for_arrow(kind: T.DataType) -> bool:
     if isinstance(kind, T.DecimalType):
         return _ARROWS_DIGITS - kind.scale >= _FEWEST_DIGITS
@@ -204,7 +190,14 @@ class _Columns:
         if self._most_digits and _may_overflow(np.frombuffer(lines, np.uint8), self._most_digits):
             return None
         try:
-            table = self._table(lines)
+            # Arrow itself refuses two declared fields of one name.
+            table = pa_json.read_json(
+                pa.BufferReader(lines),
+                read_options=pa_json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+                parse_options=pa_json.ParseOptions(
+                    explicit_schema=self._schema, unexpected_field_behavior="ignore"
+                ),
+            )
             if table.num_rows != len(values):
                 return None
             columns = [
@@ -214,16 +207,6 @@ class _Columns:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, NoValue):
             return None
         return pa.StructArray.from_arrays(columns, fields=[*self._type])
-
-    def _table(self, lines: pa.Buffer) -> pa.Table:
-        # Arrow itself refuses two declared fields of one name.
-        return pa_json.read_json(
-            pa.BufferReader(lines),
-            read_options=pa_json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-            parse_options=pa_json.ParseOptions(
-                explicit_schema=self._schema, unexpected_field_behavior="ignore"
-            ),
-        )
 
 
 def _lines(values: pa.Array) -> pa.Buffer | None:
@@ -237,8 +220,10 @@ def _lines(values: pa.Array) -> pa.Buffer | None:
     letters = np.frombuffer(data, np.uint8)
     if (letters[offsets[:-1]] != _OPEN).any() or (letters[offsets[1:] - 1] != _CLOSE).any():
         return None
-    if (np.diff(offsets) > 2 * _DEEPEST).any() and _is_deep(values):
-        return None
+    if (np.diff(offsets) > 2 * _DEEPEST).any():
+        opened = [pc.count_substring(values, pattern).to_numpy() for pattern in (b"{", b"[")]
+        if (sum(opened) > _DEEPEST).any():
+            return None
     try:
         values.cast(pa.string())  # Raises if anything is no UTF-8.
     except pa.ArrowInvalid:
@@ -296,11 +281,6 @@ def _may_overflow(lines: np.ndarray[Any, Any], most_digits: int) -> bool:
     return False
 
 
-def _is_deep(values: pa.Array) -> bool:
-    opened = [pc.count_substring(values, pattern).to_numpy() for pattern in (b"{", b"[")]
-    return bool((sum(opened) > _DEEPEST).any())
-
-
 def _read_as(kind: T.DataType) -> pa.DataType:
     """Return what Arrow is told to read: texts of times, and DOUBLE for FLOAT, as Jackson does."""
     match kind:
@@ -355,10 +335,6 @@ def _are_spark_s_times(times: pa.Array) -> bool:
         return False
     others = there.filter(pa.array(letters[begins + lengths - 1] != ord("Z")))
     return bool(pc.all(pc.match_substring_regex(others, _SMALL_OFFSET), min_count=0).as_py())
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Record by record.
 
 
 class _Repeating(dict[str, Any]):
@@ -445,10 +421,6 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-def _is_text(value: Any) -> bool:
-    return type(value) is str
-
-
 def _converter(kind: T.DataType, time_zone: str) -> _Convert:
     """Return what makes a value of a type of parsed JSON that is not null."""
     match kind:
@@ -458,18 +430,21 @@ def _converter(kind: T.DataType, time_zone: str) -> _Convert:
             return partial(_elements, _converter(kind.elementType, time_zone))
         case T.MapType():
             return partial(_entries, _converter(kind.valueType, time_zone))
-        case T.DecimalType():
-            return partial(_decimal, texts.parser_of(kind, time_zone))
-        case T.TimestampType():
-            return partial(_timestamp, texts.parser_of(kind, time_zone))
-        case T.FloatType() | T.DoubleType():
-            return partial(_floating, texts.parser_of(kind, time_zone))
         case T.BooleanType():
-            return _boolean
+            return partial(_parse_checked, (bool,), "it is no boolean", bool)
         case T.StringType():
-            return _text
+            return lambda value: value if type(value) is str else _written(value)
     parse = texts.parser_of(kind, time_zone)
-    return partial(_of_number if isinstance(kind, T.IntegralType) else _of_text, parse)
+    match kind:
+        case T.DecimalType():
+            return partial(_parse_checked, (str, _Whole, _Fraction), "it is no number", parse)
+        case T.TimestampType():
+            return partial(_timestamp, parse)
+        case T.FloatType() | T.DoubleType():
+            return partial(_floating, parse)
+        case T.IntegralType():
+            return partial(_parse_checked, (_Whole,), "it is no whole number", parse)
+    return partial(_parse_checked, (str,), "it is no text", parse)
 
 
 def _object_of(fields: Sequence[tuple[str, _Convert]], value: Any) -> Any:
@@ -493,45 +468,22 @@ def _entries(inner: _Convert, value: Any) -> Any:
     return [(name, None if one is None else inner(one)) for name, one in value.items()]
 
 
-def _text(value: Any) -> str:
-    return value if _is_text(value) else _written(value)
-
-
-def _of_text(parse: Callable[[str], Any], value: Any) -> Any:
-    if not _is_text(value):
-        raise NoValue("it is no text")
+def _parse_checked(classes: tuple[type, ...], why_none: str, parse: _Convert, value: Any) -> Any:
+    if type(value) not in classes:
+        raise NoValue(why_none)
     return parse(value)
 
 
-def _of_number(parse: Callable[[str], Any], value: Any) -> Any:
-    if not isinstance(value, _Whole):
-        raise NoValue("it is no whole number")
-    return parse(value)
-
-
-def _floating(parse: Callable[[str], Any], value: Any) -> Any:
-    if not isinstance(value, _Whole | _Fraction) and (
-        not _is_text(value) or value not in texts.NAMED_NUMBERS
-    ):
+def _floating(parse: _Convert, value: Any) -> Any:
+    is_named = type(value) is str and value in texts.NAMED_NUMBERS
+    if not is_named and type(value) not in (_Whole, _Fraction):
         raise NoValue("it is no number")
     return parse(value)
 
 
-def _decimal(parse: Callable[[str], Any], value: Any) -> Any:
-    if not isinstance(value, str):
-        raise NoValue("it is no number")
-    return parse(value)
-
-
-def _timestamp(parse: Callable[[str], Any], value: Any) -> Any:
+def _timestamp(parse: _Convert, value: Any) -> Any:
     if not isinstance(value, _Whole):
-        return _of_text(parse, value)
+        return _parse_checked((str,), "it is no text", parse, value)
     seconds = int(value)
     texts.check_years(seconds)
     return seconds * 1_000_000
-
-
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise NoValue("it is no boolean")
-    return value

@@ -143,7 +143,7 @@ class RowForm:
         return lambda row: tuple(None if name is None else getattr(row, name) for name in names)
 
     def _is_in_place(self, own: tuple[str, ...]) -> bool:
-        """Whether an element goes by position: it has other names, and none of ours in another place."""
+        """Say if an element goes by position: it has other names, and none of ours in another place."""
         if set(own) == self._known:
             return False
         ours = [(at, name) for at, name in enumerate(own) if name in self._known]

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -176,13 +177,9 @@ class ElementType:
     def gathering(self) -> Named:
         """Return what makes an element of the tuple that :meth:`spread` made."""
         if not self.has_fields:
-            return _only
+            return itemgetter(0)
         # What `_make` does, without a call of Python for each.
         return functools.partial(tuple.__new__, element_class([field.name for field in self.fields]))
-
-
-def _only(values: Any) -> Any:
-    return values[0]
 
 
 def arrow_schema(fields: Iterable[T.StructField]) -> pa.Schema:

@@ -22,6 +22,8 @@ _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 _MICROS = 1_000_000
 _LAST_YEAR = 9999
+#: The Gregorian calendar repeats after so many years and days.
+_CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
 
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?")
@@ -51,10 +53,10 @@ _SHORT_NAMES = {
     **{"VST": "Asia/Ho_Chi_Minh", "EST": "-05:00", "MST": "-07:00", "HST": "-10:00"},
 }
 _INTERVAL = re.compile(r"(?i)\s*interval\s+([+-])?\s*'([^']*)'\s+([a-z]+)(?:\s+to\s+([a-z]+))?\s*")
-_UNITS = ("DAY", "HOUR", "MINUTE", "SECOND")
-_SECONDS_OF = {"DAY": 86_400, "HOUR": 3_600, "MINUTE": 60, "SECOND": 1}
+UNITS = ("DAY", "HOUR", "MINUTE", "SECOND")
+MICROS_OF = {"DAY": 86_400 * _MICROS, "HOUR": 3_600 * _MICROS, "MINUTE": 60 * _MICROS, "SECOND": _MICROS}
 _MOST_OF = {"HOUR": 23, "MINUTE": 59, "SECOND": 59}
-_PART = {unit: r"([0-9]+)" for unit in _UNITS[:-1]} | {"SECOND": r"([0-9]+(?:\.[0-9]{1,9})?)"}
+_PART = {unit: r"([0-9]+)" for unit in UNITS[:-1]} | {"SECOND": r"([0-9]+(?:\.[0-9]{1,9})?)"}
 _MOST_MICROS, _MOST_MONTHS = 2**63 - 1, 2**31 - 1
 #: Of decimals with any number of digits.
 _EXACTLY = decimal.Context(prec=100, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
@@ -196,7 +198,7 @@ def check_time_zone(name: str) -> None:
 
 def parse_day_time(text: str, first: int, last: int) -> int:
     """Return the microseconds of an interval with the units `first` to `last` of DAY to SECOND."""
-    units = _UNITS[first : last + 1]
+    units = UNITS[first : last + 1]
     sign, body = _interval(text, units)
     form = r"([+-])?" + _PART[units[0]]
     form += "".join((" " if unit == "HOUR" else ":") + _PART[unit] for unit in units[1:])
@@ -210,7 +212,7 @@ def parse_day_time(text: str, first: int, last: int) -> int:
             raise NoValue("it is no interval")
         if fraction[6:].strip("0"):
             raise NoValue("it is finer than a microsecond")
-        micros += int(whole) * _SECONDS_OF[unit] * _MICROS + int(fraction[:6].ljust(6, "0"))
+        micros += int(whole) * MICROS_OF[unit] + int(fraction[:6].ljust(6, "0"))
     micros *= sign * (-1 if parts[1] == "-" else 1)
     if not -_MOST_MICROS <= micros <= _MOST_MICROS:
         raise NoValue("it is too large")
@@ -248,6 +250,27 @@ def _day(sign: str, year: str, month: str | None, day: str | None) -> int:
         return dt.date(int(year), int(month or 1), int(day or 1)).toordinal() - _EPOCH_DAY
     except ValueError as error:
         raise NoValue(str(error)) from None
+
+
+def find_date(days: int) -> tuple[int, int, int]:
+    """Return the date so many days after 1970, in the calendar that is extended to all years."""
+    cycles, rest = divmod(days, _CYCLE_DAYS)
+    day = dt.date.fromordinal(_EPOCH_DAY + rest)
+    return day.year + cycles * _CYCLE_YEARS, day.month, day.day
+
+
+def write_number(number: int, least: int) -> str:
+    """Return a number as Java's formatter writes it: with its sign where it has more digits than letters."""
+    digits = str(abs(number)).rjust(least, "0")
+    if number < 0:
+        return f"-{digits}"
+    return f"+{digits}" if len(digits) > least else digits
+
+
+def write_day(days: int) -> str:
+    """Return a day as Java writes it, also one of a year that Python has not."""
+    year, month, day = find_date(days)
+    return f"{write_number(year, 4)}-{month:02d}-{day:02d}"
 
 
 def _local_time(text: str) -> tuple[int, str | None]:

@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
+from flinkish_spark.types.arrow_columns import has_type
+from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.row_form import RowForm
 
 REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -139,23 +141,19 @@ def first_missing(field: T.StructField, column: pa.Array) -> Missing | None:
     """Return a null of a field that must have none, or of a part of it; None if there is none."""
     if field.nullable and not has_required(field.dataType):
         return None
-    return _missing(field.dataType, column, np.arange(len(column)), field.name, may_be_null=field.nullable)
+    return _missing(field.dataType, column, np.arange(len(column)), field.name, field.nullable)
 
 
 def has_required(kind: T.DataType) -> bool:
-    match kind:
-        case T.StructType():
-            return any(not field.nullable or has_required(field.dataType) for field in kind)
-        case T.ArrayType():
-            return not kind.containsNull or has_required(kind.elementType)
-        case T.MapType():
-            return not kind.valueContainsNull or has_required(kind.valueType)
-    return False
+    return any(
+        (isinstance(part, T.StructType) and not all(field.nullable for field in part))
+        or (isinstance(part, T.ArrayType) and not part.containsNull)
+        or (isinstance(part, T.MapType) and not part.valueContainsNull)
+        for part in parts_of(kind)
+    )
 
 
-def _missing(
-    kind: T.DataType, column: pa.Array, rows: Array, path: str, *, may_be_null: bool
-) -> Missing | None:
+def _missing(kind: T.DataType, column: pa.Array, rows: Array, path: str, may_be_null: bool) -> Missing | None:
     """Return the first null; `rows` says which row of the whole each value is in."""
     there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     if not may_be_null and len(there) < len(column):
@@ -167,35 +165,18 @@ def _missing(
     column, rows = column.take(pa.array(there)), rows[there]
     match kind:
         case T.StructType():
-            parts = enumerate(kind)
-            found = (
-                _missing(
-                    field.dataType,
-                    pc.struct_field(column, [at]),
-                    rows,
-                    f"{path}.{field.name}",
-                    may_be_null=field.nullable,
-                )
-                for at, field in parts
-            )
-            return next((one for one in found if one is not None), None)
+            for at, field in enumerate(kind):
+                part, name = pc.struct_field(column, [at]), f"{path}.{field.name}"
+                if (found := _missing(field.dataType, part, rows, name, field.nullable)) is not None:
+                    return found
+            return None
         case T.ArrayType():
             inner = np.repeat(rows, pc.list_value_length(column).to_numpy(zero_copy_only=False))
-            elements = column.flatten()
-            return _missing(
-                kind.elementType, elements, inner, f"{path}.element", may_be_null=kind.containsNull
-            )
+            return _missing(kind.elementType, column.flatten(), inner, f"{path}.element", kind.containsNull)
         case T.MapType():
             inner = np.repeat(rows, np.diff(column.offsets.to_numpy()))
-            return _missing(
-                kind.valueType, column.items, inner, f"{path}.value", may_be_null=kind.valueContainsNull
-            )
+            return _missing(kind.valueType, column.items, inner, f"{path}.value", kind.valueContainsNull)
     raise AssertionError(f"{kind} has no parts")
-
-
-@functools.lru_cache(maxsize=256)
-def has_maps(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_map(kind)) or any(has_maps(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def first_repeated(array: pa.Array) -> tuple[int, Any] | None:
@@ -210,7 +191,7 @@ def repeated_key(array: pa.Array) -> tuple[Any] | None:
     """Return a key that a map has twice, at any depth of an array; None if there is none."""
     # Two keys of a dict may be one in the declared type: times of a day for a DATE, 0.1 and what a FLOAT
     # makes of it. NaN is not looked at: whoever reads a map makes one key of it.
-    if not has_maps(array.type):
+    if not has_type(array.type, pa.types.is_map):
         return None
     kind = array.type
     if pa.types.is_struct(kind):
@@ -275,28 +256,31 @@ def check_of(kind: pa.DataType) -> Check | None:
     if kinds.is_struct(kind):
         own = tuple((at, check) for at, one in enumerate(kind) if (check := _within(one.type)) is not None)
         return functools.partial(_in_structs, kind.num_fields, own) if own else None
-    return _check_of_plain(kind)
+    if kinds.is_integer(kind):
+        return _float_for_integer
+    if kinds.is_floating(kind):
+        return functools.partial(_no_float, kinds.is_float32(kind))
+    if kinds.is_timestamp(kind):
+        local = functools.partial(_with_zone, "take it away with replace(tzinfo=None), or declare TIMESTAMP")
+        zone: Check = _find_beyond_utc if kind.tz is not None else local
+        return _chain(_no_time(datetime.datetime), functools.partial(_too_fine, "nanosecond"), zone)
+    if kinds.is_date(kind):
+        # Of a time it keeps the day, as Spark does.
+        return _no_time(datetime.date)
+    if kinds.is_duration(kind):
+        return _chain(_no_time(datetime.timedelta), functools.partial(_too_fine, "nanoseconds"))
+    if kinds.is_time(kind):
+        return _chain(_no_time(datetime.time), functools.partial(_with_zone, "a TIME has none: take it away"))
+    # Of the others Arrow refuses whatever it would change.
+    return None
 
 
 def _within(kind: pa.DataType) -> Check | None:
     return _cut_for_integer if pa.types.is_integer(kind) else check_of(kind)
 
 
-def _check_of_plain(kind: pa.DataType) -> Check | None:
-    kinds = pa.types
-    if kinds.is_integer(kind):
-        return _float_for_integer
-    if kinds.is_floating(kind):
-        return functools.partial(_no_float, is_single=kinds.is_float32(kind))
-    if kinds.is_timestamp(kind):
-        return _no_instant if kind.tz is not None else _no_local_time
-    if kinds.is_date(kind):
-        # Of a time it keeps the day, as Spark does.
-        return functools.partial(_no_time, classes=(datetime.date,))
-    if kinds.is_duration(kind):
-        return _no_interval
-    # Of the others Arrow refuses whatever it would change.
-    return _no_time_of_day if kinds.is_time(kind) else None
+def _chain(*checks: Check) -> Check:
+    return lambda values: next((found for check in checks if (found := check(values)) is not None), None)
 
 
 def _in_lists(check: Check | None, values: Sequence[Any]) -> Changed | None:
@@ -339,19 +323,15 @@ def _cut_for_integer(values: Sequence[Any]) -> Changed | None:
     for value in values:
         if isinstance(value, _FLOATS) and not (value.is_integer() and abs(float(value)) < _WHOLE_UP_TO):
             return Changed(value, "it is a float")
-        if isinstance(value, _EXACT) and _has_fraction(value):
+        is_fraction = isinstance(value, fractions.Fraction) and value.denominator != 1
+        # A decimal that is not finite is refused by Arrow.
+        is_decimal = isinstance(value, decimal.Decimal) and value.is_finite()
+        if is_fraction or (is_decimal and value != value.to_integral_value()):
             return Changed(value, "it is no whole number")
     return None
 
 
-def _has_fraction(value: decimal.Decimal | fractions.Fraction) -> bool:
-    if isinstance(value, fractions.Fraction):
-        return value.denominator != 1
-    # What is not finite is refused by Arrow.
-    return value.is_finite() and value != value.to_integral_value()
-
-
-def _no_float(values: Sequence[Any], *, is_single: bool) -> Changed | None:
+def _no_float(is_single: bool, values: Sequence[Any]) -> Changed | None:
     if (strange := _first_strange(values, (*_WHOLE, *_FLOATS))) is not None:
         return strange
     if _first(values, (np.longdouble,)) is not None:
@@ -364,31 +344,22 @@ def _no_float(values: Sequence[Any], *, is_single: bool) -> Changed | None:
     return None
 
 
-def _no_time(values: Sequence[Any], classes: tuple[type, ...]) -> Changed | None:
-    # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
-    wrong = _first(values, (numbers.Number, _NAT))
-    if wrong is None:
-        return _first_strange(values, classes)
-    return Changed(wrong, "it is no time: give None" if wrong is pd.NaT else "it is a number, and no time")
+def _no_time(kind: type) -> Check:
+    def check(values: Sequence[Any]) -> Changed | None:
+        # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
+        wrong = _first(values, (numbers.Number, _NAT))
+        if wrong is None:
+            return _first_strange(values, (kind,))
+        return Changed(wrong, f"it is {'no time: give None' if wrong is pd.NaT else 'a number, and no time'}")
+
+    return check
 
 
-def _no_interval(values: Sequence[Any]) -> Changed | None:
-    return _no_time(values, (datetime.timedelta,)) or _too_fine(values, "nanoseconds")
-
-
-def _no_time_of_day(values: Sequence[Any]) -> Changed | None:
-    return _no_time(values, (datetime.time,)) or _with_zone(values, "a TIME has none: take it away")
-
-
-def _no_instant(values: Sequence[Any]) -> Changed | None:
-    if (wrong := _no_time(values, (datetime.datetime,)) or _too_fine(values, "nanosecond")) is not None:
-        return wrong
+def _find_beyond_utc(values: Sequence[Any]) -> Changed | None:
     for value in values:
         # The end of time in one zone, as in `datetime.max.replace(tzinfo=...)`, may be past it in UTC.
-        if (
-            getattr(value, "year", None) in _FIRST_AND_LAST_YEAR
-            and getattr(value, "tzinfo", None) is not None
-        ):
+        is_at_end = getattr(value, "year", None) in _FIRST_AND_LAST_YEAR
+        if is_at_end and getattr(value, "tzinfo", None) is not None:
             try:
                 value.astimezone(datetime.UTC)
             except (OverflowError, ValueError):
@@ -396,26 +367,17 @@ def _no_instant(values: Sequence[Any]) -> Changed | None:
     return None
 
 
-def _no_local_time(values: Sequence[Any]) -> Changed | None:
-    if (wrong := _no_time(values, (datetime.datetime,)) or _too_fine(values, "nanosecond")) is not None:
-        return wrong
-    return _with_zone(values, "take it away with replace(tzinfo=None), or declare TIMESTAMP")
+def _with_zone(what_to_do: str, values: Sequence[Any]) -> Changed | None:
+    wrong = next((value for value in values if getattr(value, "tzinfo", None) is not None), None)
+    return None if wrong is None else Changed(wrong, f"it has a time zone: {what_to_do}")
 
 
-def _with_zone(values: Sequence[Any], what_to_do: str) -> Changed | None:
-    for value in values:
-        if getattr(value, "tzinfo", None) is not None:
-            return Changed(value, f"it has a time zone: {what_to_do}")
-    return None
-
-
-def _too_fine(values: Sequence[Any], nanos: str) -> Changed | None:
+def _too_fine(nanos: str, values: Sequence[Any]) -> Changed | None:
     """Return the first value of pandas' that Arrow would cut to microseconds; `nanos` names what it has."""
-    if not any(hasattr(one, nanos) for one in set(map(type, values))):
-        return None
-    for value in values:
-        if getattr(value, nanos, 0):
-            return Changed(value, "it has nanoseconds: cut them off with floor('us')")
+    if any(hasattr(one, nanos) for one in set(map(type, values))):
+        for value in values:
+            if getattr(value, nanos, 0):
+                return Changed(value, "it has nanoseconds: cut them off with floor('us')")
     return None
 
 
@@ -523,16 +485,12 @@ def _plain(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
     try:
         return nested.plain_all(column)
     except REFUSALS:
-        raise _first_refused(column, kind, nested) from None
-
-
-def _first_refused(column: Sequence[Any], kind: pa.DataType, nested: Nested) -> ValueMismatch:
-    for value in column:
-        try:
-            nested.plain_all([value])
-        except REFUSALS as error:
-            return ValueMismatch(value, kind, str(error))
-    raise AssertionError("a value was refused, and none is")
+        for value in column:
+            try:
+                nested.plain_all([value])
+            except REFUSALS as error:
+                raise ValueMismatch(value, kind, str(error)) from None
+        raise
 
 
 def _fits(value: Any, kind: pa.DataType) -> bool:

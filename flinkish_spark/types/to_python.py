@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.core.iterators import called
-from flinkish_spark.types.to_arrow import has_maps
+from flinkish_spark.types.arrow_columns import has_type
 
 _FIRST_MICROS, _LAST_MICROS = (
     (one - datetime.datetime(1970, 1, 1)) // datetime.timedelta(microseconds=1)
@@ -34,7 +34,7 @@ def to_values(column: pa.Array) -> list[Any]:
     if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not nulls:
         numbers: list[Any] = column.to_numpy().tolist()
         return numbers
-    if not has_maps(kind):
+    if not has_type(kind, pa.types.is_map):
         listed: list[Any] = column.to_pylist()
         return listed
     make = next(make for is_of, make in _NESTED if is_of(kind))

@@ -29,6 +29,7 @@ from flinkish_spark.connectors.formats.avro_schemas import (
     likeness,
     limits_of,
     logical_of,
+    map_parts,
     name_of,
     names_in,
     whole,
@@ -43,11 +44,7 @@ from flinkish_spark.connectors.formats.reader import (
     check_difference,
     unlike_error,
 )
-from flinkish_spark.connectors.formats.registry import (
-    HEADER_BYTES,
-    Registered,
-    needed,
-)
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, Registered, needed
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
@@ -101,22 +98,11 @@ def _with_known_logical_types(schema: Any) -> Any:
     """Return a schema as JSON without the logical types that are invalid or not known."""
     # By the specification their values are read as what their own type says; fastavro refuses some of them,
     # and with them the whole schema, whoever reads the field.
-    if isinstance(schema, list):
-        return [_with_known_logical_types(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if isinstance(schema.get("type"), dict | list) and "name" not in schema:
+    if isinstance(schema, dict) and isinstance(schema.get("type"), dict | list) and "name" not in schema:
         return _with_known_logical_types(schema["type"])
-    made = {name: value for name, value in schema.items() if name != "logicalType" or _is_known(schema)}
-    for inner in {"items", "values"} & made.keys():
-        made[inner] = _with_known_logical_types(made[inner])
-    if isinstance(made.get("fields"), list):
-        made["fields"] = [
-            {**one, "type": _with_known_logical_types(one["type"])}
-            if isinstance(one, dict) and "type" in one
-            else one
-            for one in made["fields"]
-        ]
+    made = map_parts(schema, _with_known_logical_types)
+    if isinstance(made, dict) and "logicalType" in made and not _is_known(made):
+        del made["logicalType"]
     return made
 
 
@@ -134,24 +120,14 @@ def _is_known(schema: Mapping[str, Any]) -> bool:
 
 
 def _inlined(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
-    match schema:
-        case str():
-            if schema not in named or schema in seen:
-                return schema
-            return _inlined(named[schema], named, seen)
-        case list():
-            return [_inlined(one, named, seen) for one in schema]
-    made = {name: value for name, value in schema.items() if not name.startswith("__")}
-    kind = made["type"]
-    if "name" in made:
-        seen.add(made["name"])
-    if kind in ("record", "error"):
-        made["fields"] = [{**one, "type": _inlined(one["type"], named, seen)} for one in made["fields"]]
-    elif kind == "array":
-        made["items"] = _inlined(made["items"], named, seen)
-    elif kind == "map":
-        made["values"] = _inlined(made["values"], named, seen)
-    return made
+    if isinstance(schema, str):
+        is_new = schema in named and schema not in seen
+        return _inlined(named[schema], named, seen) if is_new else schema
+    if isinstance(schema, dict):
+        schema = {name: value for name, value in schema.items() if not name.startswith("__")}
+        if "name" in schema:
+            seen.add(schema["name"])
+    return map_parts(schema, lambda one: _inlined(one, named, seen))
 
 
 def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()) -> T.DataType:
@@ -305,7 +281,11 @@ class Resolution:
         if not isinstance(reader, list):
             return self._of_one(writer, reader, path)
         branches = [whole(one, self._ours) for one in _branches(reader)]
-        branch = _branch_of(writer, branches)
+        # Of the same kind, or else the first wider one.
+        kind = kind_of(writer)
+        same = [one for one in branches if kind_of(one) == kind and likeness(writer, one) > 0]
+        wider = (one for one in branches if kind_of(one) in _PROMOTED.get(kind, ()))
+        branch = max(same, key=partial(likeness, writer)) if same else next(wider, None)
         if branch is None:
             raise _unlike(path, writer, reader)
         convert = self._of_one(writer, branch, path)
@@ -347,7 +327,9 @@ class Resolution:
         if kind == "map":
             return partial(_pairs, self._of(writer["values"], reader["values"], f"{path}[]"))
         if kind == "enum":
-            return _of_enum(writer, reader, path)
+            known, default = reader["symbols"], reader.get("default")
+            symbols = {one: one if one in known else default for one in writer["symbols"]}
+            return None if symbols.keys() <= set(known) else partial(_symbol, symbols, path)
         if (ours := logical_of(reader)) not in (theirs := logical_of(writer), PLAIN):
             self.found.other.append(f"{path or 'the value'} ({theirs} is read as {ours})")
         return _of_primitive(kind, reader, path)
@@ -377,13 +359,6 @@ class Resolution:
         return value if convert is None else convert(value)
 
 
-def _branch_of(writer: Any, branches: Sequence[Any]) -> Any:
-    """Return the branch of a reader's union for a writer's type: of the same, or else the first wider one."""
-    same = [one for one in branches if kind_of(one) == kind_of(writer) and likeness(writer, one) > 0]
-    wider = [one for one in branches if kind_of(one) in _PROMOTED.get(kind_of(writer), ())]
-    return max(same, key=partial(likeness, writer)) if same else next(iter(wider), None)
-
-
 def _unlike(path: str, writer: Any, reader: Any) -> Unlike:
     return Unlike(f"{_what(path)} is {_shown(writer)}, and is read as {_shown(reader)}")
 
@@ -408,13 +383,6 @@ _PROMOTED: Mapping[str, tuple[str, ...]] = {
     "string": ("bytes",),
     "bytes": ("string",),
 }
-
-
-def _of_enum(writer: Any, reader: Any, path: str) -> Convert | None:
-    known, default = reader["symbols"], reader.get("default")
-    if set(writer["symbols"]) <= set(known):
-        return None
-    return partial(_symbol, {one: one if one in known else default for one in writer["symbols"]}, path)
 
 
 def _of_primitive(kind: str, reader: Any, path: str) -> Convert | None:
@@ -552,12 +520,12 @@ class AvroReader(Reader):
 
     #: As JSON text, with everything in it that it names.
     schema: str
+    #: What the value is called if the schema is not that of a record.
+    column: str
     #: Who knows the schemas that records name. None: they were written with `schema`, and name none.
     registry: SchemaRegistry | None
     #: What is done with a writer's schema that has more.
     on_schema_change: OnSchemaChange
-    #: What the value is called if the schema is not that of a record.
-    column: str
 
     @property
     def kind(self) -> T.StructType:  # type: ignore[override]
@@ -650,12 +618,3 @@ def _decoded(data: bytes, start: int, wire: Any) -> Any:
     if stream.tell() != len(data):
         raise Unreadable(f"{len(data) - stream.tell()} bytes follow the record of the Avro schema")
     return value
-
-
-def avro_reader(
-    text: str, column: str, registry: SchemaRegistry | None, change: OnSchemaChange
-) -> AvroReader:
-    """Return the reader of a schema, which is looked at now."""
-    reader = AvroReader(text, registry, change, column)
-    _ = reader.kind
-    return reader

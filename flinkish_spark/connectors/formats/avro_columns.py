@@ -9,7 +9,7 @@ that takes more than another width of a number is read record by record.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,20 @@ from flinkish_spark.connectors.formats.avro_schemas import (
     names_in,
     whole,
 )
-from flinkish_spark.connectors.formats.proofs import NoProof, ReadAndWritten, check_keys
+from flinkish_spark.connectors.formats.proofs import (
+    Convert,
+    NoProof,
+    ReadAndWritten,
+    cast,
+    check_keys,
+    rebuild_list,
+    rebuild_struct,
+)
+from flinkish_spark.types.arrow_columns import find_gaps
 
 if TYPE_CHECKING:
     from flinkish_spark.connectors.formats.reader import AtOnce
 
-#: Takes a column as `pyruhvro` makes it, and the type that it gets; returns it in that type.
-_Convert = Callable[[Any, pa.DataType], pa.Array]
 #: Returns the value of a field of the reader's that the writer does not have, and gets its name, too.
 _Default = Callable[[Mapping[str, Any], str], Any]
 _READ = ("boolean", "int", "long", "float", "double", "string")
@@ -100,7 +107,7 @@ class _Columns:
         ]
         return {"type": kind, "name": name, "fields": fields}
 
-    def converted(self, writer: Any, reader: Any) -> _Convert:
+    def converted(self, writer: Any, reader: Any) -> Convert:
         """Return what makes a column of the reader's type of one of the writer's."""
         writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
         if isinstance(writer, list) and not (isinstance(reader, list) and "null" in reader):
@@ -118,19 +125,19 @@ class _Columns:
             case ("record", "record"):
                 return self._record(writer, reader)
             case ("array", "array"):
-                return partial(_list, self.converted(writer["items"], reader["items"]))
+                return partial(rebuild_list, self.converted(writer["items"], reader["items"]))
             case ("map", "map"):
                 return partial(_map, self.converted(writer["values"], reader["values"]))
             case ("enum", "enum") if set(writer["symbols"]) <= set(reader["symbols"]):
-                return _cast
+                return cast
         if (kinds[0] != kinds[1] and kinds not in _WIDENED) or kinds[0] not in _READ:
             raise NoProof
         limits = limits_of(kinds[1], logical_of(reader))
-        return _cast if limits is None else partial(_whole, *limits)
+        return cast if limits is None else partial(_whole, *limits)
 
-    def _record(self, writer: Any, reader: Any) -> _Convert:
+    def _record(self, writer: Any, reader: Any) -> Convert:
         places = {one["name"]: at for at, one in enumerate(writer["fields"])}
-        parts: list[tuple[int | None, _Convert]] = []
+        parts: list[tuple[int | None, Convert]] = []
         for one in reader["fields"]:
             name = name_of(one, reader, places)
             if name is not None:
@@ -140,15 +147,11 @@ class _Columns:
                 parts.append((None, partial(_constant, self._default(one, one["name"]))))
             else:
                 raise NoProof
-        return partial(_struct, parts)
+        return partial(rebuild_struct, parts)
 
 
 def _other_than_null(schema: Any) -> Any:
     return next(one for one in schema if one != "null") if isinstance(schema, list) else schema
-
-
-def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    return column.cast(kind)
 
 
 def _whole(first: int, last: int, factor: int, column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -166,25 +169,7 @@ def _constant(value: Any, column: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.array([value], kind).take(pa.array([0] * len(column), pa.int32()))
 
 
-def _struct(
-    parts: Sequence[tuple[int | None, _Convert]], column: pa.StructArray, kind: pa.StructType
-) -> pa.Array:
-    made = [
-        convert(column if at is None else column.field(at), one.type)
-        for (at, convert), one in zip(parts, kind.fields, strict=True)
-    ]
-    mask = column.is_null() if column.null_count else None
-    return pa.StructArray.from_arrays(made, fields=kind.fields, mask=mask)
-
-
-def _list(convert: _Convert, column: pa.ListArray, kind: pa.ListType) -> pa.Array:
-    mask = column.is_null() if column.null_count else None
-    made = convert(column.values, kind.value_type)
-    return pa.ListArray.from_arrays(column.offsets, made, type=kind, mask=mask)
-
-
-def _map(convert: _Convert, column: pa.MapArray, kind: pa.MapType) -> pa.Array:
+def _map(convert: Convert, column: pa.MapArray, kind: pa.MapType) -> pa.Array:
     check_keys(column.offsets, column.keys)
-    mask = column.is_null() if column.null_count else None
     made = convert(column.items, kind.item_type)
-    return pa.MapArray.from_arrays(column.offsets, column.keys, made, type=kind, mask=mask)
+    return pa.MapArray.from_arrays(column.offsets, column.keys, made, type=kind, mask=find_gaps(column))

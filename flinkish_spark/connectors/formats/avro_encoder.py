@@ -17,6 +17,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.formats.avro_schemas import map_parts
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
 from flinkish_spark.core.formats import Avro
 from flinkish_spark.types.ddl import quoted
@@ -142,10 +143,8 @@ def _linked(avro: Any, space: str, named: dict[str, Any]) -> Any:
         given = avro.get("namespace")
         full = _full(str(avro["name"]), space if given is None else str(given))
         named[full], space = made, full.rpartition(".")[0]
-    for part in {"items", "values"} & made.keys():
-        made[part] = _linked(made[part], space, named)
-    if "fields" in made:
-        made["fields"] = [{**one, "type": _linked(one["type"], space, named)} for one in made["fields"]]
+    # The same object: names within it stand for it.
+    made.update(map_parts(avro, lambda one: _linked(one, space, named)))
     return made
 
 
@@ -188,19 +187,17 @@ def _of_value(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterato
             yield F.when(micros % 1000 != 0, why)
     elif shape == "record" and isinstance(kind, T.StructType):
         for one in avro["fields"]:
-            if (own := _own_field(kind, str(one["name"]))) is not None:
+            # As Spark's encoder takes it: a field of a nested record may differ in case.
+            name = str(one["name"])
+            alike = [each for each in kind.fields if each.name.lower() == name.lower()]
+            own = next((each for each in alike if each.name == name), alike[0] if alike else None)
+            if own is not None:
                 inner = _misfits(column.getField(own.name), own.dataType, one["type"], f"{path}.{own.name}")
                 yield from (F.when(column.isNotNull(), why) for why in inner)
     elif shape == "array" and isinstance(kind, T.ArrayType):
         yield from _within(column, kind.elementType, avro["items"], f"{path}[]")
     elif shape == "map" and isinstance(kind, T.MapType):
         yield from _within(F.map_values(column), kind.valueType, avro["values"], f"{path}[]")
-
-
-def _own_field(kind: T.StructType, name: str) -> T.StructField | None:
-    # As Spark's encoder takes it: a field of a nested record may differ in case.
-    alike = [one for one in kind.fields if one.name.lower() == name.lower()]
-    return next((one for one in alike if one.name == name), alike[0] if alike else None)
 
 
 def _within(elements: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from pyspark.sql import types as T
@@ -35,25 +35,34 @@ def logical_of(schema: Any) -> str:
     return f"decimal({schema['precision']},{schema.get('scale', 0)})" if name == "decimal" else name
 
 
+def map_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a schema with each one in it changed: branches, items, values and the types of fields."""
+    if isinstance(schema, list):
+        return [change(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = dict(schema)
+    for kind, inner in (("array", "items"), ("map", "values")):
+        if schema.get("type") == kind and inner in schema:
+            made[inner] = change(schema[inner])
+    if isinstance(fields := schema.get("fields"), list):
+        made["fields"] = [
+            {**one, "type": change(one["type"])} if isinstance(one, dict) and "type" in one else one
+            for one in fields
+        ]
+    return made
+
+
 def names_in(schema: Any) -> dict[str, Any]:
+    """Return what each named type is, at any depth."""
     found: dict[str, Any] = {}
 
-    def walk(one: Any) -> None:
-        if isinstance(one, list):
-            for branch in one:
-                walk(branch)
-        elif isinstance(one, dict):
-            if "name" in one:
-                found[one["name"]] = one
-            for inner in (
-                *(each["type"] for each in one.get("fields", ())),
-                one.get("items"),
-                one.get("values"),
-            ):
-                if inner is not None:
-                    walk(inner)
+    def visit(one: Any) -> Any:
+        if isinstance(one, dict) and "name" in one:
+            found[one["name"]] = one
+        return map_parts(one, visit)
 
-    walk(schema)
+    visit(schema)
     return found
 
 

@@ -20,12 +20,7 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.formats import avro, json_schema, plain_json, protobuf
 from flinkish_spark.connectors.formats.csv import CsvReader, check_flat
 from flinkish_spark.connectors.formats.reader import Reader, read_values
-from flinkish_spark.connectors.formats.registry import (
-    NoSuchSchema,
-    Registered,
-    client_of,
-    subject_of,
-)
+from flinkish_spark.connectors.formats.registry import NoSuchSchema, Registered, client_of, subject_of
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.errors import UNREADABLE_MARKER, ConfigError, SchemaError
 from flinkish_spark.core.formats import (
@@ -44,7 +39,6 @@ from flinkish_spark.core.formats import (
     String,
 )
 from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.types.json_columns import has_intervals
 from flinkish_spark.types.schemas import PREFIX
 
@@ -109,7 +103,7 @@ def stated_part(form: Format, name: str) -> Part | None:
 def _of_text(form: Avro | JsonSchema, name: str, schema: Registered) -> Part:
     if isinstance(form, Avro):
         text = json.dumps(avro.whole_schema(schema.text, schema.references), sort_keys=True)
-        reader = avro.avro_reader(text, name, form.registry, form.on_schema_change)
+        reader = avro.AvroReader(text, name, form.registry, form.on_schema_change)
         return Part(name, form, reader.kind, reader)
     json_schema.validator_of(schema.text, schema.references)
     if form.fields:
@@ -137,17 +131,16 @@ def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence
     if stated is not None or not isinstance(form, RegisteredFormat) or form.registry is None:
         assert stated is not None
         return stated
-    kept = None if place.job_dir is None else _Kept(place.job_dir, uid, name)
-    evolves = form.on_schema_change is OnSchemaChange.EVOLVE
-    schema = None if kept is None or evolves else kept.first()
-    if schema is None:
-        schema = _newest(form.registry, name, topics)
-        if kept is not None:
-            first = kept.began_with(schema)
-            if evolves:
-                kept.goes_on_with(schema)
-            else:
-                schema = first
+    job_dir = None if place.job_dir is None else JobDir(place.job_dir.open(), place.job_dir)
+    fact, evolves = f"schema-{uid}-{name}", form.on_schema_change is OnSchemaChange.EVOLVE
+    stored = None if job_dir is None or evolves else job_dir.recorded(fact)
+    schema = _newest(form.registry, name, topics) if stored is None else Registered.from_json(stored)
+    if job_dir is not None and stored is None:
+        first = job_dir.recorded_once(fact, schema.to_json())
+        if evolves:
+            _note_schema(job_dir, fact, schema)
+        else:
+            schema = Registered.from_json(first)
     wanted = {Avro: "AVRO", Protobuf: "PROTOBUF", JsonSchema: "JSON"}[type(form)]
     if schema.kind != wanted:
         raise SchemaError(
@@ -182,28 +175,16 @@ def schema_facts(uid: str) -> tuple[str, ...]:
     return tuple(f"schema-{uid}-{name}" for name in ("key", "value"))
 
 
-class _Kept:
-    def __init__(self, place: StoreSpec, uid: str, name: str) -> None:
-        self._job_dir = JobDir(place.open(), place)
-        self._name = f"schema-{uid}-{name}"
-
-    def first(self) -> Registered | None:
-        found = self._job_dir.recorded(self._name)
-        return None if found is None else Registered.from_json(found)
-
-    def began_with(self, schema: Registered) -> Registered:
-        return Registered.from_json(self._job_dir.recorded_once(self._name, schema.to_json()))
-
-    def goes_on_with(self, schema: Registered) -> None:
-        """Note from which checkpoint on a schema is read by, unless it was read by before."""
-        at = 1 + max((one.value for one in self._job_dir.decided_ids()), default=0)
-        numbered = re.compile(rf"facts/{re.escape(self._name)}-([0-9]+)-([0-9]+)\.json")
-        found = map(numbered.fullmatch, self._job_dir.store.list("facts"))
-        past = [(int(one[1]), int(one[2])) for one in found if one is not None]
-        # A rewind leaves notes about checkpoints that come again.
-        before = max((one for one in past if one[0] <= at), default=None)
-        if before is None or before[1] != schema.schema_id:
-            self._job_dir.recorded_once(f"{self._name}-{at}-{schema.schema_id}", schema.to_json())
+def _note_schema(job_dir: JobDir, fact: str, schema: Registered) -> None:
+    """Note from which checkpoint on a schema is read by, unless it was read by before."""
+    at = 1 + max((one.value for one in job_dir.decided_ids()), default=0)
+    numbered = re.compile(rf"facts/{re.escape(fact)}-([0-9]+)-([0-9]+)\.json")
+    found = map(numbered.fullmatch, job_dir.store.list("facts"))
+    past = [(int(one[1]), int(one[2])) for one in found if one is not None]
+    # A rewind leaves notes about checkpoints that come again.
+    before = max((one for one in past if one[0] <= at), default=None)
+    if before is None or before[1] != schema.schema_id:
+        job_dir.recorded_once(f"{fact}-{at}-{schema.schema_id}", schema.to_json())
 
 
 def read_part(part: Part, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:

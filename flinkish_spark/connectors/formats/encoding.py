@@ -21,12 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats import protobuf
-from flinkish_spark.connectors.formats.avro_encoder import (
-    avro_column,
-    avro_misfit,
-    avro_schema,
-    check_avro,
-)
+from flinkish_spark.connectors.formats.avro_encoder import avro_column, avro_misfit, avro_schema, check_avro
 from flinkish_spark.connectors.formats.csv import CsvForm, check_flat, lines_of
 from flinkish_spark.connectors.formats.json_schema import (
     JsonSchemaWriter,
@@ -37,13 +32,7 @@ from flinkish_spark.connectors.formats.json_schema import (
 )
 from flinkish_spark.connectors.formats.plain_json import json_schema
 from flinkish_spark.connectors.formats.reader import Writer, write_values
-from flinkish_spark.connectors.formats.registry import (
-    Registered,
-    client_of,
-    header,
-    record_name,
-    subject_of,
-)
+from flinkish_spark.connectors.formats.registry import Registered, client_of, header, record_name, subject_of
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import (
     Avro,
@@ -175,7 +164,8 @@ def prefix_of(form: Format, schema: T.StructType, topics: Sequence[str], part: s
         )
     (number,) = numbers
     if isinstance(form, Protobuf):
-        return protobuf.wire_prefix(number, form.descriptor, form.message)
+        message = protobuf.descriptor_of(form.descriptor, form.message)
+        return header(number) + protobuf.path_bytes(protobuf.index_path(message))
     return header(number)
 
 
@@ -266,9 +256,7 @@ class PartEncoder:
                 return protobuf.fields_of(
                     protobuf.descriptor_of(self.form.descriptor, self.form.message)
                 ).names
-            case JsonSchema() | Json() | Csv():
-                return named_columns(self.form) or self.fields.names
-        return named_columns(self.form)
+        return named_columns(self.form) or self.fields.names
 
     def encode(self, records: pa.RecordBatch) -> Encoded:
         columns = [records.column(name) for name in self.names]

@@ -102,22 +102,20 @@ class _Number(Decimal):
 _EXACT = Context(prec=3 * _MOST_DIGITS)
 
 
-def _number(text: str) -> _Number:
+def _number(text: str, *, is_whole_integer: bool = False) -> _Number | int:
     if len(text) + abs(int(text.lower().partition("e")[2] or 0)) > _MOST_DIGITS:
         raise ValueError(f"a number has more than {_MOST_DIGITS} digits")
-    return _Number(text)
-
-
-def _number_or_integer(text: str) -> _Number | int:
-    value = _number(text)
-    return int(value) if value == value.to_integral_value() else value
+    value = _Number(text)
+    return int(value) if is_whole_integer and value == value.to_integral_value() else value
 
 
 def _constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_constant, parse_float=_number_or_integer)
+_DECODER = json.JSONDecoder(
+    parse_constant=_constant, parse_float=functools.partial(_number, is_whole_integer=True)
+)
 # In which 1.0 is no integer.
 _DECODER_OF_DRAFT_4 = json.JSONDecoder(parse_constant=_constant, parse_float=_number)
 
@@ -257,39 +255,29 @@ def _compare(
         if (id(part.schema), path) in seen:
             continue
         seen.add((id(part.schema), path))
-        for one in _sometimes(part):
+        # What applies conditionally, too.
+        sometimes = [part.schema[name] for name in ("if", "then", "else") if name in part.schema]
+        for several in ("dependentSchemas", "dependencies"):
+            sometimes += part.schema.get(several, {}).values()
+        for one in (*part.each("oneOf", "anyOf"), *map(part.within, sometimes)):
             _compare(one, reader, path, found, seen)
         match reader:
             case T.StructType():
-                _compare_properties(part, reader, path, found, seen)
+                known, named = {one.name: one.dataType for one in reader}, part.schema.get("properties", {})
+                patterns = part.schema.get("patternProperties", {})
+                allowed = [pattern for pattern, schema in patterns.items() if schema is not False]
+                for each in (*named, *allowed):
+                    name = f"{path}.{each}" if path else each
+                    if each in named and each in known:
+                        _compare(part.within(named[each]), known[each], name, found, seen)
+                    elif name not in found.left_out:
+                        found.left_out.append(name)
             case T.ArrayType():
                 inner = part.within(part.schema.get("items"))
                 _compare(inner, reader.elementType, f"{path}[]", found, seen)
             case T.MapType():
                 inner = part.within(part.schema.get("additionalProperties"))
                 _compare(inner, reader.valueType, f"{path}[]", found, seen)
-
-
-def _compare_properties(
-    part: _Place, reader: T.StructType, path: str, found: Difference, seen: set[tuple[int, str]]
-) -> None:
-    known = {one.name: one.dataType for one in reader}
-    named = part.schema.get("properties", {})
-    patterns = part.schema.get("patternProperties", {})
-    for each in (*named, *(one for one, allowed in patterns.items() if allowed is not False)):
-        name = f"{path}.{each}" if path else each
-        if each in named and each in known:
-            _compare(part.within(named[each]), known[each], name, found, seen)
-        elif name not in found.left_out:
-            found.left_out.append(name)
-
-
-def _sometimes(place: _Place) -> list[_Place]:
-    """Return the subschemas that apply conditionally."""
-    found = [place.schema[one] for one in ("if", "then", "else") if one in place.schema]
-    for several in ("dependentSchemas", "dependencies"):
-        found += place.schema.get(several, {}).values()
-    return [*place.each("oneOf", "anyOf"), *map(place.within, found)]
 
 
 @dataclass(frozen=True)
@@ -454,29 +442,20 @@ def derived_schema(fields: T.StructType) -> str:
     return json.dumps({"$schema": draft, "title": "Record", **_described(fields)})
 
 
-@functools.singledispatch
 def _described(kind: T.DataType) -> dict[str, Any]:
-    if isinstance(kind, T.IntegralType):
-        return {"type": "integer"}
-    if isinstance(kind, T.DecimalType | T.DoubleType | T.FloatType):
-        # JSON has no NaN and no infinities: rows with these do not fit.
-        return {"type": "number"}
+    match kind:
+        case T.StructType():
+            return {"type": "object", "properties": {one.name: _nullable(one.dataType) for one in kind}}
+        case T.ArrayType():
+            return {"type": "array", "items": _nullable(kind.elementType)}
+        case T.MapType():
+            return {"type": "object", "additionalProperties": _nullable(kind.valueType)}
+        case T.IntegralType():
+            return {"type": "integer"}
+        case T.DecimalType() | T.DoubleType() | T.FloatType():
+            # JSON has no NaN and no infinities: rows with these do not fit.
+            return {"type": "number"}
     return {"type": "boolean"} if isinstance(kind, T.BooleanType) else {"type": "string"}
-
-
-@_described.register
-def _(kind: T.StructType) -> dict[str, Any]:
-    return {"type": "object", "properties": {one.name: _nullable(one.dataType) for one in kind}}
-
-
-@_described.register
-def _(kind: T.ArrayType) -> dict[str, Any]:
-    return {"type": "array", "items": _nullable(kind.elementType)}
-
-
-@_described.register
-def _(kind: T.MapType) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": _nullable(kind.valueType)}
 
 
 def _nullable(kind: T.DataType) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkish_spark.connectors.formats.reader import AtOnce, Proven, Unreadable
+from flinkish_spark.types.arrow_columns import find_gaps
 
 
 class NoProof(Exception):
@@ -69,6 +70,30 @@ def _behind(front_of: FrontOf, values: pa.Array) -> Proven | None:
         pc.if_else(has_front, pc.binary_replace_slice(values, 0, len(front), b""), first[0][len(front) :])
     )
     return None if found is None else Proven(found.rows, pc.and_(found.are_proven, has_front.fill_null(True)))
+
+
+#: Takes a column as a library makes it, and the type that it gets; returns it in that type.
+Convert = Callable[[Any, pa.DataType], pa.Array]
+
+
+def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column.cast(kind)
+
+
+def rebuild_struct(
+    parts: Sequence[tuple[int | None, Convert]], column: pa.StructArray, kind: pa.StructType
+) -> pa.Array:
+    """Return a struct of parts of another one; None for one that is made of all of it."""
+    made = [
+        convert(column if at is None else column.field(at), one.type)
+        for (at, convert), one in zip(parts, kind.fields, strict=True)
+    ]
+    return pa.StructArray.from_arrays(made, fields=kind.fields, mask=find_gaps(column))
+
+
+def rebuild_list(convert: Convert, column: pa.ListArray, kind: pa.ListType) -> pa.Array:
+    made = convert(column.values, kind.value_type)
+    return pa.ListArray.from_arrays(column.offsets, made, type=kind, mask=find_gaps(column))
 
 
 def in_order_of_keys(offsets: pa.Array, keys: pa.Array) -> pa.Array | None:

@@ -17,9 +17,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,7 @@ from flinkish_spark.connectors.formats.reader import (
     registered,
     schema_id_of,
 )
-from flinkish_spark.connectors.formats.registry import (
-    HEADER_BYTES,
-    Registered,
-    header,
-    needed,
-)
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, Registered, needed
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
@@ -85,26 +79,15 @@ _UNSIGNED_64 = ("uint64", "fixed64")
 
 def descriptor_of(files: bytes, message: str) -> Any:
     try:
-        from google.protobuf import descriptor_pb2, descriptor_pool
-    except ImportError as missing:
-        raise needed("protobuf", "protobuf", missing) from None
-    found = descriptor_pb2.FileDescriptorSet()
-    pool = descriptor_pool.DescriptorPool()
-    try:
-        found.ParseFromString(files)
-        if not found.file:
-            raise ValueError("it has no file")
-        by_name = {one.name: one for one in found.file}
-        added: set[str] = set()
-        for one in found.file:
-            _add(pool, one.name, by_name, added)
+        file = file_of(files)
         if message:
-            return pool.FindMessageTypeByName(message)
-        last = pool.FindFileByName(found.file[-1].name)
-        messages = list(last.message_types_by_name.values())
+            return file.pool.FindMessageTypeByName(message)
+        messages = list(file.message_types_by_name.values())
         if len(messages) != 1:
             raise ValueError(f"its last file has {len(messages)} messages: name one")
         return messages[0]
+    except ImportError as missing:
+        raise needed("protobuf", "protobuf", missing) from None
     except Exception as wrong:
         raise SchemaError(
             f"the message '{message}' is not in the Protobuf descriptor"
@@ -113,6 +96,20 @@ def descriptor_of(files: bytes, message: str) -> Any:
             why=f"{wrong}"[:500].rstrip("."),
             what_to_do="give what protoc --descriptor_set_out --include_imports writes, and the full name",
         ) from None
+
+
+def file_of(files: bytes) -> Any:
+    """Return the last file of some, which has all others in its pool."""
+    from google.protobuf import descriptor_pb2, descriptor_pool
+
+    found = descriptor_pb2.FileDescriptorSet.FromString(files)
+    if not found.file:
+        raise ValueError("it has no file")
+    pool = descriptor_pool.DescriptorPool()
+    by_name, added = {one.name: one for one in found.file}, set[str]()
+    for one in found.file:
+        _add(pool, one.name, by_name, added)
+    return pool.FindFileByName(found.file[-1].name)
 
 
 def _add(pool: Any, name: str, known: Mapping[str, Any], added: set[str]) -> None:
@@ -191,31 +188,21 @@ _IMPORT = re.compile(r"""(?m)(?:^|;|\*/)\s*import\s+(?:public\s+|weak\s+)?["']([
 def files_of(schema: Registered) -> bytes:
     """Return the descriptors of a registry's schema: Protobuf text, or base64 of descriptors."""
     from google.protobuf import descriptor_pb2
+    from google.protobuf.message import DecodeError
 
     texts = [*schema.references, ("schema.proto", schema.text)]
     found, sources = descriptor_pb2.FileDescriptorSet(), []
     for name, text in texts:
-        file = _file_in(text, name)
-        if file is None:
+        try:
+            file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+        except (binascii.Error, ValueError, DecodeError):
             sources.append((name, text))
         else:
+            file.name = name
             found.file.append(file)
     _built_in_files(sources, found)
     parsed = bytes(found.SerializeToString(deterministic=True))
     return _compiled(sources, parsed, texts[-1][0]) if sources else parsed
-
-
-def _file_in(text: str, name: str) -> Any:
-    """Return the descriptor that a text is the base64 of; None if it is none."""
-    from google.protobuf import descriptor_pb2
-    from google.protobuf.message import DecodeError
-
-    try:
-        file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
-    except (binascii.Error, ValueError, DecodeError):
-        return None
-    file.name = name
-    return file
 
 
 def _compiled(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> bytes:
@@ -277,29 +264,22 @@ def _names_within(around: Any) -> list[str]:
     """Return the names of the messages of a file or a message, in the order of its text."""
     from google.protobuf import descriptor_pb2
 
-    if hasattr(around, "message_types_by_name"):
-        file = descriptor_pb2.FileDescriptorProto()
-        around.CopyToProto(file)
-        return [one.name for one in file.message_type]
-    made = descriptor_pb2.DescriptorProto()
+    is_file = hasattr(around, "message_types_by_name")
+    made = descriptor_pb2.FileDescriptorProto() if is_file else descriptor_pb2.DescriptorProto()
     around.CopyToProto(made)
-    return [one.name for one in made.nested_type]
+    return [one.name for one in (made.message_type if is_file else made.nested_type)]
 
 
 def _message_at(file: Any, path: Sequence[int], *, counts_entries: bool = True) -> Any:
     """Return a message by its place; None if there is none."""
     around = file
     for at in path:
-        names = [
-            name
-            for name in _names_within(around)
-            if counts_entries
-            or around is file
-            or not around.nested_types_by_name[name].GetOptions().map_entry
-        ]
+        names = _names_within(around)
+        by_name = around.message_types_by_name if around is file else around.nested_types_by_name
+        if not counts_entries:
+            names = [name for name in names if not by_name[name].GetOptions().map_entry]
         if not 0 <= at < len(names):
             return None
-        by_name = around.message_types_by_name if around is file else around.nested_types_by_name
         around = by_name[names[at]]
     return around
 
@@ -308,15 +288,13 @@ def path_bytes(path: Sequence[int]) -> bytes:
     r"""Return what names a message between the number of the schema and the record; most are the first."""
     if tuple(path) == (0,):
         return b"\0"
-    return b"".join(_zigzag(number) for number in (len(path), *path))
-
-
-def _zigzag(number: int) -> bytes:
-    left, made = number << 1, bytearray()
-    while left > 0x7F:
-        made.append(left & 0x7F | 0x80)
-        left >>= 7
-    made.append(left)
+    made = bytearray()
+    for number in (len(path), *path):
+        left = number << 1
+        while left > 0x7F:
+            made.append(left & 0x7F | 0x80)
+            left >>= 7
+        made.append(left)
     return bytes(made)
 
 
@@ -343,10 +321,6 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
             return (found >> 1) ^ -(found & 1), at
         shift += 7
     raise Unreadable("the indexes of its Protobuf message cannot be read")
-
-
-def _type_name(one: Any) -> str:
-    return _NAMES[one.type]
 
 
 def fields_of(message: Any, path: str = "", within: tuple[str, ...] = ()) -> T.StructType:
@@ -377,7 +351,7 @@ def _field_kind(one: Any, path: str, within: tuple[str, ...]) -> T.DataType:
 def _single_kind(one: Any, path: str, within: tuple[str, ...]) -> T.DataType:
     if one.message_type is not None:
         return fields_of(one.message_type, path, within)
-    return _KINDS[_type_name(one)]
+    return _KINDS[_NAMES[one.type]]
 
 
 def _row_of(message: Any) -> Convert:
@@ -408,9 +382,9 @@ def _single_of(one: Any) -> Convert:
         # A number that the schema does not know keeps its digits; one that has several names has the first.
         names = {number: found[0] for number, found in _names_of(one.enum_type).items()}
         return lambda number: names.get(number) or str(number)
-    if _type_name(one) == "string":
+    if _NAMES[one.type] == "string":
         return _text_of(one.full_name)
-    return decimal.Decimal if _type_name(one) in _UNSIGNED_64 else _same
+    return decimal.Decimal if _NAMES[one.type] in _UNSIGNED_64 else _same
 
 
 def _text_of(name: str) -> Convert:
@@ -446,10 +420,10 @@ class ProtobufReader(Reader):
         descriptor = descriptor_of(self.files, self.message)
         made, convert = message_factory.GetMessageClass(_with_numbers(descriptor)), _row_of(descriptor)
         is_needed = _has_required(descriptor, set())
-        start_of = _no_header if self.registry is None else _Writers(self.registry, self, descriptor).start_of
+        writers = None if self.registry is None else _Writers(self.registry, self, descriptor)
 
         def read(data: bytes) -> tuple[Any, ...]:
-            start = start_of(data)
+            start = 0 if writers is None else writers.start_of(data)
             try:
                 found = made.FromString(data[start:] if start else data)
             # The second one where Protobuf is not compiled, and reads in Python.
@@ -502,10 +476,6 @@ def _number_enums(messages: Sequence[Any]) -> None:
         _number_enums(message.nested_type)
 
 
-def _no_header(data: bytes) -> int:
-    return 0
-
-
 def _has_required(message: Any, seen: set[str]) -> bool:
     if message.full_name in seen:
         return False
@@ -550,17 +520,6 @@ class _Writers:
         return str(message.full_name)
 
 
-def file_of(files: bytes) -> Any:
-    from google.protobuf import descriptor_pb2, descriptor_pool
-
-    found = descriptor_pb2.FileDescriptorSet.FromString(files)
-    pool = descriptor_pool.DescriptorPool()
-    known, added = {one.name: one for one in found.file}, set[str]()
-    for one in found.file:
-        _add(pool, one.name, known, added)
-    return pool.FindFileByName(found.file[-1].name)
-
-
 def first_message(files: bytes) -> str:
     """Return the full name of the first message of the last file, which is what a subject is about."""
     found = _message_at(file_of(files), (0,))
@@ -582,7 +541,7 @@ def _compare(writer: Any, reader: Any, path: str, found: Difference, seen: set[s
         if ours is None:
             found.left_out.append(name)
             continue
-        theirs, kind = _type_name(one), _type_name(ours)
+        theirs, kind = _NAMES[one.type], _NAMES[ours.type]
         is_same = theirs == kind or (theirs, kind) in _WIDENED
         if not is_same or one.is_repeated != ours.is_repeated or is_map(one) != is_map(ours):
             many = ("repeated " if each.is_repeated else "" for each in (one, ours))
@@ -590,14 +549,10 @@ def _compare(writer: Any, reader: Any, path: str, found: Difference, seen: set[s
         elif one.message_type is not None:
             _compare(one.message_type, ours.message_type, name, found, seen)
         elif one.enum_type is not None:
-            _compare_enums(one, ours, name, found)
-
-
-def _compare_enums(writer: Any, reader: Any, path: str, found: Difference) -> None:
-    theirs, ours = _names_of(writer.enum_type), _names_of(reader.enum_type)
-    for number, names in theirs.items():
-        if number in ours and not set(names) & set(ours[number]):
-            found.other.append(f"{path} ({names[0]} is read as {ours[number][0]})")
+            numbers = _names_of(ours.enum_type)
+            for number, names in _names_of(one.enum_type).items():
+                if number in numbers and not set(names) & set(numbers[number]):
+                    found.other.append(f"{name} ({names[0]} is read as {numbers[number][0]})")
 
 
 def _names_of(enum: Any) -> dict[int, list[str]]:
@@ -633,16 +588,11 @@ class ProtobufWriter(Writer):
         return write
 
 
-def wire_prefix(schema_id: int, files: bytes, message: str) -> bytes:
-    return header(schema_id) + path_bytes(index_path(descriptor_of(files, message)))
-
-
 def _filler(message: Any, path: str) -> Callable[[Any, Any], None]:
-    parts = [
-        (one.name, f"{path}.{one.name}" if path else one.name, one.has_presence or one.is_repeated)
-        for one in message.fields
-    ]
-    setters = {one.name: _setter(one, f"{path}.{one.name}" if path else one.name) for one in message.fields}
+    parts = []
+    for one in message.fields:
+        where = f"{path}.{one.name}" if path else one.name
+        parts.append((one.name, where, one.has_presence or one.is_repeated, _setter(one, where)))
     oneofs = [(one.name, [each.name for each in one.fields]) for one in message.oneofs if len(one.fields) > 1]
 
     def fill(made: Any, row: Mapping[str, Any]) -> None:
@@ -650,10 +600,15 @@ def _filler(message: Any, path: str) -> Callable[[Any, Any], None]:
             given = [each for each in choices if row.get(each) is not None]
             if len(given) > 1:
                 raise Unreadable(f"of the oneof '{name}' more than one field is set: {', '.join(given)}")
-        for name, where, may_miss in parts:
+        for name, where, may_miss, put in parts:
             value = row.get(name)
             if value is not None:
-                setters[name](made, value)
+                try:
+                    put(made, value)
+                except Unreadable:
+                    raise
+                except (TypeError, ValueError) as error:
+                    raise Unreadable(f"the field '{where}' cannot be written: {error}") from None
             elif name in row and not may_miss:
                 raise Unreadable(f"the field '{where}' is null, which its message cannot say")
 
@@ -661,13 +616,16 @@ def _filler(message: Any, path: str) -> Callable[[Any, Any], None]:
 
 
 def _setter(one: Any, path: str) -> Callable[[Any, Any], None]:
+    """Return what puts a value that is not null into a message."""
     name = one.name
     if is_map(one):
-        return partial(_set_map, name, one.message_type, path)
+        return _map_setter(name, one.message_type, path)
     if one.message_type is not None:
         fill = _filler(one.message_type, path)
-        if one.is_repeated:
-            return partial(_add_each, name, fill, path)
+
+        def add_messages(made: Any, values: Any) -> None:
+            for value in _refuse_null(values, f"list '{path}'"):
+                fill(getattr(made, name).add(), value)
 
         def set_message(made: Any, value: Any) -> None:
             inner = getattr(made, name)
@@ -675,52 +633,36 @@ def _setter(one: Any, path: str) -> Callable[[Any, Any], None]:
             type(inner).SetInParent(inner)
             fill(inner, value)
 
-        return set_message
+        return add_messages if one.is_repeated else set_message
     plain = _plain_of(one, path)
-
-    def set_value(made: Any, value: Any) -> None:
-        try:
-            if one.is_repeated:
-                getattr(made, name).extend(_of_each(plain, value, path))
-            else:
-                setattr(made, name, plain(value))
-        except Unreadable:
-            raise
-        except (TypeError, ValueError) as error:
-            raise Unreadable(f"the field '{path}' cannot be written: {error}") from None
-
-    return set_value
+    if one.is_repeated:
+        return lambda made, values: getattr(made, name).extend(
+            [plain(value) for value in _refuse_null(values, f"list '{path}'")]
+        )
+    return lambda made, value: setattr(made, name, plain(value))
 
 
-def _of_each(plain: Convert, values: Sequence[Any], path: str) -> list[Any]:
-    if any(one is None for one in values):
-        raise Unreadable(f"the list '{path}' has a null, which Protobuf cannot say")
-    return [plain(one) for one in values]
-
-
-def _add_each(name: str, fill: Callable[[Any, Any], None], path: str, made: Any, values: Any) -> None:
-    for one in _of_each(_same, values, path):
-        fill(getattr(made, name).add(), one)
-
-
-def _set_map(name: str, entry: Any, path: str, made: Any, pairs: Any) -> None:
+def _map_setter(name: str, entry: Any, path: str) -> Callable[[Any, Any], None]:
     key_of, value = _plain_of(entry.fields_by_name["key"], path), entry.fields_by_name["value"]
-    target = getattr(made, name)
-    fill = None if value.message_type is None else _filler(value.message_type, path)
-    plain = None if fill is not None else _plain_of(value, path)
-    items = pairs.items() if isinstance(pairs, dict) else pairs
-    for key, one in items:
-        if one is None:
-            raise Unreadable(f"the map '{path}' has a null, which Protobuf cannot say")
-        try:
-            if fill is not None:
+    is_message = value.message_type is not None
+    fill: Callable[..., Any] = _filler(value.message_type, path) if is_message else _plain_of(value, path)
+
+    def set_map(made: Any, pairs: Any) -> None:
+        target, items = getattr(made, name), dict(pairs)
+        _refuse_null(items.values(), f"map '{path}'")
+        for key, one in items.items():
+            if is_message:
                 fill(target[key_of(key)], one)
-            elif plain is not None:
-                target[key_of(key)] = plain(one)
-        except Unreadable:
-            raise
-        except (TypeError, ValueError) as error:
-            raise Unreadable(f"the map '{path}' cannot be written: {error}") from None
+            else:
+                target[key_of(key)] = fill(one)
+
+    return set_map
+
+
+def _refuse_null(values: Collection[Any], where: str) -> Collection[Any]:
+    if any(one is None for one in values):
+        raise Unreadable(f"the {where} has a null, which Protobuf cannot say")
+    return values
 
 
 def _plain_of(one: Any, path: str) -> Convert:
@@ -734,7 +676,7 @@ def _plain_of(one: Any, path: str) -> Convert:
             return int(text) if found is None else found
 
         return number_of
-    return int if _type_name(one) in _UNSIGNED_64 else _same
+    return int if _NAMES[one.type] in _UNSIGNED_64 else _same
 
 
 def unfit(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:

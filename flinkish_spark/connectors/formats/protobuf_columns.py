@@ -11,7 +11,7 @@ that is twice in a map.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.connectors.formats.proofs import NoProof, ReadAndWritten, check_keys, in_order_of_keys
+from flinkish_spark.connectors.formats.proofs import (
+    Convert,
+    NoProof,
+    ReadAndWritten,
+    cast,
+    check_keys,
+    in_order_of_keys,
+    rebuild_list,
+    rebuild_struct,
+)
 from flinkish_spark.connectors.formats.reader import AtOnce
 
-#: Takes a column as `ptars` makes it, and the type that it gets; returns it in that type.
-_Convert = Callable[[Any, pa.DataType], pa.Array]
 #: `ptars` has a table with a place for each number of a field, up to the largest.
 _LARGEST_NUMBER = 20_000
 _PACKAGE = "flinkish"
@@ -90,57 +97,44 @@ def _by_number(message: Any) -> list[Any]:
     return sorted(message.fields, key=lambda one: int(one.number))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Columns in the types that they get.
-
-
-def _struct_of(message: Any) -> _Convert:
+def _struct_of(message: Any) -> Convert:
     places = {one.number: at for at, one in enumerate(_by_number(message))}
     parts = [(places[one.number], _column_of(one)) for one in message.fields]
     oneofs = [[places[each.number] for each in one.fields] for one in message.oneofs if len(one.fields) > 1]
     return partial(_struct, parts, oneofs)
 
 
-def _column_of(one: Any) -> _Convert:
+def _column_of(one: Any) -> Convert:
     if is_map(one):
         key, value = (one.message_type.fields_by_name[name] for name in ("key", "value"))
         return partial(_map, _always(key), _always(value))
     if one.is_repeated:
-        return partial(_list, _single_of(one))
+        return partial(rebuild_list, _single_of(one))
     return _single_of(one) if one.has_presence else _always(one)
 
 
-def _always(one: Any) -> _Convert:
+def _always(one: Any) -> Convert:
     """Return what converts a column, in which nothing stands for the default."""
-    if one.message_type is not None:
-        return partial(_no_nulls, _single_of(one))
-    default = 0 if one.enum_type is not None else one.default_value
-    return partial(_with_default, _single_of(one), default)
+    convert, is_message = _single_of(one), one.message_type is not None
+    default = None if is_message else 0 if one.enum_type is not None else one.default_value
+
+    def filled(column: pa.Array, kind: pa.DataType) -> pa.Array:
+        if column.null_count and is_message:
+            raise NoProof
+        return convert(column.fill_null(default) if column.null_count else column, kind)
+
+    return filled
 
 
-def _single_of(one: Any) -> _Convert:
+def _single_of(one: Any) -> Convert:
     if one.message_type is not None:
         return _struct_of(one.message_type)
     if one.enum_type is not None:
         # The first name of each number.
         names = {each.number: each.name for each in reversed(one.enum_type.values)}
         return partial(_enum, pa.array(list(names), pa.int32()), pa.array(list(names.values()), pa.string()))
-    return _plain
-
-
-def _plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
     # To a type that holds all values: of unsigned numbers the next wider one.
-    return column.cast(kind)
-
-
-def _with_default(convert: _Convert, default: Any, column: pa.Array, kind: pa.DataType) -> pa.Array:
-    return convert(column.fill_null(default) if column.null_count else column, kind)
-
-
-def _no_nulls(convert: _Convert, column: pa.Array, kind: pa.DataType) -> pa.Array:
-    if column.null_count:
-        raise NoProof
-    return convert(column, kind)
+    return cast
 
 
 def _enum(numbers: pa.Array, names: pa.Array, column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -151,7 +145,7 @@ def _enum(numbers: pa.Array, names: pa.Array, column: pa.Array, kind: pa.DataTyp
 
 
 def _struct(
-    parts: Sequence[tuple[int, _Convert]],
+    parts: Sequence[tuple[int, Convert]],
     oneofs: Sequence[Sequence[int]],
     column: pa.StructArray,
     kind: pa.StructType,
@@ -160,18 +154,10 @@ def _struct(
         there = [column.field(at).is_valid().to_numpy(zero_copy_only=False) for at in members]
         if (np.sum(there, axis=0) > 1).any():
             raise NoProof
-    made = [
-        convert(column.field(at), one.type) for (at, convert), one in zip(parts, kind.fields, strict=True)
-    ]
-    mask = column.is_null() if column.null_count else None
-    return pa.StructArray.from_arrays(made, fields=kind.fields, mask=mask)
+    return rebuild_struct(parts, column, kind)
 
 
-def _list(convert: _Convert, column: pa.ListArray, kind: pa.ListType) -> pa.Array:
-    return pa.ListArray.from_arrays(column.offsets, convert(column.values, kind.value_type), type=kind)
-
-
-def _map(key: _Convert, value: _Convert, column: pa.ListArray, kind: pa.MapType) -> pa.Array:
+def _map(key: Convert, value: Convert, column: pa.ListArray, kind: pa.MapType) -> pa.Array:
     entries = column.values
     keys, items = key(entries.field(0), kind.key_type), value(entries.field(1), kind.item_type)
     check_keys(column.offsets, keys)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,22 +18,22 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats.plain_json import MOST_REASON
 from flinkish_spark.connectors.formats.registry import (
+    HEADER_BYTES,
+    MAGIC,
     NoSuchSchema,
     Registered,
     SchemaChangedError,
     client_of,
-    schema_id_in,
 )
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
+from flinkish_spark.types.arrow_columns import SMALLEST_PART, read_in_parts
 from flinkish_spark.types.arrow_types import arrow_type
 
 #: Names within what comes of a record: its row or its text, and why it has none.
 READ, REASON = "read", "reason"
 #: What Arrow raises of a value that is none of its type; not what it raises of memory.
 _MISFITS = (OverflowError, TypeError, ValueError)
-#: A part of a slice that cannot be read at once is tried before its records are.
-_PARTS, _SMALLEST_PART = 16, 64
 
 
 class Unreadable(ValueError):
@@ -116,21 +116,15 @@ class SliceReader:
 
     def read(self, values: pa.Array) -> pa.Array:
         """Return a struct for each value: what was read, and why it was not."""
-        parts = [*self._parts(values.cast(pa.binary()))]
-        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-
-    def _parts(self, values: pa.Array) -> Iterator[pa.Array]:
         at_once = _at_once(self.reader)
-        found = None if at_once is None or not len(values) else at_once(values)
-        if found is not None:
-            yield self._completed(found, values)
-        elif at_once is None or len(values) <= _SMALLEST_PART:
-            yield self._by_record(values)
-        else:
-            # One that is bad is enough for None: what is around it may be proven.
-            size = max(-(-len(values) // _PARTS), _SMALLEST_PART)
-            for at in range(0, len(values), size):
-                yield from self._parts(values.slice(at, size))
+
+        def completed(part: pa.Array) -> pa.Array | None:
+            found = None if at_once is None else at_once(part)
+            return None if found is None else self._completed(found, part)
+
+        tried = None if at_once is None else completed
+        parts = [*read_in_parts(values.cast(pa.binary()), tried, self._by_record)]
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
     def _completed(self, found: Proven, values: pa.Array) -> pa.Array:
         proven = found.are_proven.to_numpy(zero_copy_only=False)
@@ -142,8 +136,8 @@ class SliceReader:
         left = values.take(pa.array(others))
         # Records with something else in front of them: of the next kind there may be many. Only while much
         # is proven, so that a slice is not read again and again.
-        many = 4 * len(others) <= 3 * len(values) and len(others) > _SMALLEST_PART
-        exact = pa.concat_arrays([*self._parts(left)]) if many else self._by_record(left)
+        many = 4 * len(others) <= 3 * len(values) and len(others) > SMALLEST_PART
+        exact = self.read(left) if many else self._by_record(left)
         places = np.arange(len(values))
         places[others] = np.arange(len(others)) + len(values)
         return pa.concat_arrays([made, exact]).take(pa.array(places))
@@ -154,7 +148,13 @@ class SliceReader:
         try:
             rows = pa.array(found, kind)
         except _MISFITS:
-            rows = pa.array(_those_that_fit(found, kind, reasons), kind)
+            for at, row in enumerate(found):
+                try:
+                    pa.array([row], kind)
+                except _MISFITS as misfit:
+                    reasons[at] = f"a value is none of its column's type: {misfit}"[:MOST_REASON]
+                    found[at] = None
+            rows = pa.array(found, kind)
         return pa.StructArray.from_arrays([rows, pa.array(reasons, pa.string())], [READ, REASON])
 
 
@@ -179,17 +179,6 @@ def _each(do: Callable[[Any], Any], values: list[Any]) -> tuple[list[Any], list[
         found.append(made)
         reasons.append(reason)
     return found, reasons
-
-
-def _those_that_fit(found: list[Any], kind: pa.DataType, reasons: list[str | None]) -> list[Any]:
-    """Return rows with None for each that no column can hold, which gets a reason."""
-    for at, row in enumerate(found):
-        try:
-            pa.array([row], kind)
-        except _MISFITS as misfit:
-            reasons[at] = f"a value is none of its column's type: {misfit}"[:MOST_REASON]
-            found[at] = None
-    return found
 
 
 @dataclass
@@ -257,10 +246,10 @@ def registered(registry: SchemaRegistry, schema_id: int, kind: str) -> Registere
 
 
 def schema_id_of(data: bytes) -> int:
-    schema_id = schema_id_in(data)
-    if schema_id is None:
+    """Return the number of a schema that begins the wire format of a record."""
+    if len(data) < HEADER_BYTES or data[0] != MAGIC:
         raise Unreadable("it does not begin with a zero byte and the number of a schema")
-    return schema_id
+    return int.from_bytes(data[1:HEADER_BYTES], "big")
 
 
 @dataclass

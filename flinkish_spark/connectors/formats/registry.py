@@ -14,17 +14,12 @@ import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flinkish_spark.core.clock import backoff_ms
-from flinkish_spark.core.errors import (
-    AuthorizationError,
-    EnvironmentFault,
-    SchemaError,
-    raise_translated,
-)
+from flinkish_spark.core.errors import AuthorizationError, EnvironmentFault, SchemaError, raise_translated
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.formats import Registration, SchemaRegistry, SubjectNameStrategy
 
@@ -82,26 +77,12 @@ class Registered:
     version: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "text": self.text,
-            "references": [list(one) for one in self.references],
-            "schema_id": self.schema_id,
-            "subject": self.subject,
-            "version": self.version,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Registered:
-        references = tuple((str(name), str(text)) for name, text in stored["references"])
-        return cls(
-            str(stored["kind"]),
-            str(stored["text"]),
-            references,
-            int(stored["schema_id"]),
-            str(stored["subject"]),
-            int(stored["version"]),
-        )
+        references = tuple((name, text) for name, text in stored["references"])
+        return cls(**{**stored, "references": references})
 
     @property
     def name(self) -> str:
@@ -153,22 +134,15 @@ class RegistryClient:
         return self._by_id[schema_id]
 
     def _found(self, schema_id: int) -> Schema:
-        believed_at = time.monotonic() + _UNKNOWN_MS / 1_000
-        is_asked_again = False
-        for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
+        believed_at, text = time.monotonic() + _UNKNOWN_MS / 1_000, attrgetter("schema_str")
+        for tries, pause_ms in enumerate(backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)):
             try:
-                return self._asked(
-                    f"schema {schema_id}",
-                    lambda: self._client.get_schema(schema_id),
-                    attrgetter("schema_str"),
-                )
+                return self._asked(f"schema {schema_id}", lambda: self._client.get_schema(schema_id), text)
             except NoSuchSchema:
-                is_believed = is_asked_again and time.monotonic() > believed_at
-                if is_believed or schema_id in self._unknown:
+                if schema_id in self._unknown or (tries and time.monotonic() > believed_at):
                     self._unknown[schema_id] = time.monotonic() + _FORGOTTEN_MS / 1_000
                     raise
             time.sleep(pause_ms / 1_000)
-            is_asked_again = True
         raise AssertionError("pauses never end")
 
     def newest(self, subject: str) -> Registered:
@@ -181,15 +155,11 @@ class RegistryClient:
 
     def id_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]] = ()) -> int:
         """Return the number of a sink's schema, registered if the settings say so."""
-        wanted = _schema(schema, needs)
-        who = f"the schema of subject '{subject}'"
         if self.settings.registration is Registration.AUTOMATIC:
+            wanted, who = _schema(schema, needs), f"the schema of subject '{subject}'"
             return int(self._asked(who, lambda: self._client.register_schema(subject, wanted), int))
         try:
-            found = self._asked(
-                who, lambda: self._client.lookup_schema(subject, wanted), attrgetter("schema_id")
-            )
-            return int(found.schema_id or 0)
+            return int(self._look_up(subject, schema, needs, "schema_id"))
         except NoSuchSchema:
             raise SchemaError(
                 f"the registry does not have the schema that is written under subject '{subject}'",
@@ -199,10 +169,13 @@ class RegistryClient:
             ) from None
 
     def version_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]]) -> int:
-        wanted = _schema(schema, needs)
-        who = f"the schema of subject '{subject}'"
-        found = self._asked(who, lambda: self._client.lookup_schema(subject, wanted), attrgetter("version"))
-        return int(found.version or 0)
+        return int(self._look_up(subject, schema, needs, "version"))
+
+    def _look_up(
+        self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]], part: str
+    ) -> Any:
+        wanted, who, get = _schema(schema, needs), f"the schema of subject '{subject}'", attrgetter(part)
+        return get(self._asked(who, lambda: self._client.lookup_schema(subject, wanted), get))
 
     def _whole(self, found: Schema, schema_id: int, subject: str = "", version: int = 0) -> Registered:
         references: dict[str, str] = {}
@@ -346,13 +319,6 @@ def needed(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
         why=str(missing),
         what_to_do=f"{how_to_install(extra)}, on every machine that runs tasks",
     )
-
-
-def schema_id_in(data: bytes) -> int | None:
-    r"""Return the number in front of a record; None if there is none."""
-    if len(data) < HEADER_BYTES or data[0] != MAGIC:
-        return None
-    return int.from_bytes(data[1:HEADER_BYTES], "big")
 
 
 def header(schema_id: int) -> bytes:

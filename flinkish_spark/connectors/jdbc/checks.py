@@ -25,7 +25,7 @@ class TableCheck:
         self._settings, self._context = settings, context
         self._where = f"sink '{context.uid}'"
 
-    def run(self, session: Session) -> tuple[ColumnInfo, ...]:
+    def check_table(self, session: Session) -> tuple[ColumnInfo, ...]:
         """Return the table's columns; they stay like that where :meth:`.Dialect.hold` was called before."""
         settings, dialect = self._settings, self._settings.dialect
         columns = {c.name: c for c in dialect.columns_of(session, settings.table_name)}
@@ -86,7 +86,13 @@ class TableCheck:
                 why="without it a row could not take the place of the one before",
                 what_to_do="add a primary key or a unique constraint (not deferrable), or name its columns",
             )
-        settings.require_upsert(session, self._context.schema, self._context.uid)
+        if why := settings.dialect.why_not_upserted(session, settings.target(self._context.schema)):
+            raise SchemaError(
+                f"{settings.table_name} of {self._where} has more than one unique index",
+                why=why,
+                what_to_do="keep one unique index, the key's",
+                uid=self._context.uid,
+            )
 
     def _check_key_is_exact(self, session: Session) -> None:
         """Refuse a table that takes two keys of the stream for one: a row would replace another's."""

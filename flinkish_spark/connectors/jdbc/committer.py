@@ -5,34 +5,31 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
 
 from flinkish_spark.connectors.buffer import Applied, BufferedCommitter, BufferedRows
 from flinkish_spark.connectors.jdbc.checks import TableCheck
-from flinkish_spark.connectors.jdbc.control import TIMELINE, ControlTable, Turn
+from flinkish_spark.connectors.jdbc.control import TIMELINE
 from flinkish_spark.connectors.jdbc.database import Database
 from flinkish_spark.connectors.jdbc.dialect import (
-    Dialect,
+    ColumnInfo,
     Params,
     Session,
-    Target,
-    Ties,
     Trouble,
     Unfit,
     WriteMode,
     parameters,
     python_values,
+    record_json,
 )
 from flinkish_spark.connectors.jdbc.settings import (
-    MOST_SHOWN,
     DeadLetterTable,
     JdbcSettings,
-    Refusal,
-    RefusedPolicy,
-    Row,
     deletions,
+    show_record,
     why_no_key,
     why_no_kind,
 )
@@ -43,10 +40,6 @@ from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 from flinkish_spark.protocol.timeline import Mark
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
 #: Rows that are handed to the database at once, and so are in memory as Python values.
 _ROWS_AT_ONCE = 50_000
 #: Why a record was not tried: it is never shown, for the record before it is refused first.
@@ -55,17 +48,14 @@ _BEHIND = "a record with its key waits"
 _MOST_REASON = 1_000
 
 
-@dataclass
-class Written:
-    written: int = 0
-    deleted: int = 0
-    superseded: int = 0
-    refusals: list[Refusal] = field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
-    row: Row
+    """A record on its way into the table, and what it asks for."""
+
+    batch: pa.RecordBatch
+    index: int
+    #: Within its checkpoint, from 0.
+    position: int
     #: Equal for records whose order among each other counts.
     key: Params
     #: Of the columns of the table.
@@ -74,14 +64,8 @@ class Change:
     deletes: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    change: Change
-    reason: str
-
-    @property
-    def position(self) -> int:
-        return self.change.row.position
+#: A change that the database did not take, and why.
+_Waiting = tuple[Change, str]
 
 
 class _EarlierCounts(Exception):
@@ -92,126 +76,119 @@ class CheckpointWrite:
     """Writes the rows of one checkpoint, within its transaction."""
 
     # What stands in the table in the end is as if the records had come one by one: by micro-batch, task, and
-    # the order in which the task saw them. How far that may be shortened depends on what ties rows together,
-    # see `Ties`. Where something does, all of it or nothing is tried first:
+    # the order in which the task saw them. All of it or nothing is tried first:
     #
-    # 1. Of each key the last record.
-    # 2. The same, behind a removal of all rows that are written: so rows can change places.
-    # 3. Each record in its order.
+    # - In an ordered table something sees each step, such as a trigger: each record in its order.
+    # - In any other one, of each key the last record. If another row is in the way, as under a further unique
+    #   constraint, the same behind a removal of all rows that are written: so rows can change places. Where a
+    #   row has columns that the sink does not write, it must stay: then each record in its order.
     #
-    # If none of that is taken, or rows stand alone, records may be refused. Again the last one of each key is
-    # sent, and of keys that do not get in, all. One that is refused waits, and with it what comes later with
-    # its key, until the others have had their turn, since records of different tasks have no order among each
-    # other. When a pass inserts nothing any more, the first waiting record of each key is refused for good.
+    # If that is not taken, records may be refused. Again the last one of each key is sent, and all of keys
+    # that do not get in. One that is refused waits, and with it what comes later with its key, until the
+    # others have had their turn, since records of different tasks have no order among each other. When a pass
+    # inserts nothing any more, the first waiting record of each key is refused for good.
 
     def __init__(
-        self,
-        session: Session,
-        dialect: Dialect,
-        target: Target,
-        delete_when: str,
-        policy: RefusedPolicy,
-        uid: str,
-        ties: Ties,
-        scrubbed: Callable[[str], str],
-        checks: Mapping[str, Callable[[str], str]],
+        self, session: Session, settings: JdbcSettings, context: SinkContext, columns: Sequence[ColumnInfo]
     ) -> None:
-        self._session, self._dialect, self._target, self._checks = session, dialect, target, checks
-        self._delete_when, self._policy, self._uid, self._ties = delete_when, policy, uid, ties
-        self._scrubbed = scrubbed
-        self._done = Written()
-        #: By position: a record that is tried again is refused again.
-        self._refusals: dict[int, Refusal] = {}
-        self._refused_keys: set[Params] = set()
-
-    def run(self, rows: BufferedRows) -> Written:
-        if self._ties is Ties.NONE or not any(map(self._all_or_nothing, self._ways(rows))):
-            self._write_one_by_one(rows)
-        done = self._done
-        done.refusals = [self._refusals[position] for position in sorted(self._refusals)]
-        done.superseded = rows.count - done.written - done.deleted - len(done.refusals)
-        return done
-
-    def _ways(self, rows: BufferedRows) -> Iterator[Iterator[Sequence[Change]]]:
-        """Yield ways to the end state, the cheapest first."""
-        if self._ties is not Ties.EVERY_STEP:
-            last = self._last_of_each_key(rows)
-            yield self._folded(rows, last)
-            if self._ties is Ties.END_STATE:
-                yield self._cleared(rows, last)
-        yield self._parts(rows, {})
-
-    def _all_or_nothing(self, parts: Iterator[Sequence[Change]]) -> bool:
-        """Send everything, judged by what it comes to in the end; return whether the database took it."""
+        self._session, self._settings, self._uid = session, settings, context.uid
+        self._dialect, self._target = settings.dialect, settings.target(context.schema)
+        self._is_ordered = self._dialect.is_ordered(session, settings.table_name)
+        self._writes_all = {column.name for column in columns} <= set(self._target.columns)
+        self._checks = self._dialect.checks(columns)
         self._begin_again()
-        try:
-            with self._session.savepoint(), self._dialect.deferred(self._session):
-                for changes in parts:
-                    self._hand_over(changes)
-            return True
-        except _EarlierCounts:
-            pass
-        except Exception as error:
-            if self._dialect.trouble(error) is not Trouble.REFUSED:
-                raise
-        self._begin_again()
-        return False
 
-    def _folded(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
-        yield from self._lasts(rows, last)
-        if self._refused_keys & last.keys():
-            raise _EarlierCounts
-
-    def _cleared(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
-        for changes in self._parts(rows, last):
-            if changes:
-                self._delete(changes)
-        self._begin_again()
-        yield from self._folded(rows, last)
-
-    def _lasts(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
-        for changes in self._parts(rows, last):
-            # Rows that go make room for others.
-            yield sorted(changes, key=lambda one: not one.deletes) if self._ties.is_blind else changes
-
-    def _begin_again(self) -> None:
-        self._done, self._refusals, self._refused_keys = Written(), {}, set()
-
-    def _write_one_by_one(self, rows: BufferedRows) -> None:
-        last = {} if self._ties is Ties.EVERY_STEP else self._last_of_each_key(rows)
-        stuck = self._in_turns(self._lasts(rows, last))
+    def run(self, rows: BufferedRows) -> None:
+        last = {} if self._is_ordered else self._last_of_each_key(rows)
+        stuck = [] if self._write_all(rows, last) else self._in_turns(self._lasts(rows, last))
         # A record that is not taken does not take the place of an earlier one either.
-        keys = {one.change.key for one in stuck} | self._refused_keys
+        keys = {change.key for change, _ in stuck} | self._refused_keys
         if last and keys:
             parts = self._parts(rows, {})
             stuck = self._in_turns([one for one in changes if one.key in keys] for changes in parts)
         while stuck:
             # Nobody gets in as things are: the first of each key never will.
-            firsts = {one.change.key: one for one in reversed(stuck)}
-            for one in stuck:
-                if firsts[one.change.key] is one:
-                    self._refuse(one.change.row, one.reason)
-            stuck = self._in_turns([[one.change for one in stuck if firsts[one.change.key] is not one]])
+            firsts = {change.key: change for change, _ in reversed(stuck)}
+            for change, reason in stuck:
+                if firsts[change.key] is change:
+                    self._refuse(change, reason)
+            stuck = self._in_turns([[change for change, _ in stuck if firsts[change.key] is not change]])
 
-    def _in_turns(self, parts: Iterable[Sequence[Change]]) -> list[_Refused]:
+    def facts(self, rows: BufferedRows) -> dict[str, Any]:
+        found: dict[str, Any] = {"rows": self._written}
+        if self._target.key:
+            superseded = rows.count - self._written - self._deleted - len(self._refusals)
+            found |= {"deleted": self._deleted, "superseded": superseded}
+        return found | ({"refused": len(self._refusals)} if self._refusals else {})
+
+    @property
+    def refusals(self) -> list[tuple[int, str, str]]:
+        """Position, reason and JSON of each record that was refused for good."""
+        return [(position, *self._refusals[position]) for position in sorted(self._refusals)]
+
+    def _begin_again(self) -> None:
+        self._written = self._deleted = 0
+        #: By position: a record that is tried again is refused again.
+        self._refusals: dict[int, tuple[str, str]] = {}
+        self._refused_keys: set[Params] = set()
+
+    def _write_all(self, rows: BufferedRows, last: Mapping[Params, int]) -> bool:
+        """Write everything, judged by what it comes to in the end, or nothing; say if it is written."""
+        error = self._try(self._lasts(rows, last))
+        if error is not None and last and self._dialect.is_taken(error):
+            error = self._try(self._cleared(rows, last) if self._writes_all else self._yield_all(rows))
+        return error is None
+
+    def _try(self, parts: Iterator[Sequence[Change]]) -> Exception | None:
+        """Return why the database did not take all of it."""
+        self._begin_again()
+        try:
+            with self._session.savepoint(), self._dialect.deferred(self._session):
+                for changes in parts:
+                    self._hand_over(changes)
+            return None
+        except Exception as error:
+            if not isinstance(error, _EarlierCounts) and self._dialect.trouble(error) is not Trouble.REFUSED:
+                raise
+            self._begin_again()
+            return error
+
+    def _cleared(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
+        for changes in self._parts(rows, last):
+            if changes:
+                self._delete(changes)
+        if self._refused_keys & last.keys():
+            raise _EarlierCounts
+        self._begin_again()
+        yield from self._lasts(rows, last)
+
+    def _yield_all(self, rows: BufferedRows) -> Iterator[Sequence[Change]]:
+        yield from self._parts(rows, {})
+        # The earlier records of their keys are in, too.
+        self._refused_keys.clear()
+
+    def _lasts(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
+        for changes in self._parts(rows, last):
+            # Rows that go make room for others.
+            yield changes if self._is_ordered else sorted(changes, key=lambda one: not one.deletes)
+
+    def _in_turns(self, parts: Iterable[Sequence[Change]]) -> list[_Waiting]:
         """Send changes, again and again those that did not get in; return whom that does not help."""
-        waiting: list[_Refused] = []
+        waiting: list[_Waiting] = []
         for changes in parts:
-            waiting += self._sent(changes, {one.change.key for one in waiting})
-        waiting.sort(key=attrgetter("position"))
-        # Where rows stand alone nobody makes room for another.
-        while waiting and self._ties is not Ties.NONE:
-            left = sorted(self._sent([one.change for one in waiting], set()), key=attrgetter("position"))
+            waiting += self._send(changes, {change.key for change, _ in waiting})
+        while True:
+            waiting.sort(key=lambda one: one[0].position)
+            left = self._send([change for change, _ in waiting], set())
             if len(left) == len(waiting):
-                break
+                return waiting
             waiting = left
-        return waiting
 
-    def _sent(self, changes: Sequence[Change], held: set[Params]) -> list[_Refused]:
+    def _send(self, changes: Sequence[Change], held: set[Params]) -> list[_Waiting]:
         """Hand changes to the database in their order; return those that it did not take, or did not get."""
         # Of keys that are held nothing is sent, so that no record overtakes another one with its key; those
         # of refused records are added.
-        kept = [_Refused(one, _BEHIND) for one in changes if one.key in held] if held else []
+        kept = [(one, _BEHIND) for one in changes if one.key in held] if held else []
         if kept:
             changes = [one for one in changes if one.key not in held]
         if not changes:
@@ -225,11 +202,11 @@ class CheckpointWrite:
                 raise
             if len(changes) == 1:
                 held.add(changes[0].key)
-                reason = self._scrubbed(self._dialect.reason(error))[:_MOST_REASON]
-                return [*kept, _Refused(changes[0], reason)]
+                reason = self._settings.scrubbed(self._dialect.reason(error))[:_MOST_REASON]
+                return [*kept, (changes[0], reason)]
         # Of what is refused as a whole, find out who is meant; the earlier half first.
         half = len(changes) // 2
-        return [*kept, *self._sent(changes[:half], held), *self._sent(changes[half:], held)]
+        return [*kept, *self._send(changes[:half], held), *self._send(changes[half:], held)]
 
     def _hand_over(self, changes: Sequence[Change]) -> None:
         written = deleted = 0
@@ -239,46 +216,47 @@ class CheckpointWrite:
                 self._delete(same)
                 deleted += len(same)
             else:
-                self._write(same)
+                is_quick = not self._is_ordered and len({one.key for one in same}) == len(same)
+                write = self._dialect.write if is_quick else self._dialect.write_in_order
+                target = replace(self._target, columns=self._columns(same[0].batch))
+                write(self._session, target, [one.params for one in same])
                 written += len(same)
-        self._done.deleted += deleted
-        self._done.written += written
-
-    def _write(self, changes: Sequence[Change]) -> None:
-        is_quick = self._ties.is_blind and len({one.key for one in changes}) == len(changes)
-        write = self._dialect.write if is_quick else self._dialect.write_in_order
-        write(self._session, self._target_of(changes), [one.params for one in changes])
+        self._deleted += deleted
+        self._written += written
 
     def _delete(self, changes: Sequence[Change]) -> None:
-        target = self._target_of(changes)
-        at = [target.columns.index(name) for name in target.key]
+        columns = self._columns(changes[0].batch)
+        at = [columns.index(name) for name in self._target.key]
         keys = [tuple(one.params[place] for place in at) for one in changes]
-        self._dialect.delete(self._session, target, keys)
+        self._dialect.delete(self._session, self._target, keys)
 
-    def _target_of(self, changes: Sequence[Change]) -> Target:
-        return self._target.with_columns(self._columns(changes[0].row.batch))
-
-    def _columns(self, batch: pa.RecordBatch) -> list[str]:
-        return [name for name in batch.schema.names if name != self._delete_when]
+    def _columns(self, batch: pa.RecordBatch) -> tuple[str, ...]:
+        return tuple(name for name in batch.schema.names if name != self._settings.deletes_by)
 
     def _parts(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[list[Change]]:
-        for batch, position in _parts(rows):
-            yield self._changes(batch, position, last)
+        """Yield what all records ask for, or the last of each key, in parts that fit into memory."""
+        position = 0
+        for batch in rows.batches():
+            for begin in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                part = batch.slice(begin, _ROWS_AT_ONCE)
+                yield self._changes(part, position, last)
+                position += part.num_rows
 
     def _changes(self, batch: pa.RecordBatch, first: int, last: Mapping[Params, int]) -> list[Change]:
         """Return what the records of a batch ask for; refuse those that no database can hold."""
-        names, deletes, changes = self._columns(batch), self._deletes(batch), []
+        names, delete_when, changes = self._columns(batch), self._settings.deletes_by, []
+        deletes = deletions(batch, delete_when).to_pylist() if delete_when else [False] * batch.num_rows
         params_of_rows = parameters(batch, names, self._dialect, self._checks)
         rows = zip(self._keys(batch, first), params_of_rows, deletes, strict=True)
         for index, (key, params, is_delete) in enumerate(rows):
-            row = Row(batch, index, first + index)
-            if last.get(key, row.position) != row.position:
+            position = first + index
+            if last.get(key, position) != position:
                 continue
-            why = self._why_unfit(params, names, is_delete)
-            if why or is_delete is None:
-                self._refuse(row, why)
+            change = Change(batch, index, position, key, params, is_delete)
+            if why := self._why_unfit(params, names, is_delete):
+                self._refuse(change, why)
             else:
-                changes.append(Change(row, key, params, is_delete))
+                changes.append(change)
         return changes
 
     def _last_of_each_key(self, rows: BufferedRows) -> dict[Params, int]:
@@ -298,20 +276,16 @@ class CheckpointWrite:
         """Return what is equal for records that are about one row; of inserts each is about its own."""
         if self._target.mode is WriteMode.INSERT:
             return ((first + index,) for index in range(batch.num_rows))
-        columns = [
-            python_values(batch.column(batch.schema.get_field_index(name))) for name in self._target.key
-        ]
-        return ((*map(_comparable, key),) for key in zip(*columns, strict=True))
-
-    def _deletes(self, batch: pa.RecordBatch) -> list[bool | None]:
-        if not self._delete_when:
-            return [False] * batch.num_rows
-        found: list[bool | None] = deletions(batch, self._delete_when).to_pylist()
-        return found
+        columns = []
+        for name in self._target.key:
+            values = python_values(batch.column(batch.schema.get_field_index(name)))
+            # NaN is equal to nothing, and is one key.
+            columns.append(["NaN" if isinstance(v, float) and math.isnan(v) else v for v in values])
+        return zip(*columns, strict=True)
 
     def _why_unfit(self, params: Params, names: Sequence[str], is_delete: bool | None) -> str:
         if is_delete is None:
-            return why_no_kind(self._delete_when)
+            return why_no_kind(self._settings.deletes_by)
         for name, value in zip(names, params, strict=True):
             is_key = self._target.mode is WriteMode.UPSERT and name in self._target.key
             if isinstance(value, Unfit) and (is_key or not is_delete):
@@ -320,9 +294,9 @@ class CheckpointWrite:
                 return why_no_key(name)
         return ""
 
-    def _refuse(self, row: Row, reason: str) -> None:
-        if self._policy is OnBadRecord.FAIL:
-            shown = (row.key(self._target.key) if self._target.key else row.record)[:MOST_SHOWN]
+    def _refuse(self, change: Change, reason: str) -> None:
+        if self._settings.on_refused is OnBadRecord.FAIL:
+            shown = show_record(change.batch, change.index, self._target.key)
             raise BadRecordError(
                 f"the table {self._target.table} refuses a record of sink '{self._uid}': {shown}",
                 why=reason,
@@ -330,23 +304,8 @@ class CheckpointWrite:
                 "table so that it takes the record, or set on_refused, and start the job again",
                 sink=self._uid,
             )
-        self._refusals[row.position] = Refusal(row.position, reason, row.record)
-        if self._target.mode is WriteMode.UPSERT:
-            self._refused_keys.update(self._keys(row.batch.slice(row.index, 1), row.position))
-
-
-def _parts(rows: BufferedRows) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield all rows in parts that fit into memory, with the position of the first."""
-    position = 0
-    for batch in rows.batches():
-        for begin in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            part = batch.slice(begin, _ROWS_AT_ONCE)
-            yield part, position
-            position += part.num_rows
-
-
-def _comparable(value: Any) -> Any:
-    return "NaN" if isinstance(value, float) and math.isnan(value) else value
+        self._refusals[change.position] = reason, record_json(change.batch, change.index)
+        self._refused_keys.add(change.key)
 
 
 class JdbcCommitter(BufferedCommitter):
@@ -356,42 +315,30 @@ class JdbcCommitter(BufferedCommitter):
         super().__init__(context)
         self._settings = settings
         self._database = Database(settings, context.uid, connect)
-        self._control = ControlTable(
-            settings.dialect, settings.control_table, context.job, context.uid, context.owner_epoch
-        )
+        self._control = settings.control(context)
 
     def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
         """Write all rows with the checkpoint's id, or find that it was done."""
         dialect, settings = self._settings.dialect, self._settings
         with self._database.use(self._prepare) as session, session.transaction(dialect.begin):
             # This order matters: behind the claim nobody else changes the row until this transaction ends.
-            if self._control.claim(session) is not None:
-                self._require_ours(self._control.mark(session), checkpoint)
-            turn = self._control.take_turn(session, checkpoint)
-            if turn is Turn.FENCED:
+            if self._claim(session, checkpoint) is None:
                 return CommitAnswer(Outcome.FENCED, "a newer owner has written to the control table")
-            if turn is Turn.DONE:
-                return self._repeated(session, checkpoint)
+            if not self._control.take_turn(session, checkpoint):
+                newest, _, facts = self._control.read(session)
+                facts.pop(TIMELINE, None)
+                is_newest = newest == int(checkpoint)
+                return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=facts if is_newest else {})
             # Looked at each time: somebody may have changed a table since. This order matters: nobody does
             # between the look and the end.
             for table in settings.tables:
                 dialect.hold(session, table)
-            columns = TableCheck(settings, self._context).run(session)
-            write = CheckpointWrite(
-                session,
-                dialect,
-                settings.target(self._context.schema),
-                settings.deletes_by,
-                settings.on_refused,
-                self._context.uid,
-                settings.ties(session, self._context.schema),
-                settings.scrubbed,
-                dialect.checks(columns),
-            )
-            done = write.run(rows)
-            if done.refusals and isinstance(settings.on_refused, DeadLetterTable):
-                settings.on_refused.write(session, self._control, checkpoint, done.refusals)
-            facts = _facts(done, settings)
+            columns = TableCheck(settings, self._context).check_table(session)
+            write = CheckpointWrite(session, settings, self._context, columns)
+            write.run(rows)
+            if write.refusals and isinstance(settings.on_refused, DeadLetterTable):
+                settings.on_refused.write(session, self._control, checkpoint, write.refusals)
+            facts = write.facts(rows)
             self._control.note(session, facts, self._context.timeline.mark_of(checkpoint).token)
         return CommitAnswer(Outcome.COMMITTED, facts=facts)
 
@@ -400,23 +347,18 @@ class JdbcCommitter(BufferedCommitter):
             mark = self._control.mark(session)
         return (mark,) if mark.checkpoint > CheckpointId(0) else ()
 
-    def _require_ours(self, mark: Mark, checkpoint: CheckpointId) -> None:
-        if mark.checkpoint > CheckpointId(0):
+    def _claim(self, session: Session, checkpoint: CheckpointId) -> Mark | None:
+        mark = self._control.claim(session)
+        if mark is not None and mark.checkpoint > CheckpointId(0):
             self._context.require_ours(mark, checkpoint)
-
-    def _repeated(self, session: Session, checkpoint: CheckpointId) -> CommitAnswer:
-        newest, _, facts = self._control.read(session)
-        facts.pop(TIMELINE, None)
-        return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=facts if newest == int(checkpoint) else {})
+        return mark
 
     def has_applied(self, checkpoint: CheckpointId) -> Applied:
         with self._database.use(self._prepare) as session, session.transaction(self._settings.dialect.begin):
-            newest = self._control.claim(session)
-            if newest is not None:
-                self._require_ours(self._control.mark(session), checkpoint)
-        if newest is None:
+            mark = self._claim(session, checkpoint)
+        if mark is None:
             return Applied.UNKNOWN
-        return Applied.YES if newest >= checkpoint else Applied.NO
+        return Applied.YES if mark.checkpoint >= checkpoint else Applied.NO
 
     def why_not_superseded(self, target: CheckpointId) -> str:
         with self._database.use(self._prepare) as session:
@@ -435,15 +377,5 @@ class JdbcCommitter(BufferedCommitter):
         self._database.close()
 
     def _prepare(self, session: Session) -> None:
-        settings = self._settings
-        settings.create_tables(session, self._context.schema)
-        self._control.require_row(session, self._control.note_in(self._context.place, str(settings.url)))
-
-
-def _facts(done: Written, settings: JdbcSettings) -> dict[str, Any]:
-    facts: dict[str, Any] = {"rows": done.written}
-    if settings.key:
-        facts |= {"deleted": done.deleted, "superseded": done.superseded}
-    if done.refusals:
-        facts["refused"] = len(done.refusals)
-    return facts
+        self._settings.create_tables(session, self._context.schema)
+        self._control.require_row(session, self._context.place, str(self._settings.url))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from flinkish_spark.connectors.buffer import BufferedFileGone
-from flinkish_spark.connectors.jdbc.dialect import Dialect, Session, TransactionLost, Trouble
+from flinkish_spark.connectors.jdbc.dialect import Session, TransactionLost, Trouble
 from flinkish_spark.connectors.jdbc.settings import JdbcSettings
 from flinkish_spark.core.errors import EnvironmentFault, FlinkishError
 from flinkish_spark.core.forks import Connected, never_finalized
@@ -44,10 +44,6 @@ class Database(Connected):
             never_finalized(self._session.connection)
             self._session = None
 
-    @property
-    def dialect(self) -> Dialect:
-        return self._settings.dialect
-
     @contextlib.contextmanager
     def use(self, prepare: Callable[[Session], None] = lambda session: None) -> Iterator[Session]:
         """Give the connection; whatever goes wrong in the block closes it."""
@@ -75,14 +71,14 @@ class Database(Connected):
     def interrupt(self) -> None:
         with self._lock:
             if self._session is not None:
-                self.dialect.interrupt(self._session.connection)
+                self._settings.dialect.interrupt(self._session.connection)
 
     def _is_at_work(self) -> bool:
         """Ask the server, over a connection of its own, whether it works on what it was told."""
         session, other = self._session, None
         try:
             other = Session(self._connect())
-            return session is not None and self.dialect.is_at_work(session.connection, other)
+            return session is not None and self._settings.dialect.is_at_work(session.connection, other)
         except Exception:
             return False
         finally:
@@ -91,10 +87,10 @@ class Database(Connected):
 
     def _fault(self, error: Exception, *, is_ours: bool) -> FlinkishError:
         if isinstance(error, TransactionLost):
-            is_about_values = self.dialect.trouble(error.first) is Trouble.REFUSED
+            is_about_values = self._settings.dialect.trouble(error.first) is Trouble.REFUSED
             return self._fault(error.second if is_about_values else error.first, is_ours=is_ours)
-        trouble = self.dialect.trouble(error)
-        why = self._settings.scrubbed(self.dialect.reason(error))
+        trouble = self._settings.dialect.trouble(error)
+        why = self._settings.scrubbed(self._settings.dialect.reason(error))
         place = f"the database {self._settings.url} of sink '{self._uid}'"
         if is_ours:
             return DatabaseUnavailable(

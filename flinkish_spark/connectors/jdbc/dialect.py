@@ -14,19 +14,20 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Self
+from types import MappingProxyType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
 
 from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
+from flinkish_spark.connectors.jdbc.types import INTEGER_BITS, SqlType, why_decimal_unfit, why_integer_unfit
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.types.arrow_columns import beyond_years, leaves
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import types as T
-
 
 Params = tuple[Any, ...]
 
@@ -58,24 +59,6 @@ class WriteMode(enum.Enum):
             ) from None
 
 
-class Ties(enum.Enum):
-    """What ties rows of a table together: how far what becomes of a record depends on others'."""
-
-    #: Each row stands alone; no order of records with different keys makes a difference.
-    NONE = "NONE"
-    #: Rows have to fit each other in the end, as by a further unique constraint.
-    END_STATE = "END_STATE"
-    #: The same, and a row must stay where it is: something hangs on it, or sees it go.
-    IN_PLACE = "IN_PLACE"
-    #: What stands in the end depends on every step, as where a deleted row takes others with it.
-    EVERY_STEP = "EVERY_STEP"
-
-    @property
-    def is_blind(self) -> bool:
-        """Say if nobody can tell in which steps rows came to be as they are."""
-        return self in (Ties.NONE, Ties.END_STATE)
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     table: TableName
@@ -83,9 +66,6 @@ class Target:
     columns: tuple[str, ...]
     key: tuple[str, ...]
     mode: WriteMode
-
-    def with_columns(self, columns: Sequence[str]) -> Target:
-        return replace(self, columns=tuple(columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +198,12 @@ class Dialect(ABC):
     has_transactional_ddl = True
     #: Types of the control and dead-letter tables, by what they hold.
     text, name_text, number = "TEXT", "TEXT", "BIGINT"
+    #: Types of columns for those of Spark, and others that hold all of their values as they are.
+    types: Mapping[type[T.DataType], str] = MappingProxyType({})
+    also: Mapping[type[T.DataType], frozenset[str]] = MappingProxyType({})
+    #: Bits of whole numbers, by the names of their types; the name of exact ones.
+    bits: Mapping[str, int] = MappingProxyType({})
+    decimal = ""
     _quote = '"'
     _longest_identifier_bytes = 1 << 16
 
@@ -235,6 +221,10 @@ class Dialect(ABC):
     @abstractmethod
     def trouble(self, error: BaseException) -> Trouble:
         """Say what an error means."""
+
+    def is_taken(self, error: BaseException) -> bool:
+        """Say if another row is in the way, by a further unique constraint, and may go or change."""
+        return False
 
     def reason(self, error: BaseException) -> str:
         return " ".join(str(error).split()) or type(error).__name__
@@ -325,8 +315,8 @@ class Dialect(ABC):
         """Return why two keys that differ would be one for the table; empty if all are told apart."""
 
     @abstractmethod
-    def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
-        """Return what ties rows of a table together, but for columns that are not written."""
+    def is_ordered(self, session: Session, table: TableName) -> bool:
+        """Say if something sees each step of a row, or hangs on it: a trigger, a rule, a foreign key."""
 
     def why_not_upserted(self, session: Session, target: Target) -> str:
         """Return why an upsert could find another row than that with its key; empty if it cannot."""
@@ -343,14 +333,31 @@ class Dialect(ABC):
         """Keep the table from being altered until the transaction ends."""
         session.run(f"SELECT 1 FROM {self.table(table)} WHERE 1 = 0")
 
-    @abstractmethod
-    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
-        """Return the column type for a Spark type; None if there is none."""
+    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str:
+        """Return the column type for a Spark type that is supported."""
+        if isinstance(data_type, T.DecimalType):
+            return f"{self.decimal}({data_type.precision}, {data_type.scale})"
+        return self.types[type(data_type)]
 
-    @abstractmethod
     def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
         """Return why a column cannot hold every value of a Spark type as it is; empty if it can."""
         # Pairs that are known to be exact are taken, and no others.
+        found, kind = SqlType.parse(column.type), type(data_type)
+        if column.is_generated:
+            return "the database computes its values"
+        if (why := self.why_special(data_type, column, found)) is not None:
+            return why
+        if kind in INTEGER_BITS and (found.name in self.bits or found.name == self.decimal):
+            return why_integer_unfit(data_type, found, self.bits.get(found.name))
+        if isinstance(data_type, T.DecimalType) and found.name == self.decimal:
+            return why_decimal_unfit(data_type, found)
+        expected = SqlType.parse(self.types.get(kind, "")).name
+        is_known = found.name == expected or found.name in self.also.get(kind, ())
+        return "" if is_known else "values would be converted"
+
+    def why_special(self, data_type: T.DataType, column: ColumnInfo, found: SqlType) -> str | None:
+        """Return the same where a database has rules of its own; None where it has none."""
+        return None
 
     def check_of(self, column: ColumnInfo) -> Callable[[str], str] | None:
         """Return what says why the column would keep another text, without a word; None if it never would."""
@@ -364,9 +371,12 @@ class Dialect(ABC):
         """Say if a column keeps texts with a zero byte in them."""
         return True
 
-    @abstractmethod
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
         """Return what turns a Python value into a parameter, or an Unfit; None if it is one already."""
+        return json_encoder(arrow_type) if is_nested(arrow_type) else self.scalar_encoder(arrow_type)
+
+    def scalar_encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
+        return None
 
 
 class DriverMissing(EnvironmentFault):
@@ -389,8 +399,6 @@ class Unfit(str):
 
 def python_values(column: pa.Array) -> list[Any]:
     """Return a column's values; an :class:`Unfit` for what Python cannot hold, as the year 10000."""
-    import pyarrow as pa
-
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
         # As in any other zone the instant is the same, and an hour that a clock shows twice is told apart.
         column = column.cast(pa.timestamp("us", tz="UTC"))
@@ -404,8 +412,6 @@ def _python_value(scalar: pa.Scalar) -> Any:
     try:
         return scalar.as_py()
     except (ValueError, OverflowError) as error:
-        import pyarrow as pa
-
         if pa.types.is_timestamp(scalar.type):
             return Unfit(f"the value {scalar.cast('int64').as_py()} is out of range: {error}")
         return Unfit(f"the value cannot be read: {error}")
@@ -413,16 +419,12 @@ def _python_value(scalar: pa.Scalar) -> Any:
 
 def has_zero_byte(column: pa.Array) -> bool:
     """Look for a zero byte in the texts of a column, and within its values."""
-    import pyarrow.compute as pc
-
     texts = (leaf for leaf in leaves(column) if is_text(leaf.type))
     return any(pc.any(pc.match_substring(text, "\0")).as_py() for text in texts)
 
 
 def may_be_unfit(column: pa.Array) -> bool:
     """Look quickly, without making values, for one that cannot be given to a database."""
-    import pyarrow as pa
-
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:  # bytes that are no text
@@ -431,9 +433,6 @@ def may_be_unfit(column: pa.Array) -> bool:
 
 
 def _is_suspect(leaf: pa.Array, *, is_in_json: bool) -> bool:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_floating(leaf.type):
         return not is_in_json and pc.all(pc.is_finite(leaf)).as_py() is False
     if pa.types.is_date32(leaf.type) or (pa.types.is_timestamp(leaf.type) and leaf.type.unit == "us"):
@@ -442,8 +441,6 @@ def _is_suspect(leaf: pa.Array, *, is_in_json: bool) -> bool:
 
 
 def is_text(arrow_type: pa.DataType) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
 
 
@@ -468,9 +465,12 @@ def parameters(
     return list(zip(*encoded, strict=True))
 
 
-def is_nested(arrow_type: pa.DataType) -> bool:
-    import pyarrow as pa
+def to_text(value: Any) -> str:
+    """Return a text of a catalog, which some servers give as bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
 
+
+def is_nested(arrow_type: pa.DataType) -> bool:
     return bool(pa.types.is_nested(arrow_type))
 
 
@@ -491,8 +491,6 @@ def record_json(batch: pa.RecordBatch, row: int, columns: Sequence[str] | None =
 def json_value(value: Any, arrow_type: pa.DataType) -> Any:
     """Return a value as JSON has it. What JSON has no exact form for is a string."""
     # A map with keys that are no strings is an array of pairs.
-    import pyarrow as pa
-
     if value is None:
         return None
     if pa.types.is_map(arrow_type):

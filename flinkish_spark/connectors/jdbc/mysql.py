@@ -6,11 +6,11 @@ import contextlib
 import math
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.jdbc import dialect as values
 from flinkish_spark.connectors.jdbc.dialect import (
     ColumnInfo,
     Dialect,
@@ -19,27 +19,14 @@ from flinkish_spark.connectors.jdbc.dialect import (
     Params,
     Session,
     Target,
-    Ties,
     Trouble,
     Unfit,
     WriteMode,
+    to_text,
 )
 from flinkish_spark.connectors.jdbc.names import TableName
-from flinkish_spark.connectors.jdbc.types import (
-    COMPUTED,
-    INTEGER_BITS,
-    NO_SUCH_TYPE,
-    TEXT_CAST,
-    SqlType,
-    cuts_blanks,
-    why_decimal_unfit,
-    why_integer_unfit,
-)
+from flinkish_spark.connectors.jdbc.types import INTEGER_BITS, TEXT_CAST, SqlType, cuts_blanks
 from flinkish_spark.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 _CONNECT_TIMEOUT_S, _IDLE_S, _LOCK_WAIT_S = 10, 60, 20
 _ROWS_A_STATEMENT = 500
@@ -77,6 +64,11 @@ _TEXT_BYTES = {"tinytext": 255, "text": 65_535, "mediumtext": 16_777_215, "longt
 _STRINGS = frozenset({"varchar", *_TEXT_BYTES})
 #: The same without BINARY, which fills values up with zero bytes.
 _BINARIES = frozenset({"varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
+_ALSO: dict[type[T.DataType], frozenset[str]] = {
+    T.BinaryType: _BINARIES,
+    T.BooleanType: frozenset({*_BITS, *(f"{name} unsigned" for name in _BITS)}),
+    **dict.fromkeys((T.ArrayType, T.MapType, T.StructType), _STRINGS),
+}
 #: Character sets with every letter, or that refuse the others; some more take two letters for one.
 _LETTERS = frozenset({"", "utf8mb4", "utf8mb3", "utf8", "utf16", "utf32", "ucs2", "latin1", "ascii"})
 #: Values: null, duplicate, out of range, truncated, wrong, too long, division, no default, foreign keys,
@@ -113,6 +105,7 @@ class MySql(Dialect):
     text, name_text, number = "LONGTEXT", "VARCHAR(190)", "BIGINT"
     _quote = "`"
     _longest_identifier_bytes = 64 * 3
+    types, also, bits, decimal = _TYPES, _ALSO, _BITS, "decimal"
 
     def connect(self, login: Login) -> Any:
         try:
@@ -219,7 +212,12 @@ class MySql(Dialect):
             sql = head + ", ".join([one] * len(part)) + self.on_conflict(target)
             params = tuple(value for row in part for value in row)
             if len(part) == 1 and _letters(part[0]) > most_letters:
-                _require_short_enough(session, sql, params, int(most_bytes))
+                with session.cursor() as cursor:
+                    text = cursor.mogrify(sql, params)
+                size = len(text.encode("utf-8", "surrogateescape")) + 1
+                if size > int(most_bytes):
+                    why = f"the record is {size} bytes of SQL, and max_allowed_packet is {most_bytes}"
+                    raise StatementTooLong(why)
             session.run(sql, params)
 
     def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
@@ -228,46 +226,42 @@ class MySql(Dialect):
 
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
         # A null is filled in by a trigger, an AUTO_INCREMENT, and in old settings by a TIMESTAMP.
-        found = session.rows(
-            "SELECT column_name, column_type, is_nullable = 'NO' AND column_default IS NULL "
+        select = (
+            "column_name, column_type, is_nullable = 'NO' AND column_default IS NULL "
             "AND extra NOT LIKE %s AND extra NOT LIKE %s, is_nullable = 'NO' AND extra NOT LIKE %s "
             "AND data_type <> 'timestamp' AND NOT EXISTS (SELECT 1 FROM information_schema.triggers "
             "WHERE event_object_schema = table_schema AND event_object_table = table_name), "
             "extra LIKE %s AND extra NOT LIKE 'DEFAULT%%', COALESCE(character_set_name, '') "
-            "FROM information_schema.columns "
-            "WHERE table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY + " ORDER BY ordinal_position",
-            ("%auto_increment%", "%generated%", "%auto_increment%", "%generated%", *self._place(table)),
+            "FROM information_schema.columns"
         )
+        patterns = ("%auto_increment%", "%generated%", "%auto_increment%", "%generated%")
+        found = self._ask_about(session, table, select, patterns, more="ORDER BY ordinal_position")
         return [
-            ColumnInfo(
-                str(n), _text(t).lower(), bool(must), bool(no), is_generated=bool(made), letters=str(letters)
-            )
+            ColumnInfo(str(n), to_text(t).lower(), bool(must), bool(no), False, bool(made), str(letters))
             for n, t, must, no, made, letters in found
         ]
 
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
-        found = session.rows(
-            "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
-            "WHERE non_unique = 0 AND table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
-            self._place(table),
-        )
-        names = sorted({str(name) for name, _, _ in found})
-        whole = {name: [(c, part) for n, c, part in found if n == name] for name in names}
-        return [
-            frozenset(str(c) for c, _ in columns)
-            for columns in whole.values()
-            if all(c is not None and part is None for c, part in columns)
-        ]
+        # Of a part of a column, or an expression, there is no name.
+        indexes = self._find_unique_indexes(session, table)
+        return [columns for columns in indexes.values() if None not in columns]
+
+    def _find_unique_indexes(self, session: Session, table: TableName) -> dict[str, frozenset[Any]]:
+        """Return the columns of each; None for a part of one, or an expression."""
+        select = "index_name, column_name, sub_part FROM information_schema.statistics"
+        found = self._ask_about(session, table, select, more="AND non_unique = 0")
+        indexes: dict[str, frozenset[Any]] = {}
+        for name, column, part in found:
+            whole = None if column is None or part is not None else str(column)
+            indexes[str(name)] = indexes.get(str(name), frozenset()) | {whole}
+        return indexes
 
     def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
         """Ask for types and collations: most take case and accents for equal, and spaces at the end."""
         kinds = {field.name: field.dataType for field in key}
-        found = session.rows(
-            "SELECT column_name, data_type, collation_name FROM information_schema.columns "
-            "WHERE table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
-            self._place(table),
-        )
-        for name, column_type, collation in ((str(n), _text(t).lower(), c) for n, t, c in found):
+        select = "column_name, data_type, collation_name FROM information_schema.columns"
+        found = self._ask_about(session, table, select)
+        for name, column_type, collation in ((str(n), to_text(t).lower(), c) for n, t, c in found):
             is_text = isinstance(kinds.get(name), T.StringType)
             if isinstance(kinds.get(name), T.BinaryType) and column_type == "binary":
                 return f"its column {name} of type binary fills values up with zero bytes"
@@ -277,55 +271,29 @@ class MySql(Dialect):
                 return f"the collation {collation} of its column {name} takes different texts for equal"
         return ""
 
-    def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
-        """Ask the information schema for triggers and foreign keys, as far as rights go."""
+    def is_ordered(self, session: Session, table: TableName) -> bool:
+        """Ask the information schema for triggers, and foreign keys at both ends, as far as rights go."""
         # There are no further unique keys: see why_not_upserted().
-        schema, name = self._place(target.table)
-        here = "COALESCE(%s, DATABASE())"
-
-        def finds(sql: str) -> bool:
-            return bool(session.rows(sql + " LIMIT 1", (schema, name)))
-
-        is_upsert = target.mode is WriteMode.UPSERT
-        takes_along = (
-            "SELECT 1 FROM information_schema.referential_constraints WHERE delete_rule IN ('CASCADE', "
-            f"'SET NULL') AND constraint_schema = {here} AND referenced_table_name = %s"
+        found = session.rows(
+            "SELECT 1 FROM information_schema.triggers "
+            "WHERE event_object_schema = COALESCE(%s, DATABASE()) AND event_object_table = %s "
+            "UNION ALL SELECT 1 FROM information_schema.key_column_usage "
+            "WHERE table_schema = COALESCE(%s, DATABASE()) AND referenced_table_name IS NOT NULL "
+            "AND %s IN (table_name, referenced_table_name) LIMIT 1",
+            self._place(table) * 2,
         )
-        if is_upsert and deletes and finds(takes_along):
-            return Ties.EVERY_STEP
-        triggers = (
-            f"SELECT 1 FROM information_schema.triggers WHERE event_object_schema = {here} "
-            "AND event_object_table = %s"
-        )
-        points = (
-            f"SELECT 1 FROM information_schema.key_column_usage WHERE table_schema = {here} "
-            "AND table_name = %s AND referenced_table_name IS NOT NULL"
-        )
-        is_pointed_at = (
-            "SELECT 1 FROM information_schema.key_column_usage "
-            f"WHERE table_schema = {here} AND referenced_table_name = %s"
-        )
-        return Ties.IN_PLACE if any(map(finds, (triggers, points, is_pointed_at))) else Ties.NONE
+        return bool(found)
 
     def why_not_upserted(self, session: Session, target: Target) -> str:
         """Look for unique indexes beside the key's, those over parts of columns or expressions, too."""
-        found = session.rows(
-            "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
-            "WHERE non_unique = 0 AND table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
-            self._place(target.table),
-        )
-        for index in sorted({str(name) for name, _, _ in found}):
-            parts = [(column, part) for name, column, part in found if name == index]
-            if {column for column, _ in parts} != set(target.key) or any(part for _, part in parts):
+        for index, columns in sorted(self._find_unique_indexes(session, target.table).items()):
+            if columns != set(target.key):
                 return f"MySQL's upsert also replaces a row that is equal in its unique index {index}"
         return ""
 
     def why_unsafe(self, session: Session, table: TableName) -> str:
-        found = session.rows(
-            "SELECT COALESCE(engine, table_type) FROM information_schema.tables "
-            "WHERE table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
-            self._place(table),
-        )
+        select = "COALESCE(engine, table_type) FROM information_schema.tables"
+        found = self._ask_about(session, table, select)
         others = [str(engine) for (engine,) in found if engine != _ENGINE]
         if others:
             return f"its engine {others[0]} has no transactions, or its rows are not here as {_ENGINE}'s are"
@@ -336,43 +304,32 @@ class MySql(Dialect):
         ((flush,),) = session.rows("SELECT @@innodb_flush_log_at_trx_commit")
         return "" if int(flush) == 1 else f"innodb_flush_log_at_trx_commit is {flush}"
 
+    def _ask_about(
+        self, session: Session, table: TableName, select: str, params: Params = (), more: str = ""
+    ) -> list[Params]:
+        here = f"table_schema = COALESCE(%s, DATABASE()) AND {_EXACTLY}"
+        return session.rows(f"SELECT {select} WHERE {here} {more}", (*params, *self._place(table)))
+
     def _place(self, table: TableName) -> tuple[str | None, str]:
         return table.parts[0] if len(table.parts) > 1 else None, table.parts[-1]
 
-    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
-        if isinstance(data_type, T.DecimalType):
-            return f"decimal({data_type.precision}, {data_type.scale})"
-        if in_key and type(data_type) in _KEY_TYPES:
-            return _KEY_TYPES[type(data_type)]
-        return _TYPES.get(type(data_type))
+    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str:
+        own = _KEY_TYPES.get(type(data_type)) if in_key else None
+        return own or super().type_for(data_type, in_key=in_key)
 
-    def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
-        found = SqlType.parse(column.type)
-        if column.is_generated:
-            return COMPUTED
+    def why_special(self, data_type: T.DataType, column: ColumnInfo, found: SqlType) -> str | None:
         if column.letters not in _LETTERS:
             return f"its character set {column.letters} lacks letters"
         if isinstance(data_type, T.StringType):
             return "" if found.name in _STRINGS | _BINARIES else TEXT_CAST
         if type(data_type) in INTEGER_BITS and column.type.endswith(" unsigned"):
             return "it has a sign"
-        if type(data_type) in INTEGER_BITS and (found.name in _BITS or found.name == "decimal"):
-            return why_integer_unfit(data_type, found, _BITS.get(found.name))
-        if isinstance(data_type, T.DecimalType) and found.name == "decimal":
-            return why_decimal_unfit(data_type, found)
         if found.name == "double" and found.size is not None:
             return f"it would be rounded to {found.scale} digits behind the point"
         if isinstance(data_type, T.TimestampType | T.TimestampNTZType) and found.name == "datetime":
             is_exact = found.size == _MICROSECONDS
             return "" if is_exact else f"it would be rounded to {found.size or 0} digits of a second"
-        if isinstance(data_type, T.BinaryType) and found.name in _BINARIES:
-            return ""
-        if isinstance(data_type, T.BooleanType) and found.name.removesuffix(" unsigned") in _BITS:
-            return ""
-        if isinstance(data_type, T.ArrayType | T.MapType | T.StructType) and found.name in _STRINGS:
-            return ""
-        expected = SqlType.parse(_TYPES.get(type(data_type), "")).name
-        return "" if found.name == expected else NO_SUCH_TYPE
+        return None
 
     def check_of(self, column: ColumnInfo) -> Callable[[str], str] | None:
         """Return a check for blanks that do not fit: they are cut off, whatever the mode."""
@@ -383,11 +340,7 @@ class MySql(Dialect):
             return cuts_blanks(_TEXT_BYTES[found.name], column.type, lambda text: len(text.encode()))
         return None
 
-    def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
-        import pyarrow as pa
-
-        if values.is_nested(arrow_type):
-            return values.json_encoder(arrow_type)
+    def scalar_encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
         if pa.types.is_floating(arrow_type):
             return _number
         if pa.types.is_timestamp(arrow_type) and arrow_type.tz is not None:
@@ -414,17 +367,5 @@ def _letters(row: Params) -> int:
     return sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
-def _require_short_enough(session: Session, sql: str, params: Params, most_bytes: int) -> None:
-    with session.cursor() as cursor:
-        text = cursor.mogrify(sql, params)
-    size = len(text.encode("utf-8", "surrogateescape")) + 1
-    if size > most_bytes:
-        raise StatementTooLong(f"the record is {size} bytes of SQL, and max_allowed_packet is {most_bytes}")
-
-
 def _number(value: float) -> float | Unfit:
     return value if math.isfinite(value) else Unfit("MySQL has no NaN and no infinity")
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -38,23 +38,20 @@ class JdbcUrl:
 
     @classmethod
     def parse(cls, text: str) -> JdbcUrl:
-        server = _SERVER.fullmatch(text)
+        server, file = _SERVER.fullmatch(text), _SQLITE.fullmatch(text)
+        options = dict(parse_qsl((server and server[5]) or "", keep_blank_values=True))
+        has_login = server is None and "@" in text and not text.startswith(_FILE)
+        if has_login or any(map(_CREDENTIALS.fullmatch, options)):
+            raise _url_refused("the JDBC URL holds credentials", "user and password are settings")
         if server is not None:
-            system, host, port, database, query = server.groups()
-            options = dict(parse_qsl(query or "", keep_blank_values=True))
-            for name in options:
-                if _CREDENTIALS.fullmatch(name):
-                    raise _url_refused("the JDBC URL holds credentials", "user and password are settings")
+            system, host, port, database, _ = server.groups()
             system = "mysql" if system == "mariadb" else system
             number = int(port) if port else _PORTS[system]
             return cls(system, unquote(database), host.strip("[]"), number, options)
-        file = _SQLITE.fullmatch(text)
         if file is not None:
             return cls("sqlite", file.group(1))
         if text.startswith(_FILE):
             raise _path_refused(text.removeprefix(_FILE))
-        if "@" in text:
-            raise _url_refused("the JDBC URL holds credentials", "user and password are settings")
         raise _url_refused(_why_unreadable(text), _FORMS)
 
     def __str__(self) -> str:
@@ -96,7 +93,8 @@ def _url_refused(what: str, why: str) -> ConfigError:
     return ConfigError(what, why=why, what_to_do="give user=... and password=... beside a plain URL")
 
 
-_PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
+_PART = r'(?:"((?:[^"]|"")+)"|([^".]+))'
+_TABLE = re.compile(rf"(?:{_PART}\.)?{_PART}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,32 +107,16 @@ class TableName:
     @classmethod
     def parse(cls, text: str) -> TableName:
         """Read ``table`` or ``schema.table``; a part in double quotes may hold anything."""
-        parts, at = [], 0
-        while True:
-            match = _PART.match(text, at)
-            if match is None:
-                raise _refused(text)
-            quoted, plain = match.groups()
-            parts.append(plain if quoted is None else quoted.replace('""', '"'))
-            at = match.end()
-            if at == len(text):
-                break
-            if text[at] != ".":
-                raise _refused(text)
-            at += 1
-        if len(parts) > 2:
-            raise _refused(text)
-        return cls(tuple(parts))
+        found = _TABLE.fullmatch(text)
+        if found is None:
+            raise ConfigError(
+                f"{text!r} is not the name of a table",
+                why="it has to be table or schema.table; a part with dots or quotes stands in double quotes",
+                what_to_do='write it like sales.orders or sales."a.b"; a quote within quotes is doubled',
+            )
+        return cls(tuple(part.replace('""', '"') for part in found.groups() if part is not None))
 
     def __str__(self) -> str:
         return ".".join(
             '"' + part.replace('"', '""') + '"' if set('".') & set(part) else part for part in self.parts
         )
-
-
-def _refused(text: str) -> ConfigError:
-    return ConfigError(
-        f"{text!r} is not the name of a table",
-        why="it has to be table or schema.table, with parts that hold dots or quotes in double quotes",
-        what_to_do='write it like sales.orders or sales."a.b"; a quote within quotes is doubled',
-    )

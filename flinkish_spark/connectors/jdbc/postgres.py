@@ -6,11 +6,11 @@ import contextlib
 import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.jdbc import dialect as values
 from flinkish_spark.connectors.jdbc.dialect import (
     ColumnInfo,
     Dialect,
@@ -19,25 +19,13 @@ from flinkish_spark.connectors.jdbc.dialect import (
     Params,
     Session,
     Target,
-    Ties,
     Trouble,
     WriteMode,
+    is_nested,
+    to_text,
 )
 from flinkish_spark.connectors.jdbc.names import TableName
-from flinkish_spark.connectors.jdbc.types import (
-    COMPUTED,
-    INTEGER_BITS,
-    NO_SUCH_TYPE,
-    TEXT_CAST,
-    SqlType,
-    cuts_blanks,
-    why_decimal_unfit,
-    why_integer_unfit,
-)
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
+from flinkish_spark.connectors.jdbc.types import TEXT_CAST, SqlType, cuts_blanks
 
 #: Fewer rows than this go as parameters of an INSERT; for more, COPY is faster.
 _FEW_ROWS = 20
@@ -63,6 +51,11 @@ _TYPES: dict[type[T.DataType], str] = {
     T.MapType: "jsonb",
     T.StructType: "jsonb",
 }
+_ALSO: dict[type[T.DataType], frozenset[str]] = {
+    T.FloatType: frozenset({"double precision"}),
+    **dict.fromkeys((T.ArrayType, T.MapType, T.StructType), frozenset({"json", "text"})),
+}
+_BITS = {"smallint": 16, "integer": 32, "bigint": 64}
 #: Types that tell all texts apart, under a collation that does.
 _TEXTS = frozenset({"text", "character varying"})
 #: These keep a text letter by letter, or refuse it; a VARCHAR cuts blanks, see `check_of`.
@@ -72,12 +65,13 @@ _NAMED_BY_TEXT = frozenset(
     {"boolean", "smallint", "integer", "bigint", "numeric"}
     | {"inet", "cidr", "macaddr", "macaddr8", "jsonb", "uuid"}
 )
-_BITS = {"smallint": 16, "integer": 32, "bigint": 64}
 _MICROSECONDS = 6
 #: Classes of SQLSTATE, or whole ones, that speak of values: data, constraints, views with a check, RAISE in a
 #: trigger, values too long for an index. 21000 comes where two keys differ for Python and not for the
 #: database; one by one they are taken.
 _REFUSED = ("22", "23", "44", "P0001", "54000", "21000")
+#: Another row has the value of a unique index, or one that an exclusion constraint does not let beside it.
+_TAKEN = ("23505", "23P01")
 #: Connections, resources, conflicts, an operator's doing, a standby that is not yet the primary.
 _PASSING = ("08", "53", "40", "57", "58", "55P03", "25006", "25P03", "25P04")
 
@@ -92,6 +86,7 @@ class Postgres(Dialect):
     # A constraint that is checked at COMMIT could not tell which row it is about.
     begin = ("BEGIN", "SET CONSTRAINTS ALL IMMEDIATE")
     _longest_identifier_bytes = 63
+    types, also, bits, decimal = _TYPES, _ALSO, _BITS, "numeric"
 
     def connect(self, login: Login) -> Any:
         try:
@@ -112,19 +107,19 @@ class Postgres(Dialect):
             **settings,
         )
         try:
-            self._set_up(Session(connection))
+            session = Session(connection)
+            session.run("SELECT set_config('lock_timeout', %s, false)", (f"{_LOCK_WAIT_MS}ms",))
+            session.run(
+                "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{_IDLE_MS}ms",)
+            )
+            session.run("SET TIME ZONE 'UTC'")
+            # What is reported as committed must survive a crash of the server.
+            if session.rows("SELECT current_setting('synchronous_commit')") == [("off",)]:
+                session.run("SET synchronous_commit = on")
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _set_up(self, session: Session) -> None:
-        session.run("SELECT set_config('lock_timeout', %s, false)", (f"{_LOCK_WAIT_MS}ms",))
-        session.run("SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{_IDLE_MS}ms",))
-        session.run("SET TIME ZONE 'UTC'")
-        # What is reported as committed must survive a crash of the server.
-        if session.rows("SELECT current_setting('synchronous_commit')") == [("off",)]:
-            session.run("SET synchronous_commit = on")
 
     def interrupt(self, connection: Any) -> None:
         """Shut the socket down: the waiting thread sees a lost connection."""
@@ -158,6 +153,9 @@ class Postgres(Dialect):
             return Trouble.PASSING
         return Trouble.LASTING
 
+    def is_taken(self, error: BaseException) -> bool:
+        return getattr(error, "sqlstate", None) in _TAKEN
+
     def reason(self, error: BaseException) -> str:
         diag = getattr(error, "diag", None)
         if diag is None or diag.message_primary is None:
@@ -170,7 +168,14 @@ class Postgres(Dialect):
         if len(rows) < _FEW_ROWS:
             super().write(session, target, rows)
         elif target.mode is WriteMode.INSERT:
-            self._copy_or_insert(session, target, rows)
+            import psycopg
+
+            try:
+                with session.savepoint():
+                    self._copy(session, self.table(target.table), target.columns, rows)
+            except psycopg.errors.FeatureNotSupported:
+                # A table with row-level security, or a view with rules: it takes INSERT only.
+                super().write(session, target, rows)
         else:
             self._stage(session, target, target.columns, rows)
             names = self.list_of(target.columns)
@@ -192,16 +197,6 @@ class Postgres(Dialect):
         session.run("SET CONSTRAINTS ALL DEFERRED")
         yield
         session.run("SET CONSTRAINTS ALL IMMEDIATE")
-
-    def _copy_or_insert(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
-        import psycopg
-
-        try:
-            with session.savepoint():
-                self._copy(session, self.table(target.table), target.columns, rows)
-        except psycopg.errors.FeatureNotSupported:
-            # A table with row-level security, or a view with rules: it takes INSERT only.
-            super().write(session, target, rows)
 
     def delete(self, session: Session, target: Target, keys: Sequence[Params]) -> None:
         if len(keys) < _FEW_ROWS:
@@ -271,15 +266,9 @@ class Postgres(Dialect):
     def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
         """Ask for the types of text columns, and for collations that take different texts for equal."""
         texts = {field.name for field in key if isinstance(field.dataType, T.StringType)}
-        found = session.rows(
-            "SELECT a.attname, format_type(COALESCE(NULLIF(t.typbasetype, 0), t.oid), NULL) "
-            "FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
-            "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped",
-            (self._plain(table),),
-        )
-        for name, kind in found:
-            if name in texts and kind not in _TEXTS:
-                return f"different texts are one {kind} in its column {name}"
+        for column in self.columns_of(session, table):
+            if column.name in texts and (kind := SqlType.parse(column.type).name) not in _TEXTS:
+                return f"different texts are one {kind} in its column {column.name}"
         inexact = session.rows(
             "SELECT a.attname, c.collname FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation "
             "WHERE a.attrelid = to_regclass(%s) AND NOT c.collisdeterministic "
@@ -294,25 +283,16 @@ class Postgres(Dialect):
         ]
         return f"{wrong[0]} takes different texts for equal" if wrong else ""
 
-    def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
-        """Ask the catalog for indexes, triggers (foreign keys are some, at both ends), rules and policies."""
-        table = (self._plain(target.table),)
+    def is_ordered(self, session: Session, table: TableName) -> bool:
+        """Ask the catalog for triggers (foreign keys are some, at both ends), rules, policies, partitions."""
         found = session.rows(
-            "SELECT c.relkind <> 'r' OR c.relrowsecurity OR c.relhasrules OR EXISTS ("
+            "SELECT 1 FROM pg_class c WHERE c.oid = to_regclass(%s) "
+            "AND (c.relkind <> 'r' OR c.relrowsecurity OR c.relhasrules OR EXISTS ("
             "SELECT FROM pg_trigger t LEFT JOIN pg_constraint k ON k.oid = t.tgconstraint "
-            "WHERE t.tgrelid = c.oid AND (k.contype IS NULL OR k.contype NOT IN ('p', 'u', 'x'))), "
-            "EXISTS (SELECT FROM pg_constraint k WHERE k.confrelid = c.oid "
-            "AND k.confdeltype IN ('c', 'n', 'd')) FROM pg_class c WHERE c.oid = to_regclass(%s)",
-            table,
+            "WHERE t.tgrelid = c.oid AND (k.contype IS NULL OR k.contype NOT IN ('p', 'u', 'x'))))",
+            (self._plain(table),),
         )
-        is_watched = any(watched for watched, _ in found)
-        takes_along = any(takes for _, takes in found)
-        is_upsert = target.mode is WriteMode.UPSERT
-        if is_upsert and deletes and takes_along:
-            return Ties.EVERY_STEP
-        if is_watched:
-            return Ties.IN_PLACE
-        return Ties.END_STATE if is_upsert and self._has_further_keys(session, target) else Ties.NONE
+        return bool(found)
 
     def why_unsafe(self, session: Session, table: TableName) -> str:
         """Ask what the table is, and what its partitions are, or the tables behind a view."""
@@ -326,7 +306,7 @@ class Postgres(Dialect):
             "SELECT c.relname, c.relkind, c.relpersistence FROM r JOIN pg_class c ON c.oid = r.oid",
             (self._plain(table),),
         )
-        for name, kind, persistence in ((str(n), _letter(k), _letter(p)) for n, k, p in found):
+        for name, kind, persistence in ((str(n), to_text(k), to_text(p)) for n, k, p in found):
             if persistence != "p":
                 which = {"u": "UNLOGGED", "t": "TEMPORARY"}.get(persistence, persistence)
                 return f"the table {name} is {which}: it is empty when the server or the session has ended"
@@ -342,48 +322,18 @@ class Postgres(Dialect):
         # The lock that an INSERT takes: a SELECT of no rows lets a type be changed.
         session.run(f"LOCK TABLE {self.table(table)} IN ROW EXCLUSIVE MODE")
 
-    def _has_further_keys(self, session: Session, target: Target) -> bool:
-        """Look for values that must be unique or exclude each other, beside the key's."""
-        found = session.rows(
-            "SELECT i.indisexclusion OR i.indpred IS NOT NULL OR i.indexprs IS NOT NULL, "
-            "ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid "
-            "AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) "
-            "FROM pg_index i WHERE i.indrelid = to_regclass(%s) AND (i.indisunique OR i.indisexclusion)",
-            (self._plain(target.table),),
-        )
-        key, written = set(target.key), set(target.columns)
-        return any(is_special or (set(names) != key and written & set(names)) for is_special, names in found)
-
     def _plain(self, table: TableName) -> str:
         # As a value, where no driver looks for parameters.
         return self.table(table).replace("%%", "%")
 
-    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
-        if isinstance(data_type, T.DecimalType):
-            return f"numeric({data_type.precision}, {data_type.scale})"
-        return _TYPES.get(type(data_type))
-
-    def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
-        found = SqlType.parse(column.type)
-        if column.is_generated:
-            return COMPUTED
+    def why_special(self, data_type: T.DataType, column: ColumnInfo, found: SqlType) -> str | None:
         if isinstance(data_type, T.StringType):
             is_kept = column.is_enum or found.name in _TEXT_TYPES or column.type in _NAMED_BY_TEXT
             return "" if is_kept else TEXT_CAST
-        if type(data_type) in INTEGER_BITS and (found.name in _BITS or found.name == "numeric"):
-            return why_integer_unfit(data_type, found, _BITS.get(found.name))
-        if isinstance(data_type, T.DecimalType) and found.name == "numeric":
-            return why_decimal_unfit(data_type, found)
-        if isinstance(data_type, T.FloatType) and found.name == "double precision":
-            return ""
-        if isinstance(data_type, T.TimestampType | T.TimestampNTZType) and found.size not in (
-            None,
-            _MICROSECONDS,
-        ):
+        is_time = isinstance(data_type, T.TimestampType | T.TimestampNTZType)
+        if is_time and found.size not in (None, _MICROSECONDS):
             return f"it would be rounded to {found.size} digits of a second"
-        if isinstance(data_type, T.ArrayType | T.MapType | T.StructType) and found.name in ("json", "text"):
-            return ""
-        return "" if found.name == _TYPES.get(type(data_type)) else NO_SUCH_TYPE
+        return None
 
     def check_of(self, column: ColumnInfo) -> Callable[[str], str] | None:
         """Return a check for blanks that a VARCHAR cuts off, and for names that JSONB keeps once."""
@@ -394,14 +344,7 @@ class Postgres(Dialect):
 
     def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
         """JSON says them as an escape, which jsonb refuses and other types keep."""
-        return values.is_nested(arrow_type) and column_type in ("json", "text")
-
-    def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
-        return values.json_encoder(arrow_type) if values.is_nested(arrow_type) else None
-
-
-def _letter(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+        return is_nested(arrow_type) and column_type in ("json", "text")
 
 
 def _why_not_jsonb(text: str) -> str:

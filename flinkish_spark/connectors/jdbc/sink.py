@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,17 +12,10 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.buffer import BufferedSink, BufferWriter
 from flinkish_spark.connectors.jdbc.checks import TableCheck
 from flinkish_spark.connectors.jdbc.committer import JdbcCommitter
-from flinkish_spark.connectors.jdbc.control import ControlTable
 from flinkish_spark.connectors.jdbc.database import Database
-from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, Session, WriteMode
+from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, WriteMode
 from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
-from flinkish_spark.connectors.jdbc.settings import (
-    DIALECTS,
-    DeadLetterTable,
-    JdbcSettings,
-    RecordCheck,
-    RefusedPolicy,
-)
+from flinkish_spark.connectors.jdbc.settings import DeadLetterTable, JdbcSettings, RecordCheck, RefusedPolicy
 from flinkish_spark.connectors.jdbc.types import is_supported
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter
@@ -44,38 +38,28 @@ class _LookedEnough(Exception):
     """Ends the transaction of the checks, so that it is rolled back."""
 
 
-class Checks:
-    def __init__(self, settings: JdbcSettings, context: SinkContext) -> None:
-        self._settings, self._context = settings, context
-        self._where = f"sink '{context.uid}'"
+class Checks(TableCheck):
+    """Everything that is looked at before the start."""
 
     def run(self) -> tuple[ColumnInfo, ...]:
         """Look at everything; what is created for a look is taken back where the database can."""
         self._check_stream()
-        dialect = self._settings.dialect
-        database = Database(self._settings, self._context.uid)
-        try:
-            with database.use() as session:
-                if why := dialect.why_lost_without_power(session):
-                    LOG.warning(
-                        "%s: a power cut at %s can take what is reported as committed, since %s",
-                        self._where,
-                        self._settings.url,
-                        why,
-                    )
-                if not dialect.has_transactional_ddl:
-                    self._settings.create_tables(session, self._context.schema)
-                try:
-                    with session.transaction(dialect.begin):
-                        self._settings.create_tables(session, self._context.schema)
-                        columns = TableCheck(self._settings, self._context).run(session)
-                        self._try_all(session)
-                        raise _LookedEnough
-                except _LookedEnough:
-                    pass
-            return columns
-        finally:
-            database.close()
+        settings, schema = self._settings, self._context.schema
+        dialect, database = settings.dialect, Database(settings, self._context.uid)
+        with contextlib.closing(database), database.use() as session:
+            if why := dialect.why_lost_without_power(session):
+                lost = "%s: a power cut at %s can take what is reported as committed, since %s"
+                LOG.warning(lost, self._where, settings.url, why)
+            if not dialect.has_transactional_ddl:
+                settings.create_tables(session, schema)
+            with contextlib.suppress(_LookedEnough), session.transaction(dialect.begin):
+                settings.create_tables(session, schema)
+                columns = self.check_table(session)
+                # The statements of a checkpoint, without rows: the database checks rights by itself.
+                dialect.probe(session, settings.target(schema), deletes=bool(settings.deletes_by))
+                settings.control(self._context).try_out(session)
+                raise _LookedEnough
+        return columns
 
     def _check_stream(self) -> None:
         settings, schema = self._settings, self._context.schema
@@ -114,16 +98,6 @@ class Checks:
                 )
         if not settings.target(schema).columns:
             raise SchemaError(f"{self._where} has no column to write", what_to_do="add fields to its stream")
-
-    def _try_all(self, session: Session) -> None:
-        """Run the statements of a checkpoint without rows: the database checks rights by itself."""
-        settings, context = self._settings, self._context
-        target = settings.target(context.schema)
-        settings.dialect.probe(session, target, deletes=bool(settings.deletes_by))
-        control = ControlTable(
-            settings.dialect, settings.control_table, context.job, context.uid, context.owner_epoch
-        )
-        control.try_out(session)
 
 
 def check_options(key: tuple[str, ...], mode: WriteMode, delete_when: str) -> None:
@@ -251,11 +225,8 @@ class JdbcSink(BufferedSink):
     @property
     def settings(self) -> JdbcSettings:
         """All of it in checked types."""
-        url = JdbcUrl.parse(self.url)
-        if url.system not in DIALECTS:
-            raise ConfigError(f"there is no dialect for {url.system}", what_to_do="use another database")
         return JdbcSettings(
-            url,
+            JdbcUrl.parse(self.url),
             self.user,
             secret_of(self.password),
             self.timeout_ms,
@@ -288,15 +259,13 @@ class JdbcSink(BufferedSink):
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         """Return the staging half; under FAIL it refuses what no commit could write."""
-        return BufferWriter(context, self._record_check(context))
-
-    def _record_check(self, context: SinkContext) -> RecordCheck | None:
         # Other policies have a place for refused records at the commit.
         if self.on_refused is not OnBadRecord.FAIL:
-            return None
+            return BufferWriter(context)
         settings = self.settings
         target, columns = settings.target(context.schema), self._columns.get(context.uid, ())
-        return RecordCheck(context.uid, settings.dialect, target, settings.deletes_by, columns)
+        check = RecordCheck(context.uid, settings.dialect, target, settings.deletes_by, columns)
+        return BufferWriter(context, check)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half; it connects when it has something to commit."""

@@ -7,41 +7,23 @@ import datetime as dt
 import math
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.jdbc import dialect as values
-from flinkish_spark.connectors.jdbc.dialect import (
-    ColumnInfo,
-    Dialect,
-    Login,
-    Session,
-    Target,
-    Ties,
-    Trouble,
-    Unfit,
-    WriteMode,
-)
+from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, Dialect, Login, Session, Trouble, Unfit
 from flinkish_spark.connectors.jdbc.names import TableName
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 _LOCK_WAIT_S = 20
 _REFUSED = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
+#: Another row has the value of a unique index.
+_TAKEN = frozenset(
+    {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_ROWID}
+)
 _PASSING = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_PROTOCOL,
-    }
+    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT}
+    | {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL}
 )
 #: An extended code has the primary one in its lowest byte.
 _PRIMARY = 0xFF
@@ -80,6 +62,9 @@ class Sqlite(Dialect):
         if isinstance(error, OverflowError | sqlite3.DataError | UnicodeEncodeError):
             return Trouble.REFUSED
         return Trouble.PASSING if isinstance(error, sqlite3.OperationalError) else Trouble.LASTING
+
+    def is_taken(self, error: BaseException) -> bool:
+        return getattr(error, "sqlite_errorcode", None) in _TAKEN
 
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
         name, schema = place = self._place(table)
@@ -126,29 +111,12 @@ class Sqlite(Dialect):
                     return f"the collation {collation} of its column {name} takes different texts for equal"
         return ""
 
-    def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
-        """Ask for triggers, foreign keys where the connection heeds them, and indexes."""
-        name, schema = place = self._place(target.table)
-        is_upsert = target.mode is WriteMode.UPSERT
-        heeds_foreign_keys = session.rows("PRAGMA foreign_keys") == [(1,)]
-        if is_upsert and deletes and heeds_foreign_keys:
-            return Ties.EVERY_STEP
-        triggers = session.rows(
-            f"SELECT 1 FROM {self.quoted(schema)}.sqlite_master WHERE type = 'trigger' "
-            "AND tbl_name = ? COLLATE NOCASE",
-            (name,),
-        )
-        if triggers or heeds_foreign_keys:
-            return Ties.IN_PLACE
-        further = [one for one in self.unique_keys_of(session, target.table) if one != frozenset(target.key)]
-        partial = session.rows('SELECT 1 FROM pragma_index_list(?, ?) WHERE "unique" AND partial', place)
-        by_expression = session.rows(
-            "SELECT 1 FROM pragma_index_list(?1, ?2) l, pragma_index_info(l.name, ?2) c "
-            'WHERE l."unique" AND c.name IS NULL',
-            place,
-        )
-        is_tied = partial or by_expression or any(one & set(target.columns) for one in further)
-        return Ties.END_STATE if is_upsert and is_tied else Ties.NONE
+    def is_ordered(self, session: Session, table: TableName) -> bool:
+        """Ask for triggers, and whether the connection heeds foreign keys."""
+        name, schema = self._place(table)
+        sql = f"SELECT 1 FROM {self.quoted(schema)}.sqlite_master WHERE type = 'trigger' "
+        triggers = session.rows(sql + "AND tbl_name = ? COLLATE NOCASE", (name,))
+        return bool(triggers) or session.rows("PRAGMA foreign_keys") == [(1,)]
 
     def why_unsafe(self, session: Session, table: TableName) -> str:
         is_temporary = self._place(table)[1].lower() == "temp"
@@ -157,7 +125,7 @@ class Sqlite(Dialect):
     def _place(self, table: TableName) -> tuple[str, str]:
         return table.parts[-1], table.parts[0] if len(table.parts) > 1 else "main"
 
-    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
+    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str:
         if isinstance(data_type, _INTEGERS):
             return "INTEGER"
         if isinstance(data_type, _REALS):
@@ -179,11 +147,7 @@ class Sqlite(Dialect):
             return f"{affinity} affinity converts text that looks like a number"
         return ""
 
-    def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
-        import pyarrow as pa
-
-        if values.is_nested(arrow_type):
-            return values.json_encoder(arrow_type)
+    def scalar_encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
         if pa.types.is_floating(arrow_type):
             return _number
         if pa.types.is_decimal(arrow_type):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from pyspark.sql import types as T
 
+from flinkish_spark.types.hints import parts_of
+
 _TYPE = re.compile(r"([a-z][a-z0-9_ ]*?)\s*(?:\((\d+)(?:\s*,\s*(-?\d+))?\))?(\s+[a-z ]+)?")
 #: Digits of the integers of Spark's types, and in bits.
 INTEGER_BITS: dict[type[T.DataType], int] = {
@@ -60,29 +62,14 @@ def why_integer_unfit(data_type: T.DataType, column: SqlType, bits: int | None) 
 
 
 #: What a record may hold; the rest Spark does not hand to Python as values, or no database has it.
-SUPPORTED: tuple[type[T.DataType], ...] = (
-    T.BooleanType,
-    *INTEGER_BITS,
-    T.FloatType,
-    T.DoubleType,
-    T.DecimalType,
-    T.StringType,
-    T.BinaryType,
-    T.DateType,
-    T.TimestampType,
-    T.TimestampNTZType,
+_SUPPORTED: tuple[type[T.DataType], ...] = (
+    *(T.BooleanType, T.NumericType, T.StringType, T.BinaryType, T.DateType, T.TimestampType),
+    *(T.TimestampNTZType, T.ArrayType, T.MapType, T.StructType),
 )
 
 
 def is_supported(data_type: T.DataType) -> bool:
-    match data_type:
-        case T.ArrayType():
-            return is_supported(data_type.elementType)
-        case T.MapType():
-            return is_supported(data_type.keyType) and is_supported(data_type.valueType)
-        case T.StructType():
-            return all(is_supported(field.dataType) for field in data_type.fields)
-    return isinstance(data_type, SUPPORTED)
+    return all(isinstance(part, _SUPPORTED) for part in parts_of(data_type))
 
 
 def cuts_blanks(limit: int, column_type: str, size: Callable[[str], int]) -> Callable[[str], str]:
@@ -95,6 +82,4 @@ def cuts_blanks(limit: int, column_type: str, size: Callable[[str], int]) -> Cal
     return why
 
 
-NO_SUCH_TYPE = "values would be converted"
 TEXT_CAST = "a text would be cast: rounded or cut without a word, or made one with another text"
-COMPUTED = "the database computes its values"

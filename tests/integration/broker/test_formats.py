@@ -29,7 +29,7 @@ from flinkish_spark import (
     SchemaRegistry,
     String,
 )
-from flinkish_spark.connectors.formats.avro import avro_reader, whole_schema
+from flinkish_spark.connectors.formats.avro import AvroReader, whole_schema
 from flinkish_spark.connectors.formats.json_schema import derived_schema
 from flinkish_spark.connectors.formats.registry import NoSuchSchema, client_of
 from flinkish_spark.core.errors import BadRecordError, SchemaError
@@ -153,7 +153,7 @@ def test_a_real_registry_answers_as_its_client_expects(registry):
     found = client.by_id(number)
     assert (found.kind, found.references) == ("AVRO", (("shop.Item", item),))
     whole = json.dumps(whole_schema(found.text, found.references))
-    kind = avro_reader(whole, "value", None, OnSchemaChange.FAIL).kind
+    kind = AvroReader(whole, "value", None, OnSchemaChange.FAIL).kind
     assert kind.simpleString() == "struct<user:string,item:struct<q:bigint>>"
     newest = client.newest(f"{subject}-order")
     assert (newest.schema_id, newest.version) == (number, 1)

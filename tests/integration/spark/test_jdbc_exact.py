@@ -109,7 +109,7 @@ def test_blanks_that_a_column_would_cut_off_are_refused_before_the_decision(
     found.run("CREATE TABLE t (v VARCHAR(3))")
     sink, context = found.sink(), context_of(tmp_path, TEXT)
     sink.preflight(None, context)
-    record_check = sink._record_check(context)
+    record_check = sink.create_writer(None, context)._check
     with pytest.raises(BadRecordError, match=r"longer than .*\(3\), which cuts blanks off"):
         record_check(pa.record_batch({"v": ["abc", "ab ", "abc "]}))
     with pytest.raises(BadRecordError, match="cuts blanks off"):

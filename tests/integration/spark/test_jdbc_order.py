@@ -266,7 +266,36 @@ def test_a_deleted_row_takes_others_with_it(linked_database, tmp_path) -> None:
     assert [row[:2] for row in linked_database.table(order="1")] == [(1, None), (3, 1)]
 
 
+def test_a_record_that_a_foreign_key_refuses_is_refused_whatever_comes_later(
+    linked_database, tmp_path
+) -> None:
+    """As if each record were a checkpoint of its own, so it does not depend on where checkpoints end."""
+    linked_database.run(TREE.format(""))
+    schema = T.StructType(NODES.fields[:2])
+    sink = linked_database.sink(**UPSERT, on_refused=DeadLetterTable("letters"))
+    given = staged(tmp_path, [(1, None), (2, 9), (2, 1)], schema)
+    facts = commit(sink, context_of(tmp_path, schema), 1, given).facts
+    assert facts == {"rows": 2, "deleted": 0, "superseded": 0, "refused": 1}
+    assert [row[:2] for row in linked_database.table(order="1")] == [(1, None), (2, 1)]
+    assert linked_database.query("SELECT position FROM letters") == [(1,)]
+
+
 # -- triggers --------------------------------------------------------------------------------------
+
+
+def test_a_trigger_sees_each_record(sqlite_database, tmp_path) -> None:
+    """Also one that a later one of the same checkpoint replaces."""
+    note = "BEGIN INSERT INTO history VALUES (NEW.k, NEW.v); END"
+    sqlite_database.run(
+        "CREATE TABLE t (k BIGINT PRIMARY KEY, v TEXT)",
+        "CREATE TABLE history (k BIGINT, v TEXT)",
+        f"CREATE TRIGGER first AFTER INSERT ON t {note}",
+        f"CREATE TRIGGER later AFTER UPDATE ON t {note}",
+    )
+    sink, records = sqlite_database.sink(**UPSERT), [(1, "a"), (2, "x"), (1, "b")]
+    commit(sink, context_of(tmp_path), 1, staged(tmp_path, records))
+    assert sqlite_database.query("SELECT k, v FROM history ORDER BY rowid") == records
+    assert sqlite_database.table() == [(1, "b"), (2, "x")]
 
 
 def test_a_trigger_that_allows_steps_of_one(sqlite_database, tmp_path) -> None:

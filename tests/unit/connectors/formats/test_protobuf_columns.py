@@ -163,7 +163,7 @@ class Messages:
                 setattr(made, one.name, self._value(one))
 
     def _value(self, one: Any) -> Any:
-        chance, kind = self._chance, protobuf._type_name(one)
+        chance, kind = self._chance, protobuf._NAMES[one.type]
         match kind:
             case "double" | "float":
                 return chance.choice([0.0, -0.0, 1.5, float("inf"), float("-inf"), float("nan"), 0.1])
