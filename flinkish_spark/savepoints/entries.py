@@ -16,7 +16,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.savepoints.files import SavepointDamaged
 from flinkish_spark.state.base_files import BaseFiles, MappedBases
-from flinkish_spark.state.codec import NAME, TIME, TOUCHED, TOUCHES, TableLayout
+from flinkish_spark.state.codec import NAME, TIME, TOUCHED, TOUCHES
 from flinkish_spark.state.evolution import (
     StateMismatch,
     common_type,
@@ -27,11 +27,10 @@ from flinkish_spark.state.evolution import (
     types_text,
 )
 from flinkish_spark.state.key_group import (
-    STATE_SECTION,
     TIMERS,
-    describe_group,
     stored_layout,
     stored_tables,
+    types_of_group,
     whole_group,
 )
 from flinkish_spark.state.savepoint_files import state_in
@@ -154,9 +153,7 @@ class StoreValues:
         for batch in batches:
             for stored in batch.column(0).to_pylist():
                 value = whole_group(stored, bases)
-                owner = describe_group(value).owner
-                if owner != self.operator:
-                    raise StateMismatch(f"state of {owner!r} is where that of {self.operator!r} has to be")
+                types_of_group(value, self.operator)
                 yield value
 
 
@@ -174,19 +171,6 @@ class FindSections:
         if found:
             sections, schemas = zip(*found, strict=True)
             yield pa.RecordBatch.from_pydict({"section": list(sections), "schema": list(schemas)})
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of stored values, and the columns that it has for all key groups."""
-
-    #: As in a value: of a state, or of the timers of a clock.
-    name: str
-    schema: pa.Schema
-
-    @property
-    def layout(self) -> TableLayout:
-        return stored_layout(self.schema)
 
 
 def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
@@ -262,17 +246,18 @@ class ReadEntries:
     """Runs in tasks: the entries of a state."""
 
     values: Values
-    section: Section
-    columns: T.StructType
+    section: str
+    #: From :func:`common_schema`.
+    schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        layout = self.section.layout
+        layout, names = stored_layout(self.schema), reader_columns(self.schema).names
         for value in self.values(batches):
-            stored = stored_tables(value).get(self.section.name)
+            stored = stored_tables(value).get(self.section)
             if stored is not None and stored.num_rows:
-                yield self._entries(evolved(layout, stored))
+                yield pa.RecordBatch.from_arrays(self._columns(evolved(layout, stored)), names=names)
 
-    def _entries(self, table: pa.RecordBatch) -> pa.RecordBatch:
+    def _columns(self, table: pa.RecordBatch) -> list[pa.Array]:
         arrays = []
         for field, column in zip(table.schema, table.columns, strict=True):
             if field.name in TIMES:
@@ -281,7 +266,7 @@ class ReadEntries:
                 arrays.append(times_of_elements(table.column(TOUCHED), column, table.column("value_0")))
             elif _is_key(field) or _is_value(field):
                 arrays.append(column)
-        return pa.RecordBatch.from_arrays(arrays, names=self.columns.names)
+        return arrays
 
 
 @dataclass(frozen=True)
@@ -355,10 +340,6 @@ class ReadTimers:
         windows = [to_micros(table.column(name)) for name in ("from", "to")]
         arrays = [*keys, clock, table.column(TIME), *windows]
         return pa.RecordBatch.from_arrays(arrays, names=self.columns.names)
-
-
-def state_names(sections: Iterable[str]) -> list[str]:
-    return sorted(name.removeprefix(STATE_SECTION) for name in sections if name.startswith(STATE_SECTION))
 
 
 def sections_of(rows: Iterable[tuple[str, bytes]]) -> Mapping[str, list[pa.Schema]]:

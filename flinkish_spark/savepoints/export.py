@@ -11,40 +11,29 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.settings import session_of_its_own
-from flinkish_spark.checkpoint.spark_log import place_of_bases
 from flinkish_spark.core.foreign_errors import said
-from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance
 from flinkish_spark.protocol.savepoints import (
     STATE_FOLDER,
     OperatorShape,
-    OperatorState,
-    SavedChain,
-    SavepointMetadata,
-    SourceFacts,
     StateFile,
     check_groups,
     state_path,
 )
-from flinkish_spark.savepoints.files import SavepointFailed, check_outside, savepoint_at
+from flinkish_spark.savepoints.files import SavepointFailed
 from flinkish_spark.state.base_files import BaseFiles, MappedBases, bases_of
-from flinkish_spark.state.evolution import StateMismatch
-from flinkish_spark.state.key_group import describe_group, unbundled_groups, whole_group
+from flinkish_spark.state.key_group import types_of_group, unbundled_groups, whole_group
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter, new_state_file
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.transport.routing import PLACE_BITS, Routing
@@ -53,9 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from flinkish_spark.checkpoint.spark_log import SparkLog
-    from flinkish_spark.contracts.source import SourceNode
-    from flinkish_spark.core.job_dir import JobDir
-    from flinkish_spark.planning.sink_rows import PlannedJob
     from flinkish_spark.protocol.decisions import Decision
 
 
@@ -63,14 +49,6 @@ if TYPE_CHECKING:
 _ESCAPED = re.compile(r"[\x00-\x20%#?\"<>\\^`{|}\[\]]")
 #: What a task says about the file that it has written, as JSON.
 _REPORT = "report STRING"
-
-
-@dataclass(frozen=True)
-class ExportedState:
-    """State files below a folder, and the stored types of each operator's states."""
-
-    files: tuple[StateFile, ...]
-    states: Mapping[str, Mapping[str, str]]
 
 
 class _WriteStateFile:
@@ -103,8 +81,11 @@ class _WriteStateFile:
             writer = writer or new_state_file(self._place, state_path(self._operator, name))
             for route, stored in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
                 value = whole_group(stored, self._bases)
-                states.update(self._checked(value))
-                groups = self._by_group(self._bundle_of_route[route], value)
+                states.update(types_of_group(value, self._operator))
+                bundle = self._bundle_of_route[route]
+                groups = {bundle: value}
+                if bundle >= 0 and len(self._bundling.groups_of(bundle)) > 1:
+                    groups = unbundled_groups(value, self._operator, self._bundling)
                 writer.write(list(groups), list(groups.values()))
                 found += groups
         if writer is not None:
@@ -113,17 +94,6 @@ class _WriteStateFile:
             yield pa.RecordBatch.from_pydict(
                 {"report": [json.dumps({**file, "states": states, "groups": found})]}
             )
-
-    def _by_group(self, bundle: int, value: bytes) -> Mapping[int, bytes]:
-        is_alone = bundle < 0 or len(self._bundling.groups_of(bundle)) == 1
-        return {bundle: value} if is_alone else unbundled_groups(value, self._operator, self._bundling)
-
-    def _checked(self, value: bytes) -> Mapping[str, str]:
-        """Return the stored types of a state value that is whole and the operator's."""
-        stored = describe_group(value)
-        if stored.owner != self._operator:
-            raise StateMismatch(f"state of {stored.owner!r} is where that of {self._operator!r} has to be")
-        return stored.types
 
 
 def export_state(
@@ -136,8 +106,11 @@ def export_state(
     layout: PlanLayout,
     shuffle_partitions: int,
     bundles_per_partition: int,
-) -> ExportedState:
-    """Write the keyed state of a decided checkpoint below ``state/`` of a place, in files with new names."""
+) -> tuple[tuple[StateFile, ...], Mapping[str, Mapping[str, str]]]:
+    """Write the keyed state of a decided checkpoint below ``state/`` of a place, in files with new names.
+
+    Returns the files, and the stored types of each operator's states.
+    """
     numbers = operator_numbers(decision.commits_text)
     planned = tuple(dict.fromkeys(one.number for one in layout.states))
     if numbers != planned:
@@ -182,7 +155,7 @@ def export_state(
             StateFile(instance.uid, instance.chain, r["name"], r["rows"], r["bytes"], r["sha256"])
             for r in sorted(reports, key=lambda report: str(report["name"]))
         ]
-    return ExportedState(tuple(files), states)
+    return tuple(files), states
 
 
 def of_instance(state: DataFrame, instance: StateInstance) -> DataFrame:
@@ -205,106 +178,10 @@ def operator_numbers(commits_text: str) -> tuple[int, ...]:
     return tuple(sorted(int(number) for number in body.get("stateUniqueIds") or {}))
 
 
-@dataclass(frozen=True)
-class JobFacts:
-    """A job's facts that go into its savepoints beside its state."""
-
-    name: str
-    uuid: JobUuid
-    #: Its plan, under any number of partitions and any beginning.
-    planned: PlannedJob
-    sources: Sequence[SourceNode]
-    #: Of the lineage in which the checkpoint was taken.
-    layout: PlanLayout
-    shuffle_partitions: int
-    bundles_per_partition: int
-
-
-@dataclass(frozen=True)
-class SavepointHandle:
-    """A finished savepoint."""
-
-    place: StoreSpec
-    metadata: SavepointMetadata
-
-
-def export_savepoint(
-    spark: SparkSession,
-    target: StoreSpec,
-    decision: Decision,
-    log: SparkLog,
-    facts: JobFacts,
-    job_dir: JobDir,
-    job_place: StoreSpec,
-    upstream: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-) -> SavepointHandle:
-    """Make a confirmed checkpoint a savepoint at `target`; do nothing if it is one already.
-
-    The caller sees to it that Spark keeps the state of the checkpoint meanwhile. Any process may repeat it.
-    """
-    check_outside(target, job_place)
-    place = savepoint_at(target)
-    timeline = job_dir.timeline().mark_of(decision.checkpoint).token or ""
-    known = place.finished_by(facts.uuid, decision.checkpoint, timeline)
-    if known is not None:
-        return SavepointHandle(target, known)
-    place.prepare()
-    planned, logged = facts.planned, LoggedOffsets.parse(decision.offsets_text).sources
-    positions = facts.layout.positions(logged)
-    exported = export_state(
-        spark,
-        target,
-        log,
-        place_of_bases(job_place, log),
-        decision,
-        planned.operators,
-        facts.layout,
-        facts.shuffle_partitions,
-        facts.bundles_per_partition,
-    )
-    metadata = SavepointMetadata(
-        savepoint=uuid.uuid4().hex,
-        job=facts.name,
-        job_uuid=facts.uuid,
-        checkpoint=decision.checkpoint,
-        lineage=decision.lineage,
-        batch=decision.batch,
-        decided_at_ms=decision.decided_at_ms,
-        shuffle_partitions=facts.shuffle_partitions,
-        operators={
-            uid: OperatorState(
-                shape.max_parallelism, shape.key_types, exported.states.get(uid, {}), shape.meaning
-            )
-            for uid, shape in planned.operators.items()
-        },
-        sources={
-            node.uid: SourceFacts(node.source.kind, node.source.identity(job_dir, node.uid))
-            for node in facts.sources
-        },
-        chains=tuple(
-            SavedChain(chain, positions.get(chain.name, {}), sinks)
-            for chain, sinks in planned.read_by.items()
-        ),
-        sinks=tuple(sink.uid for sink in planned.sinks),
-        hooks=dict(decision.hook_states),
-        finished=tuple(decision.finished),
-        upstream=dict(upstream),
-        files=exported.files,
-        times=decision.times,
-        timeline=timeline,
-    )
-    make_durable(target, exported.files)
-    # The savepoint exists from here on.
-    return SavepointHandle(target, place.finish(metadata))
-
-
 def make_durable(place: StoreSpec, files: Collection[StateFile]) -> None:
+    """Sync the folders of files at a place; what is in a bucket is durable as it is."""
     if place.is_local:
-        sync_folders(place.folder, files)
-
-
-def sync_folders(root: Path, files: Collection[StateFile]) -> None:
-    folders = {root / STATE_FOLDER / file.operator for file in files} | {root / STATE_FOLDER, root}
-    for folder in folders:
-        if folder.is_dir():
-            sync_directory(folder)
+        root = place.folder
+        for folder in {root / STATE_FOLDER / file.operator for file in files} | {root / STATE_FOLDER, root}:
+            if folder.is_dir():
+                sync_directory(folder)

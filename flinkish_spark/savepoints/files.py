@@ -117,14 +117,6 @@ class SavepointDir:
                 path=self.shown,
             ) from None
 
-    @property
-    def is_finished(self) -> bool:
-        """Return whether there is a savepoint, whatever it is worth."""
-        try:
-            return self._store.read(METADATA_KEY) is not None
-        except ObjectMissing:
-            return False
-
     def is_there(self, savepoint: str) -> bool:
         """Return whether this is the savepoint of that name; raises as :meth:`metadata` if it is damaged."""
         try:
@@ -171,8 +163,10 @@ class SavepointDir:
                 os.link(source, target)
             except OSError:
                 shutil.copyfile(source, target)
-            # Also behind a link: a tool that moved the savepoint here may not have synced it.
-            sync_file(target)
+            # Also behind a link: a tool that moved the savepoint here may not have synced it. Its name is not
+            # durable yet.
+            with open(target, "rb") as content:
+                os.fsync(content.fileno())
 
     def _path_of(self, file: StateFile) -> Path:
         path = self.path / file.path
@@ -405,20 +399,12 @@ def _strangers(root: Path) -> Iterator[Path]:
             for folder in sorted(path.iterdir()):
                 if folder.is_symlink() or not folder.is_dir():
                     yield folder
-                else:
-                    yield from (p for p in sorted(folder.iterdir()) if not _is_state_file(p))
+                    continue
+                for one in sorted(folder.iterdir()):
+                    if one.suffix != STATE_ENDING or not one.is_file() or one.is_symlink():
+                        yield one
         elif path.name not in (METADATA_KEY, CLAIM_KEY) and not _TEMPORARY.fullmatch(path.name):
             yield path
-
-
-def _is_state_file(path: Path) -> bool:
-    return path.suffix == STATE_ENDING and path.is_file() and not path.is_symlink()
-
-
-def sync_file(path: Path) -> None:
-    """Make the content of a file durable; its name is not yet."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 #: Of a path and of one name in it, in bytes, with room for ``/state/<uid>/<name>.parquet`` behind it.
@@ -438,22 +424,18 @@ def why_no_savepoint_at(target: str, job_dir: StoreSpec) -> str:
 
 def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) -> None:
     """Refuse a place to which no savepoint can be written; on a disk, makes it if it can be one."""
-    if "://" in target.url:
-        check_place(target)
-        directory = savepoint_at(target)
-        if directory.is_finished:
-            raise _refused(target.url, "another savepoint is there", _ELSEWHERE)
-        directory.prepare()
-        return
+    path = Path(target.url)
     try:
-        _check_text(target.url)
-        path = Path(target.url)
+        if target.is_local:
+            _check_text(target.url)
         check_place(target)
-        _check_free(path)
-        SavepointDir(path).prepare()
-        _try_to_write(path)
-    except FlinkishError:
-        raise
+        if target.is_local and path.exists() and not path.is_dir():
+            raise _refused(target.url, "it is a file", "give a directory of its own, which may be new")
+        directory = savepoint_at(target)
+        _refuse_another(target.url, directory)
+        directory.prepare()
+        if target.is_local:
+            _try_to_write(path)
     except (OSError, ValueError) as error:
         what_to_do = "check that this user may write it, or " + _ELSEWHERE
         raise _refused(target.url, str(error), what_to_do) from error
@@ -491,20 +473,16 @@ def in_and_around(one: StoreSpec, other: StoreSpec) -> tuple[bool, bool]:
 
 def _is_within(path: Path, folder: Path) -> bool:
     """Return whether a resolved path is a resolved folder or below it; one directory can have two names."""
-    if path.is_relative_to(folder):
-        return True
-    try:
-        known = folder.stat()
-    except OSError:
-        return False
-    return any(_is_same(part, known) for part in (path, *path.parents))
 
+    def identity(one: Path) -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            return (found := one.stat()).st_dev, found.st_ino
+        return None
 
-def _is_same(path: Path, known: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), known)
-    except OSError:
-        return False
+    known = identity(folder)
+    return path.is_relative_to(folder) or (
+        known is not None and any(identity(one) == known for one in (path, *path.parents))
+    )
 
 
 def _check_text(target: str) -> None:
@@ -525,17 +503,17 @@ def _check_text(target: str) -> None:
         )
 
 
-def _check_free(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise _refused(str(path), "it is a file", "give a directory of its own, which may be new")
-    if not os.path.lexists(path / METADATA_KEY):
-        return
+def _refuse_another(target: str, directory: SavepointDir) -> None:
     try:
-        known = SavepointDir(path).metadata()
+        known = directory.metadata()
         what = f"checkpoint {known.checkpoint} of job '{known.job}'"
-    except FlinkishError:
+    except (CorruptObjectError, JobDirError):
         what = "one that cannot be read"
-    raise _refused(str(path), f"another savepoint is there: {what}", _ELSEWHERE)
+    except SavepointNotFound:
+        if not os.path.lexists(directory.path / METADATA_KEY):
+            return
+        what = "a link that leads nowhere"
+    raise _refused(target, f"another savepoint is there: {what}", _ELSEWHERE)
 
 
 def _try_to_write(path: Path) -> None:

@@ -27,12 +27,9 @@ from flinkish_spark.savepoints.group_edits import (
     REPORT,
     ROW_TIME,
     VALUE,
-    ByKind,
-    Change,
+    Edit,
     EditedTimers,
     EditGroup,
-    EditPartition,
-    FilledRows,
     FillGroup,
     PackRows,
     PackValues,
@@ -43,7 +40,6 @@ from flinkish_spark.savepoints.writer_plan import (
     DueTimers,
     EditRows,
     Filling,
-    PartitionRows,
     PlannedOperator,
     WrittenOperator,
 )
@@ -80,25 +76,25 @@ class WriteTarget:
 def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> WrittenOperator:
     """Write the state files of one operator; Spark jobs, unless nothing changes."""
     if planned.filling is not None:
-        reports = _fill(target, uid, planned.state, planned.filling, planned.partition)
+        edits = planned.edits.get(planned.filling.chain, ())
+        reports = _fill(target, uid, planned.state, planned.filling, edits)
         files = _files(uid, planned.filling.chain, reports)
         due = {planned.filling.chain: _due(reports)}
         return WrittenOperator(_with_states(planned.state, reports), files, due)
     written: list[StateFile] = []
     timers: dict[str, tuple[DueTimers, ...]] = {}
-    chains = sorted(planned.origin.keys() | planned.edits.keys() | planned.partition.keys())
+    chains = sorted(planned.origin.keys() | planned.edits.keys())
     # What is stored in several chains has to be known as long as one of them has it.
     state = planned.state if len(chains) > 1 else replace(planned.state, states={})
     for chain in chains:
         old, edits = planned.origin.get(chain, ()), planned.edits.get(chain, ())
-        partition = planned.partition.get(chain, ())
-        if not edits and not partition and all(file.operator == uid for file in old):
+        if not edits and all(file.operator == uid for file in old):
             assert target.origin is not None
             target.origin.bring(old, target.place)
             written += [replace(file, chain=chain) for file in old]
             state = replace(state, states={**state.states, **planned.state.states})
             continue
-        reports = _rewrite(target, uid, state, old, edits, partition)
+        reports = _rewrite(target, uid, state, old, edits)
         state = _with_states(state, reports)
         written += _files(uid, chain, reports)
         if any(isinstance(one.edit, EditedTimers) for one in edits):
@@ -124,11 +120,7 @@ def checked_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T
 
 # -- parts ------------------------------------------------------------------------------------------
 def _fill(
-    target: WriteTarget,
-    uid: str,
-    state: OperatorState,
-    filling: Filling,
-    partition: Mapping[str, tuple[PartitionRows, ...]],
+    target: WriteTarget, uid: str, state: OperatorState, filling: Filling, edits: Sequence[EditRows]
 ) -> list[dict[str, Any]]:
     rows, frame = filling.rows, filling.rows.frame
     keys, key_types = key_columns(rows.keys), checked_key_types(frame, rows.keys)
@@ -143,20 +135,15 @@ def _fill(
     for number, (key, kind) in enumerate(zip(keys, key_types, strict=True)):
         columns.append(key.alias(f"k{number}"))
         fields.append(T.StructField(f"k{number}", kind))
-    shape = FilledRows(
-        arrow_schema(fields),
-        tuple(frame.schema.names),
-        tuple(f"c{number}" for number in range(len(frame.schema))),
-        tuple(f"k{number}" for number in range(len(keys))),
-        key_types,
+    schema = arrow_schema(fields)
+    by_group = _by_group(frame.select(*columns), state.max_parallelism)
+    packed = by_group.mapInArrow(PackRows(VALUE + 1, schema), PACKED)
+    fill = FillGroup(
+        uid, state.max_parallelism, filling.function, schema, frame.schema.names, key_types, target.now_ms
     )
-    packed = _by_group(frame.select(*columns), state.max_parallelism).mapInArrow(
-        PackRows(VALUE + 1, shape.schema), PACKED
-    )
-    fill = FillGroup(uid, state.max_parallelism, filling.function, shape, target.now_ms)
-    frames, kept = _partition(uid, partition.get(filling.chain, ()), VALUE + 2)
+    frames, by_part = _edit_blocks(edits, state.max_parallelism, VALUE + 2)
     together = reduce(lambda one, other: one.unionByName(other), [packed, *frames])
-    return _run(target, uid, state, _shuffled(target, together, state, 0), ByKind(fill, kept))
+    return _run(target, uid, state, _shuffled(target, together, state, 0), EditGroup(uid, by_part, fill))
 
 
 def _rewrite(
@@ -165,39 +152,34 @@ def _rewrite(
     state: OperatorState,
     old: Sequence[StateFile],
     edits: Sequence[EditRows],
-    partition: Sequence[PartitionRows],
 ) -> list[dict[str, Any]]:
-    frames = []
+    frames, by_part = _edit_blocks(edits, state.max_parallelism, VALUE + 1)
     if old:
         assert target.origin is not None
         target.origin.check_files(old)
         described = [(json.dumps(file.to_json()),) for file in old]
         listed = target.spark.createDataFrame(described, "file STRING").repartition(len(old))
         # Where values are shuffled, copies of broadcast state become one.
-        together = frozenset({BROADCAST_KIND} if edits or partition else ())
-        frames.append(listed.mapInArrow(PackValues(target.origin.place, together), PACKED))
-    for part, rows in enumerate(edits, start=VALUE + 1):
-        hashed = _by_group(rows.frame, state.max_parallelism)
-        frames.append(map_in_arrow(hashed, PackRows(part, rows.edit.rows), PACKED))
-    more, kept = _partition(uid, partition, VALUE + 1 + len(edits))
-    groups = reduce(lambda one, other: one.unionByName(other), [*frames, *more])
-    if edits or more:
+        together = frozenset({BROADCAST_KIND} if edits else ())
+        frames.insert(0, listed.mapInArrow(PackValues(target.origin.place, together), PACKED))
+    groups = reduce(lambda one, other: one.unionByName(other), frames)
+    if edits:
         groups = _shuffled(target, groups, state, sum(file.size_bytes for file in old))
-    by_part = {part: rows.edit for part, rows in enumerate(edits, start=VALUE + 1)}
-    return _run(target, uid, state, groups, ByKind(EditGroup(uid, by_part), kept))
+    return _run(target, uid, state, groups, EditGroup(uid, by_part))
 
 
-def _partition(
-    uid: str, rows: Sequence[PartitionRows], first_part: int
-) -> tuple[list[DataFrame], EditPartition]:
-    """Return the rows of states without keys as blocks, and what makes the partitions' values of them."""
-    parts = dict(enumerate(rows, start=first_part))
-    group = F.lit(FIRST_PARTITION_GROUP).cast("int").alias(KEY_GROUP)
-    frames = [
-        map_in_arrow(one.frame.select(group, "*"), PackRows(part, one.edit.rows), PACKED)
-        for part, one in parts.items()
-    ]
-    return frames, EditPartition(uid, {part: one.edit for part, one in parts.items()})
+def _edit_blocks(
+    edits: Sequence[EditRows], groups: int, first_part: int
+) -> tuple[list[DataFrame], dict[int, Edit]]:
+    """Return the rows of edits as blocks, and the edits by their parts."""
+    by_part = dict(enumerate(edits, start=first_part))
+    partition = F.lit(FIRST_PARTITION_GROUP).cast("int").alias(KEY_GROUP)
+    frames = []
+    for part, rows in by_part.items():
+        is_keyed = rows.edit.kind is None
+        frame = _by_group(rows.frame, groups) if is_keyed else rows.frame.select(partition, "*")
+        frames.append(map_in_arrow(frame, PackRows(part, rows.edit.rows), PACKED))
+    return frames, {part: rows.edit for part, rows in by_part.items()}
 
 
 def _by_group(frame: DataFrame, groups: int) -> DataFrame:
@@ -213,9 +195,9 @@ def _shuffled(target: WriteTarget, packed: DataFrame, state: OperatorState, size
 
 
 def _run(
-    target: WriteTarget, uid: str, state: OperatorState, groups: DataFrame, change: Change
+    target: WriteTarget, uid: str, state: OperatorState, groups: DataFrame, change: EditGroup
 ) -> list[dict[str, Any]]:
-    task = WriteGroups(target.place, uid, target.token, change)
+    task = WriteGroups(target.place, target.token, change)
     try:
         rows = groups.mapInArrow(task, REPORT).collect()
     except Exception as error:
@@ -234,10 +216,9 @@ def _run(
 
 
 def _files(uid: str, chain: str, reports: Sequence[Mapping[str, Any]]) -> tuple[StateFile, ...]:
-    found = [one["file"] for one in reports]
+    files = (report["file"] for report in reports)
     return tuple(
-        StateFile(uid, chain, one["name"], int(one["rows"]), int(one["bytes"]), one["sha256"])
-        for one in found
+        StateFile(uid, chain, one["name"], one["rows"], one["bytes"], one["sha256"]) for one in files
     )
 
 

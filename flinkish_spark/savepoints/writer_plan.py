@@ -31,17 +31,11 @@ from flinkish_spark.savepoints.entries import (
     value_columns,
 )
 from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDir
-from flinkish_spark.savepoints.group_edits import (
-    Edit,
-    EditedBroadcast,
-    EditedItems,
-    EditedState,
-    EditedTimers,
-    PartitionEdit,
-)
+from flinkish_spark.savepoints.group_edits import Edit, EditedPartition, EditedState, EditedTimers
 from flinkish_spark.state.codec import HASH, TOUCHED, Expiry, SlotForm, TableLayout, timer_layout
 from flinkish_spark.state.evolution import spread_types, stored_values
-from flinkish_spark.state.key_group import STATE_SECTION, stored_tables
+from flinkish_spark.state.key_group import PREFIXES, STATE_SECTION, stored_tables
+from flinkish_spark.state.operator_state import BROADCAST_KIND
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.rows import arrow_schema
@@ -96,14 +90,15 @@ def without_operator(chains: Chains, uid: str) -> Chains:
 
 def with_uid(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping[str, str]]:
     """Return the chains with an operator under another uid, and the chains' new names by the old ones."""
-    changed = []
+
+    def renamed(uids: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(new if uid == old else uid for uid in uids)
+
+    changed, names = [], {}
     for one in chains:
-        operators, consumers = (
-            tuple(new if uid == old else uid for uid in uids)
-            for uids in (one.chain.operators, one.chain.consumers)
-        )
+        operators, consumers = renamed(one.chain.operators), renamed(one.chain.consumers)
         changed.append(replace(one, chain=replace(one.chain, operators=operators, consumers=consumers)))
-    names = {a.chain.name: b.chain.name for a, b in zip(chains, changed, strict=True)}
+        names[one.chain.name] = changed[-1].chain.name
     return tuple(changed), names
 
 
@@ -209,49 +204,36 @@ _COLUMNS = "give the columns that read_timers gives"
 class EditRows:
     """All entries that a state is to have, or all timers of an operator."""
 
-    #: The key's hash, then columns in the order that `edit` says.
+    #: Columns in the order that `edit` says; the key's hash is in front of those of keyed state.
     frame: DataFrame
     edit: Edit
 
 
-@dataclass(frozen=True)
-class PartitionRows:
-    """All entries that a broadcast state, or all items that an operator list state is to have."""
-
-    #: Key and value, or item.
-    frame: DataFrame
-    edit: PartitionEdit
-
-
-def broadcast_rows(frame: DataFrame, uid: str, name: str) -> PartitionRows:
-    """Return the entries of a broadcast state, checked as far as that is possible without reading them."""
-    ordered = _exactly(frame, ("key", "value"), f"the broadcast state '{name}' of '{uid}'")
-    return PartitionRows(ordered, EditedBroadcast(name, arrow_schema(ordered.schema)))
-
-
-def item_rows(frame: DataFrame, uid: str, name: str) -> PartitionRows:
-    """Return the items of an operator list state, checked as far as that is possible without reading them."""
-    ordered = _exactly(frame, ("item",), f"the operator list state '{name}' of '{uid}'")
-    return PartitionRows(ordered, EditedItems(name, arrow_schema(ordered.schema)))
-
-
-def _exactly(frame: DataFrame, names: tuple[str, ...], what: str) -> DataFrame:
-    if frame.isStreaming:
-        raise ConfigError("state cannot be made of a streaming DataFrame", what_to_do="use spark.read")
+def partition_rows(frame: DataFrame, uid: str, name: str, kind: str) -> EditRows:
+    """Return the rows of a state without keys, checked as far as that is possible without reading them."""
+    _refuse_streaming(frame)
+    names = ("key", "value") if kind == BROADCAST_KIND else ("item",)
     if set(frame.columns) != set(names):
         raise SchemaError(
-            f"{what} is given as {', '.join(frame.columns)}",
+            f"the {kind} '{name}' of '{uid}' is given as {', '.join(frame.columns)}",
             what_to_do=f"give the columns that reading it gives: {' and '.join(names)}",
         )
-    return frame.select(*names)
+    ordered = frame.select(*names)
+    return EditRows(ordered, EditedPartition(PREFIXES[kind] + name, arrow_schema(ordered.schema), kind))
+
+
+def _refuse_streaming(frame: DataFrame) -> None:
+    if frame.isStreaming:
+        raise ConfigError(
+            "state and timers cannot be made of a streaming DataFrame", what_to_do="use spark.read"
+        )
 
 
 def state_rows(
     frame: DataFrame, uid: str, name: str, key_types: Sequence[str], stored: pa.Schema | None
 ) -> EditRows:
     """Return the rows of a state, checked as far as that is possible without reading them."""
-    if frame.isStreaming:
-        raise ConfigError("state cannot be made of a streaming DataFrame", what_to_do="use spark.read")
+    _refuse_streaming(frame)
     fields = {} if stored is None else fields_by_column(stored)
     layout, columns = state_columns(frame.schema, uid, name, key_types, fields)
     _check_same_slots(layout.schema, stored, uid, name)
@@ -264,8 +246,7 @@ def state_rows(
 
 def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows:
     """Return the timers of an operator, checked as far as that is possible without reading them."""
-    if frame.isStreaming:
-        raise ConfigError("timers cannot be made of a streaming DataFrame", what_to_do="use spark.read")
+    _refuse_streaming(frame)
     for window in _WINDOW:
         if window not in frame.columns:
             frame = frame.withColumn(window, F.lit(None).cast("timestamp"))
@@ -384,20 +365,16 @@ def _check_elements(given: Mapping[str, T.StructField], value: T.StructField, wh
 
 def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, name: str) -> None:
     """Refuse other windows and times than the state has: its operator could not read them."""
-    if stored is None:
-        return
     own, before = (
-        {TIMES[field.name] for field in columns if field.name in TIMES} for columns in (schema, stored)
+        [] if one is None else sorted(TIMES[field.name] for field in one if field.name in TIMES)
+        for one in (schema, stored)
     )
-    if own != before:
+    if stored is not None and own != before:
+        has, given = (", ".join(names) or "no times" for names in (before, own))
         raise SchemaError(
-            f"the state '{name}' of '{uid}' has {_listed(before)}, and the DataFrame has {_listed(own)}",
+            f"the state '{name}' of '{uid}' has {has}, and the DataFrame has {given}",
             what_to_do="give the columns that read_state gives",
         )
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(names)) or "no times"
 
 
 def stored_columns(place: SavepointDir | None, files: Sequence[StateFile], name: str) -> pa.Schema | None:
@@ -429,37 +406,21 @@ class PlannedOperator:
     origin: Mapping[str, tuple[StateFile, ...]] = field(default_factory=dict)
     #: By chain, states that are replaced.
     edits: Mapping[str, tuple[EditRows, ...]] = field(default_factory=dict)
-    #: For an operator that is new; it has no origin and no edits.
+    #: For an operator that is new; it has no origin, and only edits of states without keys.
     filling: Filling | None = None
-    #: By chain, states without keys that are replaced.
-    partition: Mapping[str, tuple[PartitionRows, ...]] = field(default_factory=dict)
-
-    @classmethod
-    def of_stored(cls, uid: str, state: OperatorState, files: Sequence[StateFile]) -> PlannedOperator:
-        own = [file for file in files if file.operator == uid]
-        chains = dict.fromkeys(file.chain for file in own)
-        return cls(state, {chain: tuple(one for one in own if one.chain == chain) for chain in chains})
 
     def with_edit(self, chain: str, rows: EditRows) -> PlannedOperator:
-        others = tuple(one for one in self.edits.get(chain, ()) if one.edit.name != rows.edit.name)
+        others = tuple(one for one in self.edits.get(chain, ()) if one.edit.section != rows.edit.section)
         return replace(self, edits={**self.edits, chain: (*others, rows)})
-
-    def with_partition(self, chain: str, rows: PartitionRows) -> PlannedOperator:
-        others = tuple(one for one in self.partition.get(chain, ()) if one.edit.name != rows.edit.name)
-        return replace(self, partition={**self.partition, chain: (*others, rows)})
 
     def with_chains(self, names: Mapping[str, str]) -> PlannedOperator:
         """Return the plan with other names of chains, by the old ones."""
         filling = self.filling
         if filling is not None:
             filling = replace(filling, chain=names.get(filling.chain, filling.chain))
-        return replace(
-            self,
-            origin={names.get(chain, chain): files for chain, files in self.origin.items()},
-            edits={names.get(chain, chain): rows for chain, rows in self.edits.items()},
-            filling=filling,
-            partition={names.get(chain, chain): rows for chain, rows in self.partition.items()},
-        )
+        origin = {names.get(chain, chain): files for chain, files in self.origin.items()}
+        edits = {names.get(chain, chain): rows for chain, rows in self.edits.items()}
+        return replace(self, origin=origin, edits=edits, filling=filling)
 
 
 @dataclass(frozen=True)
@@ -510,10 +471,13 @@ class WriterPlan:
     def of_stored(cls, place: SavepointDir, max_parallelism: int) -> WriterPlan:
         metadata = place.metadata()
         place.check_files(metadata.files)
-        operators = {
-            uid: PlannedOperator.of_stored(uid, state, metadata.files)
-            for uid, state in metadata.operators.items()
-        }
+        operators = {}
+        for uid, state in metadata.operators.items():
+            origin: dict[str, tuple[StateFile, ...]] = {}
+            for file in metadata.files:
+                if file.operator == uid:
+                    origin[file.chain] = (*origin.get(file.chain, ()), file)
+            operators[uid] = PlannedOperator(state, origin)
         return cls(metadata, place, operators, metadata.chains, metadata.times, max_parallelism)
 
     def check_new(self, uid: str) -> None:

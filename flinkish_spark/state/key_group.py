@@ -643,7 +643,7 @@ def bundled_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
 
 #: Open the names of states without keys: what partitions keep may have the names of keyed states.
 BROADCAST, LISTS = "broadcast/", "lists/"
-_PREFIXES = {BROADCAST_KIND: BROADCAST, LIST_KIND: LISTS}
+PREFIXES = {BROADCAST_KIND: BROADCAST, LIST_KIND: LISTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -665,10 +665,18 @@ def describe_group(value: bytes | memoryview) -> StoredGroup:
     return StoredGroup(str(owner.get("uid", "")), types)
 
 
+def types_of_group(value: bytes | memoryview, operator: str) -> Mapping[str, str]:
+    """Return the stored types of a value that is whole and the operator's."""
+    stored = describe_group(value)
+    if stored.owner != operator:
+        raise StateMismatch(f"state of {stored.owner!r} is where that of {operator!r} has to be")
+    return stored.types
+
+
 def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
     """Return the stored entries of a whole value by the names of sections."""
     sections = unpack_frame(value)
-    prefix = _PREFIXES.get(owner_in(sections).get("kind", ""), STATE_SECTION)
+    prefix = PREFIXES.get(owner_in(sections).get("kind", ""), STATE_SECTION)
     return {
         prefix + name.removeprefix(STATE_SECTION) if name.startswith(STATE_SECTION) else name: read_table(
             name, payload
@@ -690,7 +698,7 @@ def changed_partition(
     if found is None or kind not in (None, found):
         raise StateMismatch(f"operator {owner!r} keeps {found or 'keyed state'} where {kind} was to be")
     stored = {} if value is None else stored_tables(value)
-    tables = {name.removeprefix(_PREFIXES[found]): table for name, table in stored.items()} | dict(changes)
+    tables = {name.removeprefix(PREFIXES[found]): table for name, table in stored.items()} | dict(changes)
     if not any(table.num_rows for table in tables.values()):
         return None
     return pack_tables(owner, found, tables)
