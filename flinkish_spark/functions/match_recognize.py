@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import decimal
 import functools
+import itertools
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,6 @@ from flinkish_spark.cep.rows import (
     RowsPerMatch,
     Variable,
     names_in,
-    permuted,
 )
 from flinkish_spark.cep.stages import Skip
 from flinkish_spark.core.errors import ConfigError, PatternError
@@ -107,16 +108,14 @@ def condition(text: str, fields: T.StructType) -> E.Expression:
 
 def comparison(text: str, fields: T.StructType, names: Iterable[str]) -> E.Expression:
     """Return a condition of an event with these fields that may name events taken before."""
-    quoted = " ".join('"' + name.replace('"', '""') + '"' for name in names)
-    return _Search(MatchRecognize((), None, {"PATTERN": f"({quoted})"}), fields).comparison(text)
+    return _Search.beside(fields, names).comparison(text)
 
 
 def measures(
     text: str, fields: T.StructType, names: Iterable[str]
 ) -> tuple[list[E.Expression], T.StructType]:
     """Return what is told of a match, and the fields that this makes: `first.id, last.value AS value`."""
-    quoted = " ".join('"' + name.replace('"', '""') + '"' for name in names)
-    return _Search(MatchRecognize((), None, {"PATTERN": f"({quoted})"}), fields).measures(text)
+    return _Search.beside(fields, names).measures(text)
 
 
 def _clauses(text: str, tokens: Sequence[_Token]) -> Iterator[tuple[str, str]]:
@@ -149,18 +148,17 @@ def _tokens(text: str) -> list[_Token]:
         found = sqlglot.tokenize(text, dialect=_dialect())
     except sqlglot.errors.SqlglotError as error:
         _refuse(text, str(error), "correct the text")
-    return [token for one in found for token in _words_of(one)]
-
-
-def _words_of(token: Any) -> Iterator[_Token]:
-    """Yield a token of sqlglot's; of one that is several words, as PARTITION BY, each."""
-    kind = token.token_type.name
-    if kind in ("IDENTIFIER", "STRING"):
-        yield _Token(token.text, "", kind, token.start, token.end + 1)
-        return
-    for word in re.finditer(r"\S+", token.text):
-        begin, end = token.start + word.start(), token.start + word.end()
-        yield _Token(word.group(), word.group().upper(), kind, begin, end)
+    tokens = []
+    for one in found:
+        kind = one.token_type.name
+        if kind in ("IDENTIFIER", "STRING"):
+            tokens.append(_Token(one.text, "", kind, one.start, one.end + 1))
+            continue
+        # One of sqlglot's may be several words, as PARTITION BY.
+        for word in re.finditer(r"\S+", one.text):
+            begin, end = one.start + word.start(), one.start + word.end()
+            tokens.append(_Token(word.group(), word.group().upper(), kind, begin, end))
+    return tokens
 
 
 def _sqlglot() -> Any:
@@ -244,7 +242,8 @@ class _PatternReader:
             while self._takes(","):
                 parts.append(self._sequence())
             self._expect(")")
-            return permuted(parts)
+            # An earlier part first preferred.
+            return OneOf(tuple(InOrder(one) for one in itertools.permutations(parts)))
         token = self._tokens[self._at] if self._at < len(self._tokens) else None
         if token is None or not (token.kind in ("VAR", "IDENTIFIER") or token.text.isidentifier()):
             self._fail()
@@ -314,9 +313,21 @@ _INT, _LONG, _DOUBLE, _TEXT, _BOOLEAN = (
 #: Bits of whole numbers, and how many digits a decimal has in their place.
 _BITS: dict[type, int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 _DIGITS: dict[type, int] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
-_COMPARED = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
+#: By operator the function, whether its operands change places, and whether it holds where that does not.
+_COMPARED: dict[str, tuple[Callable[[Any, Any], bool], bool, bool]] = {
+    "EQ": (V.is_equal, False, False),
+    "NEQ": (V.is_equal, False, True),
+    "LT": (V.is_less, False, False),
+    "LTE": (V.is_less, True, True),
+    "GT": (V.is_less, True, False),
+    "GTE": (V.is_less, False, True),
+}
 _ARITHMETIC = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
-_OF_TEXT: dict[str, Callable[[str], Any]] = {"Lower": str.lower, "Upper": str.upper}
+_OF_TEXT: dict[str, tuple[Callable[[str], Any], T.DataType]] = {
+    "Lower": (str.lower, _TEXT),
+    "Upper": (str.upper, _TEXT),
+    "Length": (len, _INT),
+}
 _CAST: dict[str, T.DataType] = {
     "BIGINT": _LONG,
     "INT": _INT,
@@ -367,28 +378,13 @@ class _Search:
     def made(self) -> tuple[RowSearch, T.StructType]:
         clauses = self._said.clauses
         measures = [self._measure(one) for one in _listed(clauses.get("MEASURES", ""))]
-        names = [name for name, _ in measures]
-        rows = self._rows()
-        skip, skip_to = self._skip()
-        search = RowSearch(
-            self._pattern,
-            dict(self._defined()),
-            tuple((name, made) for name, (made, _) in measures),
-            rows,
-            skip,
-            skip_to,
-            self._window_ms(),
-        )
-        return search, T.StructType(
-            [
-                T.StructField(name, kind)
-                for name, (_, kind) in zip(names, (m for _, m in measures), strict=True)
-            ]
-        )
+        rows, skip = self._rows(), self._skip()
+        told = tuple((name, made) for name, (made, _) in measures)
+        search = RowSearch(self._pattern, dict(self._defined()), told, rows, *skip, self._window_ms())
+        return search, T.StructType([T.StructField(name, kind) for name, (_, kind) in measures])
 
     def comparison(self, text: str) -> E.Expression:
         """Return what stands where a pattern of Flink's kind has a condition."""
-        self._fold_names()
         made, kind = self._expression(_parsed(_readable(text, _tokens(text))), text)
         if kind != _BOOLEAN:
             _refuse(text, f"it is a {kind.simpleString()}", "give a condition")
@@ -396,7 +392,6 @@ class _Search:
         return made
 
     def measures(self, text: str) -> tuple[list[E.Expression], T.StructType]:
-        self._fold_names()
         made, told = [], []
         for tokens in _listed(text):
             if [one.word for one in tokens[-2:-1]] == ["AS"]:
@@ -413,12 +408,17 @@ class _Search:
             told.append(T.StructField(name, kind))
         return made, T.StructType(told)
 
-    def _fold_names(self) -> None:
-        """Let names be found as SQL writes what is not quoted, in capitals, where that is only one."""
-        folded = [name.upper() for name in self._variables]
-        for name in list(self._variables):
+    @classmethod
+    def beside(cls, fields: T.StructType, names: Iterable[str]) -> _Search:
+        """Return what reads expressions about events that a pattern of Flink's kind takes by these names."""
+        quoted = " ".join('"' + name.replace('"', '""') + '"' for name in names)
+        made = cls(MatchRecognize((), None, {"PATTERN": f"({quoted})"}), fields)
+        # What is not quoted SQL writes in capitals: so a name is found where that is only one.
+        folded = [name.upper() for name in made._variables]
+        for name in list(made._variables):
             if folded.count(name.upper()) == 1:
-                self._variables.setdefault(name.upper(), frozenset([name]))
+                made._variables.setdefault(name.upper(), frozenset([name]))
+        return made
 
     @staticmethod
     def _refuse_rows(made: E.Expression, text: str) -> None:
@@ -515,21 +515,40 @@ class _Search:
         make: Callable[[Any, str], Typed] | None = getattr(self, f"_{name.lower()}", None)
         if make is not None:
             return make(tree, text)
+        match name:
+            case "Paren":
+                return self._expression(tree.this, text)
+            case "Null":
+                return E.Literal(None), T.NullType()
+            case "Boolean":
+                return E.Literal(bool(tree.this)), _BOOLEAN
+            case "And" | "Or":
+                conditions = self._conditions(tree, text)
+                return (E.All(conditions) if name == "And" else E.any_of(conditions)), _BOOLEAN
+            case "Not":
+                return E.Negated(self._expression(tree.this, text)[0]), _BOOLEAN
+            case "Neg":
+                return self._signed(tree, V.negative_whole, V.negative, text)
+            case "Abs":
+                return self._signed(tree, V.absolute_whole, V.absolute, text)
+            case "DPipe":
+                texts = tuple(cast(one, _TEXT, text) for one in self._both(tree, text))
+                return E.Applied(operator.add, texts), _TEXT
+            case "First" | "Last":
+                return self._navigated(name.upper(), [tree.this, tree.args.get("expression")], text)
+            case "Count" | "Sum" | "Min" | "Max" | "Avg":
+                return self._aggregate(name.upper(), tree.this, text)
         if name in _COMPARED:
-            return self._compared(_COMPARED[name], *self._both(tree, text), text)
+            return self._compared(name, *self._both(tree, text), text)
         if name in _ARITHMETIC:
             return computed(_ARITHMETIC[name], *self._both(tree, text), text)
         if name in _OF_TEXT:
-            return E.Applied(_OF_TEXT[name], (self._of_text(tree.this, text),)), _TEXT
-        if name in ("Count", "Sum", "Min", "Max", "Avg"):
-            return self._aggregate(name.upper(), tree.this, text)
+            function, kind = _OF_TEXT[name]
+            return E.Applied(function, (cast(self._expression(tree.this, text), _TEXT, text),)), kind
         _refuse(text, f"{tree.sql(dialect='trino')} is not known here", _KNOWN)
 
     def _both(self, tree: Any, text: str) -> tuple[Typed, Typed]:
         return self._expression(tree.this, text), self._expression(tree.expression, text)
-
-    def _paren(self, tree: Any, text: str) -> Typed:
-        return self._expression(tree.this, text)
 
     def _column(self, tree: Any, text: str) -> Typed:
         place = self._places.get(tree.name.lower())
@@ -550,18 +569,6 @@ class _Search:
             return E.Literal(value), T.DecimalType(digits, scale)
         return E.Literal(int(value)), _INT if abs(value) < 1 << 31 else _LONG
 
-    def _null(self, tree: Any, text: str) -> Typed:
-        return E.Literal(None), T.NullType()
-
-    def _boolean(self, tree: Any, text: str) -> Typed:
-        return E.Literal(bool(tree.this)), _BOOLEAN
-
-    def _and(self, tree: Any, text: str) -> Typed:
-        return E.All(self._conditions(tree, text)), _BOOLEAN
-
-    def _or(self, tree: Any, text: str) -> Typed:
-        return E.any_of(self._conditions(tree, text)), _BOOLEAN
-
     def _conditions(self, tree: Any, text: str) -> tuple[E.Expression, ...]:
         both = self._both(tree, text)
         for _, kind in both:
@@ -569,20 +576,17 @@ class _Search:
                 _refuse(text, f"a {kind.simpleString()} is no condition", "compare it with something")
         return tuple(made for made, _ in both)
 
-    def _not(self, tree: Any, text: str) -> Typed:
-        return E.Negated(self._expression(tree.this, text)[0]), _BOOLEAN
-
     def _is(self, tree: Any, text: str) -> Typed:
         made = self._expression(tree.this, text)
         other = self._expression(tree.expression, text)
         if isinstance(other[1], T.NullType):
             return E.IsNull(made[0]), _BOOLEAN
-        return E.FirstKnown((self._compared("=", made, other, text)[0], E.Literal(False))), _BOOLEAN
+        return E.FirstKnown((self._compared("EQ", made, other, text)[0], E.Literal(False))), _BOOLEAN
 
     def _between(self, tree: Any, text: str) -> Typed:
         made = self._expression(tree.this, text)
         low, high = (self._expression(tree.args[name], text) for name in ("low", "high"))
-        bounds = self._compared(">=", made, low, text)[0], self._compared("<=", made, high, text)[0]
+        bounds = self._compared("GTE", made, low, text)[0], self._compared("LTE", made, high, text)[0]
         return E.All(bounds), _BOOLEAN
 
     def _in(self, tree: Any, text: str) -> Typed:
@@ -612,12 +616,6 @@ class _Search:
             _refuse(text, "an escape is one letter behind LIKE", "write name LIKE 'a!%' ESCAPE '!'")
         return self._like(tree.this, text, escape.this)
 
-    def _neg(self, tree: Any, text: str) -> Typed:
-        return self._signed(tree, V.negative_whole, V.negative, text)
-
-    def _abs(self, tree: Any, text: str) -> Typed:
-        return self._signed(tree, V.absolute_whole, V.absolute, text)
-
     def _signed(
         self, tree: Any, of_wholes: Callable[[int, int], int], of_others: Callable[[Any], Any], text: str
     ) -> Typed:
@@ -629,15 +627,6 @@ class _Search:
             return E.Literal(V.negative(made.given)), kind
         function = of_others if bits is None else functools.partial(of_wholes, bits)
         return E.Applied(function, (made,)), kind
-
-    def _length(self, tree: Any, text: str) -> Typed:
-        return E.Applied(len, (self._of_text(tree.this, text),)), _INT
-
-    def _dpipe(self, tree: Any, text: str) -> Typed:
-        return E.Applied(V.joined, tuple(cast(one, _TEXT, text) for one in self._both(tree, text))), _TEXT
-
-    def _of_text(self, tree: Any, text: str) -> E.Expression:
-        return cast(self._expression(tree, text), _TEXT, text)
 
     def _coalesce(self, tree: Any, text: str) -> Typed:
         parts = [self._expression(one, text) for one in (tree.this, *tree.expressions)]
@@ -651,7 +640,7 @@ class _Search:
         for one in tree.args["ifs"]:
             condition = self._expression(one.this, text)
             if whole is not None:
-                condition = self._compared("=", whole, condition, text)
+                condition = self._compared("EQ", whole, condition, text)
             elif not isinstance(condition[1], T.BooleanType | T.NullType):
                 _refuse(text, f"a {condition[1].simpleString()} is no condition", "compare it with something")
             conditions.append(condition[0])
@@ -674,12 +663,6 @@ class _Search:
         else:
             _refuse(text, f"nothing is cast to {wanted} here", f"cast to one of {', '.join(_CAST)}, DECIMAL")
         return cast(made, kind, text), kind
-
-    def _first(self, tree: Any, text: str) -> Typed:
-        return self._navigated("FIRST", [tree.this, tree.args.get("expression")], text)
-
-    def _last(self, tree: Any, text: str) -> Typed:
-        return self._navigated("LAST", [tree.this, tree.args.get("expression")], text)
 
     def _anonymous(self, tree: Any, text: str) -> Typed:
         name, given = tree.this.upper(), tree.expressions
@@ -745,7 +728,10 @@ class _Search:
     @staticmethod
     def _compared(name: str, one: Typed, other: Typed, text: str) -> Typed:
         kind = common((one[1], other[1]), text)
-        return E.Applied(V.COMPARISONS[name], (cast(one, kind, text), cast(other, kind, text))), _BOOLEAN
+        function, is_swapped, is_negated = _COMPARED[name]
+        pair = cast(one, kind, text), cast(other, kind, text)
+        found = E.Applied(function, pair[::-1] if is_swapped else pair)
+        return (E.Negated(found) if is_negated else found), _BOOLEAN
 
 
 def _parsed(text: str) -> Any:
@@ -849,8 +835,8 @@ def computed(name: str, one: Typed, other: Typed, text: str) -> Typed:
     given = cast(one, kind, text), cast(other, kind, text)
     if type(kind) in _BITS:
         return E.Applied(functools.partial(V.of_wholes, name, _BITS[type(kind)]), given), kind
-    of = V.of_singles if isinstance(kind, T.FloatType) else V.of_doubles
-    return E.Applied(functools.partial(of, name), given), kind
+    made = E.Applied(functools.partial(V.of_doubles, name), given)
+    return (E.Applied(V.single, (made,)) if isinstance(kind, T.FloatType) else made), kind
 
 
 def _operand(given: Typed) -> T.DecimalType:
@@ -894,9 +880,9 @@ def cast(given: Typed, kind: T.DataType, text: str) -> E.Expression:
         of = V.decimal_of_text if is_text else V.decimal_of_number
         function = functools.partial(of, kind.precision, kind.scale)
     elif isinstance(kind, T.DoubleType) and (is_number or is_text):
-        function = V.double_of_text if is_text else V.double_of_number
+        function = V.double_of_text if is_text else float
     elif isinstance(kind, T.FloatType) and (is_number or is_text):
-        function = V.single_of_text if is_text else V.single_of_number
+        return E.Applied(V.single, (cast(given, _DOUBLE, text),))
     elif isinstance(kind, T.BooleanType) and (is_number or is_text):
         function = V.boolean_of_text if is_text else bool
     elif isinstance(kind, T.StringType) and is_number and not isinstance(own, T.DoubleType | T.FloatType):
