@@ -219,27 +219,16 @@ def _with_bytes(kind: pa.DataType) -> pa.DataType:
 def _is_owner(owner: Mapping[str, Any]) -> bool:
     if not all(isinstance(owner[name], kind) for name, kind in _MEMBERS.items() if name in owner):
         return False
-    base = owner.get("base")
-    if base is not None and not (isinstance(base, dict) and _is_base(base)):
-        return False
-    if not all(
-        isinstance(one, list) and list(map(type, one)) == [str, int] for one in owner.get("former", ())
-    ):
-        return False
-    return all(map(_is_count, owner.get("registered", {}).values()))
-
-
-def _is_base(base: Mapping[str, Any]) -> bool:
-    return (
-        base.keys() == {"file", "offset", "length"}
-        and isinstance(base["file"], str)
-        and _is_count(base["offset"])
-        and _is_count(base["length"])
-    )
-
-
-def _is_count(number: object) -> bool:
-    return type(number) is int and 0 <= number < 1 << 63
+    counts, base = [*owner.get("registered", {}).values()], owner.get("base")
+    if base is not None:
+        if not isinstance(base, dict) or base.keys() != {"file", "offset", "length"}:
+            return False
+        if not isinstance(base["file"], str):
+            return False
+        counts += [base["offset"], base["length"]]
+    former = owner.get("former", ())
+    are_former = (isinstance(one, list) and list(map(type, one)) == [str, int] for one in former)
+    return all(are_former) and all(type(one) is int and 0 <= one < 1 << 63 for one in counts)
 
 
 class Row(NamedTuple):
@@ -449,12 +438,13 @@ def layout_of(
     # A value with several fields has a column for each; one field alone would look like no tuple.
     fields = stored.fields if _has_several_fields(stored) else []
     kinds = [field.dataType for field in fields] or [stored]
+    has_elements = isinstance(descriptor, ListStateDescriptor | MapStateDescriptor)
     layout = TableLayout(
         descriptor.name,
         tuple(arrow_type(kind) for kind in key_types),
         tuple(arrow_type(kind) for kind in kinds),
         form,
-        _expiry(descriptor),
+        Expiry.NOTHING if descriptor.ttl is None else Expiry.ELEMENTS if has_elements else Expiry.WHOLE,
         _decoder(descriptor, named),
         tuple(field.name for field in fields),
         descriptor.ttl,
@@ -477,13 +467,6 @@ _KINDS: dict[type, str] = {
 
 def kind_in(schema: pa.Schema) -> str:
     return str((schema.metadata or {}).get(KIND.encode(), b"").decode())
-
-
-def _expiry(descriptor: StateDescriptor) -> Expiry:
-    if descriptor.ttl is None:
-        return Expiry.NOTHING
-    has_elements = isinstance(descriptor, ListStateDescriptor | MapStateDescriptor)
-    return Expiry.ELEMENTS if has_elements else Expiry.WHOLE
 
 
 def expiry_in(names: Collection[str]) -> Expiry:
@@ -599,7 +582,13 @@ def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> 
     if width == 1:
         return [values]
     if layout.is_due:
-        return _due_values(layout, values, keys)
+        times, places, own = zip(*values, strict=True)
+        stored = [
+            ~place if one is None and place is not None else place
+            for place, one in zip(places, own, strict=True)
+        ]
+        contents = layout.contents
+        return [times, stored, *_values(contents, _filled(own, len(contents.values)), keys)]
     form = RowForm(layout.value_names or ("",) * width)
     try:
         rows = form.tuples(list(values))
@@ -608,15 +597,6 @@ def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> 
     except RowError:
         raise _refused(layout, form, values, keys) from None
     return _spread(rows, width)
-
-
-def _due_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[Sequence[Any]]:
-    times, places, own = zip(*values, strict=True)
-    stored = [
-        ~place if one is None and place is not None else place for place, one in zip(places, own, strict=True)
-    ]
-    contents = layout.contents
-    return [times, stored, *_values(contents, _filled(own, len(contents.values)), keys)]
 
 
 def _filled(values: Sequence[Any], width: int) -> Sequence[Any]:

@@ -358,11 +358,12 @@ class GroupState:
         also: Array = _NONE,
     ) -> None:
         """Give an operator the entries of keys that have elements, and of those whose timers are due."""
-        own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
         due = [self.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
         due += [self.due_table(name).due(progress.limits_ms[clock]) for name, clock in states.due.items()]
-        hashes = np.unique(np.concatenate([own, *due, also]))
-        self._load(states, timers, hash_of, hashes, progress.processing_time_ms, knows_all=not len(also))
+        more = np.concatenate([*due, also])
+        self.load_keys(
+            states, timers, hash_of, progress.processing_time_ms, more=more, knows_all=not len(also)
+        )
 
     def load_keys(
         self,
@@ -370,26 +371,20 @@ class GroupState:
         timers: Timers,
         hash_of: Mapping[Any, int],
         now_ms: int,
-        only: Mapping[str, Array],
-        timers_of: Array,
-    ) -> None:
-        """Give an operator entries without those of due timers; what is columns is written behind `store`."""
-        own = np.unique(np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of)))
-        self._load(states, timers, hash_of, own, now_ms, only, timers_of)
-
-    def _load(
-        self,
-        states: KeyedStates,
-        timers: Timers,
-        hash_of: Mapping[Any, int],
-        hashes: Array,
-        now_ms: int,
         only: Mapping[str, Array] = MappingProxyType({}),
         timers_of: Array | None = None,
         *,
+        more: Array = _NONE,
         knows_all: bool = True,
     ) -> None:
-        states.begin_group()
+        """Give an operator entries without those of due timers; what is columns is written behind `store`.
+
+        They are those of keys with elements, and of keys with `more` hashes.
+        """
+        own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
+        hashes = np.unique(np.concatenate([own, more]))
+        for own in states.tables.values():
+            own.clear()
         timers.queues = self.timers.select(hashes if timers_of is None else timers_of)
         self._hash_of = {**hash_of, **self.timers.hash_of}
         layouts = self._layout.states
@@ -510,7 +505,13 @@ class GroupState:
         """Return the value to store, without what has expired; move it into a new base if it is time to."""
         # Whatever becomes of this micro-batch, no state to which the job may go back names these: so they are
         # deleted before its end.
-        self._former = [one for one in self._former if not self._is_released(*one)]
+        retained, former = self._bases.retained_batch, []
+        for file, batch in self._former:
+            if retained is None or batch > retained:
+                former.append((file, batch))
+            else:
+                self._bases.delete(file)
+        self._former = former
         for table in self._tables.values():
             table.forget_expired(now_ms)
         value = self._frame({name: table.delta for name, table in self._tables.items()}, self.base)
@@ -527,13 +528,6 @@ class GroupState:
         if len(whole) <= policy.smallest_bytes:  # So much has expired that it fits into the value again.
             return whole
         return self._frame({}, self._bases.write(group, whole))
-
-    def _is_released(self, file: str, batch: int) -> bool:
-        retained = self._bases.retained_batch
-        if retained is None or batch > retained:
-            return False
-        self._bases.delete(file)
-        return True
 
     def take_in(self, other: GroupState) -> None:
         """Take over all entries of another key group, which has none of the same keys."""
@@ -598,7 +592,7 @@ def _owned_by(
 
 def _whole(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBatch:
     try:
-        return table.merged_at(now_ms)
+        return table.fresh(table.merged(), now_ms)
     except pa.ArrowInvalid as error:
         if "offset overflow" not in str(error):
             raise

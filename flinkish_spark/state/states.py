@@ -305,12 +305,12 @@ class ListState(MutableSequence[V]):
     not change with the state.
     """
 
-    __slots__ = ("_lend", "_naming", "_scope", "_table")
+    __slots__ = ("_lend", "_lends", "_naming", "_scope", "_table")
 
     def __init__(
         self, scope: KeyScope, table: StateTable, naming: HandedOut | None = None, lends: bool = False
     ) -> None:
-        self._scope, self._table, self._naming = scope, table, naming
+        self._scope, self._table, self._naming, self._lends = scope, table, naming, lends
         #: For elements that go out and may be changed there.
         self._lend = table.lend if lends else table.read
 
@@ -454,7 +454,7 @@ class MapState(MutableMapping[K, V]):
     speaks Flink's names: `put`, `contains`, `remove`, `entries`.
     """
 
-    __slots__ = ("_kept", "_keys", "_lend", "_naming", "_scope", "_table")
+    __slots__ = ("_kept", "_keys", "_lend", "_lends", "_naming", "_scope", "_table")
 
     def __init__(
         self,
@@ -464,7 +464,7 @@ class MapState(MutableMapping[K, V]):
         lends: bool = False,
         keys: MapKeys | AnyKeys = ANY_KEYS,
     ) -> None:
-        self._scope, self._table, self._naming = scope, table, naming
+        self._scope, self._table, self._naming, self._lends = scope, table, naming, lends
         self._keys, self._kept = keys, keys.kept
         #: For values that go out and may be changed there.
         self._lend = table.lend if lends else table.read
@@ -577,33 +577,21 @@ class MapState(MutableMapping[K, V]):
 class ExpiringListState(ListState[V]):
     """A list state whose elements expire."""
 
-    __slots__ = ("_lends",)
+    __slots__ = ()
     _table: ExpiringLists
 
-    def __init__(
-        self, scope: KeyScope, table: StateTable, naming: HandedOut | None = None, lends: bool = False
-    ) -> None:
-        super().__init__(scope, table, naming, lends)
-        self._lends = lends
-
-    @overload
-    def __getitem__(self, at: SupportsIndex) -> V: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[V]: ...
-    def __getitem__(self, at: SupportsIndex | slice) -> V | list[V]:
-        found: V | list[V] = self._look()[at]
+    def __getitem__(self, at: Any) -> Any:
+        found = self._look()[at]
         slot, table = self._scope.slot, self._table
         if table.is_renewed_by_reads and slot in table.entries:
-            _set_times(table.touches[slot], at, self._scope.now_ms)
+            touches = table.touches[slot]
+            for place in range(len(touches))[at] if isinstance(at, slice) else (at,):
+                touches[place] = self._scope.now_ms
             table.changed.add(slot)
         if self._lends:
             table.lent.add(slot)
         return found
 
-    @overload
-    def __setitem__(self, at: SupportsIndex, value: V) -> None: ...
-    @overload
-    def __setitem__(self, at: slice, value: Iterable[V]) -> None: ...
     def __setitem__(self, at: Any, value: Any) -> None:
         values, touches = self._copies()
         added = self._elements(value if isinstance(at, slice) else (value,))
@@ -655,19 +643,8 @@ class ExpiringListState(ListState[V]):
 class ExpiringMapState(MapState[K, V]):
     """A map state whose entries expire."""
 
-    __slots__ = ("_lends",)
+    __slots__ = ()
     _table: ExpiringMaps
-
-    def __init__(
-        self,
-        scope: KeyScope,
-        table: StateTable,
-        naming: HandedOut | None = None,
-        lends: bool = False,
-        keys: MapKeys | AnyKeys = ANY_KEYS,
-    ) -> None:
-        super().__init__(scope, table, naming, lends, keys)
-        self._lends = lends
 
     def __getitem__(self, key: K) -> V:
         if type(key) is not self._kept:
@@ -712,8 +689,3 @@ class ExpiringMapState(MapState[K, V]):
             slot = self._scope.slot
             self._table.touches[slot][key] = self._scope.now_ms
             self._table.changed.add(slot)
-
-
-def _set_times(touches: list[int], at: SupportsIndex | slice, now_ms: int) -> None:
-    for place in range(len(touches))[at] if isinstance(at, slice) else (at,):
-        touches[place] = now_ms
