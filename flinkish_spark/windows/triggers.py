@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.validation import check_methods, instance_of
+from flinkish_spark.functions.keyed import TimerService
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.state.descriptors import ReducingStateDescriptor, StateDescriptor
@@ -29,26 +30,11 @@ class TriggerResult(Choice):
         self.is_purge = is_purge
 
 
-class TriggerContext(Protocol):
-    """Given to triggers: times, and the timers and states of the current key and window."""
+class TriggerContext(TimerService, Protocol):
+    """Given to triggers: times, and the timers and states of the current key and window.
 
-    def current_watermark(self) -> int:
-        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
-
-    def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time."""
-
-    def register_event_time_timer(self, time_ms: int) -> None:
-        """Call `on_event_time` when the watermark reaches a time."""
-
-    def register_processing_time_timer(self, time_ms: int) -> None:
-        """Call `on_processing_time` when the processing time reaches a time."""
-
-    def delete_event_time_timer(self, time_ms: int) -> None:
-        """Take a registration back; nothing happens if there is none."""
-
-    def delete_processing_time_timer(self, time_ms: int) -> None:
-        """Take a registration back; nothing happens if there is none."""
+    A timer calls the trigger's `on_event_time` or `on_processing_time`.
+    """
 
     def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
         """Return a state of the current key and window, which :meth:`Trigger.states` has named."""
