@@ -7,8 +7,9 @@ import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
-from flinkish_spark.cep.conditions import Always, Condition, ConditionContext, Leaf
+from flinkish_spark.cep.conditions import Always, Condition, Leaf, Take
 
 
 class StateKind(enum.Enum):
@@ -208,17 +209,14 @@ class Automaton:
         return "\n".join([*lines, "}"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Nothing:
-    """An event of which every answer is known."""
+    """An event of which every answer is known; no condition looks back."""
 
     facts: dict[Leaf, bool]
-    event: None = None
-    take: None = None
-
-    @property
-    def context(self) -> ConditionContext:
-        raise AssertionError("no condition looks back")
+    event: Any = None
+    take: Take | None = None
+    context: Any = None
 
 
 def _quoted(text: str) -> str:

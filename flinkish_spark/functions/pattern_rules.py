@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -212,15 +213,12 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 what_to_do="send it with a greater version",
                 version=version,
             )
-        goes_on = search is not None and rule is not None and self._has_same_states(search, rule)
+        goes_on = False
+        # The program may have changed, and know no more what that rule named.
+        with contextlib.suppress(PatternError):
+            if search is not None and rule is not None:
+                goes_on = self._search(rule).automaton.fingerprint == search.automaton.fingerprint
         return value.version, since if goes_on else value.version, value.rule
-
-    def _has_same_states(self, search: _Search, rule: str) -> bool:
-        try:
-            return self._search(rule).automaton.fingerprint == search.automaton.fingerprint
-        except PatternError:
-            # The program has changed, and knows no more what that rule named.
-            return False
 
     def _search(self, rule: str) -> _Search:
         """Return what runs a rule; its conditions are opened once per copy of the function."""

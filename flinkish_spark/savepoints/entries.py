@@ -16,7 +16,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.savepoints.files import SavepointDamaged
 from flinkish_spark.state.base_files import BaseFiles, MappedBases
-from flinkish_spark.state.codec import NAME, TIME, TOUCHED, TOUCHES
+from flinkish_spark.state.codec import NAME, TIME, TOUCHED, TOUCHES, reader_name, value_fields
 from flinkish_spark.state.evolution import (
     StateMismatch,
     common_type,
@@ -205,7 +205,7 @@ def _slots(schema: pa.Schema) -> list[pa.Field]:
 
 def reader_columns(schema: pa.Schema) -> T.StructType:
     keys = [field for field in schema if _is_key(field)]
-    of_field = value_columns(schema, [reader_name(field) for field in schema if _is_value(field)])
+    of_field = value_columns(schema, map(reader_name, value_fields(schema)))
     found = []
     for field in schema:
         if _is_key(field):
@@ -348,10 +348,6 @@ def sections_of(rows: Iterable[tuple[str, bytes]]) -> Mapping[str, list[pa.Schem
     for name, schema in sorted(set(rows)):
         found.setdefault(name, []).append(pa.ipc.read_schema(pa.py_buffer(schema)))
     return found
-
-
-def reader_name(field: pa.Field) -> str:
-    return str((field.metadata or {}).get(NAME.encode(), b"value").decode())
 
 
 def _is_value(field: pa.Field) -> bool:

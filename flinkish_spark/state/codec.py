@@ -465,6 +465,15 @@ _KINDS: dict[type, str] = {
 }
 
 
+def reader_name(field: pa.Field) -> str:
+    """Return what readers call a value's column: its field's name, or `value` where it has none."""
+    return str((field.metadata or {}).get(NAME.encode(), b"value").decode())
+
+
+def value_fields(schema: pa.Schema) -> list[pa.Field]:
+    return [field for field in schema if field.name.startswith("value_")]
+
+
 def kind_in(schema: pa.Schema) -> str:
     return str((schema.metadata or {}).get(KIND.encode(), b"").decode())
 
@@ -519,7 +528,7 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
 
 def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[pa.Array]:
     """Return the columns of what is in entries; None where nothing is."""
-    fields = [field for field in layout.schema if field.name.startswith("value_")]
+    fields = value_fields(layout.schema)
     columns = _values(layout, _filled(values, len(fields)), keys)
     return [_array(layout, field, column, keys) for field, column in zip(fields, columns, strict=True)]
 
@@ -560,7 +569,7 @@ def _array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Se
     except ColumnTooLarge as error:
         raise too_large(layout.name, str(error)) from error
     except ValueMismatch as error:
-        name = (field.metadata or {}).get(NAME.encode(), b"value").decode()
+        name = reader_name(field)
         what = "the value" if name == "value" else f"field {name!r}"
         at = next((at for at, one in enumerate(column) if one is error.value), None)
         of_key = "" if at is None else f" of key {keys[at]!r:.200}"

@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkish_spark.core.elements import TimeDomain
-from flinkish_spark.state.codec import DUE_FIELDS, NAME, TOUCHED, TOUCHES, TableLayout, kind_in
+from flinkish_spark.state.codec import (
+    DUE_FIELDS,
+    TOUCHED,
+    TOUCHES,
+    TableLayout,
+    kind_in,
+    reader_name,
+    value_fields,
+)
 
 #: How names of fields begin that a program cannot declare.
 _OURS = "_fs_"
@@ -40,11 +48,10 @@ def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
     _check_clock(layout, values)
     arrays = []
     for field in layout.schema:
-        if not _is_value(field.name):
+        name = reader_name(field)
+        if not field.name.startswith("value_"):
             arrays.append(_own(layout, field, stored))
-            continue
-        name = _reader_name(field)
-        if name in values:
+        elif name in values:
             arrays.append(_cast(layout, name, values[name], field.type))
         else:
             arrays.append(pa.nulls(stored.num_rows, field.type))
@@ -80,7 +87,7 @@ def _as_spread(stored: pa.RecordBatch, declared: pa.Schema) -> dict[str, pa.Arra
     """Return stored values by the names of a declaration."""
     # A value with several fields has a column for each, one with a single field is a struct in a column
     # without a name. Where a field came or went, one becomes the other.
-    found = {_reader_name(field): stored.column(field.name) for field in _values_in(stored.schema).values()}
+    found = {reader_name(field): stored.column(field.name) for field in _values_in(stored.schema).values()}
     wanted = _values_in(declared)
     theirs, ours = _names_of_program(found), _names_of_program(wanted)
     if (theirs == [_UNNAMED]) is (ours == [_UNNAMED]):
@@ -95,7 +102,7 @@ def _as_spread(stored: pa.RecordBatch, declared: pa.Schema) -> dict[str, pa.Arra
 
 
 def _values_in(schema: pa.Schema) -> dict[str, pa.Field]:
-    return {_reader_name(field): field for field in schema if _is_value(field.name)}
+    return {reader_name(field): field for field in value_fields(schema)}
 
 
 def _names_of_program(names: Iterable[str]) -> list[str]:
@@ -184,10 +191,8 @@ def _is_wider_number(stored: pa.DataType, declared: pa.DataType) -> bool:
 
 def types_text(schema: pa.Schema) -> str:
     """Return keys and values of a stored table with their types, for people."""
-    own = [field for field in schema if field.name.startswith("key_") or _is_value(field.name)]
-    return ", ".join(
-        f"{_reader_name(field) if _is_value(field.name) else field.name} {field.type}" for field in own
-    )
+    keys = [f"{field.name} {field.type}" for field in schema if field.name.startswith("key_")]
+    return ", ".join([*keys, *(f"{reader_name(field)} {field.type}" for field in value_fields(schema))])
 
 
 def _cast(layout: TableLayout, name: str, column: pa.Array, declared: pa.DataType) -> pa.Array:
@@ -217,11 +222,3 @@ def _own(layout: TableLayout, field: pa.Field, stored: pa.RecordBatch) -> pa.Arr
             f"but declared as {types_text(layout.schema)}"
         )
     return stored.column(field.name)
-
-
-def _is_value(name: str) -> bool:
-    return name.startswith("value_")
-
-
-def _reader_name(field: pa.Field) -> str:
-    return str((field.metadata or {}).get(NAME.encode(), _UNNAMED.encode()).decode())

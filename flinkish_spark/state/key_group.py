@@ -18,7 +18,6 @@ from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.codec import (
     ALIVE,
     HASH,
-    NAME,
     OWNER,
     TIME,
     BaseRef,
@@ -36,11 +35,13 @@ from flinkish_spark.state.codec import (
     places_with,
     read_entries,
     read_table,
+    reader_name,
     rows_by_slot,
     table_bytes,
     timer_layout,
     too_large,
     unpack_frame,
+    value_fields,
 )
 from flinkish_spark.state.columnar import DUE, ColumnarState, DueTable, due_clock
 from flinkish_spark.state.evolution import StateMismatch, evolved, types_text
@@ -759,8 +760,7 @@ def _merged(name: str, lower: memoryview | None, upper: memoryview | None) -> pa
 
 
 def stored_layout(schema: pa.Schema) -> TableLayout:
-    values = [field for field in schema if field.name.startswith("value_")]
-    names = tuple((field.metadata or {}).get(NAME.encode(), b"value").decode() for field in values)
+    values = value_fields(schema)
     form = SlotForm.KEY
     if TIME in schema.names:
         form = SlotForm.TIMER
@@ -773,5 +773,5 @@ def stored_layout(schema: pa.Schema) -> TableLayout:
         form,
         expiry_in(schema.names),
         None,
-        names,
+        tuple(map(reader_name, values)),
     )
