@@ -75,7 +75,97 @@ class MatchRecognize:
 
     def search(self, fields: T.StructType) -> tuple[RowSearch, T.StructType]:
         """Return what is searched among rows with these fields, and the fields of the measures."""
-        return _Search(self, fields).made()
+        text = self.clauses["PATTERN"]
+        # What is an operator here is a part of names, or of other operators, elsewhere in SQL.
+        tokens = _tokens(_APART.sub(lambda found: found.group(1) or f" {found.group()} ", text))
+        if not tokens or tokens[0].word != "(" or tokens[-1].word != ")":
+            _refuse(text, "a row pattern stands in parentheses", "write PATTERN (A B+)")
+        pattern = _PatternReader(text, tokens[1:-1]).read()
+        expressions = _Expressions(fields, names_in(pattern))
+        if not expressions.variables:
+            _refuse(text, "it has no variable", "name one")
+        self._add_unions(expressions)
+        measures, told = list[tuple[str, E.Expression]](), T.StructType()
+        for own in _listed(clause := self.clauses.get("MEASURES", "")):
+            if len(own) < 3 or own[-2].word != "AS":
+                _refuse(" ".join(one.text for one in own), "it has no name", "write MEASURES ... AS name")
+            made, kind = expressions.read(_readable(clause, own[:-2]))
+            measures.append((own[-1].text, made))
+            told.add(own[-1].text, kind)
+        rows, skip = self._rows(), self._skip(expressions)
+        defined = dict(self._defined(expressions))
+        return RowSearch(pattern, defined, tuple(measures), rows, *skip, self._window_ms()), told
+
+    def _add_unions(self, expressions: _Expressions) -> None:
+        for one in _listed(text := self.clauses.get("SUBSET", "")):
+            name, equals, rest = (one[0], one[1:2], one[2:]) if one else (None, [], [])
+            members = [token for token in rest if token.word not in ("(", ")", ",")]
+            if name is None or [token.word for token in equals] != ["="] or not members:
+                _refuse(text, "a union is written U = (A, B)", "correct SUBSET")
+            own = frozenset[str]().union(*(expressions.variable(_label(token)) for token in members))
+            expressions.variables[_label(name)] = own
+
+    def _defined(self, expressions: _Expressions) -> Iterator[tuple[str, E.Expression]]:
+        clause = self.clauses.get("DEFINE", "")
+        for tokens in _listed(clause):
+            if len(tokens) < 3 or tokens[1].word != "AS":
+                _refuse(" ".join(one.text for one in tokens), "it is no A AS condition", "correct DEFINE")
+            name, text = _label(tokens[0]), _readable(clause, tokens[2:])
+            if expressions.variables.get(name) != frozenset([name]):
+                _refuse(text, f"{name} is no variable of the PATTERN", "define what stands there")
+            made, kind = expressions.read(text)
+            if kind != _BOOLEAN:
+                _refuse(text, f"it is a {kind.simpleString()}", "let a definition be a condition")
+            if any(isinstance(one, E.Final) for one in made.all_parts()):
+                _refuse(text, "a definition sees the rows up to its own", "leave FINAL out")
+            yield name, made
+
+    def _rows(self) -> RowsPerMatch:
+        clauses = self.clauses
+        said = clauses.get("ALL ROWS PER MATCH")
+        if said is None:
+            return RowsPerMatch.ONE_ROW
+        if "ONE ROW PER MATCH" in clauses:
+            _refuse("ONE ROW PER MATCH", "ALL ROWS PER MATCH stands there, too", "leave one out")
+        # SHOW begins a command of its own for sqlglot.
+        words = " ".join(said.upper().split()) or "SHOW EMPTY MATCHES"
+        try:
+            return RowsPerMatch(f"ALL ROWS PER MATCH {words}")
+        except ValueError:
+            _refuse(
+                said, "it is none of " + ", ".join(one.value for one in RowsPerMatch), "write one of these"
+            )
+
+    def _skip(self, expressions: _Expressions) -> tuple[Skip, frozenset[str]]:
+        said = self.clauses.get("AFTER MATCH SKIP", "PAST LAST ROW")
+        tokens = _tokens(said)
+        words = [one.word for one in tokens]
+        match words:
+            case ["PAST", "LAST", "ROW"]:
+                return Skip.PAST_LAST, frozenset()
+            case ["TO", "NEXT", "ROW"]:
+                return Skip.TO_NEXT, frozenset()
+            case ["TO", "FIRST", _]:
+                return Skip.TO_FIRST, expressions.variable(_label(tokens[2]))
+            case ["TO", "LAST", _]:
+                return Skip.TO_LAST, expressions.variable(_label(tokens[2]))
+            case ["TO", _]:
+                return Skip.TO_LAST, expressions.variable(_label(tokens[1]))
+        _refuse(
+            said, "it is no way to skip", "write AFTER MATCH SKIP PAST LAST ROW, TO NEXT ROW or TO LAST A"
+        )
+
+    def _window_ms(self) -> int | None:
+        said = self.clauses.get("WITHIN")
+        if said is None:
+            return None
+        words = [one.text.upper() for one in _tokens(said)]
+        unit = words[-1].removesuffix("S") if words else ""
+        if len(words) == 3 and words[0] == "INTERVAL" and unit in _UNITS_MS and words[1].isdigit():
+            window_ms = int(words[1]) * _UNITS_MS[unit]
+            if window_ms:
+                return window_ms
+        _refuse(said, "it is no span of time", "write WITHIN INTERVAL '15' MINUTE")
 
 
 def match_recognize(text: str) -> MatchRecognize:
@@ -108,14 +198,41 @@ def condition(text: str, fields: T.StructType) -> E.Expression:
 
 def comparison(text: str, fields: T.StructType, names: Iterable[str]) -> E.Expression:
     """Return a condition of an event with these fields that may name events taken before."""
-    return _Search.beside(fields, names).comparison(text)
+    made, kind = _over_names(fields, names).beside(text, _tokens(text))
+    if kind != _BOOLEAN:
+        _refuse(text, f"it is a {kind.simpleString()}", "give a condition")
+    return made
 
 
 def measures(
     text: str, fields: T.StructType, names: Iterable[str]
 ) -> tuple[list[E.Expression], T.StructType]:
     """Return what is told of a match, and the fields that this makes: `first.id, last.value AS value`."""
-    return _Search.beside(fields, names).measures(text)
+    expressions, made, told = _over_names(fields, names), [], []
+    for tokens in _listed(text):
+        if [one.word for one in tokens[-2:-1]] == ["AS"]:
+            name, tokens = tokens[-1].text, tokens[:-2]
+        elif len(tokens) == 3 and tokens[1].word == ".":
+            name = tokens[2].text
+        else:
+            _refuse(text, "one of its columns has no name", "write ... AS name")
+        one, kind = expressions.beside(text, tokens)
+        if any(isinstance(part, E.Column) and part.variables is None for part in one.all_parts()):
+            _refuse(text, "a field stands there without a name of the pattern", "write name.field")
+        made.append(one)
+        told.append(T.StructField(name, kind))
+    return made, T.StructType(told)
+
+
+def _over_names(fields: T.StructType, names: Iterable[str]) -> _Expressions:
+    """Return what reads expressions that name events; what is not quoted SQL writes in capitals."""
+    found = _Expressions(fields, names)
+    folded = [name.upper() for name in found.variables]
+    for name in list(found.variables):
+        # So a name is found in capitals where that is only one.
+        if folded.count(name.upper()) == 1:
+            found.variables.setdefault(name.upper(), frozenset([name]))
+    return found
 
 
 def _clauses(text: str, tokens: Sequence[_Token]) -> Iterator[tuple[str, str]]:
@@ -358,154 +475,33 @@ _MORE_PARTS: dict[str, set[str]] = {
 _KNOWN = "see docs/cep.md for what is"
 
 
-class _Search:
-    """Makes what is searched of the clauses, given the fields of rows."""
+class _Expressions:
+    """Reads expressions over rows with these fields, given the variables of the pattern."""
 
-    def __init__(self, said: MatchRecognize, fields: T.StructType) -> None:
-        self._said, self._fields = said, fields
+    def __init__(self, fields: T.StructType, variables: Iterable[str]) -> None:
+        self._fields = fields
         self._places = {field.name.lower(): at for at, field in enumerate(fields)}
-        pattern = said.clauses["PATTERN"]
-        # What is an operator here is a part of names, or of other operators, elsewhere in SQL.
-        tokens = _tokens(_APART.sub(lambda found: found.group(1) or f" {found.group()} ", pattern))
-        if not tokens or tokens[0].word != "(" or tokens[-1].word != ")":
-            _refuse(pattern, "a row pattern stands in parentheses", "write PATTERN (A B+)")
-        self._pattern = _PatternReader(pattern, tokens[1:-1]).read()
-        self._variables = {name: frozenset([name]) for name in names_in(self._pattern)}
-        if not self._variables:
-            _refuse(pattern, "it has no variable", "name one")
-        self._unions(said.clauses.get("SUBSET", ""))
+        self.variables = {name: frozenset([name]) for name in variables}
 
-    def made(self) -> tuple[RowSearch, T.StructType]:
-        clauses = self._said.clauses
-        measures = [self._measure(one) for one in _listed(clauses.get("MEASURES", ""))]
-        rows, skip = self._rows(), self._skip()
-        told = tuple((name, made) for name, (made, _) in measures)
-        search = RowSearch(self._pattern, dict(self._defined()), told, rows, *skip, self._window_ms())
-        return search, T.StructType([T.StructField(name, kind) for name, (_, kind) in measures])
+    def read(self, text: str) -> Typed:
+        return self._expression(_parsed(text), text)
 
-    def comparison(self, text: str) -> E.Expression:
-        """Return what stands where a pattern of Flink's kind has a condition."""
-        made, kind = self._expression(_parsed(_readable(text, _tokens(text))), text)
-        if kind != _BOOLEAN:
-            _refuse(text, f"it is a {kind.simpleString()}", "give a condition")
-        self._refuse_rows(made, text)
-        return made
-
-    def measures(self, text: str) -> tuple[list[E.Expression], T.StructType]:
-        made, told = [], []
-        for tokens in _listed(text):
-            if [one.word for one in tokens[-2:-1]] == ["AS"]:
-                name, tokens = tokens[-1].text, tokens[:-2]
-            elif len(tokens) == 3 and tokens[1].word == ".":
-                name = tokens[2].text
-            else:
-                _refuse(text, "one of its columns has no name", "write ... AS name")
-            one, kind = self._expression(_parsed(_readable(text, tokens)), text)
-            self._refuse_rows(one, text)
-            if any(isinstance(part, E.Column) and part.variables is None for part in one.all_parts()):
-                _refuse(text, "a field stands there without a name of the pattern", "write name.field")
-            made.append(one)
-            told.append(T.StructField(name, kind))
-        return made, T.StructType(told)
-
-    @classmethod
-    def beside(cls, fields: T.StructType, names: Iterable[str]) -> _Search:
-        """Return what reads expressions about events that a pattern of Flink's kind takes by these names."""
-        quoted = " ".join('"' + name.replace('"', '""') + '"' for name in names)
-        made = cls(MatchRecognize((), None, {"PATTERN": f"({quoted})"}), fields)
-        # What is not quoted SQL writes in capitals: so a name is found where that is only one.
-        folded = [name.upper() for name in made._variables]
-        for name in list(made._variables):
-            if folded.count(name.upper()) == 1:
-                made._variables.setdefault(name.upper(), frozenset([name]))
-        return made
-
-    @staticmethod
-    def _refuse_rows(made: E.Expression, text: str) -> None:
-        """Refuse what a pattern of Flink's kind does not have: rows between those that it takes."""
+    def beside(self, text: str, tokens: Sequence[_Token]) -> Typed:
+        """Read what is not of rows but of events that a pattern of Flink's kind takes by names."""
+        made, kind = self.read(_readable(text, tokens))
         for one in made.all_parts():
             of_rows = isinstance(one, E.Navigated) and (one.rows or one.variables is None)
             if of_rows or isinstance(one, E.Classifier | E.MatchNumber | E.Final):
                 _refuse(text, "it looks at rows, and not at a name's events", "name what it looks at")
             if isinstance(one, E.Aggregated) and one.variables is None:
                 _refuse(text, "its aggregate is of no name's events", "write SUM(name.field)")
+        return made, kind
 
-    def _unions(self, text: str) -> None:
-        for one in _listed(text):
-            name, equals, rest = (one[0], one[1:2], one[2:]) if one else (None, [], [])
-            members = [token for token in rest if token.word not in ("(", ")", ",")]
-            if name is None or [token.word for token in equals] != ["="] or not members:
-                _refuse(text, "a union is written U = (A, B)", "correct SUBSET")
-            own = frozenset[str]().union(*(self._variable(_label(token)) for token in members))
-            self._variables[_label(name)] = own
-
-    def _defined(self) -> Iterator[tuple[str, E.Expression]]:
-        clause = self._said.clauses.get("DEFINE", "")
-        for tokens in _listed(clause):
-            if len(tokens) < 3 or tokens[1].word != "AS":
-                _refuse(" ".join(one.text for one in tokens), "it is no A AS condition", "correct DEFINE")
-            name, text = _label(tokens[0]), _readable(clause, tokens[2:])
-            if self._variables.get(name) != frozenset([name]):
-                _refuse(text, f"{name} is no variable of the PATTERN", "define what stands there")
-            made, kind = self._expression(_parsed(text), text)
-            if kind != _BOOLEAN:
-                _refuse(text, f"it is a {kind.simpleString()}", "let a definition be a condition")
-            if any(isinstance(one, E.Final) for one in made.all_parts()):
-                _refuse(text, "a definition sees the rows up to its own", "leave FINAL out")
-            yield name, made
-
-    def _measure(self, tokens: Sequence[_Token]) -> tuple[str, Typed]:
-        if len(tokens) < 3 or tokens[-2].word != "AS":
-            _refuse(" ".join(one.text for one in tokens), "it has no name", "write MEASURES ... AS name")
-        text = _readable(self._said.clauses["MEASURES"], tokens[:-2])
-        return tokens[-1].text, self._expression(_parsed(text), text)
-
-    def _rows(self) -> RowsPerMatch:
-        clauses = self._said.clauses
-        said = clauses.get("ALL ROWS PER MATCH")
-        if said is None:
-            return RowsPerMatch.ONE_ROW
-        if "ONE ROW PER MATCH" in clauses:
-            _refuse("ONE ROW PER MATCH", "ALL ROWS PER MATCH stands there, too", "leave one out")
-        # SHOW begins a command of its own for sqlglot.
-        words = " ".join(said.upper().split()) or "SHOW EMPTY MATCHES"
-        try:
-            return RowsPerMatch(f"ALL ROWS PER MATCH {words}")
-        except ValueError:
-            _refuse(
-                said, "it is none of " + ", ".join(one.value for one in RowsPerMatch), "write one of these"
-            )
-
-    def _skip(self) -> tuple[Skip, frozenset[str]]:
-        said = self._said.clauses.get("AFTER MATCH SKIP", "PAST LAST ROW")
-        tokens = _tokens(said)
-        words = [one.word for one in tokens]
-        match words:
-            case ["PAST", "LAST", "ROW"]:
-                return Skip.PAST_LAST, frozenset()
-            case ["TO", "NEXT", "ROW"]:
-                return Skip.TO_NEXT, frozenset()
-            case ["TO", "FIRST", _]:
-                return Skip.TO_FIRST, self._variable(_label(tokens[2]))
-            case ["TO", "LAST", _]:
-                return Skip.TO_LAST, self._variable(_label(tokens[2]))
-            case ["TO", _]:
-                return Skip.TO_LAST, self._variable(_label(tokens[1]))
-        _refuse(
-            said, "it is no way to skip", "write AFTER MATCH SKIP PAST LAST ROW, TO NEXT ROW or TO LAST A"
-        )
-
-    def _window_ms(self) -> int | None:
-        said = self._said.clauses.get("WITHIN")
-        if said is None:
-            return None
-        words = [one.text.upper() for one in _tokens(said)]
-        unit = words[-1].removesuffix("S") if words else ""
-        if len(words) == 3 and words[0] == "INTERVAL" and unit in _UNITS_MS and words[1].isdigit():
-            window_ms = int(words[1]) * _UNITS_MS[unit]
-            if window_ms:
-                return window_ms
-        _refuse(said, "it is no span of time", "write WITHIN INTERVAL '15' MINUTE")
+    def variable(self, name: str) -> frozenset[str]:
+        if name not in self.variables:
+            known = ", ".join(self.variables)
+            _refuse(name, "it is no variable of the PATTERN, and no SUBSET", f"use one of {known}")
+        return self.variables[name]
 
     def _expression(self, tree: Any, text: str) -> Typed:
         name = type(tree).__name__
@@ -554,7 +550,7 @@ class _Search:
         place = self._places.get(tree.name.lower())
         if place is None:
             _refuse(text, f"there is no field {tree.name}", f"use one of {', '.join(self._fields.names)}")
-        variables = None if not tree.table else self._variable(_identifier(tree.args["table"]))
+        variables = None if not tree.table else self.variable(_identifier(tree.args["table"]))
         return E.Column(place, variables), self._fields[place].dataType
 
     def _literal(self, tree: Any, text: str) -> Typed:
@@ -673,7 +669,7 @@ class _Search:
             return (E.Final(made) if prefix == "FINAL" else made), kind
         match name:
             case "CLASSIFIER":
-                variables = None if not given else self._variable(_identifier(given[0].this))
+                variables = None if not given else self.variable(_identifier(given[0].this))
                 return E.Classifier(variables), _TEXT
             case "MATCH_NUMBER":
                 return E.MatchNumber(), _LONG
@@ -710,7 +706,7 @@ class _Search:
     def _aggregate(self, name: str, of: Any, text: str) -> Typed:
         kind = type(of).__name__
         if kind == "Star" or (kind == "Column" and type(of.this).__name__ == "Star"):
-            variables = None if kind == "Star" else self._variable(_identifier(of.args["table"]))
+            variables = None if kind == "Star" else self.variable(_identifier(of.args["table"]))
             return E.Aggregated(None, variables), _LONG
         made, own = self._expression(of, text)
         named = {one.variables for one in made.all_parts() if isinstance(one, E.Column)}
@@ -718,12 +714,6 @@ class _Search:
             _refuse(text, "an aggregate is of the rows of one variable", "name one variable, or a SUBSET")
         function, result = aggregate(name, own, text)
         return E.Aggregated(made, next(iter(named), None), function), result
-
-    def _variable(self, name: str) -> frozenset[str]:
-        if name not in self._variables:
-            known = ", ".join(self._variables)
-            _refuse(name, "it is no variable of the PATTERN, and no SUBSET", f"use one of {known}")
-        return self._variables[name]
 
     @staticmethod
     def _compared(name: str, one: Typed, other: Typed, text: str) -> Typed:

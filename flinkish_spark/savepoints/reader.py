@@ -324,7 +324,6 @@ def stored_state(
     spark: SparkSession,
     path: str | Path,
     uid: str,
-    *,
     checkpoint: int | None,
     chain: str | None,
     scratch: str | Path | None,
@@ -519,9 +518,7 @@ def read_state(
     >>> read_state(spark, "/data/savepoints/7", "totals", "total").where("key = 'anna'")  # doctest: +SKIP
     >>> read_state(spark, "/data/jobs/orders", "totals", "total", checkpoint=41)  # doctest: +SKIP
     """
-    stored = stored_state(
-        spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch, store_options=store_options
-    )
+    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
     schema = stored.schema(name)
     read = ReadEntries(stored.values, STATE_SECTION + name, schema)
     return stored.rows.mapInArrow(read, reader_columns(schema))
@@ -551,9 +548,7 @@ def read_timers(
     --------
     >>> read_timers(spark, "/data/savepoints/7", "totals").groupBy("clock").count()  # doctest: +SKIP
     """
-    stored = stored_state(
-        spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch, store_options=store_options
-    )
+    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
     sections = stored.sections()
     keyed = {one: schemas for one, schemas in sections.items() if one.startswith((STATE_SECTION, TIMERS))}
     if not keyed:
@@ -589,9 +584,7 @@ def read_broadcast_state(
     --------
     >>> read_broadcast_state(spark, "/data/savepoints/7", "limited", "limits").show()  # doctest: +SKIP
     """
-    stored = stored_state(
-        spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch, store_options=store_options
-    )
+    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
     section, schema, columns = stored.without_keys(BROADCAST, name)
     copies = stored.rows.mapInArrow(FirstCopy(stored.values, section), COPY)
     return copies.limit(1).mapInArrow(ReadSection(CopyValues(), section, schema), columns)
@@ -621,8 +614,6 @@ def read_list_state(
     --------
     >>> read_list_state(spark, "/data/savepoints/7", "merged", "open").count()  # doctest: +SKIP
     """
-    stored = stored_state(
-        spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch, store_options=store_options
-    )
+    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
     section, schema, columns = stored.without_keys(LISTS, name)
     return stored.rows.mapInArrow(ReadSection(stored.values, section, schema), columns)

@@ -272,21 +272,19 @@ def decoded(
     living: Sequence[Any],
 ) -> list[Any]:
     """Return values as they are declared, None for entries that are not there."""
+    found: list[Any] = []
     try:
-        return [
+        # What was made before one fails stays in the list, and so says which one that is.
+        found.extend(
             decode(one) if one is not None and is_there else None
             for one, is_there in zip(values, living, strict=True)
-        ]
-    except Exception:
-        for one, key, is_there in zip(values, keys, living, strict=True):
-            try:
-                _ = decode(one) if one is not None and is_there else None
-            except Exception as error:
-                raise StateValueError(
-                    f"state {state!r}: what is stored of key {key!r:.200} cannot be made the declared class: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-        raise
+        )
+    except Exception as error:
+        raise StateValueError(
+            f"state {state!r}: what is stored of key {keys[len(found)]!r:.200} cannot be made the declared "
+            f"class: {type(error).__name__}: {error}"
+        ) from error
+    return found
 
 
 # Columns of a table, in this order:

@@ -8,7 +8,6 @@ keys of maps may become wider numbers. Keys of the operator, windows and times n
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -109,20 +108,13 @@ def _names_of_program(names: Iterable[str]) -> list[str]:
     return [name for name in names if not name.startswith(_OURS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
-    """The first place, from the outside, where a declared type does not hold what is stored."""
+def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = ()) -> str:
+    """Return where a stored type has no place in a declared one; empty if every value has its place.
 
-    #: From the value to it: `element` of a list, `key` and `value` of a map, names of fields.
-    path: tuple[str, ...]
-    stored: pa.DataType
-    declared: pa.DataType
-
-
-def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = ()) -> Misfit | None:
-    """Return where a stored type has no place in a declared one; None if every value has its place."""
+    `path` leads there from the value: `element` of a list, `key` and `value` of a map, names of fields.
+    """
     if stored.equals(declared):
-        return None
+        return ""
     kinds = pa.types
     if kinds.is_list(stored) and kinds.is_list(declared):
         return misfit(stored.value_type, declared.value_type, (*path, "element"))
@@ -131,16 +123,19 @@ def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = (
         # Wider numbers are equal to what they were, and different ones stay different. Of keys with fields
         # two might become one.
         if not key.equals(other) and not _is_wider_number(key, other):
-            return Misfit((*path, "key"), key, other)
+            return _describe_narrower((*path, "key"), key, other)
         return misfit(stored.item_type, declared.item_type, (*path, "value"))
     if kinds.is_struct(stored) and kinds.is_struct(declared):
         fields = {field.name: field.type for field in stored}
         common = [field for field in declared if field.name in fields]
-        if not common:
-            return Misfit(path, stored, declared)
         found = (misfit(fields[field.name], field.type, (*path, field.name)) for field in common)
-        return next((one for one in found if one is not None), None)
-    return None if _is_wider_number(stored, declared) else Misfit(path, stored, declared)
+        return next(filter(None, found), "") if common else _describe_narrower(path, stored, declared)
+    return "" if _is_wider_number(stored, declared) else _describe_narrower(path, stored, declared)
+
+
+def _describe_narrower(path: tuple[str, ...], stored: pa.DataType, declared: pa.DataType) -> str:
+    says = f"{'.'.join(path)!r} is stored as {stored} but declared as {declared}"
+    return f"{says}, which does not hold all of its values"
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -196,13 +191,8 @@ def types_text(schema: pa.Schema) -> str:
 
 
 def _cast(layout: TableLayout, name: str, column: pa.Array, declared: pa.DataType) -> pa.Array:
-    wrong = misfit(column.type, declared, (name,))
-    if wrong is not None:
-        place = ".".join(wrong.path)
-        raise StateMismatch(
-            f"state {layout.name!r}: {place!r} is stored as {wrong.stored} but declared as {wrong.declared}, "
-            "which does not hold all of its values; give the field, or the state, another name"
-        )
+    if wrong := misfit(column.type, declared, (name,)):
+        raise StateMismatch(f"state {layout.name!r}: {wrong}; give the field, or the state, another name")
     return column if column.type.equals(declared) else column.cast(declared)
 
 

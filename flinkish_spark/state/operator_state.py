@@ -108,12 +108,8 @@ def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:
         raise OperatorValueMismatch(f"{what} has the columns {', '.join(table.schema.names)}; it is damaged")
     # Other fields, or wider types, as of keyed state.
     for field, own in zip(schema, table.schema, strict=True):
-        wrong = misfit(own.type, field.type, (field.name,))
-        if wrong is not None:
-            raise OperatorValueMismatch(
-                f"{what}: {'.'.join(wrong.path)!r} is stored as {wrong.stored} but declared as "
-                f"{wrong.declared}, which does not hold all of its values"
-            )
+        if wrong := misfit(own.type, field.type, (field.name,)):
+            raise OperatorValueMismatch(f"{what}: {wrong}")
     return table.cast(schema)
 
 
