@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.settings import session_of_its_own
@@ -24,17 +23,12 @@ from flinkish_spark.core.store import sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance
-from flinkish_spark.protocol.savepoints import (
-    STATE_FOLDER,
-    OperatorShape,
-    StateFile,
-    check_groups,
-    state_path,
-)
+from flinkish_spark.protocol.savepoints import STATE_FOLDER, OperatorShape, StateFile
 from flinkish_spark.savepoints.files import SavepointFailed
+from flinkish_spark.savepoints.written_files import REPORT, read_reports, write_state_file
 from flinkish_spark.state.base_files import BaseFiles, MappedBases, bases_of
 from flinkish_spark.state.key_group import types_of_group, unbundled_groups, whole_group
-from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter, new_state_file
+from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.transport.routing import PLACE_BITS, Routing
 
@@ -47,8 +41,6 @@ if TYPE_CHECKING:
 
 #: What is escaped in a URI of Java's.
 _ESCAPED = re.compile(r"[\x00-\x20%#?\"<>\\^`{|}\[\]]")
-#: What a task says about the file that it has written, as JSON.
-_REPORT = "report STRING"
 
 
 class _WriteStateFile:
@@ -68,32 +60,21 @@ class _WriteStateFile:
         self._bundle_of_route, self._bundling = dict(bundle_of_route), bundling
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = TaskContext.get()
-        assert task is not None
-        # An attempt of its own has a name of its own: a lost one leaves a file that nobody names.
-        name = f"{self._name}-{task.partitionId()}-{task.taskAttemptId()}"
-        states, found = dict[str, str](), list[int]()
-        writer: StateFileWriter | None = None
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            # Read here, where the files are: a savepoint holds all of its state itself.
-            writer = writer or new_state_file(self._place, state_path(self._operator, name))
-            for route, stored in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-                value = whole_group(stored, self._bases)
-                states.update(types_of_group(value, self._operator))
-                bundle = self._bundle_of_route[route]
-                groups = {bundle: value}
-                if bundle >= 0 and len(self._bundling.groups_of(bundle)) > 1:
-                    groups = unbundled_groups(value, self._operator, self._bundling)
-                writer.write(list(groups), list(groups.values()))
-                found += groups
-        if writer is not None:
-            size, digest = writer.close()
-            file = {"name": name, "rows": writer.rows, "bytes": size, "sha256": digest}
-            yield pa.RecordBatch.from_pydict(
-                {"report": [json.dumps({**file, "states": states, "groups": found})]}
-            )
+        states: dict[str, str] = {}
+
+        def values() -> Iterator[tuple[Sequence[int], Sequence[bytes]]]:
+            for batch in batches:
+                rows = zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+                for route, stored in rows:
+                    # Read here, where the files are: a savepoint holds all of its state itself.
+                    value, bundle = whole_group(stored, self._bases), self._bundle_of_route[route]
+                    states.update(types_of_group(value, self._operator))
+                    groups = {bundle: value}
+                    if bundle >= 0 and len(self._bundling.groups_of(bundle)) > 1:
+                        groups = unbundled_groups(value, self._operator, self._bundling)
+                    yield list(groups), list(groups.values())
+
+        yield from write_state_file(self._place, self._operator, self._name, values(), {"states": states})
 
 
 def export_state(
@@ -114,7 +95,11 @@ def export_state(
     numbers = operator_numbers(decision.commits_text)
     planned = tuple(dict.fromkeys(one.number for one in layout.states))
     if numbers != planned:
-        raise _unexpected(f"it has the operators {numbers}, and the plan has {planned}")
+        raise SavepointFailed(
+            "the state in Spark's checkpoint is not what it has to be",
+            why=f"it has the operators {numbers}, and the plan has {planned}",
+            what_to_do="keep the job directory and report this",
+        )
     reader, token = session_of_its_own(spark, shuffle_partitions), uuid.uuid4().hex[:8]
     files: list[StateFile] = []
     states: dict[str, dict[str, str]] = {}
@@ -134,7 +119,7 @@ def export_state(
         try:
             frame = of_instance(state.load(log.hadoop_url), instance)
             values = frame.select(F.col(f"key.{ROUTE}"), F.col("value.groupState.value"))
-            reports = [json.loads(row["report"]) for row in values.mapInArrow(write, _REPORT).collect()]
+            rows = values.mapInArrow(write, REPORT).collect()
         except Exception as error:
             raise SavepointFailed(
                 f"the state of checkpoint {decision.checkpoint} cannot be read from Spark's checkpoint",
@@ -144,17 +129,9 @@ def export_state(
                 else "give as job_dir a symbolic link to it, whose path has letters, digits, - and _ alone: "
                 "Spark's reader of state escapes a path twice, and does not find this one",
             ) from error
-        for report in reports:
-            states.setdefault(instance.uid, {}).update(report["states"])
-        try:
-            found = [group for r in reports for group in r["groups"] if group >= 0]
-            check_groups(instance.uid, groups, found)
-        except ValueError as error:
-            raise _unexpected(str(error)) from None
-        files += [
-            StateFile(instance.uid, instance.chain, r["name"], r["rows"], r["bytes"], r["sha256"])
-            for r in sorted(reports, key=lambda report: str(report["name"]))
-        ]
+        written = read_reports(rows, instance.uid, instance.chain, groups)
+        states.setdefault(instance.uid, {}).update(written.states)
+        files += written.files
     return tuple(files), states
 
 
@@ -162,14 +139,6 @@ def of_instance(state: DataFrame, instance: StateInstance) -> DataFrame:
     route = F.col(f"key.{ROUTE}")
     place = F.shiftright(F.when(route < 0, F.bitwise_not(route)).otherwise(route), PLACE_BITS)
     return state.where(place == instance.place)
-
-
-def _unexpected(why: str) -> SavepointFailed:
-    return SavepointFailed(
-        "the state in Spark's checkpoint is not what it has to be",
-        why=why,
-        what_to_do="keep the job directory and report this",
-    )
 
 
 def operator_numbers(commits_text: str) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress, TimeDomain, Timer
@@ -19,7 +18,7 @@ from flinkish_spark.core.errors import USER_FUNCTION_MARKER
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.operators.context import FunctionContext
 from flinkish_spark.operators.process import ElementFailed, Elements, GroupRun, KeyedStreamOperator, Processor
-from flinkish_spark.protocol.savepoints import StateFile, state_path
+from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.savepoints.bootstrap import KeyedStateBootstrapFunction
 from flinkish_spark.savepoints.entries import (
     EACH_TOUCHED_AT,
@@ -29,6 +28,7 @@ from flinkish_spark.savepoints.entries import (
     to_ms,
 )
 from flinkish_spark.savepoints.files import SavepointDamaged
+from flinkish_spark.savepoints.written_files import write_state_file
 from flinkish_spark.state.codec import ALIVE, HASH, TIME, TOUCHES, StateValueError, TableLayout
 from flinkish_spark.state.columnar import next_due_of
 from flinkish_spark.state.evolution import StateMismatch
@@ -46,7 +46,7 @@ from flinkish_spark.state.key_group import (
 )
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.operator_state import BROADCAST_KIND
-from flinkish_spark.state.savepoint_files import StateFileWriter, has_checksum, new_state_file
+from flinkish_spark.state.savepoint_files import has_checksum
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.transport.blocks import from_block, to_block
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP
@@ -71,8 +71,6 @@ PACKED = T.StructType(
 )
 #: The part that is the value which the key group had.
 VALUE = 0
-#: What a task says about the file that it has written, as JSON.
-REPORT = T.StructType([T.StructField("report", T.StringType())])
 _PACKED = arrow_schema(PACKED)
 
 
@@ -143,29 +141,18 @@ class WriteGroups:
     change: EditGroup
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = TaskContext.get()
-        attempt = "0" if task is None else f"{task.partitionId()}-{task.taskAttemptId()}"
-        name = f"{self.name}-{attempt}"
-        writer: StateFileWriter | None = None
-        states, groups, due = dict[str, str](), list[int](), list[list[Any]]()
-        for group, parts in _groups(batches):
-            value = self.change(group, parts)
-            if value is None:
-                continue
-            states.update(describe_group(value).types)
-            due.append([group, *next_timers(value)])
-            writer = writer or new_state_file(self.place, state_path(self.change.owner, name))
-            writer.write([group], [value])
-            groups.append(group)
-        if writer is not None:
-            size_bytes, sha256 = writer.close()
-            report = {
-                "file": {"name": name, "rows": writer.rows, "bytes": size_bytes, "sha256": sha256},
-                "states": states,
-                "groups": groups,
-                "due": due,
-            }
-            yield pa.RecordBatch.from_pydict({"report": [json.dumps(report)]})
+        states, due = dict[str, str](), list[Sequence[int | None]]()
+
+        def values() -> Iterator[tuple[Sequence[int], Sequence[bytes]]]:
+            for group, parts in _groups(batches):
+                value = self.change(group, parts)
+                if value is not None:
+                    states.update(describe_group(value).types)
+                    due.append([group, *next_timers(value)])
+                    yield [group], [value]
+
+        facts = {"states": states, "due": due}
+        yield from write_state_file(self.place, self.change.owner, self.name, values(), facts)
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict[int, list[bytes]]]]:

@@ -6,10 +6,10 @@ The savepoint that a plan comes from is only read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -18,13 +18,12 @@ from flinkish_spark.core.errors import USER_FUNCTION_MARKER, FlinkishError, Sche
 from flinkish_spark.core.foreign_errors import describe_failure, said
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.partitioning import shuffle_partitions
-from flinkish_spark.protocol.savepoints import OperatorState, StateFile, check_groups
+from flinkish_spark.protocol.savepoints import OperatorState, StateFile
 from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDamaged, SavepointDir, SavepointFailed
 from flinkish_spark.savepoints.group_edits import (
     KEY_GROUP,
     PACKED,
     PART,
-    REPORT,
     ROW_TIME,
     VALUE,
     Edit,
@@ -37,12 +36,12 @@ from flinkish_spark.savepoints.group_edits import (
     WriterRefused,
 )
 from flinkish_spark.savepoints.writer_plan import (
-    DueTimers,
     EditRows,
     Filling,
     PlannedOperator,
     WrittenOperator,
 )
+from flinkish_spark.savepoints.written_files import REPORT, DueTimers, WrittenFiles, read_reports
 from flinkish_spark.state.codec import HASH
 from flinkish_spark.state.operator_state import BROADCAST_KIND
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, map_in_arrow
@@ -76,11 +75,10 @@ class WriteTarget:
 def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> WrittenOperator:
     """Write the state files of one operator; Spark jobs, unless nothing changes."""
     if planned.filling is not None:
-        edits = planned.edits.get(planned.filling.chain, ())
-        reports = _fill(target, uid, planned.state, planned.filling, edits)
-        files = _files(uid, planned.filling.chain, reports)
-        due = {planned.filling.chain: _due(reports)}
-        return WrittenOperator(_with_states(planned.state, reports), files, due)
+        chain = planned.filling.chain
+        found = _fill(target, uid, planned.state, planned.filling, planned.edits.get(chain, ()))
+        state = replace(planned.state, states={**planned.state.states, **found.states})
+        return WrittenOperator(state, found.files, {chain: found.due})
     written: list[StateFile] = []
     timers: dict[str, tuple[DueTimers, ...]] = {}
     chains = sorted(planned.origin.keys() | planned.edits.keys())
@@ -94,11 +92,11 @@ def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> W
             written += [replace(file, chain=chain) for file in old]
             state = replace(state, states={**state.states, **planned.state.states})
             continue
-        reports = _rewrite(target, uid, state, old, edits)
-        state = _with_states(state, reports)
-        written += _files(uid, chain, reports)
+        found = _rewrite(target, uid, state, chain, old, edits)
+        state = replace(state, states={**state.states, **found.states})
+        written += found.files
         if any(isinstance(one.edit, EditedTimers) for one in edits):
-            timers[chain] = _due(reports)
+            timers[chain] = found.due
     return WrittenOperator(state, tuple(written), timers)
 
 
@@ -121,7 +119,7 @@ def checked_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T
 # -- parts ------------------------------------------------------------------------------------------
 def _fill(
     target: WriteTarget, uid: str, state: OperatorState, filling: Filling, edits: Sequence[EditRows]
-) -> list[dict[str, Any]]:
+) -> WrittenFiles:
     rows, frame = filling.rows, filling.rows.frame
     keys, key_types = key_columns(rows.keys), checked_key_types(frame, rows.keys)
     columns: list[Column] = [F.xxhash64(*keys).alias(HASH)]
@@ -143,16 +141,18 @@ def _fill(
     )
     frames, by_part = _edit_blocks(edits, state.max_parallelism, VALUE + 2)
     together = reduce(lambda one, other: one.unionByName(other), [packed, *frames])
-    return _run(target, uid, state, _shuffled(target, together, state, 0), EditGroup(uid, by_part, fill))
+    groups = _shuffled(target, together, state, 0)
+    return _run(target, state, filling.chain, groups, EditGroup(uid, by_part, fill))
 
 
 def _rewrite(
     target: WriteTarget,
     uid: str,
     state: OperatorState,
+    chain: str,
     old: Sequence[StateFile],
     edits: Sequence[EditRows],
-) -> list[dict[str, Any]]:
+) -> WrittenFiles:
     frames, by_part = _edit_blocks(edits, state.max_parallelism, VALUE + 1)
     if old:
         assert target.origin is not None
@@ -165,7 +165,7 @@ def _rewrite(
     groups = reduce(lambda one, other: one.unionByName(other), frames)
     if edits:
         groups = _shuffled(target, groups, state, sum(file.size_bytes for file in old))
-    return _run(target, uid, state, groups, EditGroup(uid, by_part))
+    return _run(target, state, chain, groups, EditGroup(uid, by_part))
 
 
 def _edit_blocks(
@@ -195,42 +195,13 @@ def _shuffled(target: WriteTarget, packed: DataFrame, state: OperatorState, size
 
 
 def _run(
-    target: WriteTarget, uid: str, state: OperatorState, groups: DataFrame, change: EditGroup
-) -> list[dict[str, Any]]:
-    task = WriteGroups(target.place, target.token, change)
+    target: WriteTarget, state: OperatorState, chain: str, groups: DataFrame, change: EditGroup
+) -> WrittenFiles:
     try:
-        rows = groups.mapInArrow(task, REPORT).collect()
+        rows = groups.mapInArrow(WriteGroups(target.place, target.token, change), REPORT).collect()
     except Exception as error:
-        raise _failure(uid, error) from error
-    reports: list[dict[str, Any]] = sorted(
-        (json.loads(row["report"]) for row in rows), key=lambda report: str(report["file"]["name"])
-    )
-    try:
-        found = [group for one in reports for group in one["groups"] if group >= 0]
-        check_groups(uid, state.max_parallelism, found)
-    except ValueError as error:
-        raise SavepointFailed(
-            f"the state of '{uid}' was not written as it has to be", why=str(error), what_to_do="report this"
-        ) from None
-    return reports
-
-
-def _files(uid: str, chain: str, reports: Sequence[Mapping[str, Any]]) -> tuple[StateFile, ...]:
-    files = (report["file"] for report in reports)
-    return tuple(
-        StateFile(uid, chain, one["name"], one["rows"], one["bytes"], one["sha256"]) for one in files
-    )
-
-
-def _due(reports: Sequence[Mapping[str, Any]]) -> tuple[DueTimers, ...]:
-    return tuple((row[0], row[1], row[2]) for report in reports for row in report["due"])
-
-
-def _with_states(state: OperatorState, reports: Sequence[Mapping[str, Any]]) -> OperatorState:
-    found = dict(state.states)
-    for report in reports:
-        found.update(report["states"])
-    return replace(state, states=found)
+        raise _failure(change.owner, error) from error
+    return read_reports(rows, change.owner, chain, state.max_parallelism)
 
 
 def _failure(uid: str, error: Exception) -> FlinkishError:

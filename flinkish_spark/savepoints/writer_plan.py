@@ -32,6 +32,7 @@ from flinkish_spark.savepoints.entries import (
 )
 from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDir
 from flinkish_spark.savepoints.group_edits import Edit, EditedPartition, EditedState, EditedTimers
+from flinkish_spark.savepoints.written_files import DueTimers
 from flinkish_spark.state.codec import HASH, TOUCHED, Expiry, SlotForm, TableLayout, timer_layout
 from flinkish_spark.state.evolution import spread_types, stored_values
 from flinkish_spark.state.key_group import PREFIXES, STATE_SECTION, stored_tables
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 # A savepoint is restored by uid, but the state of an operator belongs to a chain, and operators in one chain
 # of a job must have stood at the same place.
 Chains = tuple[SavedChain, ...]
-#: A key group, and when its next timers are due by event time and by processing time.
-DueTimers = tuple[int, int | None, int | None]
 
 
 def with_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, str]:
