@@ -129,12 +129,6 @@ class Automaton:
     def has_pending(self) -> bool:
         return any(state.kind is StateKind.PENDING for state in self.states)
 
-    @property
-    def has_windows(self) -> bool:
-        return self.first_to_last_ms is not None or any(
-            state.from_previous_ms is not None for state in self.states
-        )
-
     @cached_property
     def passes_over_others(self) -> bool:
         """An event for which no condition of the program holds changes nothing at all."""

@@ -299,8 +299,9 @@ class Matcher:
         self._states = automaton.states
         self._kinds = tuple(state.kind for state in automaton.states)
         self._looks_back = automaton.looks_back
-        self._has_windows, self._window_ms = automaton.has_windows, automaton.first_to_last_ms
         self._has_windows_between = any(state.from_previous_ms is not None for state in automaton.states)
+        self._window_ms = automaton.first_to_last_ms
+        self._has_windows = self._window_ms is not None or self._has_windows_between
         #: By state: of each transition what asks its condition, None if it always holds; and what it is good
         #: for, or else the state in which the event is tried at once.
         self._transitions = tuple(

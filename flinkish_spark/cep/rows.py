@@ -67,13 +67,10 @@ class Excluded(RowPattern):
 
 
 @dataclass(frozen=True, slots=True)
-class AtFirstRow(RowPattern):
-    """Nothing, before the first row of the key."""
+class Anchor(RowPattern):
+    """Nothing, before the first row of the key; or behind its last one, which nobody knows before the end."""
 
-
-@dataclass(frozen=True, slots=True)
-class AtLastRow(RowPattern):
-    """Nothing, behind the last row of the key; nobody knows before the stream ends."""
+    is_first: bool
 
 
 class RowsPerMatch(enum.Enum):
@@ -101,12 +98,6 @@ class RowSearch:
     #: How much time a match may take; None: any.
     window_ms: int | None = None
 
-    @property
-    def rows_before(self) -> int:
-        expressions = (*self.defined.values(), *(measure for _, measure in self.measures))
-        navigated = (one for made in expressions for one in made.all_parts() if isinstance(one, Navigated))
-        return max((-one.rows for one in navigated if one.rows < 0), default=0)
-
 
 _CHOICE, _ROUND, _END = "$choice$", "$round$", "$end$"
 #: Before the name under which a row is taken that is not told.
@@ -116,7 +107,7 @@ _MOST_STATES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Anchor(Condition):
+class _AtPlace(Condition):
     """Asked about a place between two rows."""
 
     is_first: bool
@@ -185,9 +176,9 @@ class _RowCompiler:
                 return self._choice([self._before(one, then, is_excluded=is_excluded) for one in options])
             case Excluded(of):
                 return self._before(of, then, is_excluded=True)
-            case AtFirstRow() | AtLastRow():
+            case Anchor(is_first):
                 state = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
-                state.add(Action.PROCEED, then, _Anchor(isinstance(part, AtFirstRow)))
+                state.add(Action.PROCEED, then, _AtPlace(is_first))
                 return state
             case Repeated(of, least, most, is_greedy):
                 return self._repeated(of, least, most, is_greedy, then, is_excluded)
@@ -313,10 +304,12 @@ class RowMatcher:
         self._hides = [state.stage.startswith(_HIDDEN) for state in self.automaton.states]
         expressions = (*search.defined.values(), *(measure for _, measure in search.measures))
         parts = [one for made in expressions for one in made.all_parts()]
+        #: How many rows before a match's first one are looked at.
+        self._rows_before = max((-one.rows for one in parts if isinstance(one, Navigated)), default=0)
         #: Whether the number of a key's matches is asked for, and whether a row is its first.
         self.asks_for_number = any(isinstance(one, MatchNumber) for one in parts)
         self.asks_for_first = any(
-            isinstance(one.condition, _Anchor) and one.condition.is_first
+            isinstance(one.condition, _AtPlace) and one.condition.is_first
             for at in self.automaton.states
             for one in at.transitions
         )
@@ -478,7 +471,7 @@ class RowMatcher:
         return start + at
 
     def unneeded(self, state: RowState) -> int:
-        return max(state.start - self.search.rows_before, 0)
+        return max(state.start - max(self._rows_before, 0), 0)
 
 
 _END_OF_TIME = (1 << 63) - 1

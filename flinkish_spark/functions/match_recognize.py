@@ -16,8 +16,7 @@ from pyspark.sql import types as T
 from flinkish_spark.cep import expressions as E
 from flinkish_spark.cep import values as V
 from flinkish_spark.cep.rows import (
-    AtFirstRow,
-    AtLastRow,
+    Anchor,
     Excluded,
     InOrder,
     OneOf,
@@ -349,10 +348,9 @@ class _PatternReader:
             self._expect("-")
             self._expect("}")
             return Excluded(inside)
-        if self._takes("^"):
-            return AtFirstRow()
-        if self._takes("$"):
-            return AtLastRow()
+        if self._word in ("^", "$"):
+            self._at += 1
+            return Anchor(self._tokens[self._at - 1].word == "^")
         if self._word == "PERMUTE" and self._next_word == "(":
             self._at += 2
             parts = [self._sequence()]

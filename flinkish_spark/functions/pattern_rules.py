@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -191,7 +192,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         if taken is not None:
             rules[value.id] = taken
             if before is not None and before[2] is not None and before[1] != taken[1]:
-                ctx.apply_to_keyed_state(self._open_states, _giving_up(value.id, taken[1], ctx))
+                ctx.apply_to_keyed_state(self._open_states, partial(_give_up, value.id, taken[1], ctx))
             used = {rule for _, _, rule in rules.values()}
             for text in [text for text in self._searches if text not in used]:
                 self._searches.pop(text).close()
@@ -408,7 +409,7 @@ class _Run:
         flat = FlatMatches.of(self._state, {name: at for at, name in enumerate(automaton.stages)})
         events = [(*spread(event.value), event.time_ms) for event in flat.events]
         parts = (self._names, events), (_CHAIN, flat.chains), (_MATCH, flat.matches)
-        lists = (_structs(names, rows) for names, rows in parts)
+        lists = ([dict(zip(names, row, strict=True)) for row in rows] for names, rows in parts)
         self._states[self.context.name] = (self.context.version, automaton.fingerprint, *lists)
 
     @property
@@ -470,26 +471,18 @@ class _WithoutState(SubtaskFacts):
     get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
 
 
-def _giving_up(name: str, since: int, ctx: KeyedBroadcastContext) -> Callable[[Any, Any], None]:
-    """Return what takes away a key's partial matches of a rule that have begun before a version of it."""
-
-    def give_up(key: Any, states: Any) -> None:
-        stored = states.get(name)
-        if stored is not None and stored.version < since:
-            _count_given_up(stored, ctx)
-            del states[name]
-
-    return give_up
+def _give_up(name: str, since: int, ctx: KeyedBroadcastContext, key: Any, states: Any) -> None:
+    """Take away a key's partial matches of a rule that have begun before a version of it."""
+    stored = states.get(name)
+    if stored is not None and stored.version < since:
+        _count_given_up(stored, ctx)
+        del states[name]
 
 
 def _count_given_up(stored: Any, ctx: Any) -> None:
     given_up = sum(chain is not None and not held for _, chain, held in _rows(stored.matches))
     for counter in (CLOSED, DISCARDED) if given_up else ():
         _operator(ctx).count(counter, given_up)
-
-
-def _structs(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _rows(structs: Iterable[Mapping[str, Any]]) -> list[Any]:

@@ -58,7 +58,7 @@ from flinkish_spark.savepoints.seeds import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from flinkish_spark.contracts.source import Source, SourceNode
+    from flinkish_spark.contracts.source import SourceNode
     from flinkish_spark.planning.sink_rows import PlannedJob
     from flinkish_spark.planning.stream_graph import StreamGraph
     from flinkish_spark.protocol.decisions import Decision
@@ -82,19 +82,17 @@ _ADVICE = {
 }
 
 
-def _inputs(source: Source) -> Container[str]:
-    return TopicPattern(source.topic_pattern) if source.topic_pattern else frozenset(source.topics)
-
-
 def job_shape(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> JobShape:
     return JobShape(planned.operators, _sources(graph), planned.read_by, hooks)
 
 
 def _sources(graph: StreamGraph) -> dict[str, SourceShape]:
-    return {
-        node.uid: SourceShape(node.source.kind, node.source.is_positionable, _inputs(node.source))
-        for node in graph.sources
-    }
+    found = {}
+    for node in graph.sources:
+        pattern, topics = node.source.topic_pattern, node.source.topics
+        inputs: Container[str] = TopicPattern(pattern) if pattern else frozenset(topics)
+        found[node.uid] = SourceShape(node.source.kind, node.source.is_positionable, inputs)
+    return found
 
 
 def begun_chains(

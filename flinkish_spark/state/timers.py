@@ -47,7 +47,8 @@ class TimerQueue:
 
     @property
     def next_ms(self) -> int | None:
-        self._drop_deleted()
+        while self._heap and self._live.get(self._heap[0][2]) != self._heap[0][1]:
+            heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def register(self, timer: Timer) -> bool:
@@ -64,7 +65,7 @@ class TimerQueue:
         if self._live.pop(timer, None) is None:
             return False
         if len(self._heap) > 4 * len(self._live) + 64:
-            self._heap = self._in_order()
+            self._heap = sorted((timer.time_ms, place, timer) for timer, place in self._live.items())
         return True
 
     def due(self, now_ms: int) -> Iterator[Timer]:
@@ -113,13 +114,6 @@ class TimerQueue:
             for timer, place in self._live.items()
             if place_of(timer) != place and timer not in with_entries
         }
-
-    def _in_order(self) -> list[tuple[int, int, Timer]]:
-        return sorted((timer.time_ms, place, timer) for timer, place in self._live.items())
-
-    def _drop_deleted(self) -> None:
-        while self._heap and self._live.get(self._heap[0][2]) != self._heap[0][1]:
-            heapq.heappop(self._heap)
 
 
 class BatchTimers:

@@ -22,13 +22,6 @@ def positive_ms(name: str, value: Duration) -> int:
     return value
 
 
-def lateness_ms(name: str, value: Duration) -> int:
-    value = to_ms(name, value)
-    with refused_as_config_errors(f"set {name} to a number of milliseconds, 0 or more"):
-        checked_whole(name, value, least=0, most=MAX_WATERMARK_MS)
-    return value
-
-
 def offset_ms(name: str, value: Duration, period_ms: int) -> int:
     """Return an offset; raise ConfigError unless it is nearer to 0 than a period is long."""
     value = to_ms(name, value)
