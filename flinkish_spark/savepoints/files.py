@@ -218,11 +218,7 @@ class SavepointDir:
                 what_to_do="check that the disk is there, has room, and may be written by this user",
             ) from error
         if strange:
-            raise SavepointFailed(
-                f"the directory {self.shown} is not empty",
-                why=f"it holds {strange.relative_to(self.path)}, which is no part of a savepoint",
-                what_to_do="export to a directory of its own",
-            )
+            raise self._not_empty(strange.relative_to(self.path))
         if is_claimed:
             raise SavepointFailed(
                 f"the directory {self.shown} holds {CLAIM_KEY}",
@@ -230,25 +226,30 @@ class SavepointDir:
                 what_to_do="export to a directory of its own, or delete this one if that job is gone",
             )
 
+    def _not_empty(self, strange: object) -> SavepointFailed:
+        return SavepointFailed(
+            f"the directory {self.shown} is not empty",
+            why=f"it holds {strange}, which is no part of a savepoint",
+            what_to_do="export to a directory of its own",
+        )
+
     def finish(self, metadata: SavepointMetadata) -> SavepointMetadata:
         """Create savepoint.json and remove files that it does not name; return what is there."""
-        metadata = self._create(metadata)
-        named = {file.path for file in metadata.files}
+        data = seal("savepoint", metadata.to_json())
+        found: SavepointMetadata | None = metadata
+        if self._store.create_if_absent(METADATA_KEY, data) is not CreateResult.CREATED:
+            # Another export of the same checkpoint was faster. Its files are named, ours are not.
+            found = self.finished_by(metadata.job_uuid, metadata.checkpoint, metadata.timeline)
+        assert found is not None
+        self._delete_others({file.path for file in found.files})
+        return found
+
+    def _delete_others(self, named: Collection[str]) -> None:
         for path in sorted(self.path.glob(f"{STATE_FOLDER}/*/*{STATE_ENDING}")):
             if path.relative_to(self.path).as_posix() not in named:
                 path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()
-        return metadata
-
-    def _create(self, metadata: SavepointMetadata) -> SavepointMetadata:
-        data = seal("savepoint", metadata.to_json())
-        if self._store.create_if_absent(METADATA_KEY, data) is CreateResult.CREATED:
-            return metadata
-        # Another export of the same checkpoint was faster. Its files are named, ours are not.
-        found = self.finished_by(metadata.job_uuid, metadata.checkpoint, metadata.timeline)
-        assert found is not None
-        return found
 
     def claimed_by(self, savepoint: str) -> Claim | None:
         claim = self._objects.optional(CLAIM_KEY, "claim", Claim.from_json)
@@ -347,21 +348,14 @@ class SavepointInBucket(SavepointDir):
         there = [name for name in self._bucket.sizes_below("") if not _TEMPORARY.fullmatch(name)]
         strange = [n for n in there if n != METADATA_KEY and not n.startswith(f"{STATE_FOLDER}/")]
         if strange:
-            raise SavepointFailed(
-                f"the place {self.place.url} is not empty",
-                why=f"it holds {strange[0]}, which is no part of a savepoint",
-                what_to_do="export to a place of its own",
-            )
+            raise self._not_empty(strange[0])
         probe = f".{METADATA_KEY}.{uuid.uuid4().hex}.tmp"
         self._store.put(probe, b"?")
         self._store.delete(probe)
 
-    def finish(self, metadata: SavepointMetadata) -> SavepointMetadata:
-        metadata = self._create(metadata)
-        named = {file.path for file in metadata.files}
+    def _delete_others(self, named: Collection[str]) -> None:
         there = (f"{STATE_FOLDER}/{name}" for name in self._bucket.sizes_below(STATE_FOLDER))
         self._bucket.delete_all([key for key in there if key not in named])
-        return metadata
 
     def _here(self) -> str:
         return self.place.url

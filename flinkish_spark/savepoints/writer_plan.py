@@ -196,7 +196,7 @@ def _renamed(assigner: str, names: Mapping[str, str]) -> str:
 _WINDOW = (TIMES["from"], TIMES["to"])
 _TOUCHED = TIMES[TOUCHED]
 _NO_FIELDS: Mapping[str, str] = {}
-_COLUMNS = "give the columns that read_timers gives"
+_ADVICE = "give the columns that reading gives, cast to the types that they have there"
 
 
 @dataclass(frozen=True)
@@ -258,18 +258,13 @@ def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows
 
 def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> list[T.StructField]:
     """Return the columns of timers in the order in which they travel."""
-    what = f"the timers of '{uid}'"
-    key_names = _key_names(schema, what, key_types)
-    wanted = {CLOCK: "string", TIME_MS: "bigint", _WINDOW[0]: "timestamp", _WINDOW[1]: "timestamp"}
-    given = {field.name: field for field in schema}
-    for name, kind in wanted.items():
-        found = given[name].dataType.simpleString() if name in given else "missing"
-        if found != kind:
-            raise SchemaError(f"'{name}' of {what} is a {kind}, and here {found}", what_to_do=_COLUMNS)
-    strange = sorted(given.keys() - {*key_names, *wanted})
+    what, windows = f"the timers of '{uid}'", dict.fromkeys(_WINDOW, "timestamp")
+    wanted = {**_by_name(key_types), CLOCK: "string", TIME_MS: "bigint", **windows}
+    _check_types(schema, wanted, what)
+    strange = sorted(set(schema.names) - wanted.keys())
     if strange:
-        raise SchemaError(f"{what} have no column '{strange[0]}'", what_to_do=_COLUMNS)
-    return [given[name] for name in (*key_names, *wanted)]
+        raise SchemaError(f"{what} have no column '{strange[0]}'", what_to_do=_ADVICE)
+    return [schema[name] for name in wanted]
 
 
 def _hashed(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tuple[DataFrame, pa.Schema]:
@@ -282,18 +277,19 @@ def _hashed(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tu
     return selected, arrow_schema([T.StructField(HASH, T.LongType()), *fields])
 
 
-def _key_names(schema: T.StructType, what: str, key_types: Sequence[str]) -> list[str]:
-    """Return the names of the key's columns; refuse others than the operator has."""
-    names = ["key"] if len(key_types) == 1 else [f"key_{number}" for number in range(len(key_types))]
-    given = {field.name: field for field in schema}
-    for key, kind in zip(names, key_types, strict=True):
-        found = given[key].dataType.simpleString() if key in given else "missing"
-        if found != kind:
-            raise SchemaError(
-                f"the key of {what} is '{key}', a {kind}, which is {found}",
-                what_to_do="give the columns that reading gives; cast the key to its type",
-            )
-    return names
+def _by_name(key_types: Sequence[str]) -> dict[str, str]:
+    """Return the types of the key's columns by their names."""
+    if len(key_types) == 1:
+        return {"key": key_types[0]}
+    return {f"key_{number}": kind for number, kind in enumerate(key_types)}
+
+
+def _check_types(schema: T.StructType, wanted: Mapping[str, str], what: str) -> None:
+    given = {field.name: field.dataType.simpleString() for field in schema}
+    for name, kind in wanted.items():
+        if given.get(name) != kind:
+            found = given.get(name, "missing")
+            raise SchemaError(f"'{name}' of {what} is a {kind}, and here {found}", what_to_do=_ADVICE)
 
 
 def state_columns(
@@ -305,24 +301,24 @@ def state_columns(
 ) -> tuple[TableLayout, list[T.StructField]]:
     """Return how a state with these columns is stored, and the columns in stored order."""
     what = f"the state '{name}' of '{uid}'"
-    key_names = _key_names(schema, what, key_types)
-    given = {field.name: field for field in schema}
+    keys, given = _by_name(key_types), {field.name: field for field in schema}
     ours = given.keys() - set(fields)
     has_window = [window in ours for window in _WINDOW]
     if any(has_window) and not all(has_window):
         raise SchemaError(f"{what} has one of {' and '.join(_WINDOW)}", what_to_do="give both, or none")
     times = [time for time in (*_WINDOW, _TOUCHED) if time in ours]
-    for time in times:
-        if not isinstance(given[time].dataType, T.TimestampType):
-            raise SchemaError(
-                f"'{time}' of {what} is a {given[time].dataType.simpleString()}",
-                what_to_do="cast it to TIMESTAMP",
-            )
-    values = [field for field in schema if field.name not in (*key_names, *times)]
+    _check_types(schema, keys | dict.fromkeys(times, "timestamp"), what)
+    values = [field for field in schema if field.name not in (*keys, *times)]
     expiry = Expiry.WHOLE if _TOUCHED in times else Expiry.NOTHING
     if EACH_TOUCHED_AT in ours and len(values) == 2:
         values = [field for field in values if field.name != EACH_TOUCHED_AT]
-        _check_elements(given, values[0], what)
+        _check_types(schema, {EACH_TOUCHED_AT: "array<timestamp>"}, what)
+        if _TOUCHED not in given or not isinstance(values[0].dataType, T.ArrayType | T.MapType):
+            raise SchemaError(
+                f"{what} has the column {EACH_TOUCHED_AT}",
+                why=f"that is for lists and maps with a time to live, beside {_TOUCHED}",
+                what_to_do=_ADVICE,
+            )
         times.append(EACH_TOUCHED_AT)
         expiry = Expiry.ELEMENTS
     if not values or (len(values) == 1 and values[0].name != "value"):
@@ -332,34 +328,19 @@ def state_columns(
         )
     layout = TableLayout(
         name,
-        tuple(arrow_type(given[key].dataType) for key in key_names),
+        tuple(arrow_type(given[key].dataType) for key in keys),
         tuple(arrow_type(field.dataType) for field in values),
         SlotForm.KEY_AND_WINDOW if all(has_window) else SlotForm.KEY,
         expiry,
         None,
         tuple(fields.get(field.name, field.name) for field in values) if len(values) > 1 else (),
     )
-    return layout, [*(given[one] for one in (*key_names, *times)), *values]
+    return layout, [*(given[one] for one in (*keys, *times)), *values]
 
 
 def fields_by_column(stored: pa.Schema) -> dict[str, str]:
     fields = spread_types(stored_values(stored))
     return {column: field for field, column in value_columns(stored, fields).items()}
-
-
-def _check_elements(given: Mapping[str, T.StructField], value: T.StructField, what: str) -> None:
-    """Refuse times of elements that say nothing: there are no elements, or it is no array of times."""
-    kind = given[EACH_TOUCHED_AT].dataType.simpleString()
-    if kind != "array<timestamp>":
-        raise SchemaError(
-            f"'{EACH_TOUCHED_AT}' of {what} is a {kind}", what_to_do="cast it to ARRAY<TIMESTAMP>"
-        )
-    if _TOUCHED not in given or not isinstance(value.dataType, T.ArrayType | T.MapType):
-        raise SchemaError(
-            f"{what} has the column {EACH_TOUCHED_AT}",
-            why=f"that is for lists and maps with a time to live, beside {_TOUCHED}",
-            what_to_do="give the columns that read_state gives",
-        )
 
 
 def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, name: str) -> None:
@@ -372,7 +353,7 @@ def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, nam
         has, given = (", ".join(names) or "no times" for names in (before, own))
         raise SchemaError(
             f"the state '{name}' of '{uid}' has {has}, and the DataFrame has {given}",
-            what_to_do="give the columns that read_state gives",
+            what_to_do=_ADVICE,
         )
 
 

@@ -496,7 +496,7 @@ def test_two_rows_for_one_key_and_null_times_are_refused(tmp_path) -> None:
     rows = [("ann", 1), ("ann", 2)]
     with pytest.raises(WriterRefused, match=r"state 'total' has several rows for \['ann'\]"):
         edited(tmp_path, before, "totals", "key STRING, value LONG", rows, "total")
-    with pytest.raises(WriterRefused, match="touched_at of the state 'recent' is null"):
+    with pytest.raises(WriterRefused, match="touched_at of the state 'recent': it is null"):
         ddl = "key STRING, touched_at TIMESTAMP, value LONG"
         edited(tmp_path, before, "totals", ddl, [("ann", None, 1)], "recent")
 
@@ -576,12 +576,15 @@ def test_columns_that_are_not_those_of_read_timers_are_refused(ddl, says) -> Non
 @pytest.mark.parametrize(
     ("ddl", "says"),
     [
-        ("key LONG, value LONG", "'key', a string, which is bigint"),
-        ("value LONG", "which is missing"),
+        ("key LONG, value LONG", "'key' of .* is a string, and here bigint"),
+        ("value LONG", "here missing"),
         ("key STRING", "has no value"),
         ("key STRING, total LONG", "the only value 'total'"),
         ("key STRING, window_start TIMESTAMP, value LONG", "has one of window_start and window_end"),
-        ("key STRING, touched_at LONG, value LONG", "cast it to TIMESTAMP"),
+        (
+            "key STRING, touched_at LONG, value LONG",
+            "'touched_at' of .* is a timestamp, and here bigint",
+        ),
     ],
 )
 def test_columns_that_are_not_those_of_read_state_are_refused(ddl, says) -> None:
