@@ -11,14 +11,7 @@ from typing import Any
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import check_methods, hold_plain_values, instance_of, unusable
-from flinkish_spark.joins.spec import (
-    JoinOfPairs,
-    JoinType,
-    ProcessJoinFunction,
-    check_join_function,
-    element_ddl,
-    one_of,
-)
+from flinkish_spark.joins.spec import JoinOfPairs, JoinType, ProcessJoinFunction
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.windows.time_window import function_of_one, positive_count
 
@@ -119,15 +112,11 @@ class LookupJoin(JoinOfPairs):
     keys_per_call: int = 1_000
 
     def __post_init__(self) -> None:
-        element_ddl("left_type", self.left_type)
-        element_ddl("right_type", self.right_type)
-        one_of("join_type", self.join_type, JoinType)
+        self._check_pairs()
         function_of_one("key_of", self.key_of)
         kind: type = LookupTable
         instance_of("table", self.table, kind, what_to_do="give an object of a subclass of LookupTable")
         check_methods(self.table, kind, f"the {type(self.table).__name__} that is given as table")
-        if self.function is not None:
-            check_join_function(self.function, ProcessJoinFunction)
         if self.cache is not None:
             instance_of("cache", self.cache, LookupCache, what_to_do="give a LookupCache, or leave it out")
         positive_count("keys_per_call", self.keys_per_call)

@@ -96,12 +96,20 @@ class JoinOfPairs:
 
     left_type: str
     right_type: str
+    join_type: JoinType
     function: ProcessJoinFunction | None
 
     @property
     def actual_function(self) -> ProcessJoinFunction:
         """The function, or the one that puts the fields of both together."""
         return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
+
+    def _check_pairs(self) -> None:
+        element_ddl("left_type", self.left_type)
+        element_ddl("right_type", self.right_type)
+        one_of("join_type", self.join_type, JoinType)
+        if self.function is not None:
+            _check_function(self.function, ProcessJoinFunction)
 
 
 class CoGroupFunction(ABC):
@@ -242,18 +250,14 @@ class IntervalJoin(JoinOfPairs):
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        element_ddl("left_type", self.left_type)
-        element_ddl("right_type", self.right_type)
+        self._check_pairs()
         with refused_as_config_errors("set it to a number of milliseconds, which may be negative"):
             checked_whole("lower_ms", self.lower_ms, least=-_MOST_MS, most=_MOST_MS)
             checked_whole("upper_ms", self.upper_ms, least=-_MOST_MS, most=_MOST_MS)
         one_of("lower", self.lower, Bound)
         one_of("upper", self.upper, Bound)
-        one_of("join_type", self.join_type, JoinType)
         tag_or_none("left_late", self.left_late)
         tag_or_none("right_late", self.right_late)
-        if self.function is not None:
-            check_join_function(self.function, ProcessJoinFunction)
         if self.least_ms > self.greatest_ms:
             raise ConfigError(
                 f"the interval from {self.lower_ms} to {self.upper_ms} ms is empty",
@@ -317,12 +321,8 @@ class TemporalJoin(JoinOfPairs):
     late_output: OutputTag | None = None
 
     def __post_init__(self) -> None:
-        element_ddl("left_type", self.left_type)
-        element_ddl("right_type", self.right_type)
-        one_of("join_type", self.join_type, JoinType)
+        self._check_pairs()
         tag_or_none("late_output", self.late_output)
-        if self.function is not None:
-            check_join_function(self.function, ProcessJoinFunction)
         if self.is_deletion is not None:
             function_of_one("is_deletion", self.is_deletion)
         if self.version_ttl is not None:
@@ -337,7 +337,7 @@ class TemporalJoin(JoinOfPairs):
             )
 
 
-def check_join_function(function: object, kind: type) -> None:
+def _check_function(function: object, kind: type) -> None:
     instance_of("function", function, kind, what_to_do=f"give a {kind.__name__}")
     check_methods(function, kind, f"the {type(function).__name__} of a join")
 
@@ -372,8 +372,10 @@ class WindowCoGroup:
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
+        element_ddl("left_type", self.left_type)
+        element_ddl("right_type", self.right_type)
         _check(self)
-        check_join_function(self.function, CoGroupFunction)
+        _check_function(self.function, CoGroupFunction)
 
 
 @dataclass(frozen=True)
@@ -406,15 +408,11 @@ class WindowJoin(JoinOfPairs):
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
+        self._check_pairs()
         _check(self)
-        one_of("join_type", self.join_type, JoinType)
-        if self.function is not None:
-            check_join_function(self.function, ProcessJoinFunction)
 
 
 def _check(one: WindowCoGroup | WindowJoin) -> None:
-    element_ddl("left_type", one.left_type)
-    element_ddl("right_type", one.right_type)
     instance_of("windows", one.windows, WindowSpec, what_to_do="give a WindowSpec")
     if one.windows.retraction_field is not None:
         raise ConfigError(
