@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, Progress, TimeDomain, Timer
 from flinkish_spark.protocol.key_groups import Bundling
+from flinkish_spark.state.base_files import Bases
 from flinkish_spark.state.codec import (
     ALIVE,
     HASH,
@@ -205,27 +206,6 @@ class _TimerRows:
         return _TimerRows(*(one[own] for one in (found, times, registered, rows, is_base, is_living)))
 
 
-class Bases(Protocol):
-    """Where bases are kept, as a micro-batch sees it; files are written once and never changed."""
-
-    #: The micro-batch's number.
-    @property
-    def batch(self) -> int: ...
-
-    #: That of the oldest one to which the job may still go back; None if none is known.
-    @property
-    def retained_batch(self) -> int | None: ...
-
-    def read(self, ref: BaseRef) -> Frame:
-        """Return a base's sections, looked at (`checked_frame`); the file stays mapped while in use."""
-
-    def write(self, group: int, frame: bytes) -> BaseRef:
-        """Keep a frame and return where."""
-
-    def delete(self, file: str) -> None:
-        """Give a file up; a missing one is no error."""
-
-
 @dataclass(frozen=True)
 class BasePolicy:
     """When a key group's entries move into a base."""
@@ -243,20 +223,8 @@ class BasePolicy:
 NO_BASE = BasePolicy(smallest_bytes=1 << 62)
 
 
-class NoBases:
-    """For values that stay in one piece; a :class:`Bases`."""
-
-    batch = 0
-    retained_batch: int | None = None
-
-    def read(self, ref: BaseRef) -> Frame:
-        raise StateMismatch(f"the state names the base {ref.file!r}, and this operator keeps none")
-
-    def write(self, group: int, frame: bytes) -> BaseRef:
-        raise StateMismatch(f"key group {group} was to move into a base, and this operator keeps none")
-
-    def delete(self, file: str) -> None:
-        """Do nothing: there is none."""
+class NoBases(Bases):
+    """For values that stay in one piece."""
 
 
 @dataclass(frozen=True)
