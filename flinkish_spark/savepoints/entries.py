@@ -28,9 +28,9 @@ from flinkish_spark.state.evolution import (
 )
 from flinkish_spark.state.key_group import (
     TIMERS,
+    describe_group,
     stored_layout,
     stored_tables,
-    types_of_group,
     whole_group,
 )
 from flinkish_spark.state.savepoint_files import state_in
@@ -153,7 +153,7 @@ class StoreValues:
         for batch in batches:
             for stored in batch.column(0).to_pylist():
                 value = whole_group(stored, bases)
-                types_of_group(value, self.operator)
+                describe_group(value, self.operator)
                 yield value
 
 

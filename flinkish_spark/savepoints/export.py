@@ -27,7 +27,7 @@ from flinkish_spark.protocol.savepoints import STATE_FOLDER, OperatorShape, Stat
 from flinkish_spark.savepoints.files import SavepointFailed
 from flinkish_spark.savepoints.written_files import REPORT, read_reports, write_state_file
 from flinkish_spark.state.base_files import BaseFiles, MappedBases, bases_of
-from flinkish_spark.state.key_group import types_of_group, unbundled_groups, whole_group
+from flinkish_spark.state.key_group import describe_group, unbundled_groups, whole_group
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.transport.routing import PLACE_BITS, Routing
@@ -68,7 +68,7 @@ class _WriteStateFile:
                 for route, stored in rows:
                     # Read here, where the files are: a savepoint holds all of its state itself.
                     value, bundle = whole_group(stored, self._bases), self._bundle_of_route[route]
-                    states.update(types_of_group(value, self._operator))
+                    states.update(describe_group(value, self._operator).types)
                     groups = {bundle: value}
                     if bundle >= 0 and len(self._bundling.groups_of(bundle)) > 1:
                         groups = unbundled_groups(value, self._operator, self._bundling)

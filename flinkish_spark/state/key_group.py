@@ -615,25 +615,19 @@ class StoredGroup:
     types: Mapping[str, str]
 
 
-def describe_group(value: bytes | memoryview) -> StoredGroup:
-    """Return whose a whole value is and what it holds; checks all of it."""
+def describe_group(value: bytes | memoryview, operator: str | None = None) -> StoredGroup:
+    """Return whose a whole value is and what it holds; checks all of it, and that it is an operator's."""
     sections = unpack_frame(value)
-    owner = owner_in(sections)
+    owner = str(owner_in(sections).get("uid", ""))
+    if operator not in (None, owner):
+        raise StateMismatch(f"state of {owner!r} is where that of {operator!r} has to be")
     types = {}
     for name, payload in sections.items():
         if name != OWNER:
             table = read_table(name, payload)
             if name.startswith(STATE_SECTION):
                 types[name.removeprefix(STATE_SECTION)] = types_text(table.schema)
-    return StoredGroup(str(owner.get("uid", "")), types)
-
-
-def types_of_group(value: bytes | memoryview, operator: str) -> Mapping[str, str]:
-    """Return the stored types of a value that is whole and the operator's."""
-    stored = describe_group(value)
-    if stored.owner != operator:
-        raise StateMismatch(f"state of {stored.owner!r} is where that of {operator!r} has to be")
-    return stored.types
+    return StoredGroup(owner, types)
 
 
 def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
