@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress, TimeDomain, Timer
+from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress, TimeDomain
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.operators.context import FunctionContext
-from flinkish_spark.operators.process import ElementFailed, Elements, GroupRun, KeyedStreamOperator, Processor
+from flinkish_spark.operators.process import ElementFailed, Elements, GroupRun, KeyedProcessOperator
 from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.savepoints.bootstrap import KeyedStateBootstrapFunction
 from flinkish_spark.savepoints.entries import (
@@ -232,7 +232,8 @@ class FillGroup:
 
     def _open(self) -> tuple[GroupRun, GroupLayout, RowReader]:
         if self._opened is None:
-            run = GroupRun(_BootstrapOperator(self._function), self._uid, self._groups)
+            function: Any = self._function
+            run = GroupRun(_BootstrapOperator(function), self._uid, self._groups)
             fields = tuple(f"c{at}" for at in range(len(self._fields)))
             keys = tuple(f"k{at}" for at in range(len(self._key_types)))
             reader = RowReader(self._fields, fields, keys)
@@ -244,11 +245,8 @@ class FillGroup:
         return WriterRefused(f"{USER_FUNCTION_MARKER} {json.dumps(told)}")
 
 
-class _BootstrapOperator(KeyedStreamOperator):
-    """Runs a bootstrap function where a job runs its own."""
-
-    def __init__(self, function: KeyedStateBootstrapFunction) -> None:
-        self._function = function
+class _BootstrapOperator(KeyedProcessOperator):
+    """Runs a bootstrap function where a job runs its own; its timers fire in the job."""
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         own = states.of_function()
@@ -257,21 +255,6 @@ class _BootstrapOperator(KeyedStreamOperator):
             "rows of the DataFrame"
         )
         self._function.open(own)
-
-    def processors(self) -> tuple[Processor, ...]:
-        return (self._process,)
-
-    def _process(self, value: Any, context: FunctionContext) -> None:
-        result: Any = self._function.process_element(value, context)
-        if result is not None:
-            raise WriterRefused("process_element returned something, and a bootstrap has no output")
-
-    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
-        """Never called: the watermark stands at its beginning, and elements come behind all timers."""
-        raise AssertionError("timers of a bootstrap fire in the job")
-
-    def close(self) -> None:
-        self._function.close()
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ class Never(Fills):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (Emits(), "returned something"),
+        (Emits(), "it emits, and a bootstrap has no output"),
         (Breaks(), "KeyError: 3 .*key 'ann'"),
         (WrongType(), "cannot hold 'seven'"),
     ],
