@@ -169,7 +169,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict[int, 
         yield int(group), parts
 
 
-def next_timers(value: bytes) -> list[int | None]:
+def next_timers(value: bytes) -> tuple[int | None, ...]:
     """Return when the next timers and windows of a whole value are due, by event and by processing time."""
     tables = stored_tables(value)
     found = []
@@ -178,7 +178,7 @@ def next_timers(value: bytes) -> list[int | None]:
         due = [] if timers is None else [pc.min(timers.column(TIME)).as_py()]
         due += [next_due_of(one, clock) for name, one in tables.items() if name.startswith(STATE_SECTION)]
         found.append(min((due_ms for due_ms in due if due_ms is not None), default=None))
-    return found
+    return tuple(found)
 
 
 #: The column with the time of a row, if rows have one.
