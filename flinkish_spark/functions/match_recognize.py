@@ -324,15 +324,19 @@ class _PatternReader:
         return found
 
     def _alternatives(self) -> RowPattern:
-        options = [self._sequence()]
-        while self._takes("|"):
-            options.append(self._sequence())
+        options = self._sequences("|")
         return options[0] if len(options) == 1 else OneOf(tuple(options))
+
+    def _sequences(self, between: str) -> list[RowPattern]:
+        found = [self._sequence()]
+        while self._takes(between):
+            found.append(self._sequence())
+        return found
 
     def _sequence(self) -> RowPattern:
         parts: list[RowPattern] = []
-        while self._at < len(self._tokens) and self._word not in ("|", ")", ","):
-            if self._word == "-" and self._next_word == "}":
+        while self._at < len(self._tokens):
+            if self._word in ("|", ")", ",") or self._sees("-", "}"):
                 break
             parts.append(self._repeated(self._part()))
         return parts[0] if len(parts) == 1 else InOrder(tuple(parts))
@@ -342,20 +346,15 @@ class _PatternReader:
             inside = self._alternatives()
             self._expect(")")
             return inside
-        if self._word == "{" and self._next_word == "-":
-            self._at += 2
+        if self._takes("{", "-"):
             inside = self._alternatives()
-            self._expect("-")
-            self._expect("}")
+            self._expect("-", "}")
             return Excluded(inside)
-        if self._word in ("^", "$"):
-            self._at += 1
-            return Anchor(self._tokens[self._at - 1].word == "^")
-        if self._word == "PERMUTE" and self._next_word == "(":
-            self._at += 2
-            parts = [self._sequence()]
-            while self._takes(","):
-                parts.append(self._sequence())
+        for word in ("^", "$"):
+            if self._takes(word):
+                return Anchor(word == "^")
+        if self._takes("PERMUTE", "("):
+            parts = self._sequences(",")
             self._expect(")")
             # An earlier part first preferred.
             return OneOf(tuple(InOrder(one) for one in itertools.permutations(parts)))
@@ -363,49 +362,43 @@ class _PatternReader:
         if token is None or not (token.kind in ("VAR", "IDENTIFIER") or token.text.isidentifier()):
             self._fail()
         self._at += 1
-        return Variable(token.text if token.kind == "IDENTIFIER" else token.text.upper())
+        return Variable(_label(token))
 
     def _repeated(self, part: RowPattern) -> RowPattern:
-        least, most = 1, 1
+        least = 1
+        most: int | None = None
         if self._takes("*"):
-            least, most = 0, -1
-        elif self._takes("+"):
-            most = -1
-        elif self._takes("?"):
             least = 0
-        elif self._word == "{" and self._next_word != "-":
-            self._at += 1
-            least = self._number() if self._word.isdigit() else 0
-            most = least
-            if self._takes(","):
-                most = self._number() if self._word.isdigit() else -1
+        elif self._takes("?"):
+            least, most = 0, 1
+        elif not self._sees("{", "-") and self._takes("{"):
+            least = self._number() or 0
+            most = self._number() if self._takes(",") else least
             self._expect("}")
-            if -1 < most < max(least, 1):
+            if most is not None and most < max(least, 1):
                 _refuse(self._text, "a repetition ends before it begins, or is none", "write {least,most}")
-        else:
+        elif not self._takes("+"):
             return part
-        return Repeated(part, least, None if most < 0 else most, not self._takes("?"))
+        return Repeated(part, least, most, not self._takes("?"))
 
-    def _number(self) -> int:
-        self._at += 1
-        return int(self._tokens[self._at - 1].text)
+    def _number(self) -> int | None:
+        word = self._word
+        return int(word) if word.isdigit() and self._takes(word) else None
 
     @property
     def _word(self) -> str:
         return self._tokens[self._at].word if self._at < len(self._tokens) else ""
 
-    @property
-    def _next_word(self) -> str:
-        return self._tokens[self._at + 1].word if self._at + 1 < len(self._tokens) else ""
+    def _sees(self, *words: str) -> bool:
+        return tuple(one.word for one in self._tokens[self._at : self._at + len(words)]) == words
 
-    def _takes(self, word: str) -> bool:
-        if self._word != word:
-            return False
-        self._at += 1
-        return True
+    def _takes(self, *words: str) -> bool:
+        found = self._sees(*words)
+        self._at += len(words) if found else 0
+        return found
 
-    def _expect(self, word: str) -> None:
-        if not self._takes(word):
+    def _expect(self, *words: str) -> None:
+        if not self._takes(*words):
             self._fail()
 
     def _fail(self) -> NoReturn:
