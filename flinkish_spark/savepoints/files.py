@@ -133,7 +133,7 @@ class SavepointDir:
 
     def bring(self, files: Collection[StateFile], target: StoreSpec) -> None:
         """Bring files durably below a place, and check every byte; raises as :meth:`take`."""
-        if target.is_local:
+        if self.place.is_local and target.is_local:
             self.take(files, target.folder)
             return
         store = target.open()
@@ -330,11 +330,6 @@ class SavepointInBucket(SavepointDir):
             if found != file.size_bytes:
                 why = "there is no such file" if found is None else f"it has {found} bytes"
                 raise self._damaged(file, f"{why} instead of {file.size_bytes} bytes")
-
-    def take(self, files: Collection[StateFile], folder: Path) -> None:
-        target = LocalStore(folder)
-        for file in files:
-            target.put(file.path, self._checked(file))
 
     def _read(self, file: StateFile) -> bytes:
         try:

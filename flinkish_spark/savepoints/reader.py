@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Mapping
@@ -78,7 +77,7 @@ from flinkish_spark.savepoints.files import (
     savepoint_at,
     target_place,
 )
-from flinkish_spark.savepoints.seeds import layout_of
+from flinkish_spark.savepoints.seeds import layout_of, remove_below
 from flinkish_spark.state.base_files import bases_of
 from flinkish_spark.state.codec import FrameError
 from flinkish_spark.state.evolution import StateMismatch
@@ -159,12 +158,8 @@ class RetainedState:
 
 
 def _delete_view(view: StoreSpec) -> None:
-    if view.is_local:
-        shutil.rmtree(view.folder, ignore_errors=True)
-        return
     with contextlib.suppress(StoreError):
-        bucket = view.open_bucket()
-        bucket.delete_all(bucket.sizes_below(""))
+        remove_below(view)
 
 
 def is_job_dir(place: StoreSpec) -> bool:
