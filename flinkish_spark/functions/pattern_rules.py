@@ -33,7 +33,7 @@ from flinkish_spark.core.elements import (
 )
 from flinkish_spark.core.errors import ConfigError, PatternError
 from flinkish_spark.core.subtask import SubtaskFacts
-from flinkish_spark.core.validation import check_function, function_object, instance_of
+from flinkish_spark.core.validation import check_function, check_methods, instance_of
 from flinkish_spark.functions.keyed import (
     BroadcastOnTimerContext,
     KeyedBroadcastContext,
@@ -129,12 +129,9 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         late_output: OutputTag | None = None,
         limit: OpenMatches | None = None,
     ) -> None:
-        if not isinstance(function, PatternProcessFunction):
-            raise ConfigError(
-                f"function is {function!r}",
-                what_to_do="give an instance of a PatternProcessFunction subclass",
-            )
-        function_object("function", function, PatternProcessFunction)
+        kind_of_function: type = PatternProcessFunction
+        instance_of("function", function, kind_of_function, what_to_do="give an instance of a subclass")
+        check_methods(function, kind_of_function, f"the {type(function).__name__}")
         for name, value, kind in (("late_output", late_output, OutputTag), ("limit", limit, OpenMatches)):
             if value is not None:
                 instance_of(name, value, kind, what_to_do=f"give an {kind.__name__}, or leave it out")
