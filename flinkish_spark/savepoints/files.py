@@ -413,17 +413,17 @@ def why_no_savepoint_at(target: str, job_dir: StoreSpec) -> str:
 
 def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) -> None:
     """Refuse a place to which no savepoint can be written; on a disk, makes it if it can be one."""
-    path = Path(target.url)
+    path, is_path = Path(target.url), "://" not in target.url
     try:
-        if target.is_local:
+        if is_path:
             _check_text(target.url)
         check_place(target)
-        if target.is_local and path.exists() and not path.is_dir():
+        if is_path and path.exists() and not path.is_dir():
             raise _refused(target.url, "it is a file", "give a directory of its own, which may be new")
         directory = savepoint_at(target)
         _refuse_another(target.url, directory)
         directory.prepare()
-        if target.is_local:
+        if is_path:
             _try_to_write(path)
     except (OSError, ValueError) as error:
         what_to_do = "check that this user may write it, or " + _ELSEWHERE
@@ -493,13 +493,15 @@ def _check_text(target: str) -> None:
 
 
 def _refuse_another(target: str, directory: SavepointDir) -> None:
+    if directory.place.is_local and not os.path.lexists(directory.path / METADATA_KEY):
+        return
     try:
         known = directory.metadata()
         what = f"checkpoint {known.checkpoint} of job '{known.job}'"
     except (CorruptObjectError, JobDirError):
         what = "one that cannot be read"
     except SavepointNotFound:
-        if not os.path.lexists(directory.path / METADATA_KEY):
+        if not directory.place.is_local:
             return
         what = "a link that leads nowhere"
     raise _refused(target, f"another savepoint is there: {what}", _ELSEWHERE)
