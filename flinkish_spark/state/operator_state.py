@@ -266,7 +266,7 @@ class BroadcastStateIsReadOnly(TypeError):
 
 
 class _Entries(Mapping[K, V]):
-    """What both faces of a broadcast state share."""
+    """The entries, as both faces of a broadcast state show them."""
 
     __slots__ = ("_entries", "_keys")
 
