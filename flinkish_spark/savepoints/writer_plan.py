@@ -90,12 +90,12 @@ def without_operator(chains: Chains, uid: str) -> Chains:
 def with_uid(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping[str, str]]:
     """Return the chains with an operator under another uid, and the chains' new names by the old ones."""
 
-    def renamed(uids: tuple[str, ...]) -> tuple[str, ...]:
+    def rename(uids: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(new if uid == old else uid for uid in uids)
 
     changed, names = [], {}
     for one in chains:
-        operators, consumers = renamed(one.chain.operators), renamed(one.chain.consumers)
+        operators, consumers = rename(one.chain.operators), rename(one.chain.consumers)
         changed.append(replace(one, chain=replace(one.chain, operators=operators, consumers=consumers)))
         names[one.chain.name] = changed[-1].chain.name
     return tuple(changed), names
