@@ -207,10 +207,6 @@ def absolute_whole(bits: int, value: int) -> int:
     return whole(bits, abs(value))
 
 
-def sum_of_wholes(values: Iterable[int]) -> int:
-    return reduce(lambda one, other: whole(64, one + other), values, 0)
-
-
 def sum_of_doubles(values: Iterable[float]) -> float:
     return reduce(operator.add, values, 0.0)
 
@@ -227,9 +223,9 @@ def mean_of_decimals(digits: int, scale: int, values: list[decimal.Decimal]) -> 
     return exact(digits, scale, _EXACT.divide(reduce(_EXACT.add, values), decimal.Decimal(len(values))))
 
 
-def least(values: Iterable[Any]) -> Any:
-    return reduce(lambda one, other: other if is_less(other, one) else one, values)
+def lesser(one: Any, other: Any) -> Any:
+    return other if is_less(other, one) else one
 
 
-def greatest(values: Iterable[Any]) -> Any:
-    return reduce(lambda one, other: other if is_less(one, other) else one, values)
+def greater(one: Any, other: Any) -> Any:
+    return other if is_less(one, other) else one

@@ -879,7 +879,7 @@ def aggregate(name: str, kind: T.DataType, text: str) -> tuple[Callable[[list[An
     if name == "COUNT":
         return None, _LONG
     if name in ("MIN", "MAX"):
-        return V.least if name == "MIN" else V.greatest, kind
+        return functools.partial(functools.reduce, V.lesser if name == "MIN" else V.greater), kind
     if not isinstance(kind, T.NumericType):
         _refuse(text, f"a {kind.simpleString()} is no number", "cast it")
     if isinstance(kind, T.DecimalType):
@@ -889,4 +889,6 @@ def aggregate(name: str, kind: T.DataType, text: str) -> tuple[Callable[[list[An
         return functools.partial(of, digits, scale), T.DecimalType(digits, scale)
     if name == "AVG":
         return V.mean_of_doubles, _DOUBLE
-    return (V.sum_of_wholes, _LONG) if type(kind) in _BITS else (V.sum_of_doubles, _DOUBLE)
+    if type(kind) in _BITS:
+        return functools.partial(functools.reduce, functools.partial(V.of_wholes, "+", 64)), _LONG
+    return V.sum_of_doubles, _DOUBLE

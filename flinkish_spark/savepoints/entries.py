@@ -206,17 +206,17 @@ def _slots(schema: pa.Schema) -> list[pa.Field]:
 def reader_columns(schema: pa.Schema) -> T.StructType:
     keys = [field for field in schema if _is_key(field)]
     of_field = value_columns(schema, map(reader_name, value_fields(schema)))
-    found = []
+    found = T.StructType()
     for field in schema:
         if _is_key(field):
-            found.append(T.StructField(_key_name(field, keys), spark_type(field.type)))
+            found.add(_key_name(field, keys), spark_type(field.type))
         elif _is_value(field):
-            found.append(T.StructField(of_field[reader_name(field)], spark_type(field.type)))
+            found.add(of_field[reader_name(field)], spark_type(field.type))
         elif field.name in TIMES:
-            found.append(T.StructField(TIMES[field.name], T.TimestampType()))
+            found.add(TIMES[field.name], T.TimestampType())
         elif field.name == TOUCHES:
-            found.append(T.StructField(EACH_TOUCHED_AT, T.ArrayType(T.TimestampType())))
-    return T.StructType(found)
+            found.add(EACH_TOUCHED_AT, T.ArrayType(T.TimestampType()))
+    return found
 
 
 def value_columns(schema: pa.Schema, fields: Iterable[str]) -> dict[str, str]:
@@ -230,15 +230,11 @@ def value_columns(schema: pa.Schema, fields: Iterable[str]) -> dict[str, str]:
 def timer_columns(schema: pa.Schema) -> T.StructType:
     """Return the columns of timers for readers, from a table that has the operator's keys."""
     keys = [field for field in schema if _is_key(field)]
-    return T.StructType(
-        [
-            *(T.StructField(_key_name(field, keys), spark_type(field.type)) for field in keys),
-            T.StructField(CLOCK, T.StringType()),
-            T.StructField(TIME_MS, T.LongType()),
-            T.StructField(TIMES["from"], T.TimestampType()),
-            T.StructField(TIMES["to"], T.TimestampType()),
-        ]
-    )
+    found = T.StructType()
+    for field in keys:
+        found.add(_key_name(field, keys), spark_type(field.type))
+    found.add(CLOCK, T.StringType()).add(TIME_MS, T.LongType())
+    return found.add(TIMES["from"], T.TimestampType()).add(TIMES["to"], T.TimestampType())
 
 
 @dataclass(frozen=True)

@@ -138,14 +138,10 @@ class SavepointDir:
             return
         store = target.open()
         for file in files:
-            store.put(file.path, self._checked(file))
-
-    def _checked(self, file: StateFile) -> bytes:
-        """Return the content of a file; raise SavepointDamaged if it is another."""
-        data = self._read(file)
-        if hashlib.sha256(data).hexdigest() != file.sha256:
-            raise self._damaged(file, "its checksum does not match")
-        return data
+            data = self._read(file)
+            if hashlib.sha256(data).hexdigest() != file.sha256:
+                raise self._damaged(file, "its checksum does not match")
+            store.put(file.path, data)
 
     def _read(self, file: StateFile) -> bytes:
         return self._path_of(file).read_bytes()

@@ -132,16 +132,14 @@ class BatchTimers:
         self, domain: TimeDomain, index: KeyIndex, times_ms: Array | int, where: Array | None
     ) -> None:
         """Register a timer per key; one that is there already stays."""
-        queue = self.queues[domain]
         for key, hashed, time_ms in _chosen(index, times_ms, where):
-            queue.register(Timer(time_ms, key, None))
+            self.queues[domain].register(Timer(time_ms, key, None))
             self.hash_of[key] = hashed
 
     def delete(self, domain: TimeDomain, index: KeyIndex, times_ms: Array | int, where: Array | None) -> None:
         """Delete a timer per key; one that is not there is no error."""
-        queue = self.queues[domain]
         for key, _, time_ms in _chosen(index, times_ms, where):
-            queue.delete(Timer(time_ms, key, None))
+            self.queues[domain].delete(Timer(time_ms, key, None))
 
     def take_due(self, domain: TimeDomain, now_ms: int) -> tuple[KeyIndex, Array] | None:
         """Take the timers up to and with `now_ms`; return their keys and times, in their order."""
