@@ -12,7 +12,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -25,13 +25,12 @@ from flinkish_spark.types.row_form import RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
 from flinkish_spark.types.to_python import owned, taken, to_values
 
-if TYPE_CHECKING:
-    from flinkish_spark.state.codec import Row
-
 
 #: What is stored of an entry's time: when it was touched last, 0 where entries do not expire; and when each
 #: of its elements was, in their order, None where that is the same for all.
 Touch = tuple[int, "list[int] | None"]
+#: By slot, rows as :class:`~flinkish_spark.state.codec.Row` has them.
+StoredRows = Mapping[Any, Any]
 
 
 class KeyScope:
@@ -115,7 +114,7 @@ class StateTable:
         #: Slots whose entries a function has had in hand and may have changed in place.
         self.lent: set[Any] = set()
 
-    def take(self, stored: Mapping[Any, Row], now_ms: int) -> None:
+    def take(self, stored: StoredRows, now_ms: int) -> None:
         self.entries.update((slot, entry.value) for slot, entry in stored.items())
 
     def touch_of(self, slot: Any) -> Touch:
@@ -166,7 +165,7 @@ class ExpiringTable(StateTable):
         self._ttl = ttl
         self.touched_ms: dict[Any, int] = {}
 
-    def take(self, stored: Mapping[Any, Row], now_ms: int) -> None:
+    def take(self, stored: StoredRows, now_ms: int) -> None:
         super().take(stored, now_ms)
         self.touched_ms.update((slot, entry.touched_ms) for slot, entry in stored.items())
 
@@ -219,7 +218,7 @@ class ExpiringElements(StateTable, ABC):
         self._ttl = ttl
         self.touches: dict[Any, Any] = {}
 
-    def take(self, stored: Mapping[Any, Row], now_ms: int) -> None:
+    def take(self, stored: StoredRows, now_ms: int) -> None:
         """Take over stored entries, by slot, without the elements that have expired."""
         for slot, entry in stored.items():
             times = entry.touches or [entry.touched_ms] * len(entry.value)
