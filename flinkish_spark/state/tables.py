@@ -25,7 +25,6 @@ from flinkish_spark.types.row_form import RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
 from flinkish_spark.types.to_python import owned, taken, to_values
 
-
 #: What is stored of an entry's time: when it was touched last, 0 where entries do not expire; and when each
 #: of its elements was, in their order, None where that is the same for all.
 Touch = tuple[int, "list[int] | None"]
