@@ -142,7 +142,8 @@ class KeyedStates(SubtaskFacts):
         return other
 
     def _state(self, descriptor: StateDescriptor, kind: type) -> Any:
-        if not isinstance(descriptor, kind):
+        given: object = descriptor
+        if not isinstance(given, kind):
             method = _GET.get(type(descriptor))
             raise unusable(
                 "descriptor",
