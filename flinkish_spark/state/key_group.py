@@ -352,8 +352,8 @@ class GroupState:
         """
         own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
         hashes = np.unique(np.concatenate([own, more]))
-        for own in states.tables.values():
-            own.clear()
+        for table in states.tables.values():
+            table.clear()
         timers.queues = self.timers.select(hashes if timers_of is None else timers_of)
         self._hash_of = {**hash_of, **self.timers.hash_of}
         layouts = self._layout.states

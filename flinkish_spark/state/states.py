@@ -156,7 +156,8 @@ class ReducingState(_FoldedState, Generic[V]):
         naming: HandedOut | None = None,
         lends: bool = False,
     ) -> None:
-        super().__init__(scope, table, getattr(reduce, "reduce", reduce), naming, lends)
+        given: Any = reduce
+        super().__init__(scope, table, getattr(given, "reduce", given), naming, lends)
 
     def add(self, value: V) -> None:
         """Reduce the current key's value and this one to one."""

@@ -291,7 +291,7 @@ def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Wind
         return assigner.assign_windows
 
     def checked(value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
-        windows: Any = assigner.assign_windows(value, timestamp_ms, processing_time_ms)
+        windows: Windows = assigner.assign_windows(value, timestamp_ms, processing_time_ms)
         are_windows = isinstance(windows, list | tuple) and all(
             isinstance(one, TimeWindow) and all(isinstance(bound_ms, Integral) for bound_ms in one)
             for one in windows
