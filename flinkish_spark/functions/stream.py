@@ -150,6 +150,7 @@ class ProcessFunction(RichFunction, ABC):
 
     Examples
     --------
+    >>> from flinkish_spark import OutputTag
     >>> REFUSED = OutputTag("refused", "user STRING, amount LONG")
     >>> class Checked(ProcessFunction):
     ...     def process_element(self, value, ctx):
