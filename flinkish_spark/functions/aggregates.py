@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flinkish_spark.core.validation import instance_of
+from flinkish_spark.core.validation import instance_of, unusable
 from flinkish_spark.protocol.choices import Choice
 
 
@@ -53,6 +53,10 @@ class FieldAggregate:
     field: str
 
     def __post_init__(self) -> None:
+        if self.fold not in (Fold.SUM, Fold.MIN, Fold.MAX):
+            raise unusable(
+                "fold", self.fold, wanted="Fold.SUM, Fold.MIN or Fold.MAX", what_to_do="give one of these"
+            )
         instance_of("field", self.field, str, what_to_do="give the name of a field")
 
 
@@ -66,6 +70,8 @@ class ElementChoice:
     ties: Ties = Ties.FIRST
 
     def __post_init__(self) -> None:
+        if self.fold not in (Fold.MIN, Fold.MAX):
+            raise unusable("fold", self.fold, wanted="Fold.MIN or Fold.MAX", what_to_do="give one of these")
         instance_of("field", self.field, str, what_to_do="give the name of a field")
         instance_of("ties", self.ties, Ties, what_to_do="give Ties.FIRST or Ties.LAST")
 
