@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
-from flinkish_spark.cep.conditions import Always, Condition, ConditionContext, Leaf
+from flinkish_spark.cep.conditions import Always, Condition, Leaf, Take
 
 
 class StateKind(enum.Enum):
@@ -56,12 +57,35 @@ class State:
     from_previous_ms: int | None = None
 
 
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A state in the making: ways out of it are added, and some get further conditions."""
+
+    name: str
+    stage: str
+    kind: StateKind
+    ways: list[tuple[Action, Draft, Condition]] = field(default_factory=list)
+    from_previous_ms: int | None = None
+
+    def add(self, action: Action, target: Draft, condition: Condition) -> None:
+        self.ways.append((action, target, condition))
+
+
 @dataclass(frozen=True)
 class Automaton:
     #: In an order that does not depend on conditions.
     states: tuple[State, ...]
     #: How much time a match may take; None: any.
     first_to_last_ms: int | None = None
+
+    @staticmethod
+    def of(drafts: Collection[Draft], first_to_last_ms: int | None = None) -> Automaton:
+        places = {one.name: at for at, one in enumerate(drafts)}
+        states = []
+        for one in drafts:
+            ways = (Transition(action, places[to.name], condition) for action, to, condition in one.ways)
+            states.append(State(one.name, one.stage, one.kind, tuple(ways), one.from_previous_ms))
+        return Automaton(tuple(states), first_to_last_ms)
 
     @cached_property
     def start(self) -> int:
@@ -104,12 +128,6 @@ class Automaton:
     @property
     def has_pending(self) -> bool:
         return any(state.kind is StateKind.PENDING for state in self.states)
-
-    @property
-    def has_windows(self) -> bool:
-        return self.first_to_last_ms is not None or any(
-            state.from_previous_ms is not None for state in self.states
-        )
 
     @cached_property
     def passes_over_others(self) -> bool:
@@ -185,17 +203,14 @@ class Automaton:
         return "\n".join([*lines, "}"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Nothing:
-    """An event of which every answer is known."""
+    """An event of which every answer is known; no condition looks back."""
 
     facts: dict[Leaf, bool]
-    event: None = None
-    take: None = None
-
-    @property
-    def context(self) -> ConditionContext:
-        raise AssertionError("no condition looks back")
+    event: Any = None
+    take: Take | None = None
+    context: Any = None
 
 
 def _quoted(text: str) -> str:

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from flinkish_spark.cep import automaton as table
-from flinkish_spark.cep.automaton import Action, Automaton, StateKind
+from flinkish_spark.cep.automaton import Action, Automaton, Draft, StateKind
 from flinkish_spark.cep.conditions import ALWAYS, Condition, Not, both
 from flinkish_spark.cep.stages import DELIMITER, Contiguity, Stage, Stages, Times
 from flinkish_spark.core.errors import PatternError
@@ -53,26 +52,6 @@ def _check_names(pattern: Stages) -> None:
             what_to_do="skip to one of the names that are in no group",
             name=skipped_to,
         )
-
-
-@dataclass(slots=True, eq=False)
-class _State:
-    """A state in the making: transitions are added, and some get further conditions."""
-
-    name: str
-    kind: StateKind
-    transitions: list[_Transition] = field(default_factory=list)
-    from_previous_ms: int | None = None
-
-    def add(self, action: Action, target: _State, condition: Condition) -> None:
-        self.transitions.append(_Transition(action, target, condition))
-
-
-@dataclass(slots=True, eq=False)
-class _Transition:
-    action: Action
-    target: _State
-    condition: Condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +137,10 @@ def _endless(state: str) -> PatternError:
 class _Compiler:
     def __init__(self, pattern: Stages) -> None:
         self._pattern = pattern
-        self._states: dict[str, _State] = {}
-        self._stops: dict[str, _State] = {}
+        self._states: dict[str, Draft] = {}
+        self._stops: dict[str, Draft] = {}
         #: By name of what follows a greedy loop, what follows it where the loop was ended by its until().
-        self._ended: dict[str, _State] = {}
+        self._ended: dict[str, Draft] = {}
         self._first_to_last_ms: int | None = None
 
     def compile(self) -> Automaton:
@@ -173,27 +152,11 @@ class _Compiler:
         self._check_windows()
         self._check_loops()
         self._check_start(start)
-        places = {state.name: at for at, state in enumerate(self._states.values())}
-        return Automaton(
-            tuple(
-                table.State(
-                    state.name,
-                    state.name.split(DELIMITER)[0],
-                    state.kind,
-                    tuple(
-                        table.Transition(one.action, places[one.target.name], one.condition)
-                        for one in state.transitions
-                    ),
-                    state.from_previous_ms,
-                )
-                for state in self._states.values()
-            ),
-            self._first_to_last_ms,
-        )
+        return Automaton.of(self._states.values(), self._first_to_last_ms)
 
     def _chain(
-        self, stages: tuple[Stage, ...], sink: _State, following: Stage | None, group: _Enclosing | None
-    ) -> _State:
+        self, stages: tuple[Stage, ...], sink: Draft, following: Stage | None, group: _Enclosing | None
+    ) -> Draft:
         """Return the first state of stages one behind the other, which lead to `sink`."""
         for at in range(len(stages) - 1, -1, -1):
             place = _Place(stages, at, following, group)
@@ -202,29 +165,21 @@ class _Compiler:
                 sink = self._converted(place, sink)
             elif contiguity is Contiguity.NOT_NEXT:
                 sink = self._not_next(place, sink)
-            elif sink.kind is StateKind.FINAL and self._waits_at_end(place.stage):
-                sink = self._not_at_end(place)
+            elif sink.kind is StateKind.FINAL and (
+                place.stage.from_previous_ms is not None or self._first_to_last_ms is not None
+            ):
+                # At the end of a pattern with a window it is a state that waits for that to be over.
+                sink, unwanted = self._taking(place.stage, StateKind.PENDING), place.take()
+                sink.add(Action.PROCEED, self._stop(place.stage.name, unwanted), unwanted)
+                sink.add(Action.IGNORE, sink, Not(unwanted))
             # What must not come before something else is a condition of the states around it.
             following = place.stage
             if at > 0:
-                self._narrow(stages[at - 1].first_to_last_ms)
+                windows = (self._first_to_last_ms, stages[at - 1].first_to_last_ms)
+                self._first_to_last_ms = min((one for one in windows if one is not None), default=None)
         return sink
 
-    def _narrow(self, window_ms: int | None) -> None:
-        known = [one for one in (self._first_to_last_ms, window_ms) if one is not None]
-        self._first_to_last_ms = min(known, default=None)
-
-    def _waits_at_end(self, stage: Stage) -> bool:
-        return stage.from_previous_ms is not None or self._first_to_last_ms is not None
-
-    def _not_at_end(self, place: _Place) -> _State:
-        state = self._taking(place.stage, StateKind.PENDING)
-        unwanted = place.take()
-        state.add(Action.PROCEED, self._stop(place.stage.name, unwanted), unwanted)
-        state.add(Action.IGNORE, state, Not(unwanted))
-        return state
-
-    def _not_next(self, place: _Place, sink: _State) -> _State:
+    def _not_next(self, place: _Place, sink: Draft) -> Draft:
         state = self._taking(place.stage, StateKind.NORMAL)
         unwanted = place.take()
         stop = self._stop(place.stage.name, unwanted)
@@ -234,7 +189,7 @@ class _Compiler:
         state.add(Action.PROCEED, stop, unwanted)
         return state
 
-    def _converted(self, place: _Place, sink: _State) -> _State:
+    def _converted(self, place: _Place, sink: Draft) -> Draft:
         stage = place.stage
         if stage.times is None:
             first = self._single(
@@ -249,7 +204,7 @@ class _Compiler:
         self._stop_at_negations(place, first)
         return first
 
-    def _repeated(self, place: _Place, sink: _State, past: _State, times: Times) -> _State:
+    def _repeated(self, place: _Place, sink: Draft, past: Draft, times: Times) -> Draft:
         """Return a row of states in front of `sink`, for as many times; `past` is what follows them."""
         stage, until = place.stage, place.stage.until
         take, ignore = _unless(until, place.take()), place.ignore_inside()
@@ -267,14 +222,14 @@ class _Compiler:
     def _single(
         self,
         place: _Place,
-        sink: _State,
-        past: _State | None,
+        sink: Draft,
+        past: Draft | None,
         take: Condition,
         ignore: Condition | None,
         is_optional: bool,
         *,
         is_first: bool,
-    ) -> _State:
+    ) -> Draft:
         """Return a state that takes one event; for a group, the first of the states that take one each."""
         stage = place.stage
         if stage.group is not None:
@@ -302,7 +257,7 @@ class _Compiler:
             state.add(Action.IGNORE, waiting, ignore)
         return state
 
-    def _pass(self, place: _Place, state: _State, past: _State) -> None:
+    def _pass(self, place: _Place, state: Draft, past: Draft) -> None:
         """Let a state be left without taking anything."""
         stage, proceed = place.stage, place.proceed()
         if stage.is_greedy and stage.until is not None:
@@ -318,7 +273,7 @@ class _Compiler:
             proceed = both(proceed, Not(stage.until))
         state.add(Action.PROCEED, past, proceed)
 
-    def _loop(self, place: _Place, sink: _State) -> _State:
+    def _loop(self, place: _Place, sink: Draft) -> Draft:
         """Return a state that takes any number, and can be left for `sink` at each event."""
         stage, until = place.stage, place.stage.until
         if stage.group is not None:
@@ -354,56 +309,55 @@ class _Compiler:
         return state
 
     @staticmethod
-    def _refuse_what_fits(sink: _State, take: Condition) -> None:
-        for one in sink.transitions:
-            one.condition = both(one.condition, Not(take))
+    def _refuse_what_fits(sink: Draft, take: Condition) -> None:
+        sink.ways = [(action, target, both(asked, Not(take))) for action, target, asked in sink.ways]
 
-    def _stop(self, name: str, unwanted: Condition) -> _State:
+    def _stop(self, name: str, unwanted: Condition) -> Draft:
         """Return the one state in which matches end that have met what must not come."""
         if name not in self._stops:
             stop = self._stops[name] = self._state(name, StateKind.STOP)
             stop.add(Action.TAKE, stop, unwanted)
         return self._stops[name]
 
-    def _stop_at_negations(self, place: _Place, state: _State) -> None:
+    def _stop_at_negations(self, place: _Place, state: Draft) -> None:
         for negation in place.negations():
             unwanted = place.take(negation)
             state.add(Action.PROCEED, self._stop(negation.name, unwanted), unwanted)
 
-    def _stop_at_following(self, place: _Place, state: _State) -> None:
+    def _stop_at_following(self, place: _Place, state: Draft) -> None:
         following = place.following
         if following is not None and following.contiguity is Contiguity.NOT_FOLLOWED_BY:
             unwanted = place.take(following)
             state.add(Action.PROCEED, self._stop(following.name, unwanted), unwanted)
 
-    def _without_negations(self, place: _Place, sink: _State) -> _State:
+    def _without_negations(self, place: _Place, sink: Draft) -> Draft:
         """Return what follows a stage once it has taken an event: what must not come before it may come."""
         negations = {stage.name for stage in place.negations()}
         if not negations or not place.stage.is_optional:
             return sink
 
-        def copied(of: _State, above: frozenset[str]) -> _State:
+        def copied(of: Draft, above: frozenset[str]) -> Draft:
             if of.name in above:
                 raise _endless(of.name)
             copy = self._state(of.name, of.kind)
-            for one in of.transitions:
-                if one.action is not Action.PROCEED:
-                    copy.add(one.action, copy if one.target is of else one.target, one.condition)
-                elif one.target.kind is not StateKind.STOP:
-                    copy.add(one.action, copied(one.target, above | {of.name}), one.condition)
-                elif one.target.name not in negations:
-                    copy.add(one.action, one.target, one.condition)
+            for action, target, asked in of.ways:
+                if action is not Action.PROCEED:
+                    copy.add(action, copy if target is of else target, asked)
+                elif target.kind is not StateKind.STOP:
+                    copy.add(action, copied(target, above | {of.name}), asked)
+                elif target.name not in negations:
+                    copy.add(action, target, asked)
             return copy
 
         return copied(sink, frozenset())
 
-    def _copied(self, of: _State) -> _State:
+    def _copied(self, of: Draft) -> Draft:
         copy = self._state(of.name.split(DELIMITER)[0], of.kind)
-        for one in of.transitions:
-            copy.add(one.action, copy if one.target is of else one.target, one.condition)
+        for action, target, asked in of.ways:
+            copy.add(action, copy if target is of else target, asked)
         return copy
 
-    def _taking(self, stage: Stage, kind: StateKind) -> _State:
+    def _taking(self, stage: Stage, kind: StateKind) -> Draft:
         """Return a new state of a stage, with the window between it and the event before."""
         state = self._state(stage.name if stage.group is None else _GROUP, kind)
         if stage.times is None:
@@ -412,10 +366,10 @@ class _Compiler:
             state.from_previous_ms = stage.times.window_ms
         return state
 
-    def _state(self, name: str, kind: StateKind) -> _State:
+    def _state(self, name: str, kind: StateKind) -> Draft:
         numbered = (f"{name}{DELIMITER}{number}" for number in itertools.count())
         unused = next(one for one in itertools.chain([name], numbered) if one not in self._states)
-        state = self._states[unused] = _State(unused, kind)
+        state = self._states[unused] = Draft(unused, name.split(DELIMITER)[0], kind)
         return state
 
     def _check_windows(self) -> None:
@@ -440,32 +394,32 @@ class _Compiler:
         """Refuse automata in which one event could go round for ever."""
         done: set[str] = set()
 
-        def visit(state: _State, above: frozenset[str]) -> None:
+        def visit(state: Draft, above: frozenset[str]) -> None:
             if state.name in above:
                 raise _endless(state.name)
             if state.name not in done:
-                for one in state.transitions:
-                    if one.action is Action.PROCEED:
-                        visit(one.target, above | {state.name})
+                for action, target, _ in state.ways:
+                    if action is Action.PROCEED:
+                        visit(target, above | {state.name})
                 done.add(state.name)
 
         for state in self._states.values():
             visit(state, frozenset())
 
-    def _check_start(self, start: _State) -> None:
+    def _check_start(self, start: Draft) -> None:
         """Refuse automata in which an event could put an end to what has not begun."""
         waiting, seen = [start], {start.name}
         while waiting:
-            for one in waiting.pop().transitions:
-                if one.action is not Action.PROCEED or one.target.name in seen:
+            for action, target, _ in waiting.pop().ways:
+                if action is not Action.PROCEED or target.name in seen:
                     continue
-                if one.target.kind is StateKind.STOP:
-                    name = one.target.name.split(DELIMITER)[0]
+                if target.kind is StateKind.STOP:
+                    name = target.stage
                     raise PatternError(
                         f"'{name}' must not come, and all that stands before it may be missing",
                         why="where it is missing nobody could say from which event on",
                         what_to_do="use two patterns, one with what may be missing and one without",
                         name=name,
                     )
-                seen.add(one.target.name)
-                waiting.append(one.target)
+                seen.add(target.name)
+                waiting.append(target)

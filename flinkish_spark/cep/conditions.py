@@ -99,19 +99,12 @@ ConditionLike = str | Callable[..., Any] | IterativeCondition | SqlCondition
 class Given(Protocol):
     """One event beside one partial match: conditions are asked about it."""
 
-    @property
-    def event(self) -> Any: ...
-
-    @property
-    def take(self) -> Take | None:
-        """The function that copies the event for a function of the user's; None if it cannot change."""
-
-    @property
-    def facts(self) -> dict[Leaf, bool]:
-        """The answers about the event alone, by condition; the same dict for all partial matches."""
-
-    @property
-    def context(self) -> ConditionContext: ...
+    event: Any
+    #: The function that copies the event for a function of the user's; None if it cannot change.
+    take: Take | None
+    #: The answers about the event alone, by condition; the same dict for all partial matches.
+    facts: dict[Leaf, bool]
+    context: Any
 
 
 class Condition(ABC):

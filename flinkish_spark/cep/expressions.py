@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -47,10 +47,6 @@ class Frame:
                 offset -= 1
         return None
 
-    def label_at(self, place: int) -> str | None:
-        at = place - self.start
-        return self.labels[at] if 0 <= at < self.known else None
-
 
 class Expression(ABC):
     """A tree; the same for all rows, and a plain value."""
@@ -63,7 +59,8 @@ class Expression(ABC):
         """Return the value at a place; at None, each column is read at the row that it names."""
 
     def parts(self) -> Sequence[Expression]:
-        return ()
+        of = getattr(self, "of", None) or ()
+        return (of,) if isinstance(of, Expression) else of
 
     def all_parts(self) -> Iterator[Expression]:
         yield self
@@ -105,9 +102,6 @@ class Navigated(Expression):
     rows: int = 0
     looks_around = True
 
-    def parts(self) -> Sequence[Expression]:
-        return (self.of,)
-
     def value(self, frame: Frame, place: int | None) -> Any:
         if self.from_first:
             # The first of a variable is the first of all that is known: SQL's running rows do not cut it off.
@@ -133,7 +127,8 @@ class Classifier(Expression):
     def value(self, frame: Frame, place: int | None) -> Any:
         if place is None:
             place = frame.last_place(self.variables, 0)
-        return None if place is None else frame.label_at(place)
+        at = -1 if place is None else place - frame.start
+        return frame.labels[at] if 0 <= at < frame.known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +146,8 @@ class Final(Expression):
     of: Expression
     looks_around = True
 
-    def parts(self) -> Sequence[Expression]:
-        return (self.of,)
-
     def value(self, frame: Frame, place: int | None) -> Any:
-        whole = Frame(
-            *(frame.rows, frame.start, frame.labels, frame.known, frame.known),
-            frame.match_number,
-            frame.is_ended,
-        )
-        return self.of.value(whole, place)
+        return self.of.value(replace(frame, counted=frame.known), place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +160,6 @@ class Aggregated(Expression):
     #: What is made of the values; None: their number, also where there is none.
     function: Callable[[list[Any]], Any] | None = None
     looks_around = True
-
-    def parts(self) -> Sequence[Expression]:
-        return () if self.of is None else (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
         places = frame.places(self.variables, frame.counted)
@@ -194,9 +178,6 @@ class Applied(Expression):
     function: Callable[..., Any]
     of: tuple[Expression, ...]
 
-    def parts(self) -> Sequence[Expression]:
-        return self.of
-
     def value(self, frame: Frame, place: int | None) -> Any:
         values = [one.value(frame, place) for one in self.of]
         return None if None in values else self.function(*values)
@@ -207,9 +188,6 @@ class All(Expression):
     """SQL's AND, three-valued."""
 
     of: tuple[Expression, ...]
-
-    def parts(self) -> Sequence[Expression]:
-        return self.of
 
     def value(self, frame: Frame, place: int | None) -> Any:
         found: bool | None = True
@@ -227,9 +205,6 @@ class Negated(Expression):
 
     of: Expression
 
-    def parts(self) -> Sequence[Expression]:
-        return (self.of,)
-
     def value(self, frame: Frame, place: int | None) -> Any:
         value = self.of.value(frame, place)
         return None if value is None else not value
@@ -242,9 +217,6 @@ def any_of(parts: tuple[Expression, ...]) -> Expression:
 @dataclass(frozen=True, slots=True)
 class IsNull(Expression):
     of: Expression
-
-    def parts(self) -> Sequence[Expression]:
-        return (self.of,)
 
     def value(self, frame: Frame, place: int | None) -> Any:
         return self.of.value(frame, place) is None
@@ -272,9 +244,6 @@ class FirstKnown(Expression):
     """The first of them that is not null."""
 
     of: tuple[Expression, ...]
-
-    def parts(self) -> Sequence[Expression]:
-        return self.of
 
     def value(self, frame: Frame, place: int | None) -> Any:
         values = (one.value(frame, place) for one in self.of)

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from flinkish_spark.cep.automaton import Action, Automaton, State, StateKind, Transition
-from flinkish_spark.cep.conditions import Always, ColumnCondition, Condition, Leaf, Take
+from flinkish_spark.cep.automaton import Action, Automaton, StateKind
+from flinkish_spark.cep.conditions import Always, ColumnCondition, Leaf, Take
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Overflow, Skip
 from flinkish_spark.core.errors import PatternError
 
@@ -299,12 +299,22 @@ class Matcher:
         self._states = automaton.states
         self._kinds = tuple(state.kind for state in automaton.states)
         self._looks_back = automaton.looks_back
-        self._has_windows, self._window_ms = automaton.has_windows, automaton.first_to_last_ms
         self._has_windows_between = any(state.from_previous_ms is not None for state in automaton.states)
+        self._window_ms = automaton.first_to_last_ms
+        self._has_windows = self._window_ms is not None or self._has_windows_between
         #: By state: of each transition what asks its condition, None if it always holds; and what it is good
         #: for, or else the state in which the event is tried at once.
         self._transitions = tuple(
-            tuple((_asked(one.condition), self._way_of(state, one), one.target) for one in state.transitions)
+            tuple(
+                (
+                    None if isinstance(one.condition, Always) else one.condition.holds,
+                    None
+                    if one.action is Action.PROCEED
+                    else (state.stage, one.action is Action.TAKE, one.target, self._kinds[one.target]),
+                    one.target,
+                )
+                for one in state.transitions
+            )
             for state in automaton.states
         )
         self._proceeds = tuple(any(way is None for _, way, _ in ways) for ways in self._transitions)
@@ -499,11 +509,6 @@ class Matcher:
             return one.last.first.time_ms + window
         return None
 
-    def _way_of(self, state: State, one: Transition) -> _Way | None:
-        if one.action is Action.PROCEED:
-            return None
-        return state.stage, one.action is Action.TAKE, one.target, self._kinds[one.target]
-
     def _completed(self, state: MatchState, complete: list[PartialMatch]) -> list[tuple[PartialMatch, Match]]:
         """Return the matches that can be emitted now, the one that begins first first."""
         for one in MatchQueue.of(complete):
@@ -609,7 +614,3 @@ class _Step:
                         return target
                     waiting.append(target)
         return None
-
-
-def _asked(condition: Condition) -> Callable[[_Step], bool] | None:
-    return None if isinstance(condition, Always) else condition.holds

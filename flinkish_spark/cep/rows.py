@@ -8,13 +8,12 @@ thing: not all matches, but for each row the one that is preferred, of rows that
 from __future__ import annotations
 
 import enum
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkish_spark.cep.automaton import Action, Automaton, State, StateKind, Transition
-from flinkish_spark.cep.conditions import ALWAYS, Condition, Given, Not
+from flinkish_spark.cep.automaton import Action, Automaton, Draft, StateKind
+from flinkish_spark.cep.conditions import ALWAYS, Condition, Not
 from flinkish_spark.cep.expressions import (
     Column,
     Expression,
@@ -68,18 +67,10 @@ class Excluded(RowPattern):
 
 
 @dataclass(frozen=True, slots=True)
-class AtFirstRow(RowPattern):
-    """Nothing, before the first row of the key."""
+class Anchor(RowPattern):
+    """Nothing, before the first row of the key; or behind its last one, which nobody knows before the end."""
 
-
-@dataclass(frozen=True, slots=True)
-class AtLastRow(RowPattern):
-    """Nothing, behind the last row of the key; nobody knows before the stream ends."""
-
-
-def permuted(parts: Sequence[RowPattern]) -> RowPattern:
-    """Return all parts in any order, an earlier one first preferred."""
-    return OneOf(tuple(InOrder(one) for one in itertools.permutations(parts)))
+    is_first: bool
 
 
 class RowsPerMatch(enum.Enum):
@@ -107,12 +98,6 @@ class RowSearch:
     #: How much time a match may take; None: any.
     window_ms: int | None = None
 
-    @property
-    def rows_before(self) -> int:
-        expressions = (*self.defined.values(), *(measure for _, measure in self.measures))
-        navigated = (one for made in expressions for one in made.all_parts() if isinstance(one, Navigated))
-        return max((-one.rows for one in navigated if one.rows < 0), default=0)
-
 
 _CHOICE, _ROUND, _END = "$choice$", "$round$", "$end$"
 #: Before the name under which a row is taken that is not told.
@@ -122,14 +107,14 @@ _MOST_STATES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Anchor(Condition):
+class _AtPlace(Condition):
     """Asked about a place between two rows."""
 
     is_first: bool
     looks_back = True
 
-    def holds(self, given: Given) -> bool:
-        place: _Between = given.event
+    def holds(self, given: Any) -> bool:
+        place: _Between = given
         if self.is_first:
             return place.is_first
         if place.is_known_last is None:
@@ -157,52 +142,31 @@ class _WithoutRow(Condition):
     round: str
     looks_back = True
 
-    def holds(self, given: Given) -> bool:
-        place: _Between = given.event
+    def holds(self, given: Any) -> bool:
+        place: _Between = given
         return self.round in place.begun
 
     def __str__(self) -> str:
         return f"{self.round} has no row"
 
 
-class _Growing:
-    __slots__ = ("kind", "name", "stage", "ways")
-
-    def __init__(self, name: str, stage: str, kind: StateKind) -> None:
-        self.name, self.stage, self.kind = name, stage, kind
-        self.ways: list[tuple[Action, _Growing, Condition]] = []
-
-
 class _RowCompiler:
     def __init__(self) -> None:
-        self._states: dict[str, _Growing] = {}
+        self._states: dict[str, Draft] = {}
         self._numbers: dict[str, int] = {}
 
     def compile(self, pattern: RowPattern) -> Automaton:
         end = self._state(_END, _END, StateKind.FINAL)
         start = self._state("$start$", _CHOICE, StateKind.START)
-        start.ways.append((Action.PROCEED, self._before(pattern, end, is_excluded=False), ALWAYS))
-        places = {name: at for at, name in enumerate(self._states)}
-        return Automaton(
-            tuple(
-                State(
-                    one.name,
-                    one.stage,
-                    one.kind,
-                    tuple(
-                        Transition(action, places[to.name], condition) for action, to, condition in one.ways
-                    ),
-                )
-                for one in self._states.values()
-            )
-        )
+        start.add(Action.PROCEED, self._before(pattern, end, is_excluded=False), ALWAYS)
+        return Automaton.of(self._states.values())
 
-    def _before(self, part: RowPattern, then: _Growing, *, is_excluded: bool) -> _Growing:
+    def _before(self, part: RowPattern, then: Draft, *, is_excluded: bool) -> Draft:
         """Return the first state of a part that goes on with `then`."""
         match part:
             case Variable(name):
                 state = self._state(name, (_HIDDEN if is_excluded else "") + name, StateKind.NORMAL)
-                state.ways.append((Action.TAKE, then, ALWAYS))
+                state.add(Action.TAKE, then, ALWAYS)
                 return state
             case InOrder(parts):
                 for one in reversed(parts):
@@ -212,9 +176,9 @@ class _RowCompiler:
                 return self._choice([self._before(one, then, is_excluded=is_excluded) for one in options])
             case Excluded(of):
                 return self._before(of, then, is_excluded=True)
-            case AtFirstRow() | AtLastRow():
+            case Anchor(is_first):
                 state = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
-                state.ways.append((Action.PROCEED, then, _Anchor(isinstance(part, AtFirstRow))))
+                state.add(Action.PROCEED, then, _AtPlace(is_first))
                 return state
             case Repeated(of, least, most, is_greedy):
                 return self._repeated(of, least, most, is_greedy, then, is_excluded)
@@ -226,9 +190,9 @@ class _RowCompiler:
         least: int,
         most: int | None,
         is_greedy: bool,
-        then: _Growing,
+        then: Draft,
         is_excluded: bool,
-    ) -> _Growing:
+    ) -> Draft:
         after = then
         if most is None:
             loop = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
@@ -245,7 +209,7 @@ class _RowCompiler:
             then = self._before(of, then, is_excluded=is_excluded)
         return then
 
-    def _round(self, of: RowPattern, then: _Growing, after: _Growing, is_excluded: bool) -> _Growing:
+    def _round(self, of: RowPattern, then: Draft, after: Draft, is_excluded: bool) -> Draft:
         """Return the first state of a round with which a loop has enough: one without a row is the last."""
         if then is after or not _may_be_nothing(of):
             return self._before(of, then, is_excluded=is_excluded)
@@ -256,16 +220,16 @@ class _RowCompiler:
         self._prefer(begin, [self._before(of, end, is_excluded=is_excluded)])
         return begin
 
-    def _choice(self, options: Sequence[_Growing]) -> _Growing:
+    def _choice(self, options: Sequence[Draft]) -> Draft:
         state = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
         self._prefer(state, options)
         return state
 
     @staticmethod
-    def _prefer(state: _Growing, options: Sequence[_Growing]) -> None:
+    def _prefer(state: Draft, options: Sequence[Draft]) -> None:
         state.ways.extend((Action.PROCEED, one, ALWAYS) for one in options)
 
-    def _state(self, name: str, stage: str, kind: StateKind) -> _Growing:
+    def _state(self, name: str, stage: str, kind: StateKind) -> Draft:
         if len(self._states) >= _MOST_STATES:
             raise PatternError(
                 f"a row pattern has more than {_MOST_STATES} states",
@@ -274,7 +238,7 @@ class _RowCompiler:
             )
         number = self._numbers[name] = self._numbers.get(name, -1) + 1
         unused = f"{name}{DELIMITER}{number}"
-        state = self._states[unused] = _Growing(unused, stage, kind)
+        state = self._states[unused] = Draft(unused, stage, kind)
         return state
 
 
@@ -291,10 +255,6 @@ def _may_be_nothing(pattern: RowPattern) -> bool:
         case Excluded(of):
             return _may_be_nothing(of)
     return True
-
-
-def compiled_rows(pattern: RowPattern) -> Automaton:
-    return _RowCompiler().compile(pattern)
 
 
 @dataclass(slots=True)
@@ -335,48 +295,21 @@ class Told:
     first: Sequence[Any]
 
 
-class _Unknown(enum.Enum):
-    """The outcomes of an attempt that are no match."""
-
-    NEEDS_MORE = enum.auto()
-    FAILED = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A match: by row its variable, and whether it is not told."""
-
-    labels: list[str]
-    hidden: list[bool]
-
-
-class _About:
-    """A place between two rows, about which the conditions of proceeds are asked."""
-
-    __slots__ = ("event", "facts", "take")
-
-    def __init__(self, place: _Between) -> None:
-        self.event, self.take = place, None
-        self.facts: dict[Any, bool] = {}
-
-    @property
-    def context(self) -> Any:
-        return None
-
-
 class RowMatcher:
     """Runs one row pattern; holds nothing of any key."""
 
     def __init__(self, search: RowSearch) -> None:
-        self.search, self.automaton = search, compiled_rows(search.pattern)
+        self.search, self.automaton = search, _RowCompiler().compile(search.pattern)
         self._names = [state.stage.removeprefix(_HIDDEN) for state in self.automaton.states]
         self._hides = [state.stage.startswith(_HIDDEN) for state in self.automaton.states]
         expressions = (*search.defined.values(), *(measure for _, measure in search.measures))
         parts = [one for made in expressions for one in made.all_parts()]
+        #: How many rows before a match's first one are looked at.
+        self._rows_before = max((-one.rows for one in parts if isinstance(one, Navigated)), default=0)
         #: Whether the number of a key's matches is asked for, and whether a row is its first.
         self.asks_for_number = any(isinstance(one, MatchNumber) for one in parts)
         self.asks_for_first = any(
-            isinstance(one.condition, _Anchor) and one.condition.is_first
+            isinstance(one.condition, _AtPlace) and one.condition.is_first
             for at in self.automaton.states
             for one in at.transitions
         )
@@ -397,21 +330,22 @@ class RowMatcher:
             if first and all(own[state.start] is False for own in first):
                 self._pass_over(state, told)
                 continue
-            is_ended = self._is_ended(state, ended_to_ms)
-            found = self._attempt(state, is_ended, ended_to_ms)
-            if found is _Unknown.NEEDS_MORE:
-                break
-            if isinstance(found, _Unknown):
-                self._pass_over(state, told)
-                continue
+            window = self.search.window_ms
+            is_ended = ended_to_ms >= _END_OF_TIME or (
+                window is not None and ended_to_ms >= state.times_ms[state.start] + window
+            )
             try:
-                rows = list(self._tell(state, found, is_ended))
+                found = self._attempt(state, is_ended, ended_to_ms)
+                if found is None:
+                    self._pass_over(state, told)
+                    continue
+                labels, hidden = found
+                told += list(self._tell(state, labels, hidden, is_ended))
             except MoreRowsNeeded:
                 break
-            told += rows
             state.matches += 1
-            state.covered = max(state.covered, state.start + len(found.labels))
-            state.start = self._next_start(state.start, found.labels)
+            state.covered = max(state.covered, state.start + len(labels))
+            state.start = self._next_start(state.start, labels)
         return told
 
     def next_deadline_ms(self, state: RowState) -> int | None:
@@ -422,8 +356,13 @@ class RowMatcher:
             return _END_OF_TIME
         return min(state.times_ms[state.start] + self.search.window_ms, _END_OF_TIME)
 
-    def _attempt(self, state: RowState, is_ended: bool, ended_to_ms: int) -> _Found | _Unknown:
-        """Return the preferred match that begins at the start."""
+    def _attempt(
+        self, state: RowState, is_ended: bool, ended_to_ms: int
+    ) -> tuple[list[str], list[bool]] | None:
+        """Return the preferred match that begins at the start: by row its variable, and whether it is hidden.
+
+        None if there is none; raises MoreRowsNeeded if nobody knows yet.
+        """
         # Ways are tried in the order of preference. One that needs a row which has not come is better than
         # all behind it, so nothing is known before that row comes.
         states, start, times = self.automaton.states, state.start, state.times_ms
@@ -434,7 +373,7 @@ class RowMatcher:
         while waiting:
             at, place, begun, tried = waiting.pop()
             if states[at].kind is StateKind.FINAL:
-                return _Found(labels[: place - start], hidden[: place - start])
+                return labels[: place - start], hidden[: place - start]
             # What was gone through with the same rows leads to nothing new.
             if (at, place, begun) in tried:
                 continue
@@ -443,32 +382,24 @@ class RowMatcher:
             if ways[0].action is Action.PROCEED:
                 if states[at].name.startswith(_ROUND):
                     begun |= {states[at].name}
-                is_last = self._is_last(state, place, ended_to_ms)
-                about = _About(_Between(state.gone + place == 0, is_last, begun))
-                try:
-                    waiting += [
-                        (one.target, place, begun, tried)
-                        for one in reversed(ways)
-                        if one.condition.holds(about)
-                    ]
-                except MoreRowsNeeded:
-                    return _Unknown.NEEDS_MORE
+                is_last = None if place == count and ended_to_ms < _END_OF_TIME else place == count
+                about: Any = _Between(state.gone + place == 0, is_last, begun)
+                waiting += [
+                    (one.target, place, begun, tried) for one in reversed(ways) if one.condition.holds(about)
+                ]
                 continue
             if place == count:
                 if not is_ended:
-                    return _Unknown.NEEDS_MORE
+                    raise MoreRowsNeeded
                 continue
             if window is not None and times[place] - times[start] >= window:
                 continue
             labels[place - start], hidden[place - start] = self._names[at], self._hides[at]
-            try:
-                if self._fits(state, labels, place, is_ended):
-                    # Where a row alone decides what it can be, it does not matter what stands before it.
-                    seen = tried if self._is_local else set()
-                    waiting.append((ways[0].target, place + 1, frozenset(), seen))
-            except MoreRowsNeeded:
-                return _Unknown.NEEDS_MORE
-        return _Unknown.FAILED
+            if self._fits(state, labels, place, is_ended):
+                # Where a row alone decides what it can be, it does not matter what stands before it.
+                seen = tried if self._is_local else set()
+                waiting.append((ways[0].target, place + 1, frozenset(), seen))
+        return None
 
     def _fits(self, state: RowState, labels: list[str], place: int, is_ended: bool) -> bool:
         at = place - state.start
@@ -494,20 +425,8 @@ class RowMatcher:
         names = dict.fromkeys(state.stage.removeprefix(_HIDDEN) for state in taking)
         return list(names) if all(name in self._of_place for name in names) else []
 
-    @staticmethod
-    def _is_last(state: RowState, place: int, ended_to_ms: int) -> bool | None:
-        if place < len(state.rows):
-            return False
-        return True if ended_to_ms >= _END_OF_TIME else None
-
-    def _is_ended(self, state: RowState, ended_to_ms: int) -> bool:
-        window = self.search.window_ms
-        if ended_to_ms >= _END_OF_TIME:
-            return True
-        return window is not None and ended_to_ms >= state.times_ms[state.start] + window
-
-    def _tell(self, state: RowState, found: _Found, is_ended: bool) -> Iterator[Told]:
-        search, labels = self.search, found.labels
+    def _tell(self, state: RowState, labels: list[str], hidden: list[bool], is_ended: bool) -> Iterator[Told]:
+        search = self.search
         first, number = state.rows[state.start], state.matches + 1
         last_ms = state.times_ms[state.start + max(len(labels) - 1, 0)]
 
@@ -520,7 +439,7 @@ class RowMatcher:
             yield told(None, len(labels))
         elif not labels and search.rows is not RowsPerMatch.ALL_ROWS_OMIT_EMPTY:
             yield told(first, 0)
-        for at, is_hidden in enumerate(found.hidden):
+        for at, is_hidden in enumerate(hidden):
             if search.rows is not RowsPerMatch.ONE_ROW and not is_hidden:
                 yield told(state.rows[state.start + at], at + 1)
 
@@ -552,7 +471,7 @@ class RowMatcher:
         return start + at
 
     def unneeded(self, state: RowState) -> int:
-        return max(state.start - self.search.rows_before, 0)
+        return max(state.start - max(self._rows_before, 0), 0)
 
 
 _END_OF_TIME = (1 << 63) - 1

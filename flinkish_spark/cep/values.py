@@ -97,10 +97,6 @@ def of_doubles(name: str, one: float, other: float) -> float:
     return math.nan if math.isinf(one) else math.fmod(one, other)
 
 
-def of_singles(name: str, one: float, other: float) -> float:
-    return single(of_doubles(name, one, other))
-
-
 def of_decimals(
     name: str, digits: int, scale: int, one: decimal.Decimal, other: decimal.Decimal
 ) -> decimal.Decimal:
@@ -145,32 +141,6 @@ def is_less(one: Any, other: Any) -> bool:
     return bool(one < other)
 
 
-def is_unequal(one: Any, other: Any) -> bool:
-    return not is_equal(one, other)
-
-
-def is_more(one: Any, other: Any) -> bool:
-    return is_less(other, one)
-
-
-def is_at_most(one: Any, other: Any) -> bool:
-    return not is_less(other, one)
-
-
-def is_at_least(one: Any, other: Any) -> bool:
-    return not is_less(one, other)
-
-
-COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "=": is_equal,
-    "<>": is_unequal,
-    "<": is_less,
-    "<=": is_at_most,
-    ">": is_more,
-    ">=": is_at_least,
-}
-
-
 def whole_of_number(bits: int, value: Any) -> int:
     if isinstance(value, float) and not math.isfinite(value):
         raise NoSuchValue(f"{value} is cast", f"it does not fit into {_SIZES[bits]}")
@@ -183,10 +153,6 @@ def whole_of_text(bits: int, text: str) -> int:
     return whole(bits, int(text))
 
 
-def double_of_number(value: Any) -> float:
-    return float(value)
-
-
 def double_of_text(text: str) -> float:
     stripped = text.strip()
     if stripped.lower() in _DOUBLES:
@@ -194,14 +160,6 @@ def double_of_text(text: str) -> float:
     if not _TEXT_OF_DOUBLE.fullmatch(stripped):
         raise NoSuchValue(f"{text!r} is cast to DOUBLE", "it is no number")
     return float(stripped.rstrip("fFdD"))
-
-
-def single_of_number(value: Any) -> float:
-    return single(float(value))
-
-
-def single_of_text(text: str) -> float:
-    return single(double_of_text(text))
 
 
 def decimal_of_number(digits: int, scale: int, value: Any) -> decimal.Decimal | None:
@@ -232,10 +190,6 @@ def text_of(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def joined(one: str, other: str) -> str:
-    return one + other
-
-
 def negative(value: Any) -> Any:
     # An operator would round to the digits of the thread's context.
     return _EXACT.minus(value) if isinstance(value, decimal.Decimal) else -value
@@ -251,10 +205,6 @@ def negative_whole(bits: int, value: int) -> int:
 
 def absolute_whole(bits: int, value: int) -> int:
     return whole(bits, abs(value))
-
-
-def sum_of_wholes(values: Iterable[int]) -> int:
-    return reduce(lambda one, other: whole(64, one + other), values, 0)
 
 
 def sum_of_doubles(values: Iterable[float]) -> float:
@@ -273,9 +223,9 @@ def mean_of_decimals(digits: int, scale: int, values: list[decimal.Decimal]) -> 
     return exact(digits, scale, _EXACT.divide(reduce(_EXACT.add, values), decimal.Decimal(len(values))))
 
 
-def least(values: Iterable[Any]) -> Any:
-    return reduce(lambda one, other: other if is_less(other, one) else one, values)
+def lesser(one: Any, other: Any) -> Any:
+    return other if is_less(other, one) else one
 
 
-def greatest(values: Iterable[Any]) -> Any:
-    return reduce(lambda one, other: other if is_less(one, other) else one, values)
+def greater(one: Any, other: Any) -> Any:
+    return other if is_less(one, other) else one

@@ -26,16 +26,8 @@ if TYPE_CHECKING:
     from flinkish_spark.state.operator_state import BroadcastState, ReadOnlyBroadcastState
 
 
-class RuntimeContext(TaskFacts, Protocol):
-    """Given to :meth:`RichFunction.open`; valid only there. Each state is created empty at its first use."""
-
-    @property
-    def uid(self) -> str:
-        """Stable name of the operator."""
-
-    @property
-    def max_parallelism(self) -> int:
-        """Number of key groups."""
+class StateStore(Protocol):
+    """Hands out states; each must have been asked for in `open`, because that declares it."""
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
         """Return the value state of that name."""
@@ -52,18 +44,34 @@ class RuntimeContext(TaskFacts, Protocol):
     def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
         """Return the aggregating state of that name."""
 
-    def drop_state(self, name: str) -> None:
-        """Give up what is stored of a state that the function had once; otherwise such state is refused."""
 
-
-class TimerService(Protocol):
-    """Times, and timers of the current key. Times are milliseconds since 1970."""
+class TimeContext(Protocol):
+    """Times of the micro-batch, in milliseconds since 1970."""
 
     def current_watermark(self) -> int:
         """Return the watermark; `MIN_WATERMARK_MS` before the first."""
 
     def current_processing_time(self) -> int:
         """Return the micro-batch's processing time: the same if it is run again."""
+
+
+class RuntimeContext(StateStore, TaskFacts, Protocol):
+    """Given to :meth:`RichFunction.open`; valid only there. Each state is created empty at its first use."""
+
+    @property
+    def uid(self) -> str:
+        """Stable name of the operator."""
+
+    @property
+    def max_parallelism(self) -> int:
+        """Number of key groups."""
+
+    def drop_state(self, name: str) -> None:
+        """Give up what is stored of a state that the function had once; otherwise such state is refused."""
+
+
+class TimerService(TimeContext, Protocol):
+    """Times, and timers of the current key."""
 
     def register_event_time_timer(self, time_ms: int) -> None:
         """Call `on_timer` when the watermark reaches a time; once, however often it is registered."""
@@ -275,17 +283,11 @@ class KeyedCoProcessFunction(RichFunction, ABC):
         )
 
 
-class UnkeyedContext(Protocol):
+class UnkeyedContext(TimeContext, Protocol):
     """Given to functions for an element where no key is the current one; valid only inside the call."""
 
     def timestamp(self) -> int | None:
         """Return the element's event time in milliseconds; None if the stream has no timestamps."""
-
-    def current_watermark(self) -> int:
-        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
-
-    def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time."""
 
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row to a side output."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import decimal
 import functools
+import itertools
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +16,7 @@ from pyspark.sql import types as T
 from flinkish_spark.cep import expressions as E
 from flinkish_spark.cep import values as V
 from flinkish_spark.cep.rows import (
-    AtFirstRow,
-    AtLastRow,
+    Anchor,
     Excluded,
     InOrder,
     OneOf,
@@ -25,7 +26,6 @@ from flinkish_spark.cep.rows import (
     RowsPerMatch,
     Variable,
     names_in,
-    permuted,
 )
 from flinkish_spark.cep.stages import Skip
 from flinkish_spark.core.errors import ConfigError, PatternError
@@ -74,7 +74,97 @@ class MatchRecognize:
 
     def search(self, fields: T.StructType) -> tuple[RowSearch, T.StructType]:
         """Return what is searched among rows with these fields, and the fields of the measures."""
-        return _Search(self, fields).made()
+        text = self.clauses["PATTERN"]
+        # What is an operator here is a part of names, or of other operators, elsewhere in SQL.
+        tokens = _tokens(_APART.sub(lambda found: found.group(1) or f" {found.group()} ", text))
+        if not tokens or tokens[0].word != "(" or tokens[-1].word != ")":
+            _refuse(text, "a row pattern stands in parentheses", "write PATTERN (A B+)")
+        pattern = _PatternReader(text, tokens[1:-1]).read()
+        expressions = _Expressions(fields, names_in(pattern))
+        if not expressions.variables:
+            _refuse(text, "it has no variable", "name one")
+        self._add_unions(expressions)
+        measures, told = list[tuple[str, E.Expression]](), T.StructType()
+        for own in _listed(clause := self.clauses.get("MEASURES", "")):
+            if len(own) < 3 or own[-2].word != "AS":
+                _refuse(" ".join(one.text for one in own), "it has no name", "write MEASURES ... AS name")
+            made, kind = expressions.read(_readable(clause, own[:-2]))
+            measures.append((own[-1].text, made))
+            told.add(own[-1].text, kind)
+        rows, skip = self._rows(), self._skip(expressions)
+        defined = dict(self._defined(expressions))
+        return RowSearch(pattern, defined, tuple(measures), rows, *skip, self._window_ms()), told
+
+    def _add_unions(self, expressions: _Expressions) -> None:
+        for one in _listed(text := self.clauses.get("SUBSET", "")):
+            name, equals, rest = (one[0], one[1:2], one[2:]) if one else (None, [], [])
+            members = [token for token in rest if token.word not in ("(", ")", ",")]
+            if name is None or [token.word for token in equals] != ["="] or not members:
+                _refuse(text, "a union is written U = (A, B)", "correct SUBSET")
+            own = frozenset[str]().union(*(expressions.variable(_label(token)) for token in members))
+            expressions.variables[_label(name)] = own
+
+    def _defined(self, expressions: _Expressions) -> Iterator[tuple[str, E.Expression]]:
+        clause = self.clauses.get("DEFINE", "")
+        for tokens in _listed(clause):
+            if len(tokens) < 3 or tokens[1].word != "AS":
+                _refuse(" ".join(one.text for one in tokens), "it is no A AS condition", "correct DEFINE")
+            name, text = _label(tokens[0]), _readable(clause, tokens[2:])
+            if expressions.variables.get(name) != frozenset([name]):
+                _refuse(text, f"{name} is no variable of the PATTERN", "define what stands there")
+            made, kind = expressions.read(text)
+            if kind != _BOOLEAN:
+                _refuse(text, f"it is a {kind.simpleString()}", "let a definition be a condition")
+            if any(isinstance(one, E.Final) for one in made.all_parts()):
+                _refuse(text, "a definition sees the rows up to its own", "leave FINAL out")
+            yield name, made
+
+    def _rows(self) -> RowsPerMatch:
+        clauses = self.clauses
+        said = clauses.get("ALL ROWS PER MATCH")
+        if said is None:
+            return RowsPerMatch.ONE_ROW
+        if "ONE ROW PER MATCH" in clauses:
+            _refuse("ONE ROW PER MATCH", "ALL ROWS PER MATCH stands there, too", "leave one out")
+        # SHOW begins a command of its own for sqlglot.
+        words = " ".join(said.upper().split()) or "SHOW EMPTY MATCHES"
+        try:
+            return RowsPerMatch(f"ALL ROWS PER MATCH {words}")
+        except ValueError:
+            _refuse(
+                said, "it is none of " + ", ".join(one.value for one in RowsPerMatch), "write one of these"
+            )
+
+    def _skip(self, expressions: _Expressions) -> tuple[Skip, frozenset[str]]:
+        said = self.clauses.get("AFTER MATCH SKIP", "PAST LAST ROW")
+        tokens = _tokens(said)
+        words = [one.word for one in tokens]
+        match words:
+            case ["PAST", "LAST", "ROW"]:
+                return Skip.PAST_LAST, frozenset()
+            case ["TO", "NEXT", "ROW"]:
+                return Skip.TO_NEXT, frozenset()
+            case ["TO", "FIRST", _]:
+                return Skip.TO_FIRST, expressions.variable(_label(tokens[2]))
+            case ["TO", "LAST", _]:
+                return Skip.TO_LAST, expressions.variable(_label(tokens[2]))
+            case ["TO", _]:
+                return Skip.TO_LAST, expressions.variable(_label(tokens[1]))
+        _refuse(
+            said, "it is no way to skip", "write AFTER MATCH SKIP PAST LAST ROW, TO NEXT ROW or TO LAST A"
+        )
+
+    def _window_ms(self) -> int | None:
+        said = self.clauses.get("WITHIN")
+        if said is None:
+            return None
+        words = [one.text.upper() for one in _tokens(said)]
+        unit = words[-1].removesuffix("S") if words else ""
+        if len(words) == 3 and words[0] == "INTERVAL" and unit in _UNITS_MS and words[1].isdigit():
+            window_ms = int(words[1]) * _UNITS_MS[unit]
+            if window_ms:
+                return window_ms
+        _refuse(said, "it is no span of time", "write WITHIN INTERVAL '15' MINUTE")
 
 
 def match_recognize(text: str) -> MatchRecognize:
@@ -107,16 +197,41 @@ def condition(text: str, fields: T.StructType) -> E.Expression:
 
 def comparison(text: str, fields: T.StructType, names: Iterable[str]) -> E.Expression:
     """Return a condition of an event with these fields that may name events taken before."""
-    quoted = " ".join('"' + name.replace('"', '""') + '"' for name in names)
-    return _Search(MatchRecognize((), None, {"PATTERN": f"({quoted})"}), fields).comparison(text)
+    made, kind = _over_names(fields, names).beside(text, _tokens(text))
+    if kind != _BOOLEAN:
+        _refuse(text, f"it is a {kind.simpleString()}", "give a condition")
+    return made
 
 
 def measures(
     text: str, fields: T.StructType, names: Iterable[str]
 ) -> tuple[list[E.Expression], T.StructType]:
     """Return what is told of a match, and the fields that this makes: `first.id, last.value AS value`."""
-    quoted = " ".join('"' + name.replace('"', '""') + '"' for name in names)
-    return _Search(MatchRecognize((), None, {"PATTERN": f"({quoted})"}), fields).measures(text)
+    expressions, made, told = _over_names(fields, names), [], []
+    for tokens in _listed(text):
+        if [one.word for one in tokens[-2:-1]] == ["AS"]:
+            name, tokens = tokens[-1].text, tokens[:-2]
+        elif len(tokens) == 3 and tokens[1].word == ".":
+            name = tokens[2].text
+        else:
+            _refuse(text, "one of its columns has no name", "write ... AS name")
+        one, kind = expressions.beside(text, tokens)
+        if any(isinstance(part, E.Column) and part.variables is None for part in one.all_parts()):
+            _refuse(text, "a field stands there without a name of the pattern", "write name.field")
+        made.append(one)
+        told.append(T.StructField(name, kind))
+    return made, T.StructType(told)
+
+
+def _over_names(fields: T.StructType, names: Iterable[str]) -> _Expressions:
+    """Return what reads expressions that name events; what is not quoted SQL writes in capitals."""
+    found = _Expressions(fields, names)
+    folded = [name.upper() for name in found.variables]
+    for name in list(found.variables):
+        # So a name is found in capitals where that is only one.
+        if folded.count(name.upper()) == 1:
+            found.variables.setdefault(name.upper(), frozenset([name]))
+    return found
 
 
 def _clauses(text: str, tokens: Sequence[_Token]) -> Iterator[tuple[str, str]]:
@@ -149,18 +264,17 @@ def _tokens(text: str) -> list[_Token]:
         found = sqlglot.tokenize(text, dialect=_dialect())
     except sqlglot.errors.SqlglotError as error:
         _refuse(text, str(error), "correct the text")
-    return [token for one in found for token in _words_of(one)]
-
-
-def _words_of(token: Any) -> Iterator[_Token]:
-    """Yield a token of sqlglot's; of one that is several words, as PARTITION BY, each."""
-    kind = token.token_type.name
-    if kind in ("IDENTIFIER", "STRING"):
-        yield _Token(token.text, "", kind, token.start, token.end + 1)
-        return
-    for word in re.finditer(r"\S+", token.text):
-        begin, end = token.start + word.start(), token.start + word.end()
-        yield _Token(word.group(), word.group().upper(), kind, begin, end)
+    tokens = []
+    for one in found:
+        kind = one.token_type.name
+        if kind in ("IDENTIFIER", "STRING"):
+            tokens.append(_Token(one.text, "", kind, one.start, one.end + 1))
+            continue
+        # One of sqlglot's may be several words, as PARTITION BY.
+        for word in re.finditer(r"\S+", one.text):
+            begin, end = one.start + word.start(), one.start + word.end()
+            tokens.append(_Token(word.group(), word.group().upper(), kind, begin, end))
+    return tokens
 
 
 def _sqlglot() -> Any:
@@ -210,15 +324,19 @@ class _PatternReader:
         return found
 
     def _alternatives(self) -> RowPattern:
-        options = [self._sequence()]
-        while self._takes("|"):
-            options.append(self._sequence())
+        options = self._sequences("|")
         return options[0] if len(options) == 1 else OneOf(tuple(options))
+
+    def _sequences(self, between: str) -> list[RowPattern]:
+        found = [self._sequence()]
+        while self._takes(between):
+            found.append(self._sequence())
+        return found
 
     def _sequence(self) -> RowPattern:
         parts: list[RowPattern] = []
-        while self._at < len(self._tokens) and self._word not in ("|", ")", ","):
-            if self._word == "-" and self._next_word == "}":
+        while self._at < len(self._tokens):
+            if self._word in ("|", ")", ",") or self._sees("-", "}"):
                 break
             parts.append(self._repeated(self._part()))
         return parts[0] if len(parts) == 1 else InOrder(tuple(parts))
@@ -228,70 +346,59 @@ class _PatternReader:
             inside = self._alternatives()
             self._expect(")")
             return inside
-        if self._word == "{" and self._next_word == "-":
-            self._at += 2
+        if self._takes("{", "-"):
             inside = self._alternatives()
-            self._expect("-")
-            self._expect("}")
+            self._expect("-", "}")
             return Excluded(inside)
-        if self._takes("^"):
-            return AtFirstRow()
-        if self._takes("$"):
-            return AtLastRow()
-        if self._word == "PERMUTE" and self._next_word == "(":
-            self._at += 2
-            parts = [self._sequence()]
-            while self._takes(","):
-                parts.append(self._sequence())
+        for word in ("^", "$"):
+            if self._takes(word):
+                return Anchor(word == "^")
+        if self._takes("PERMUTE", "("):
+            parts = self._sequences(",")
             self._expect(")")
-            return permuted(parts)
+            # An earlier part first preferred.
+            return OneOf(tuple(InOrder(one) for one in itertools.permutations(parts)))
         token = self._tokens[self._at] if self._at < len(self._tokens) else None
         if token is None or not (token.kind in ("VAR", "IDENTIFIER") or token.text.isidentifier()):
             self._fail()
         self._at += 1
-        return Variable(token.text if token.kind == "IDENTIFIER" else token.text.upper())
+        return Variable(_label(token))
 
     def _repeated(self, part: RowPattern) -> RowPattern:
-        least, most = 1, 1
+        least = 1
+        most: int | None = None
         if self._takes("*"):
-            least, most = 0, -1
-        elif self._takes("+"):
-            most = -1
-        elif self._takes("?"):
             least = 0
-        elif self._word == "{" and self._next_word != "-":
-            self._at += 1
-            least = self._number() if self._word.isdigit() else 0
-            most = least
-            if self._takes(","):
-                most = self._number() if self._word.isdigit() else -1
+        elif self._takes("?"):
+            least, most = 0, 1
+        elif not self._sees("{", "-") and self._takes("{"):
+            least = self._number() or 0
+            most = self._number() if self._takes(",") else least
             self._expect("}")
-            if -1 < most < max(least, 1):
+            if most is not None and most < max(least, 1):
                 _refuse(self._text, "a repetition ends before it begins, or is none", "write {least,most}")
-        else:
+        elif not self._takes("+"):
             return part
-        return Repeated(part, least, None if most < 0 else most, not self._takes("?"))
+        return Repeated(part, least, most, not self._takes("?"))
 
-    def _number(self) -> int:
-        self._at += 1
-        return int(self._tokens[self._at - 1].text)
+    def _number(self) -> int | None:
+        word = self._word
+        return int(word) if word.isdigit() and self._takes(word) else None
 
     @property
     def _word(self) -> str:
         return self._tokens[self._at].word if self._at < len(self._tokens) else ""
 
-    @property
-    def _next_word(self) -> str:
-        return self._tokens[self._at + 1].word if self._at + 1 < len(self._tokens) else ""
+    def _sees(self, *words: str) -> bool:
+        return tuple(one.word for one in self._tokens[self._at : self._at + len(words)]) == words
 
-    def _takes(self, word: str) -> bool:
-        if self._word != word:
-            return False
-        self._at += 1
-        return True
+    def _takes(self, *words: str) -> bool:
+        found = self._sees(*words)
+        self._at += len(words) if found else 0
+        return found
 
-    def _expect(self, word: str) -> None:
-        if not self._takes(word):
+    def _expect(self, *words: str) -> None:
+        if not self._takes(*words):
             self._fail()
 
     def _fail(self) -> NoReturn:
@@ -314,9 +421,21 @@ _INT, _LONG, _DOUBLE, _TEXT, _BOOLEAN = (
 #: Bits of whole numbers, and how many digits a decimal has in their place.
 _BITS: dict[type, int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 _DIGITS: dict[type, int] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
-_COMPARED = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
+#: By operator the function, whether its operands change places, and whether it holds where that does not.
+_COMPARED: dict[str, tuple[Callable[[Any, Any], bool], bool, bool]] = {
+    "EQ": (V.is_equal, False, False),
+    "NEQ": (V.is_equal, False, True),
+    "LT": (V.is_less, False, False),
+    "LTE": (V.is_less, True, True),
+    "GT": (V.is_less, True, False),
+    "GTE": (V.is_less, False, True),
+}
 _ARITHMETIC = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
-_OF_TEXT: dict[str, Callable[[str], Any]] = {"Lower": str.lower, "Upper": str.upper}
+_OF_TEXT: dict[str, tuple[Callable[[str], Any], T.DataType]] = {
+    "Lower": (str.lower, _TEXT),
+    "Upper": (str.upper, _TEXT),
+    "Length": (len, _INT),
+}
 _CAST: dict[str, T.DataType] = {
     "BIGINT": _LONG,
     "INT": _INT,
@@ -347,165 +466,33 @@ _MORE_PARTS: dict[str, set[str]] = {
 _KNOWN = "see docs/cep.md for what is"
 
 
-class _Search:
-    """Makes what is searched of the clauses, given the fields of rows."""
+class _Expressions:
+    """Reads expressions over rows with these fields, given the variables of the pattern."""
 
-    def __init__(self, said: MatchRecognize, fields: T.StructType) -> None:
-        self._said, self._fields = said, fields
+    def __init__(self, fields: T.StructType, variables: Iterable[str]) -> None:
+        self._fields = fields
         self._places = {field.name.lower(): at for at, field in enumerate(fields)}
-        pattern = said.clauses["PATTERN"]
-        # What is an operator here is a part of names, or of other operators, elsewhere in SQL.
-        tokens = _tokens(_APART.sub(lambda found: found.group(1) or f" {found.group()} ", pattern))
-        if not tokens or tokens[0].word != "(" or tokens[-1].word != ")":
-            _refuse(pattern, "a row pattern stands in parentheses", "write PATTERN (A B+)")
-        self._pattern = _PatternReader(pattern, tokens[1:-1]).read()
-        self._variables = {name: frozenset([name]) for name in names_in(self._pattern)}
-        if not self._variables:
-            _refuse(pattern, "it has no variable", "name one")
-        self._unions(said.clauses.get("SUBSET", ""))
+        self.variables = {name: frozenset([name]) for name in variables}
 
-    def made(self) -> tuple[RowSearch, T.StructType]:
-        clauses = self._said.clauses
-        measures = [self._measure(one) for one in _listed(clauses.get("MEASURES", ""))]
-        names = [name for name, _ in measures]
-        rows = self._rows()
-        skip, skip_to = self._skip()
-        search = RowSearch(
-            self._pattern,
-            dict(self._defined()),
-            tuple((name, made) for name, (made, _) in measures),
-            rows,
-            skip,
-            skip_to,
-            self._window_ms(),
-        )
-        return search, T.StructType(
-            [
-                T.StructField(name, kind)
-                for name, (_, kind) in zip(names, (m for _, m in measures), strict=True)
-            ]
-        )
+    def read(self, text: str) -> Typed:
+        return self._expression(_parsed(text), text)
 
-    def comparison(self, text: str) -> E.Expression:
-        """Return what stands where a pattern of Flink's kind has a condition."""
-        self._fold_names()
-        made, kind = self._expression(_parsed(_readable(text, _tokens(text))), text)
-        if kind != _BOOLEAN:
-            _refuse(text, f"it is a {kind.simpleString()}", "give a condition")
-        self._refuse_rows(made, text)
-        return made
-
-    def measures(self, text: str) -> tuple[list[E.Expression], T.StructType]:
-        self._fold_names()
-        made, told = [], []
-        for tokens in _listed(text):
-            if [one.word for one in tokens[-2:-1]] == ["AS"]:
-                name, tokens = tokens[-1].text, tokens[:-2]
-            elif len(tokens) == 3 and tokens[1].word == ".":
-                name = tokens[2].text
-            else:
-                _refuse(text, "one of its columns has no name", "write ... AS name")
-            one, kind = self._expression(_parsed(_readable(text, tokens)), text)
-            self._refuse_rows(one, text)
-            if any(isinstance(part, E.Column) and part.variables is None for part in one.all_parts()):
-                _refuse(text, "a field stands there without a name of the pattern", "write name.field")
-            made.append(one)
-            told.append(T.StructField(name, kind))
-        return made, T.StructType(told)
-
-    def _fold_names(self) -> None:
-        """Let names be found as SQL writes what is not quoted, in capitals, where that is only one."""
-        folded = [name.upper() for name in self._variables]
-        for name in list(self._variables):
-            if folded.count(name.upper()) == 1:
-                self._variables.setdefault(name.upper(), frozenset([name]))
-
-    @staticmethod
-    def _refuse_rows(made: E.Expression, text: str) -> None:
-        """Refuse what a pattern of Flink's kind does not have: rows between those that it takes."""
+    def beside(self, text: str, tokens: Sequence[_Token]) -> Typed:
+        """Read what is not of rows but of events that a pattern of Flink's kind takes by names."""
+        made, kind = self.read(_readable(text, tokens))
         for one in made.all_parts():
             of_rows = isinstance(one, E.Navigated) and (one.rows or one.variables is None)
             if of_rows or isinstance(one, E.Classifier | E.MatchNumber | E.Final):
                 _refuse(text, "it looks at rows, and not at a name's events", "name what it looks at")
             if isinstance(one, E.Aggregated) and one.variables is None:
                 _refuse(text, "its aggregate is of no name's events", "write SUM(name.field)")
+        return made, kind
 
-    def _unions(self, text: str) -> None:
-        for one in _listed(text):
-            name, equals, rest = (one[0], one[1:2], one[2:]) if one else (None, [], [])
-            members = [token for token in rest if token.word not in ("(", ")", ",")]
-            if name is None or [token.word for token in equals] != ["="] or not members:
-                _refuse(text, "a union is written U = (A, B)", "correct SUBSET")
-            own = frozenset[str]().union(*(self._variable(_label(token)) for token in members))
-            self._variables[_label(name)] = own
-
-    def _defined(self) -> Iterator[tuple[str, E.Expression]]:
-        clause = self._said.clauses.get("DEFINE", "")
-        for tokens in _listed(clause):
-            if len(tokens) < 3 or tokens[1].word != "AS":
-                _refuse(" ".join(one.text for one in tokens), "it is no A AS condition", "correct DEFINE")
-            name, text = _label(tokens[0]), _readable(clause, tokens[2:])
-            if self._variables.get(name) != frozenset([name]):
-                _refuse(text, f"{name} is no variable of the PATTERN", "define what stands there")
-            made, kind = self._expression(_parsed(text), text)
-            if kind != _BOOLEAN:
-                _refuse(text, f"it is a {kind.simpleString()}", "let a definition be a condition")
-            if any(isinstance(one, E.Final) for one in made.all_parts()):
-                _refuse(text, "a definition sees the rows up to its own", "leave FINAL out")
-            yield name, made
-
-    def _measure(self, tokens: Sequence[_Token]) -> tuple[str, Typed]:
-        if len(tokens) < 3 or tokens[-2].word != "AS":
-            _refuse(" ".join(one.text for one in tokens), "it has no name", "write MEASURES ... AS name")
-        text = _readable(self._said.clauses["MEASURES"], tokens[:-2])
-        return tokens[-1].text, self._expression(_parsed(text), text)
-
-    def _rows(self) -> RowsPerMatch:
-        clauses = self._said.clauses
-        said = clauses.get("ALL ROWS PER MATCH")
-        if said is None:
-            return RowsPerMatch.ONE_ROW
-        if "ONE ROW PER MATCH" in clauses:
-            _refuse("ONE ROW PER MATCH", "ALL ROWS PER MATCH stands there, too", "leave one out")
-        # SHOW begins a command of its own for sqlglot.
-        words = " ".join(said.upper().split()) or "SHOW EMPTY MATCHES"
-        try:
-            return RowsPerMatch(f"ALL ROWS PER MATCH {words}")
-        except ValueError:
-            _refuse(
-                said, "it is none of " + ", ".join(one.value for one in RowsPerMatch), "write one of these"
-            )
-
-    def _skip(self) -> tuple[Skip, frozenset[str]]:
-        said = self._said.clauses.get("AFTER MATCH SKIP", "PAST LAST ROW")
-        tokens = _tokens(said)
-        words = [one.word for one in tokens]
-        match words:
-            case ["PAST", "LAST", "ROW"]:
-                return Skip.PAST_LAST, frozenset()
-            case ["TO", "NEXT", "ROW"]:
-                return Skip.TO_NEXT, frozenset()
-            case ["TO", "FIRST", _]:
-                return Skip.TO_FIRST, self._variable(_label(tokens[2]))
-            case ["TO", "LAST", _]:
-                return Skip.TO_LAST, self._variable(_label(tokens[2]))
-            case ["TO", _]:
-                return Skip.TO_LAST, self._variable(_label(tokens[1]))
-        _refuse(
-            said, "it is no way to skip", "write AFTER MATCH SKIP PAST LAST ROW, TO NEXT ROW or TO LAST A"
-        )
-
-    def _window_ms(self) -> int | None:
-        said = self._said.clauses.get("WITHIN")
-        if said is None:
-            return None
-        words = [one.text.upper() for one in _tokens(said)]
-        unit = words[-1].removesuffix("S") if words else ""
-        if len(words) == 3 and words[0] == "INTERVAL" and unit in _UNITS_MS and words[1].isdigit():
-            window_ms = int(words[1]) * _UNITS_MS[unit]
-            if window_ms:
-                return window_ms
-        _refuse(said, "it is no span of time", "write WITHIN INTERVAL '15' MINUTE")
+    def variable(self, name: str) -> frozenset[str]:
+        if name not in self.variables:
+            known = ", ".join(self.variables)
+            _refuse(name, "it is no variable of the PATTERN, and no SUBSET", f"use one of {known}")
+        return self.variables[name]
 
     def _expression(self, tree: Any, text: str) -> Typed:
         name = type(tree).__name__
@@ -515,27 +502,46 @@ class _Search:
         make: Callable[[Any, str], Typed] | None = getattr(self, f"_{name.lower()}", None)
         if make is not None:
             return make(tree, text)
+        match name:
+            case "Paren":
+                return self._expression(tree.this, text)
+            case "Null":
+                return E.Literal(None), T.NullType()
+            case "Boolean":
+                return E.Literal(bool(tree.this)), _BOOLEAN
+            case "And" | "Or":
+                conditions = self._conditions(tree, text)
+                return (E.All(conditions) if name == "And" else E.any_of(conditions)), _BOOLEAN
+            case "Not":
+                return E.Negated(self._expression(tree.this, text)[0]), _BOOLEAN
+            case "Neg":
+                return self._signed(tree, V.negative_whole, V.negative, text)
+            case "Abs":
+                return self._signed(tree, V.absolute_whole, V.absolute, text)
+            case "DPipe":
+                texts = tuple(cast(one, _TEXT, text) for one in self._both(tree, text))
+                return E.Applied(operator.add, texts), _TEXT
+            case "First" | "Last":
+                return self._navigated(name.upper(), [tree.this, tree.args.get("expression")], text)
+            case "Count" | "Sum" | "Min" | "Max" | "Avg":
+                return self._aggregate(name.upper(), tree.this, text)
         if name in _COMPARED:
-            return self._compared(_COMPARED[name], *self._both(tree, text), text)
+            return self._compared(name, *self._both(tree, text), text)
         if name in _ARITHMETIC:
             return computed(_ARITHMETIC[name], *self._both(tree, text), text)
         if name in _OF_TEXT:
-            return E.Applied(_OF_TEXT[name], (self._of_text(tree.this, text),)), _TEXT
-        if name in ("Count", "Sum", "Min", "Max", "Avg"):
-            return self._aggregate(name.upper(), tree.this, text)
+            function, kind = _OF_TEXT[name]
+            return E.Applied(function, (cast(self._expression(tree.this, text), _TEXT, text),)), kind
         _refuse(text, f"{tree.sql(dialect='trino')} is not known here", _KNOWN)
 
     def _both(self, tree: Any, text: str) -> tuple[Typed, Typed]:
         return self._expression(tree.this, text), self._expression(tree.expression, text)
 
-    def _paren(self, tree: Any, text: str) -> Typed:
-        return self._expression(tree.this, text)
-
     def _column(self, tree: Any, text: str) -> Typed:
         place = self._places.get(tree.name.lower())
         if place is None:
             _refuse(text, f"there is no field {tree.name}", f"use one of {', '.join(self._fields.names)}")
-        variables = None if not tree.table else self._variable(_identifier(tree.args["table"]))
+        variables = None if not tree.table else self.variable(_identifier(tree.args["table"]))
         return E.Column(place, variables), self._fields[place].dataType
 
     def _literal(self, tree: Any, text: str) -> Typed:
@@ -550,18 +556,6 @@ class _Search:
             return E.Literal(value), T.DecimalType(digits, scale)
         return E.Literal(int(value)), _INT if abs(value) < 1 << 31 else _LONG
 
-    def _null(self, tree: Any, text: str) -> Typed:
-        return E.Literal(None), T.NullType()
-
-    def _boolean(self, tree: Any, text: str) -> Typed:
-        return E.Literal(bool(tree.this)), _BOOLEAN
-
-    def _and(self, tree: Any, text: str) -> Typed:
-        return E.All(self._conditions(tree, text)), _BOOLEAN
-
-    def _or(self, tree: Any, text: str) -> Typed:
-        return E.any_of(self._conditions(tree, text)), _BOOLEAN
-
     def _conditions(self, tree: Any, text: str) -> tuple[E.Expression, ...]:
         both = self._both(tree, text)
         for _, kind in both:
@@ -569,20 +563,17 @@ class _Search:
                 _refuse(text, f"a {kind.simpleString()} is no condition", "compare it with something")
         return tuple(made for made, _ in both)
 
-    def _not(self, tree: Any, text: str) -> Typed:
-        return E.Negated(self._expression(tree.this, text)[0]), _BOOLEAN
-
     def _is(self, tree: Any, text: str) -> Typed:
         made = self._expression(tree.this, text)
         other = self._expression(tree.expression, text)
         if isinstance(other[1], T.NullType):
             return E.IsNull(made[0]), _BOOLEAN
-        return E.FirstKnown((self._compared("=", made, other, text)[0], E.Literal(False))), _BOOLEAN
+        return E.FirstKnown((self._compared("EQ", made, other, text)[0], E.Literal(False))), _BOOLEAN
 
     def _between(self, tree: Any, text: str) -> Typed:
         made = self._expression(tree.this, text)
         low, high = (self._expression(tree.args[name], text) for name in ("low", "high"))
-        bounds = self._compared(">=", made, low, text)[0], self._compared("<=", made, high, text)[0]
+        bounds = self._compared("GTE", made, low, text)[0], self._compared("LTE", made, high, text)[0]
         return E.All(bounds), _BOOLEAN
 
     def _in(self, tree: Any, text: str) -> Typed:
@@ -612,12 +603,6 @@ class _Search:
             _refuse(text, "an escape is one letter behind LIKE", "write name LIKE 'a!%' ESCAPE '!'")
         return self._like(tree.this, text, escape.this)
 
-    def _neg(self, tree: Any, text: str) -> Typed:
-        return self._signed(tree, V.negative_whole, V.negative, text)
-
-    def _abs(self, tree: Any, text: str) -> Typed:
-        return self._signed(tree, V.absolute_whole, V.absolute, text)
-
     def _signed(
         self, tree: Any, of_wholes: Callable[[int, int], int], of_others: Callable[[Any], Any], text: str
     ) -> Typed:
@@ -629,15 +614,6 @@ class _Search:
             return E.Literal(V.negative(made.given)), kind
         function = of_others if bits is None else functools.partial(of_wholes, bits)
         return E.Applied(function, (made,)), kind
-
-    def _length(self, tree: Any, text: str) -> Typed:
-        return E.Applied(len, (self._of_text(tree.this, text),)), _INT
-
-    def _dpipe(self, tree: Any, text: str) -> Typed:
-        return E.Applied(V.joined, tuple(cast(one, _TEXT, text) for one in self._both(tree, text))), _TEXT
-
-    def _of_text(self, tree: Any, text: str) -> E.Expression:
-        return cast(self._expression(tree, text), _TEXT, text)
 
     def _coalesce(self, tree: Any, text: str) -> Typed:
         parts = [self._expression(one, text) for one in (tree.this, *tree.expressions)]
@@ -651,7 +627,7 @@ class _Search:
         for one in tree.args["ifs"]:
             condition = self._expression(one.this, text)
             if whole is not None:
-                condition = self._compared("=", whole, condition, text)
+                condition = self._compared("EQ", whole, condition, text)
             elif not isinstance(condition[1], T.BooleanType | T.NullType):
                 _refuse(text, f"a {condition[1].simpleString()} is no condition", "compare it with something")
             conditions.append(condition[0])
@@ -675,12 +651,6 @@ class _Search:
             _refuse(text, f"nothing is cast to {wanted} here", f"cast to one of {', '.join(_CAST)}, DECIMAL")
         return cast(made, kind, text), kind
 
-    def _first(self, tree: Any, text: str) -> Typed:
-        return self._navigated("FIRST", [tree.this, tree.args.get("expression")], text)
-
-    def _last(self, tree: Any, text: str) -> Typed:
-        return self._navigated("LAST", [tree.this, tree.args.get("expression")], text)
-
     def _anonymous(self, tree: Any, text: str) -> Typed:
         name, given = tree.this.upper(), tree.expressions
         prefix, joined, rest = name.partition(_JOINED)
@@ -690,7 +660,7 @@ class _Search:
             return (E.Final(made) if prefix == "FINAL" else made), kind
         match name:
             case "CLASSIFIER":
-                variables = None if not given else self._variable(_identifier(given[0].this))
+                variables = None if not given else self.variable(_identifier(given[0].this))
                 return E.Classifier(variables), _TEXT
             case "MATCH_NUMBER":
                 return E.MatchNumber(), _LONG
@@ -727,7 +697,7 @@ class _Search:
     def _aggregate(self, name: str, of: Any, text: str) -> Typed:
         kind = type(of).__name__
         if kind == "Star" or (kind == "Column" and type(of.this).__name__ == "Star"):
-            variables = None if kind == "Star" else self._variable(_identifier(of.args["table"]))
+            variables = None if kind == "Star" else self.variable(_identifier(of.args["table"]))
             return E.Aggregated(None, variables), _LONG
         made, own = self._expression(of, text)
         named = {one.variables for one in made.all_parts() if isinstance(one, E.Column)}
@@ -736,16 +706,13 @@ class _Search:
         function, result = aggregate(name, own, text)
         return E.Aggregated(made, next(iter(named), None), function), result
 
-    def _variable(self, name: str) -> frozenset[str]:
-        if name not in self._variables:
-            known = ", ".join(self._variables)
-            _refuse(name, "it is no variable of the PATTERN, and no SUBSET", f"use one of {known}")
-        return self._variables[name]
-
     @staticmethod
     def _compared(name: str, one: Typed, other: Typed, text: str) -> Typed:
         kind = common((one[1], other[1]), text)
-        return E.Applied(V.COMPARISONS[name], (cast(one, kind, text), cast(other, kind, text))), _BOOLEAN
+        function, is_swapped, is_negated = _COMPARED[name]
+        pair = cast(one, kind, text), cast(other, kind, text)
+        found = E.Applied(function, pair[::-1] if is_swapped else pair)
+        return (E.Negated(found) if is_negated else found), _BOOLEAN
 
 
 def _parsed(text: str) -> Any:
@@ -849,8 +816,8 @@ def computed(name: str, one: Typed, other: Typed, text: str) -> Typed:
     given = cast(one, kind, text), cast(other, kind, text)
     if type(kind) in _BITS:
         return E.Applied(functools.partial(V.of_wholes, name, _BITS[type(kind)]), given), kind
-    of = V.of_singles if isinstance(kind, T.FloatType) else V.of_doubles
-    return E.Applied(functools.partial(of, name), given), kind
+    made = E.Applied(functools.partial(V.of_doubles, name), given)
+    return (E.Applied(V.single, (made,)) if isinstance(kind, T.FloatType) else made), kind
 
 
 def _operand(given: Typed) -> T.DecimalType:
@@ -894,9 +861,9 @@ def cast(given: Typed, kind: T.DataType, text: str) -> E.Expression:
         of = V.decimal_of_text if is_text else V.decimal_of_number
         function = functools.partial(of, kind.precision, kind.scale)
     elif isinstance(kind, T.DoubleType) and (is_number or is_text):
-        function = V.double_of_text if is_text else V.double_of_number
+        function = V.double_of_text if is_text else float
     elif isinstance(kind, T.FloatType) and (is_number or is_text):
-        function = V.single_of_text if is_text else V.single_of_number
+        return E.Applied(V.single, (cast(given, _DOUBLE, text),))
     elif isinstance(kind, T.BooleanType) and (is_number or is_text):
         function = V.boolean_of_text if is_text else bool
     elif isinstance(kind, T.StringType) and is_number and not isinstance(own, T.DoubleType | T.FloatType):
@@ -912,7 +879,7 @@ def aggregate(name: str, kind: T.DataType, text: str) -> tuple[Callable[[list[An
     if name == "COUNT":
         return None, _LONG
     if name in ("MIN", "MAX"):
-        return V.least if name == "MIN" else V.greatest, kind
+        return functools.partial(functools.reduce, V.lesser if name == "MIN" else V.greater), kind
     if not isinstance(kind, T.NumericType):
         _refuse(text, f"a {kind.simpleString()} is no number", "cast it")
     if isinstance(kind, T.DecimalType):
@@ -922,4 +889,6 @@ def aggregate(name: str, kind: T.DataType, text: str) -> tuple[Callable[[list[An
         return functools.partial(of, digits, scale), T.DecimalType(digits, scale)
     if name == "AVG":
         return V.mean_of_doubles, _DOUBLE
-    return (V.sum_of_wholes, _LONG) if type(kind) in _BITS else (V.sum_of_doubles, _DOUBLE)
+    if type(kind) in _BITS:
+        return functools.partial(functools.reduce, functools.partial(V.of_wholes, "+", 64)), _LONG
+    return V.sum_of_doubles, _DOUBLE

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -31,7 +33,7 @@ from flinkish_spark.core.elements import (
 )
 from flinkish_spark.core.errors import ConfigError, PatternError
 from flinkish_spark.core.subtask import SubtaskFacts
-from flinkish_spark.core.validation import check_function, function_object, instance_of
+from flinkish_spark.core.validation import check_function, check_methods, instance_of
 from flinkish_spark.functions.keyed import (
     BroadcastOnTimerContext,
     KeyedBroadcastContext,
@@ -127,12 +129,9 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         late_output: OutputTag | None = None,
         limit: OpenMatches | None = None,
     ) -> None:
-        if not isinstance(function, PatternProcessFunction):
-            raise ConfigError(
-                f"function is {function!r}",
-                what_to_do="give an instance of a PatternProcessFunction subclass",
-            )
-        function_object("function", function, PatternProcessFunction)
+        kind_of_function: type = PatternProcessFunction
+        instance_of("function", function, kind_of_function, what_to_do="give an instance of a subclass")
+        check_methods(function, kind_of_function, f"the {type(function).__name__}")
         for name, value, kind in (("late_output", late_output, OutputTag), ("limit", limit, OpenMatches)):
             if value is not None:
                 instance_of(name, value, kind, what_to_do=f"give an {kind.__name__}, or leave it out")
@@ -190,7 +189,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         if taken is not None:
             rules[value.id] = taken
             if before is not None and before[2] is not None and before[1] != taken[1]:
-                ctx.apply_to_keyed_state(self._open_states, _giving_up(value.id, taken[1], ctx))
+                ctx.apply_to_keyed_state(self._open_states, partial(_give_up, value.id, taken[1], ctx))
             used = {rule for _, _, rule in rules.values()}
             for text in [text for text in self._searches if text not in used]:
                 self._searches.pop(text).close()
@@ -212,15 +211,12 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 what_to_do="send it with a greater version",
                 version=version,
             )
-        goes_on = search is not None and rule is not None and self._has_same_states(search, rule)
+        goes_on = False
+        # The program may have changed, and know no more what that rule named.
+        with contextlib.suppress(PatternError):
+            if search is not None and rule is not None:
+                goes_on = self._search(rule).automaton.fingerprint == search.automaton.fingerprint
         return value.version, since if goes_on else value.version, value.rule
-
-    def _has_same_states(self, search: _Search, rule: str) -> bool:
-        try:
-            return self._search(rule).automaton.fingerprint == search.automaton.fingerprint
-        except PatternError:
-            # The program has changed, and knows no more what that rule named.
-            return False
 
     def _search(self, rule: str) -> _Search:
         """Return what runs a rule; its conditions are opened once per copy of the function."""
@@ -410,7 +406,7 @@ class _Run:
         flat = FlatMatches.of(self._state, {name: at for at, name in enumerate(automaton.stages)})
         events = [(*spread(event.value), event.time_ms) for event in flat.events]
         parts = (self._names, events), (_CHAIN, flat.chains), (_MATCH, flat.matches)
-        lists = (_structs(names, rows) for names, rows in parts)
+        lists = ([dict(zip(names, row, strict=True)) for row in rows] for names, rows in parts)
         self._states[self.context.name] = (self.context.version, automaton.fingerprint, *lists)
 
     @property
@@ -472,26 +468,18 @@ class _WithoutState(SubtaskFacts):
     get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
 
 
-def _giving_up(name: str, since: int, ctx: KeyedBroadcastContext) -> Callable[[Any, Any], None]:
-    """Return what takes away a key's partial matches of a rule that have begun before a version of it."""
-
-    def give_up(key: Any, states: Any) -> None:
-        stored = states.get(name)
-        if stored is not None and stored.version < since:
-            _count_given_up(stored, ctx)
-            del states[name]
-
-    return give_up
+def _give_up(name: str, since: int, ctx: KeyedBroadcastContext, key: Any, states: Any) -> None:
+    """Take away a key's partial matches of a rule that have begun before a version of it."""
+    stored = states.get(name)
+    if stored is not None and stored.version < since:
+        _count_given_up(stored, ctx)
+        del states[name]
 
 
 def _count_given_up(stored: Any, ctx: Any) -> None:
     given_up = sum(chain is not None and not held for _, chain, held in _rows(stored.matches))
     for counter in (CLOSED, DISCARDED) if given_up else ():
         _operator(ctx).count(counter, given_up)
-
-
-def _structs(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _rows(structs: Iterable[Mapping[str, Any]]) -> list[Any]:

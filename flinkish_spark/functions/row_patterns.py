@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from pyspark.sql import types as T
@@ -119,35 +120,38 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
             )
         if time_ms <= timers.current_watermark():
             if self._late_output is None:
-                _counting(ctx).count(LATE_RECORDS_DROPPED)
+                # As operators know it: functions of users count nothing.
+                operator: Any = ctx
+                operator.count(LATE_RECORDS_DROPPED)
             else:
                 ctx.output(self._late_output, value)
             return
         rows = self._rows.get()
-        rows.insert(bisect_right(rows, time_ms, key=_time_of), (*value, time_ms))
+        rows.insert(bisect_right(rows, time_ms, key=itemgetter(-1)), (*value, time_ms))
         self._rows.update(rows)
         timers.register_event_time_timer(time_ms)
 
     def on_timer(self, time_ms: int, ctx: BroadcastOnTimerContext) -> Iterator[Any]:
         """Search among the rows that the watermark has reached."""
+        operator: Any = ctx
         watermark_ms, before = ctx.timer_service().current_watermark(), self._reached.value() or 0
         patterns = dict(ctx.get_broadcast_state(ROW_PATTERNS).items())
         for name in [name for name in self._places if name not in patterns]:
             del self._places[name]
         rows = self._rows.get()
-        reached = bisect_right(rows, watermark_ms, key=_time_of)
+        reached = bisect_right(rows, watermark_ms, key=itemgetter(-1))
         states = []
         for name in sorted(patterns):
             matcher = self._matcher(patterns[name])
             place = self._places.get(name)
             state = RowState(
                 [tuple(row)[:-1] for row in rows[:reached]],
-                [_time_of(row) for row in rows[:reached]],
+                [row[-1] for row in rows[:reached]],
                 *(place if place is not None else (before, 0, 0, 0)),
             )
             for told in matcher.run(state, watermark_ms):
                 measures = zip((own for own, _ in matcher.search.measures), told.values, strict=True)
-                _counting(ctx).count(MATCHES)
+                operator.count(MATCHES)
                 yield name, told.first_ms, told.time_ms, json.dumps(dict(measures), default=str)
             states.append((name, matcher, state))
         self._keep(rows, reached, states)
@@ -184,13 +188,3 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
                 )
             self._matchers[text] = RowMatcher(search)
         return self._matchers[text]
-
-
-def _counting(context: Any) -> Any:
-    # As operators know it: functions of users count nothing.
-    return context
-
-
-def _time_of(row: Any) -> int:
-    time_ms: int = row[-1]
-    return time_ms

@@ -7,11 +7,10 @@ per copy there, any other in each task.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Protocol
 
-from flinkish_spark.core.elements import OutputTag
-from flinkish_spark.functions.keyed import RichFunction
+from flinkish_spark.functions.keyed import RichFunction, UnkeyedContext
 
 
 class KeySelector(RichFunction, ABC):
@@ -53,7 +52,7 @@ class Partitioner(ABC):
         """
 
 
-class ProcessContext(Protocol):
+class ProcessContext(UnkeyedContext, Protocol):
     """Given to :meth:`ProcessFunction.process_element`; valid only inside the call."""
 
     def timestamp(self) -> int | None:
@@ -68,12 +67,6 @@ class ProcessContext(Protocol):
         A function without state is no operator of the plan and has none of its own. It is never further
         than that of an operator behind it.
         """
-
-    def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time: the same if it is run again."""
-
-    def output(self, tag: OutputTag, value: Any) -> None:
-        """Emit a row to a side output; dropped if nobody reads it."""
 
 
 class CoProcessFunction(RichFunction, ABC):
@@ -157,6 +150,7 @@ class ProcessFunction(RichFunction, ABC):
 
     Examples
     --------
+    >>> from flinkish_spark import OutputTag
     >>> REFUSED = OutputTag("refused", "user STRING, amount LONG")
     >>> class Checked(ProcessFunction):
     ...     def process_element(self, value, ctx):
@@ -171,45 +165,8 @@ class ProcessFunction(RichFunction, ABC):
         """Process one record, a named tuple; `yield` emits a tuple, named tuple, Row, dict or dataclass."""
 
 
-class OperatorItems(Protocol):
-    """An operator list state of the partition that has its turn; use it inside `process_element` only."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over the items."""
-
-    def __len__(self) -> int:
-        """Return how many items there are."""
-
-    def get(self) -> list[Any]:
-        """Return a copy of the items."""
-
-    def add(self, item: Any) -> None:
-        """Append an item; None is refused."""
-
-    def add_all(self, items: Iterable[Any]) -> None:
-        """Append items."""
-
-    def update(self, items: Iterable[Any]) -> None:
-        """Replace the items."""
-
-    def clear(self) -> None:
-        """Remove all items."""
-
-
-class CheckpointedContext(Protocol):
+class CheckpointedContext(UnkeyedContext, Protocol):
     """Given to :meth:`CheckpointedProcessFunction.process_element`; valid only inside the call."""
-
-    def timestamp(self) -> int | None:
-        """Return the record's event time in milliseconds; None if the stream has no timestamps."""
-
-    def current_watermark(self) -> int:
-        """Return the micro-batch's watermark; `MIN_WATERMARK_MS` before the first."""
-
-    def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time: the same if it is run again."""
-
-    def output(self, tag: OutputTag, value: Any) -> None:
-        """Emit a row to a side output; dropped if nobody reads it."""
 
 
 class CheckpointedProcessFunction(RichFunction, ABC):

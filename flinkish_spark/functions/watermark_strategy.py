@@ -219,7 +219,10 @@ class WatermarkStrategy:
         """
         idleness_ms = to_ms("idleness_ms", idleness_ms)
         with refused_as_config_errors("give a time in milliseconds, such as 60_000, or leave the call out"):
-            AssignerRules(self.generation, idleness_ms=_given("idleness_ms", idleness_ms))
+            # None stands elsewhere for a setting that was left out.
+            if idleness_ms is None:
+                raise UnusableValueError("idleness_ms", None, "a whole number")
+            AssignerRules(self.generation, idleness_ms=idleness_ms)
         return replace(self, idleness_ms=idleness_ms)
 
     def with_watermark_alignment(self, group: str, max_drift_ms: Duration) -> WatermarkStrategy:
@@ -322,13 +325,6 @@ class ChannelGenerators:
             why=f"{type(error).__name__}: {error}",
             uid=self._uid,
         )
-
-
-def _given(name: str, value: Any) -> Any:
-    """Return `value` unless it is None, which elsewhere stands for a setting that was left out."""
-    if value is None:
-        raise UnusableValueError(name, value, "a whole number")
-    return value
 
 
 def _is_column(value: object) -> bool:

@@ -3,35 +3,6 @@
 `flinkish_spark/operators/` runs them; docs/joins.md explains them.
 """
 
-from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable, SqliteTable
-from flinkish_spark.joins.spec import (
-    Bound,
-    CoGroupFunction,
-    Concatenate,
-    IntervalJoin,
-    JoinContext,
-    JoinType,
-    ProcessJoinFunction,
-    Side,
-    TemporalJoin,
-    WindowCoGroup,
-    WindowJoin,
-)
+import lazy_loader
 
-__all__ = [
-    "Bound",
-    "CoGroupFunction",
-    "Concatenate",
-    "IntervalJoin",
-    "JoinContext",
-    "JoinType",
-    "LookupCache",
-    "LookupJoin",
-    "LookupTable",
-    "ProcessJoinFunction",
-    "Side",
-    "SqliteTable",
-    "TemporalJoin",
-    "WindowCoGroup",
-    "WindowJoin",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub("flinkish_spark.joins", __file__)

@@ -9,19 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import (
-    check_function,
-    check_methods,
-    hold_plain_values,
-    instance_of,
-    refused_as_config_errors,
-    unusable,
-)
-from flinkish_spark.joins.spec import Concatenate, JoinType, ProcessJoinFunction, element_ddl, one_of
+from flinkish_spark.core.validation import check_methods, hold_plain_values, instance_of, unusable
+from flinkish_spark.joins.spec import JoinOfPairs, JoinType, ProcessJoinFunction
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.windows.time_window import function_of_one, positive_count
 
 
 class LookupTable(ABC):
@@ -76,12 +68,12 @@ class LookupCache:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        _positive("ttl_ms", self.ttl_ms)
-        _positive("max_keys", self.max_keys)
+        positive_count("ttl_ms", self.ttl_ms)
+        positive_count("max_keys", self.max_keys)
 
 
 @dataclass(frozen=True)
-class LookupJoin:
+class LookupJoin(JoinOfPairs):
     """Joins each element with the rows that a table has for it at that time.
 
     The table is outside: if a micro-batch is run again after a crash, it may have changed, and the result
@@ -120,40 +112,20 @@ class LookupJoin:
     keys_per_call: int = 1_000
 
     def __post_init__(self) -> None:
-        element_ddl("left_type", self.left_type)
-        element_ddl("right_type", self.right_type)
-        one_of("join_type", self.join_type, JoinType)
-        if not callable(self.key_of) or isinstance(self.key_of, type):
-            raise unusable(
-                "key_of", self.key_of, wanted="a function of an element", what_to_do="give a function"
-            )
-        check_function(self.key_of, "key_of()", 1)
+        self._check_pairs()
+        function_of_one("key_of", self.key_of)
         kind: type = LookupTable
         instance_of("table", self.table, kind, what_to_do="give an object of a subclass of LookupTable")
         check_methods(self.table, kind, f"the {type(self.table).__name__} that is given as table")
-        if self.function is not None:
-            makes: type = ProcessJoinFunction
-            instance_of("function", self.function, makes, what_to_do="give one, or leave it out")
-            check_methods(self.function, makes, f"the {type(self.function).__name__} of a lookup join")
         if self.cache is not None:
             instance_of("cache", self.cache, LookupCache, what_to_do="give a LookupCache, or leave it out")
-        _positive("keys_per_call", self.keys_per_call)
+        positive_count("keys_per_call", self.keys_per_call)
         if self.join_type.keeps_right:
             raise ConfigError(
                 f"a lookup join cannot be a {self.join_type.value} join",
                 why="only rows that elements ask for are read of the table",
                 what_to_do="use JoinType.INNER or JoinType.LEFT",
             )
-
-    @property
-    def actual_function(self) -> ProcessJoinFunction:
-        """The function, or the one that puts the fields of both together."""
-        return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
-
-
-def _positive(name: str, value: int) -> None:
-    with refused_as_config_errors(f"set {name} to 1 or more"):
-        checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
 
 
 #: So that no statement has more parameters than any SQLite takes.

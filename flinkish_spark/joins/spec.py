@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pyspark.sql import types as T
-
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
-    check_function,
     check_methods,
     hold_plain_values,
     instance_of,
@@ -30,6 +27,7 @@ from flinkish_spark.types.hints import first_required, unfit_for_rows
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.windows.functions import WindowContext, WindowRuntimeContext
 from flinkish_spark.windows.spec import WindowSpec
+from flinkish_spark.windows.time_window import function_of_one
 
 
 class JoinContext(Protocol):
@@ -91,6 +89,27 @@ class Concatenate(ProcessJoinFunction):
     def process_element(self, left: Any, right: Any, ctx: JoinContext) -> Iterable[Any]:
         row = self._no_left if left is None else self._left.spread(left)
         return (row + (self._no_right if right is None else self._right.spread(right)),)
+
+
+class JoinOfPairs:
+    """A join that makes something of pairs."""
+
+    left_type: str
+    right_type: str
+    join_type: JoinType
+    function: ProcessJoinFunction | None
+
+    @property
+    def actual_function(self) -> ProcessJoinFunction:
+        """The function, or the one that puts the fields of both together."""
+        return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
+
+    def _check_pairs(self) -> None:
+        element_ddl("left_type", self.left_type)
+        element_ddl("right_type", self.right_type)
+        one_of("join_type", self.join_type, JoinType)
+        if self.function is not None:
+            _check_function(self.function, ProcessJoinFunction)
 
 
 class CoGroupFunction(ABC):
@@ -160,12 +179,6 @@ class Bound(Choice):
 _MOST_MS = MAX_WATERMARK_MS // 2
 
 
-def bound_ms(name: str, value: int) -> int:
-    with refused_as_config_errors(f"set {name} to a number of milliseconds, which may be negative"):
-        checked_whole(name, value, least=-_MOST_MS, most=_MOST_MS)
-    return value
-
-
 def one_of(name: str, value: object, kind: type[enum.Enum]) -> None:
     members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
     instance_of(name, value, kind, what_to_do=f"give one of {members}")
@@ -179,7 +192,10 @@ def tag_or_none(name: str, value: object) -> None:
 def element_ddl(name: str, value: Any) -> None:
     instance_of(name, value, str, what_to_do='write the type as DDL, as "user STRING, amount LONG"')
     try:
-        why = _unfit(parse_ddl(value))
+        kind = parse_ddl(value)
+        name_of_required, why = first_required(kind), unfit_for_rows(kind)
+        if name_of_required is not None:
+            why = f"{name_of_required!r} is NOT NULL, which counts in what a function emits: leave it away"
     except DdlError as error:
         why = str(error)
     if why is not None:
@@ -191,14 +207,8 @@ def element_ddl(name: str, value: Any) -> None:
         )
 
 
-def _unfit(kind: T.DataType) -> str | None:
-    if (name := first_required(kind)) is not None:
-        return f"{name!r} is NOT NULL, which counts in what a function emits: leave it away"
-    return unfit_for_rows(kind)
-
-
 @dataclass(frozen=True)
-class IntervalJoin:
+class IntervalJoin(JoinOfPairs):
     """Joins elements of one key whose event times are near: `left + lower <= right <= left + upper`.
 
     Parameters
@@ -240,17 +250,14 @@ class IntervalJoin:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        element_ddl("left_type", self.left_type)
-        element_ddl("right_type", self.right_type)
-        bound_ms("lower_ms", self.lower_ms)
-        bound_ms("upper_ms", self.upper_ms)
+        self._check_pairs()
+        with refused_as_config_errors("set it to a number of milliseconds, which may be negative"):
+            checked_whole("lower_ms", self.lower_ms, least=-_MOST_MS, most=_MOST_MS)
+            checked_whole("upper_ms", self.upper_ms, least=-_MOST_MS, most=_MOST_MS)
         one_of("lower", self.lower, Bound)
         one_of("upper", self.upper, Bound)
-        one_of("join_type", self.join_type, JoinType)
         tag_or_none("left_late", self.left_late)
         tag_or_none("right_late", self.right_late)
-        if self.function is not None:
-            _check_function(self.function, ProcessJoinFunction)
         if self.least_ms > self.greatest_ms:
             raise ConfigError(
                 f"the interval from {self.lower_ms} to {self.upper_ms} ms is empty",
@@ -268,14 +275,9 @@ class IntervalJoin:
         """The greatest difference of times that joins."""
         return self.upper_ms - (self.upper is Bound.EXCLUSIVE)
 
-    @property
-    def actual_function(self) -> ProcessJoinFunction:
-        """The function, or the one that puts the fields of both together."""
-        return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
-
 
 @dataclass(frozen=True)
-class TemporalJoin:
+class TemporalJoin(JoinOfPairs):
     """Joins each left element with the right one of its key that was the newest at its event time.
 
     A right element is a version, valid from its event time up to that of the next. Left elements wait until
@@ -319,14 +321,10 @@ class TemporalJoin:
     late_output: OutputTag | None = None
 
     def __post_init__(self) -> None:
-        element_ddl("left_type", self.left_type)
-        element_ddl("right_type", self.right_type)
-        one_of("join_type", self.join_type, JoinType)
+        self._check_pairs()
         tag_or_none("late_output", self.late_output)
-        if self.function is not None:
-            _check_function(self.function, ProcessJoinFunction)
         if self.is_deletion is not None:
-            _check_callable("is_deletion", self.is_deletion)
+            function_of_one("is_deletion", self.is_deletion)
         if self.version_ttl is not None:
             instance_of(
                 "version_ttl", self.version_ttl, StateTtl, what_to_do="give a StateTtl, or leave it out"
@@ -338,21 +336,10 @@ class TemporalJoin:
                 what_to_do="use JoinType.INNER or JoinType.LEFT",
             )
 
-    @property
-    def actual_function(self) -> ProcessJoinFunction:
-        """The function, or the one that puts the fields of both together."""
-        return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
-
 
 def _check_function(function: object, kind: type) -> None:
     instance_of("function", function, kind, what_to_do=f"give a {kind.__name__}")
     check_methods(function, kind, f"the {type(function).__name__} of a join")
-
-
-def _check_callable(name: str, value: object) -> None:
-    if not callable(value) or isinstance(value, type):
-        raise unusable(name, value, wanted="a function of a right element", what_to_do="give a function")
-    check_function(value, f"{name}()", 1)
 
 
 @dataclass(frozen=True)
@@ -385,12 +372,14 @@ class WindowCoGroup:
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
+        element_ddl("left_type", self.left_type)
+        element_ddl("right_type", self.right_type)
         _check(self)
         _check_function(self.function, CoGroupFunction)
 
 
 @dataclass(frozen=True)
-class WindowJoin:
+class WindowJoin(JoinOfPairs):
     """Joins each element with all of the other input that are in the same window of the same key.
 
     Parameters
@@ -419,20 +408,11 @@ class WindowJoin:
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
+        self._check_pairs()
         _check(self)
-        one_of("join_type", self.join_type, JoinType)
-        if self.function is not None:
-            _check_function(self.function, ProcessJoinFunction)
-
-    @property
-    def actual_function(self) -> ProcessJoinFunction:
-        """The function, or the one that puts the fields of both together."""
-        return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
 
 
 def _check(one: WindowCoGroup | WindowJoin) -> None:
-    element_ddl("left_type", one.left_type)
-    element_ddl("right_type", one.right_type)
     instance_of("windows", one.windows, WindowSpec, what_to_do="give a WindowSpec")
     if one.windows.retraction_field is not None:
         raise ConfigError(

@@ -24,14 +24,7 @@ from flinkish_spark.state.layered import Array
 Answers = list[bool | None]
 _WHOLES = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 _ARITHMETIC: dict[str, str] = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
-_COMPARED: dict[Any, str] = {
-    V.is_equal: "equal",
-    V.is_unequal: "not_equal",
-    V.is_less: "less",
-    V.is_more: "greater",
-    V.is_at_most: "less_equal",
-    V.is_at_least: "greater_equal",
-}
+_COMPARED: dict[Any, str] = {V.is_equal: "equal", V.is_less: "less"}
 
 
 class _NotInColumns(Exception):
@@ -225,14 +218,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _compared_floats(name: str, one: Any, other: Any) -> Any:
     """NaN is equal to itself, and more than all else."""
-    match name:
-        case "not_equal" | "less_equal" | "greater_equal":
-            opposite = {"not_equal": "equal", "less_equal": "greater", "greater_equal": "less"}[name]
-            return pc.invert(_compared_floats(opposite, one, other))
-        case "greater":
-            return _compared_floats("less", other, one)
-        case "less":
-            return pc.if_else(pc.is_nan(other), pc.invert(pc.is_nan(one)), pc.less(one, other))
+    if name == "less":
+        return pc.if_else(pc.is_nan(other), pc.invert(pc.is_nan(one)), pc.less(one, other))
     return pc.or_(pc.equal(one, other), pc.and_(pc.is_nan(one), pc.is_nan(other)))
 
 
@@ -275,4 +262,4 @@ _PARTIALS: Mapping[Any, Callable[..., Any]] = {
     V.negative_whole: _signed("negate"),
     V.absolute_whole: _signed("abs"),
 }
-_PLAIN: Mapping[Any, Callable[..., Any]] = {V.double_of_number: _to_double}
+_PLAIN: Mapping[Any, Callable[..., Any]] = {float: _to_double}

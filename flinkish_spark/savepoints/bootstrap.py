@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
@@ -65,51 +67,25 @@ class KeyedStateBootstrapFunction(RichFunction, ABC):
 #: A state, and the column or columns that it is made of.
 StateColumns = tuple[StateDescriptor, "str | Sequence[str]"]
 _Row = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class _Form:
-    """One way to make a state of columns."""
-
-    kinds: tuple[T.DataType, ...]
-    #: From a row's columns to what is put.
-    make: Callable[[_Row], Any]
-    #: Puts it into the state.
-    put: Callable[[Any, Any, Context], None]
-
-    @property
-    def text(self) -> str:
-        """The types, without what does not matter: whether there may be nulls."""
-        return ", ".join(kind.simpleString() for kind in self.kinds)
-
-
-@dataclass(frozen=True)
-class _Fill:
-    """A state, where its columns stand in a row, and what becomes of them."""
-
-    descriptor: StateDescriptor
-    places: tuple[int, ...]
-    form: _Form
+#: Puts a row's columns into a state of some key.
+_Put = Callable[[Any, _Row, Any], None]
 
 
 class ColumnsFunction(KeyedStateBootstrapFunction):
     """Puts columns into states; a null leaves its state as it is."""
 
-    def __init__(self, fills: tuple[_Fill, ...]) -> None:
-        self._fills = fills
-
-    @classmethod
-    def of(cls, states: Sequence[StateColumns], schema: T.StructType, uid: str) -> ColumnsFunction:
-        return cls(tuple(_fill(one, schema, uid) for one in states))
+    def __init__(self, states: Sequence[StateColumns], schema: T.StructType, uid: str) -> None:
+        #: Of each state the places of its columns in a row, and what puts them there.
+        self._fills = [(descriptor, *_fill(descriptor, given, schema, uid)) for descriptor, given in states]
 
     def open(self, context: RuntimeContext) -> None:
-        self._states = [_declared(context, fill.descriptor) for fill in self._fills]
+        self._states = [_declared(context, descriptor) for descriptor, _, _ in self._fills]
 
     def process_element(self, value: Any, ctx: Context) -> None:
-        for fill, state in zip(self._fills, self._states, strict=True):
-            row = tuple(value[place] for place in fill.places)
+        for (_, places, put), state in zip(self._fills, self._states, strict=True):
+            row = tuple(value[place] for place in places)
             if any(column is not None for column in row):
-                fill.form.put(state, fill.form.make(row), ctx)
+                put(state, row, ctx.get_current_key())
 
 
 def _declared(context: RuntimeContext, descriptor: StateDescriptor) -> Any:
@@ -122,8 +98,9 @@ def _declared(context: RuntimeContext, descriptor: StateDescriptor) -> Any:
     return context.get_state(replace(descriptor, default=None))
 
 
-def _fill(given: StateColumns, schema: T.StructType, uid: str) -> _Fill:
-    descriptor, columns = given
+def _fill(
+    descriptor: StateDescriptor, columns: str | Sequence[str], schema: T.StructType, uid: str
+) -> tuple[tuple[int, ...], _Put]:
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     missing = [name for name in names if name not in schema.names]
     if missing or not names:
@@ -132,33 +109,31 @@ def _fill(given: StateColumns, schema: T.StructType, uid: str) -> _Fill:
             why="the DataFrame has no such column",
             what_to_do=f"choose from: {', '.join(schema.names)}",
         )
-    forms = _forms(descriptor, uid)
-    given_text = ", ".join(schema[name].dataType.simpleString() for name in names)
-    for form in forms:
-        if form.text == given_text:
-            return _Fill(descriptor, tuple(schema.names.index(name) for name in names), form)
-    raise SchemaError(
-        f"state '{descriptor.name}' of '{uid}' cannot be made of {', '.join(names)}",
-        why=f"they are {given_text}, and it takes {' or '.join(form.text for form in forms)}",
-        what_to_do="cast the columns",
-    )
+    # As texts: whether there may be nulls does not matter.
+    forms = {", ".join(one.simpleString() for one in kinds): put for kinds, put in _forms(descriptor, uid)}
+    given = ", ".join(schema[name].dataType.simpleString() for name in names)
+    if given not in forms:
+        raise SchemaError(
+            f"state '{descriptor.name}' of '{uid}' cannot be made of {', '.join(names)}",
+            why=f"they are {given}, and it takes {' or '.join(forms)}",
+            what_to_do="cast the columns",
+        )
+    return tuple(schema.names.index(name) for name in names), forms[given]
 
 
-def _forms(descriptor: StateDescriptor, uid: str) -> tuple[_Form, ...]:
+def _forms(descriptor: StateDescriptor, uid: str) -> list[tuple[Sequence[T.DataType], _Put]]:
+    """Return the ways to make a state of columns: their types, and what puts them into the state."""
     if isinstance(descriptor, ValueStateDescriptor):
         kinds, make = _fields(descriptor.value_type)
-        return (_Form(kinds, make, _put_value),)
+        return [(kinds, partial(_put_value, make))]
     if isinstance(descriptor, ListStateDescriptor):
         kinds, make = _fields(descriptor.element_type)
-        whole = T.ArrayType(parse_ddl(descriptor.element_type))
-        as_list = _tuples if is_field_list(descriptor.element_type) else _first
-        return _Form((whole,), as_list, _put_list), _Form(kinds, make, _add_element)
+        whole: T.DataType = T.ArrayType(parse_ddl(descriptor.element_type))
+        return [([whole], partial(_put_whole, make is tuple)), (kinds, partial(_add_element, make))]
     if isinstance(descriptor, MapStateDescriptor):
         key, (kinds, make) = parse_ddl(descriptor.key_type), _fields(descriptor.value_type)
-        whole_map = T.MapType(key, parse_ddl(descriptor.value_type))
-        as_map = _map_of_tuples if is_field_list(descriptor.value_type) else _first
-        entry = _Entry(make)
-        return _Form((whole_map,), as_map, _put_map), _Form((key, *kinds), entry, _put_entry)
+        whole = T.MapType(key, parse_ddl(descriptor.value_type))
+        return [([whole], partial(_put_whole, make is tuple)), ([key, *kinds], partial(_put_entry, make))]
     raise ConfigError(
         f"state '{descriptor.name}' of '{uid}' cannot be made of columns",
         why=f"a {type(descriptor).__name__} has a function of its own",
@@ -166,71 +141,46 @@ def _forms(descriptor: StateDescriptor, uid: str) -> tuple[_Form, ...]:
     )
 
 
-def _fields(ddl: str) -> tuple[tuple[T.DataType, ...], Callable[[_Row], Any]]:
+def _fields(ddl: str) -> tuple[list[T.DataType], Callable[[_Row], Any]]:
     """Return the columns that make one value of a type, and how."""
     kind = parse_ddl(ddl)
     if isinstance(kind, T.StructType) and is_field_list(ddl):
-        return tuple(field.dataType for field in kind), tuple
-    return (kind,), _first
+        return [field.dataType for field in kind], tuple
+    return [kind], itemgetter(0)
 
 
-# -- from columns to what is put --------------------------------------------------------------------
-def _first(row: _Row) -> Any:
-    return row[0]
+def _put_value(make: Callable[[_Row], Any], state: Any, row: _Row, key: Any) -> None:
+    _refuse_second(state.value() is not None, key)
+    state.update(make(row))
 
 
-def _tuples(row: _Row) -> list[_Row | None]:
+def _add_element(make: Callable[[_Row], Any], state: Any, row: _Row, key: Any) -> None:
+    state.add(make(row))
+
+
+def _put_entry(make: Callable[[_Row], Any], state: Any, row: _Row, key: Any) -> None:
+    if row[0] is None:
+        raise ValueError(f"a map has no null as its key; one came for the key {key!r}")
+    _refuse_second(row[0] in state, key)
+    state[row[0]] = make(row[1:])
+
+
+def _put_whole(has_fields: bool, state: Any, row: _Row, key: Any) -> None:
+    _refuse_second(len(state) > 0, key)
     # A null goes on as None: a list refuses it, with a reason.
-    return [one if one is None else tuple(one.values()) for one in row[0]]
+    given = row[0]
+    if has_fields and isinstance(given, dict):
+        given = {one: value if value is None else tuple(value.values()) for one, value in given.items()}
+    elif has_fields:
+        given = [one if one is None else tuple(one.values()) for one in given]
+    state.update(given)
 
 
-def _map_of_tuples(row: _Row) -> dict[Any, _Row | None]:
-    return {key: value if value is None else tuple(value.values()) for key, value in row[0].items()}
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """Makes an entry of a map of a key and the columns of its value."""
-
-    make: Callable[[_Row], Any]
-
-    def __call__(self, row: _Row) -> tuple[Any, Any]:
-        return row[0], self.make(row[1:])
-
-
-# -- into states ------------------------------------------------------------------------------------
-def _put_value(state: Any, value: Any, ctx: Context) -> None:
-    _refuse_second(state.value() is not None, ctx)
-    state.update(value)
-
-
-def _add_element(state: Any, value: Any, ctx: Context) -> None:
-    state.add(value)
-
-
-def _put_list(state: Any, values: Any, ctx: Context) -> None:
-    _refuse_second(bool(state), ctx)
-    state.update(values)
-
-
-def _put_map(state: Any, entries: Any, ctx: Context) -> None:
-    _refuse_second(not state.is_empty(), ctx)
-    state.update(entries)
-
-
-def _put_entry(state: Any, entry: tuple[Any, Any], ctx: Context) -> None:
-    key, value = entry
-    if key is None:
-        raise ValueError(f"a map has no null as its key; one came for the key {ctx.get_current_key()!r}")
-    _refuse_second(key in state, ctx)
-    state[key] = value
-
-
-def _refuse_second(is_there: bool, ctx: Context) -> None:
+def _refuse_second(is_there: bool, key: Any) -> None:
     if is_there:
         raise ValueError(
-            f"several rows for the key {ctx.get_current_key()!r}: a DataFrame has no order, so none of them "
-            "is the right one; aggregate them first"
+            f"several rows for the key {key!r}: a DataFrame has no order, so none of them is the right one; "
+            "aggregate them first"
         )
 
 
@@ -300,21 +250,22 @@ def bootstrap_function(
 ) -> KeyedStateBootstrapFunction:
     """Return the function that fills an operator's states, checked against the rows' schema."""
     if isinstance(states, KeyedStateBootstrapFunction):
-        name = type(states).__name__
-        check_methods(states, KeyedStateBootstrapFunction, f"the {name}")
+        check_methods(states, KeyedStateBootstrapFunction, f"the {type(states).__name__}")
         check_can_be_sent(states, "that fills the state of", uid)
         return states
-    if not isinstance(states, list | tuple) or not states or not all(map(_is_pair, states)):
+    pairs = states if isinstance(states, list | tuple) else ()
+    are_pairs = (
+        isinstance(one, tuple)
+        and len(one) == 2
+        and hasattr(one[0], "stored_type")
+        and isinstance(one[1], str | list | tuple)
+        for one in pairs
+    )
+    if not pairs or not all(are_pairs):
         raise unusable(
             "states",
             states,
             wanted="a KeyedStateBootstrapFunction, or pairs of descriptor and columns",
             what_to_do='write [(ValueStateDescriptor("total", "LONG"), "total")]',
         )
-    return ColumnsFunction.of(states, schema, uid)
-
-
-def _is_pair(one: object) -> bool:
-    if not isinstance(one, tuple) or len(one) != 2:
-        return False
-    return hasattr(one[0], "stored_type") and isinstance(one[1], str | list | tuple)
+    return ColumnsFunction(pairs, schema, uid)

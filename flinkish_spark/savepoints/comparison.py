@@ -162,15 +162,10 @@ def _parts(
         yield ComparedPart(hook, Fate.RESTORED, "hook", "it gets what it gave")
     for problem in missing:
         if problem.misfit in _MISSING:
-            yield ComparedPart(
-                problem.subject, Fate.DROPPED, _MISSING[problem.misfit], _dropped(problem, report)
-            )
+            says = "what it keeps is left behind"
+            if problem in report.problems:
+                says = f"refused unless non_restored=NonRestoredState.{NonRestoredState.ALLOW.name}"
+            yield ComparedPart(problem.subject, Fate.DROPPED, _MISSING[problem.misfit], says)
     for subject, problems in refused.items():
         reasons = "; ".join(f"{one.misfit.value}: {one.detail}" for one in problems)
         yield ComparedPart(subject, Fate.REFUSED, "chain", reasons)
-
-
-def _dropped(problem: Problem, report: RestoreReport) -> str:
-    if problem not in report.problems:
-        return "what it keeps is left behind"
-    return f"refused unless non_restored={NonRestoredState.__name__}.{NonRestoredState.ALLOW.name}"

@@ -16,7 +16,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.savepoints.files import SavepointDamaged
 from flinkish_spark.state.base_files import BaseFiles, MappedBases
-from flinkish_spark.state.codec import NAME, TIME, TOUCHED, TOUCHES, TableLayout
+from flinkish_spark.state.codec import NAME, TIME, TOUCHED, TOUCHES, reader_name, value_fields
 from flinkish_spark.state.evolution import (
     StateMismatch,
     common_type,
@@ -27,7 +27,6 @@ from flinkish_spark.state.evolution import (
     types_text,
 )
 from flinkish_spark.state.key_group import (
-    STATE_SECTION,
     TIMERS,
     describe_group,
     stored_layout,
@@ -154,9 +153,7 @@ class StoreValues:
         for batch in batches:
             for stored in batch.column(0).to_pylist():
                 value = whole_group(stored, bases)
-                owner = describe_group(value).owner
-                if owner != self.operator:
-                    raise StateMismatch(f"state of {owner!r} is where that of {self.operator!r} has to be")
+                describe_group(value, self.operator)
                 yield value
 
 
@@ -174,19 +171,6 @@ class FindSections:
         if found:
             sections, schemas = zip(*found, strict=True)
             yield pa.RecordBatch.from_pydict({"section": list(sections), "schema": list(schemas)})
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of stored values, and the columns that it has for all key groups."""
-
-    #: As in a value: of a state, or of the timers of a clock.
-    name: str
-    schema: pa.Schema
-
-    @property
-    def layout(self) -> TableLayout:
-        return stored_layout(self.schema)
 
 
 def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
@@ -221,18 +205,18 @@ def _slots(schema: pa.Schema) -> list[pa.Field]:
 
 def reader_columns(schema: pa.Schema) -> T.StructType:
     keys = [field for field in schema if _is_key(field)]
-    of_field = value_columns(schema, [reader_name(field) for field in schema if _is_value(field)])
-    found = []
+    of_field = value_columns(schema, map(reader_name, value_fields(schema)))
+    found = T.StructType()
     for field in schema:
         if _is_key(field):
-            found.append(T.StructField(_key_name(field, keys), spark_type(field.type)))
+            found.add(_key_name(field, keys), spark_type(field.type))
         elif _is_value(field):
-            found.append(T.StructField(of_field[reader_name(field)], spark_type(field.type)))
+            found.add(of_field[reader_name(field)], spark_type(field.type))
         elif field.name in TIMES:
-            found.append(T.StructField(TIMES[field.name], T.TimestampType()))
+            found.add(TIMES[field.name], T.TimestampType())
         elif field.name == TOUCHES:
-            found.append(T.StructField(EACH_TOUCHED_AT, T.ArrayType(T.TimestampType())))
-    return T.StructType(found)
+            found.add(EACH_TOUCHED_AT, T.ArrayType(T.TimestampType()))
+    return found
 
 
 def value_columns(schema: pa.Schema, fields: Iterable[str]) -> dict[str, str]:
@@ -246,15 +230,11 @@ def value_columns(schema: pa.Schema, fields: Iterable[str]) -> dict[str, str]:
 def timer_columns(schema: pa.Schema) -> T.StructType:
     """Return the columns of timers for readers, from a table that has the operator's keys."""
     keys = [field for field in schema if _is_key(field)]
-    return T.StructType(
-        [
-            *(T.StructField(_key_name(field, keys), spark_type(field.type)) for field in keys),
-            T.StructField(CLOCK, T.StringType()),
-            T.StructField(TIME_MS, T.LongType()),
-            T.StructField(TIMES["from"], T.TimestampType()),
-            T.StructField(TIMES["to"], T.TimestampType()),
-        ]
-    )
+    found = T.StructType()
+    for field in keys:
+        found.add(_key_name(field, keys), spark_type(field.type))
+    found.add(CLOCK, T.StringType()).add(TIME_MS, T.LongType())
+    return found.add(TIMES["from"], T.TimestampType()).add(TIMES["to"], T.TimestampType())
 
 
 @dataclass(frozen=True)
@@ -262,17 +242,18 @@ class ReadEntries:
     """Runs in tasks: the entries of a state."""
 
     values: Values
-    section: Section
-    columns: T.StructType
+    section: str
+    #: From :func:`common_schema`.
+    schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        layout = self.section.layout
+        layout, names = stored_layout(self.schema), reader_columns(self.schema).names
         for value in self.values(batches):
-            stored = stored_tables(value).get(self.section.name)
+            stored = stored_tables(value).get(self.section)
             if stored is not None and stored.num_rows:
-                yield self._entries(evolved(layout, stored))
+                yield pa.RecordBatch.from_arrays(self._columns(evolved(layout, stored)), names=names)
 
-    def _entries(self, table: pa.RecordBatch) -> pa.RecordBatch:
+    def _columns(self, table: pa.RecordBatch) -> list[pa.Array]:
         arrays = []
         for field, column in zip(table.schema, table.columns, strict=True):
             if field.name in TIMES:
@@ -281,7 +262,7 @@ class ReadEntries:
                 arrays.append(times_of_elements(table.column(TOUCHED), column, table.column("value_0")))
             elif _is_key(field) or _is_value(field):
                 arrays.append(column)
-        return pa.RecordBatch.from_arrays(arrays, names=self.columns.names)
+        return arrays
 
 
 @dataclass(frozen=True)
@@ -357,20 +338,12 @@ class ReadTimers:
         return pa.RecordBatch.from_arrays(arrays, names=self.columns.names)
 
 
-def state_names(sections: Iterable[str]) -> list[str]:
-    return sorted(name.removeprefix(STATE_SECTION) for name in sections if name.startswith(STATE_SECTION))
-
-
 def sections_of(rows: Iterable[tuple[str, bytes]]) -> Mapping[str, list[pa.Schema]]:
     """Return the stored columns by section, from rows of FOUND."""
     found: dict[str, list[pa.Schema]] = {}
     for name, schema in sorted(set(rows)):
         found.setdefault(name, []).append(pa.ipc.read_schema(pa.py_buffer(schema)))
     return found
-
-
-def reader_name(field: pa.Field) -> str:
-    return str((field.metadata or {}).get(NAME.encode(), b"value").decode())
 
 
 def _is_value(field: pa.Field) -> bool:

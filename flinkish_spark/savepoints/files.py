@@ -117,14 +117,6 @@ class SavepointDir:
                 path=self.shown,
             ) from None
 
-    @property
-    def is_finished(self) -> bool:
-        """Return whether there is a savepoint, whatever it is worth."""
-        try:
-            return self._store.read(METADATA_KEY) is not None
-        except ObjectMissing:
-            return False
-
     def is_there(self, savepoint: str) -> bool:
         """Return whether this is the savepoint of that name; raises as :meth:`metadata` if it is damaged."""
         try:
@@ -141,19 +133,15 @@ class SavepointDir:
 
     def bring(self, files: Collection[StateFile], target: StoreSpec) -> None:
         """Bring files durably below a place, and check every byte; raises as :meth:`take`."""
-        if target.is_local:
+        if self.place.is_local and target.is_local:
             self.take(files, target.folder)
             return
         store = target.open()
         for file in files:
-            store.put(file.path, self._checked(file))
-
-    def _checked(self, file: StateFile) -> bytes:
-        """Return the content of a file; raise SavepointDamaged if it is another."""
-        data = self._read(file)
-        if hashlib.sha256(data).hexdigest() != file.sha256:
-            raise self._damaged(file, "its checksum does not match")
-        return data
+            data = self._read(file)
+            if hashlib.sha256(data).hexdigest() != file.sha256:
+                raise self._damaged(file, "its checksum does not match")
+            store.put(file.path, data)
 
     def _read(self, file: StateFile) -> bytes:
         return self._path_of(file).read_bytes()
@@ -171,8 +159,10 @@ class SavepointDir:
                 os.link(source, target)
             except OSError:
                 shutil.copyfile(source, target)
-            # Also behind a link: a tool that moved the savepoint here may not have synced it.
-            sync_file(target)
+            # Also behind a link: a tool that moved the savepoint here may not have synced it. Its name is not
+            # durable yet.
+            with open(target, "rb") as content:
+                os.fsync(content.fileno())
 
     def _path_of(self, file: StateFile) -> Path:
         path = self.path / file.path
@@ -224,11 +214,7 @@ class SavepointDir:
                 what_to_do="check that the disk is there, has room, and may be written by this user",
             ) from error
         if strange:
-            raise SavepointFailed(
-                f"the directory {self.shown} is not empty",
-                why=f"it holds {strange.relative_to(self.path)}, which is no part of a savepoint",
-                what_to_do="export to a directory of its own",
-            )
+            raise self._not_empty(strange.relative_to(self.path))
         if is_claimed:
             raise SavepointFailed(
                 f"the directory {self.shown} holds {CLAIM_KEY}",
@@ -236,25 +222,30 @@ class SavepointDir:
                 what_to_do="export to a directory of its own, or delete this one if that job is gone",
             )
 
+    def _not_empty(self, strange: object) -> SavepointFailed:
+        return SavepointFailed(
+            f"the directory {self.shown} is not empty",
+            why=f"it holds {strange}, which is no part of a savepoint",
+            what_to_do="export to a directory of its own",
+        )
+
     def finish(self, metadata: SavepointMetadata) -> SavepointMetadata:
         """Create savepoint.json and remove files that it does not name; return what is there."""
-        metadata = self._create(metadata)
-        named = {file.path for file in metadata.files}
+        data = seal("savepoint", metadata.to_json())
+        found: SavepointMetadata | None = metadata
+        if self._store.create_if_absent(METADATA_KEY, data) is not CreateResult.CREATED:
+            # Another export of the same checkpoint was faster. Its files are named, ours are not.
+            found = self.finished_by(metadata.job_uuid, metadata.checkpoint, metadata.timeline)
+        assert found is not None
+        self._delete_others({file.path for file in found.files})
+        return found
+
+    def _delete_others(self, named: Collection[str]) -> None:
         for path in sorted(self.path.glob(f"{STATE_FOLDER}/*/*{STATE_ENDING}")):
             if path.relative_to(self.path).as_posix() not in named:
                 path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()
-        return metadata
-
-    def _create(self, metadata: SavepointMetadata) -> SavepointMetadata:
-        data = seal("savepoint", metadata.to_json())
-        if self._store.create_if_absent(METADATA_KEY, data) is CreateResult.CREATED:
-            return metadata
-        # Another export of the same checkpoint was faster. Its files are named, ours are not.
-        found = self.finished_by(metadata.job_uuid, metadata.checkpoint, metadata.timeline)
-        assert found is not None
-        return found
 
     def claimed_by(self, savepoint: str) -> Claim | None:
         claim = self._objects.optional(CLAIM_KEY, "claim", Claim.from_json)
@@ -336,11 +327,6 @@ class SavepointInBucket(SavepointDir):
                 why = "there is no such file" if found is None else f"it has {found} bytes"
                 raise self._damaged(file, f"{why} instead of {file.size_bytes} bytes")
 
-    def take(self, files: Collection[StateFile], folder: Path) -> None:
-        target = LocalStore(folder)
-        for file in files:
-            target.put(file.path, self._checked(file))
-
     def _read(self, file: StateFile) -> bytes:
         try:
             return self._store.read(file.path)
@@ -353,21 +339,14 @@ class SavepointInBucket(SavepointDir):
         there = [name for name in self._bucket.sizes_below("") if not _TEMPORARY.fullmatch(name)]
         strange = [n for n in there if n != METADATA_KEY and not n.startswith(f"{STATE_FOLDER}/")]
         if strange:
-            raise SavepointFailed(
-                f"the place {self.place.url} is not empty",
-                why=f"it holds {strange[0]}, which is no part of a savepoint",
-                what_to_do="export to a place of its own",
-            )
+            raise self._not_empty(strange[0])
         probe = f".{METADATA_KEY}.{uuid.uuid4().hex}.tmp"
         self._store.put(probe, b"?")
         self._store.delete(probe)
 
-    def finish(self, metadata: SavepointMetadata) -> SavepointMetadata:
-        metadata = self._create(metadata)
-        named = {file.path for file in metadata.files}
+    def _delete_others(self, named: Collection[str]) -> None:
         there = (f"{STATE_FOLDER}/{name}" for name in self._bucket.sizes_below(STATE_FOLDER))
         self._bucket.delete_all([key for key in there if key not in named])
-        return metadata
 
     def _here(self) -> str:
         return self.place.url
@@ -405,20 +384,12 @@ def _strangers(root: Path) -> Iterator[Path]:
             for folder in sorted(path.iterdir()):
                 if folder.is_symlink() or not folder.is_dir():
                     yield folder
-                else:
-                    yield from (p for p in sorted(folder.iterdir()) if not _is_state_file(p))
+                    continue
+                for one in sorted(folder.iterdir()):
+                    if one.suffix != STATE_ENDING or not one.is_file() or one.is_symlink():
+                        yield one
         elif path.name not in (METADATA_KEY, CLAIM_KEY) and not _TEMPORARY.fullmatch(path.name):
             yield path
-
-
-def _is_state_file(path: Path) -> bool:
-    return path.suffix == STATE_ENDING and path.is_file() and not path.is_symlink()
-
-
-def sync_file(path: Path) -> None:
-    """Make the content of a file durable; its name is not yet."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 #: Of a path and of one name in it, in bytes, with room for ``/state/<uid>/<name>.parquet`` behind it.
@@ -438,22 +409,18 @@ def why_no_savepoint_at(target: str, job_dir: StoreSpec) -> str:
 
 def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) -> None:
     """Refuse a place to which no savepoint can be written; on a disk, makes it if it can be one."""
-    if "://" in target.url:
-        check_place(target)
-        directory = savepoint_at(target)
-        if directory.is_finished:
-            raise _refused(target.url, "another savepoint is there", _ELSEWHERE)
-        directory.prepare()
-        return
+    path, is_path = Path(target.url), "://" not in target.url
     try:
-        _check_text(target.url)
-        path = Path(target.url)
+        if is_path:
+            _check_text(target.url)
         check_place(target)
-        _check_free(path)
-        SavepointDir(path).prepare()
-        _try_to_write(path)
-    except FlinkishError:
-        raise
+        if is_path and path.exists() and not path.is_dir():
+            raise _refused(target.url, "it is a file", "give a directory of its own, which may be new")
+        directory = savepoint_at(target)
+        _refuse_another(target.url, directory)
+        directory.prepare()
+        if is_path:
+            _try_to_write(path)
     except (OSError, ValueError) as error:
         what_to_do = "check that this user may write it, or " + _ELSEWHERE
         raise _refused(target.url, str(error), what_to_do) from error
@@ -491,20 +458,16 @@ def in_and_around(one: StoreSpec, other: StoreSpec) -> tuple[bool, bool]:
 
 def _is_within(path: Path, folder: Path) -> bool:
     """Return whether a resolved path is a resolved folder or below it; one directory can have two names."""
-    if path.is_relative_to(folder):
-        return True
-    try:
-        known = folder.stat()
-    except OSError:
-        return False
-    return any(_is_same(part, known) for part in (path, *path.parents))
 
+    def identity(one: Path) -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            return (found := one.stat()).st_dev, found.st_ino
+        return None
 
-def _is_same(path: Path, known: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), known)
-    except OSError:
-        return False
+    known = identity(folder)
+    return path.is_relative_to(folder) or (
+        known is not None and any(identity(one) == known for one in (path, *path.parents))
+    )
 
 
 def _check_text(target: str) -> None:
@@ -525,17 +488,19 @@ def _check_text(target: str) -> None:
         )
 
 
-def _check_free(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise _refused(str(path), "it is a file", "give a directory of its own, which may be new")
-    if not os.path.lexists(path / METADATA_KEY):
+def _refuse_another(target: str, directory: SavepointDir) -> None:
+    if directory.place.is_local and not os.path.lexists(directory.path / METADATA_KEY):
         return
     try:
-        known = SavepointDir(path).metadata()
+        known = directory.metadata()
         what = f"checkpoint {known.checkpoint} of job '{known.job}'"
-    except FlinkishError:
+    except (CorruptObjectError, JobDirError):
         what = "one that cannot be read"
-    raise _refused(str(path), f"another savepoint is there: {what}", _ELSEWHERE)
+    except SavepointNotFound:
+        if not directory.place.is_local:
+            return
+        what = "a link that leads nowhere"
+    raise _refused(target, f"another savepoint is there: {what}", _ELSEWHERE)
 
 
 def _try_to_write(path: Path) -> None:

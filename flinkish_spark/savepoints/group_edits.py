@@ -6,20 +6,19 @@ import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 from pyspark.sql import types as T
 
-from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress, TimeDomain, Timer
+from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress, TimeDomain
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.operators.context import FunctionContext
-from flinkish_spark.operators.process import ElementFailed, Elements, GroupRun, KeyedStreamOperator, Processor
-from flinkish_spark.protocol.savepoints import StateFile, state_path
+from flinkish_spark.operators.process import ElementFailed, Elements, GroupRun, KeyedProcessOperator
+from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.savepoints.bootstrap import KeyedStateBootstrapFunction
 from flinkish_spark.savepoints.entries import (
     EACH_TOUCHED_AT,
@@ -29,6 +28,7 @@ from flinkish_spark.savepoints.entries import (
     to_ms,
 )
 from flinkish_spark.savepoints.files import SavepointDamaged
+from flinkish_spark.savepoints.written_files import write_state_file
 from flinkish_spark.state.codec import ALIVE, HASH, TIME, TOUCHES, StateValueError, TableLayout
 from flinkish_spark.state.columnar import next_due_of
 from flinkish_spark.state.evolution import StateMismatch
@@ -45,8 +45,8 @@ from flinkish_spark.state.key_group import (
     stored_tables,
 )
 from flinkish_spark.state.keyed_states import KeyedStates
-from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND
-from flinkish_spark.state.savepoint_files import StateFileWriter, has_checksum, new_state_file
+from flinkish_spark.state.operator_state import BROADCAST_KIND
+from flinkish_spark.state.savepoint_files import has_checksum
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.transport.blocks import from_block, to_block
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP
@@ -71,16 +71,7 @@ PACKED = T.StructType(
 )
 #: The part that is the value which the key group had.
 VALUE = 0
-#: What a task says about the file that it has written, as JSON.
-REPORT = T.StructType([T.StructField("report", T.StringType())])
 _PACKED = arrow_schema(PACKED)
-
-
-class Change(Protocol):
-    """From what there is of a key group to its value."""
-
-    def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
-        """Return the value; None for nothing."""
 
 
 class WriterRefused(ValueError):
@@ -145,35 +136,23 @@ class WriteGroups:
 
     #: Of the savepoint that is written.
     place: StoreSpec
-    operator: str
     #: Opens the names of the files; an attempt of a task has a name of its own.
     name: str
-    change: Change
+    change: EditGroup
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = TaskContext.get()
-        attempt = "0" if task is None else f"{task.partitionId()}-{task.taskAttemptId()}"
-        name = f"{self.name}-{attempt}"
-        writer: StateFileWriter | None = None
-        states, groups, due = dict[str, str](), list[int](), list[list[Any]]()
-        for group, parts in _groups(batches):
-            value = self.change(group, parts)
-            if value is None:
-                continue
-            states.update(describe_group(value).types)
-            due.append([group, *next_timers(value)])
-            writer = writer or new_state_file(self.place, state_path(self.operator, name))
-            writer.write([group], [value])
-            groups.append(group)
-        if writer is not None:
-            size_bytes, sha256 = writer.close()
-            report = {
-                "file": {"name": name, "rows": writer.rows, "bytes": size_bytes, "sha256": sha256},
-                "states": states,
-                "groups": groups,
-                "due": due,
-            }
-            yield pa.RecordBatch.from_pydict({"report": [json.dumps(report)]})
+        states, due = dict[str, str](), list[Sequence[int | None]]()
+
+        def values() -> Iterator[tuple[Sequence[int], Sequence[bytes]]]:
+            for group, parts in _groups(batches):
+                value = self.change(group, parts)
+                if value is not None:
+                    states.update(describe_group(value).types)
+                    due.append([group, *next_timers(value)])
+                    yield [group], [value]
+
+        facts = {"states": states, "due": due}
+        yield from write_state_file(self.place, self.change.owner, self.name, values(), facts)
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict[int, list[bytes]]]]:
@@ -190,61 +169,46 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict[int, 
         yield int(group), parts
 
 
-def next_timers(value: bytes) -> tuple[int | None, int | None]:
+def next_timers(value: bytes) -> tuple[int | None, ...]:
     """Return when the next timers and windows of a whole value are due, by event and by processing time."""
     tables = stored_tables(value)
-    event_ms, processing_ms = (
-        min((due_ms for due_ms in _due_of(tables, clock) if due_ms is not None), default=None)
-        for clock in (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME)
-    )
-    return event_ms, processing_ms
-
-
-def _due_of(tables: Mapping[str, pa.RecordBatch], clock: TimeDomain) -> Iterator[int | None]:
-    timers = tables.get(TIMERS + clock.value)
-    if timers is not None:
-        yield pc.min(timers.column(TIME)).as_py()
-    for name, table in tables.items():
-        if name.startswith(STATE_SECTION):
-            yield next_due_of(table, clock)
+    found = []
+    for clock in (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME):
+        timers = tables.get(TIMERS + clock.value)
+        due = [] if timers is None else [pc.min(timers.column(TIME)).as_py()]
+        due += [next_due_of(one, clock) for name, one in tables.items() if name.startswith(STATE_SECTION)]
+        found.append(min((due_ms for due_ms in due if due_ms is not None), default=None))
+    return tuple(found)
 
 
 #: The column with the time of a row, if rows have one.
 ROW_TIME = "time"
 
 
-@dataclass(frozen=True)
-class FilledRows:
-    """How rows by key come to a function."""
-
-    #: Of the blocks: the key's hash, the time if there is one, the fields, then the keys.
-    schema: pa.Schema
-    #: Names of the fields for the function; names of the columns of the key.
-    fields: tuple[str, ...]
-    field_columns: tuple[str, ...]
-    key_columns: tuple[str, ...]
-    key_types: tuple[T.DataType, ...]
-
-
 class FillGroup:
-    """A :class:`Change`: state and timers of a key group by a function of the user's."""
+    """Makes state and timers of a key group by a function of the user's.
+
+    A block's columns are the key's hash, the time if there is one, `c0`.. for the fields, `k0`.. for the key.
+    """
 
     def __init__(
         self,
         uid: str,
         max_parallelism: int,
         function: KeyedStateBootstrapFunction,
-        rows: FilledRows,
+        rows: pa.Schema,
+        fields: Sequence[str],
+        key_types: Sequence[T.DataType],
         now_ms: int,
     ) -> None:
         self._uid, self._groups, self._function = uid, max_parallelism, function
-        self._rows, self._now_ms = rows, now_ms
+        self._rows, self._fields, self._key_types = rows, tuple(fields), tuple(key_types)
+        self._now_ms = now_ms
         self._opened: tuple[GroupRun, GroupLayout, RowReader] | None = None
 
-    def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
+    def __call__(self, blocks: Sequence[bytes]) -> bytes | None:
         run, layout, reader = self._open()
-        (blocks,) = parts.values()
-        rows = pa.concat_batches([from_block(block, self._rows.schema) for block in blocks])
+        rows = _joined(blocks, self._rows)
         times: list[int | None] | None = None
         if ROW_TIME in rows.schema.names:
             order = np.argsort(rows.column(ROW_TIME).fill_null(MIN_WATERMARK_MS).to_numpy(), kind="stable")
@@ -268,10 +232,12 @@ class FillGroup:
 
     def _open(self) -> tuple[GroupRun, GroupLayout, RowReader]:
         if self._opened is None:
-            run = GroupRun(_BootstrapOperator(self._function), self._uid, self._groups)
-            rows = self._rows
-            reader = RowReader(rows.fields, rows.field_columns, rows.key_columns)
-            self._opened = run, GroupLayout.of(run.states, rows.key_types), reader
+            function: Any = self._function
+            run = GroupRun(_BootstrapOperator(function), self._uid, self._groups)
+            fields = tuple(f"c{at}" for at in range(len(self._fields)))
+            keys = tuple(f"k{at}" for at in range(len(self._key_types)))
+            reader = RowReader(self._fields, fields, keys)
+            self._opened = run, GroupLayout.of(run.states, self._key_types), reader
         return self._opened
 
     def _blame(self, says: str) -> WriterRefused:
@@ -279,11 +245,8 @@ class FillGroup:
         return WriterRefused(f"{USER_FUNCTION_MARKER} {json.dumps(told)}")
 
 
-class _BootstrapOperator(KeyedStreamOperator):
-    """Runs a bootstrap function where a job runs its own."""
-
-    def __init__(self, function: KeyedStateBootstrapFunction) -> None:
-        self._function = function
+class _BootstrapOperator(KeyedProcessOperator):
+    """Runs a bootstrap function where a job runs its own; its timers fire in the job."""
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         own = states.of_function()
@@ -292,36 +255,6 @@ class _BootstrapOperator(KeyedStreamOperator):
             "rows of the DataFrame"
         )
         self._function.open(own)
-
-    def processors(self) -> tuple[Processor, ...]:
-        return (self._process,)
-
-    def _process(self, value: Any, context: FunctionContext) -> None:
-        result: Any = self._function.process_element(value, context)
-        if result is not None:
-            raise WriterRefused("process_element returned something, and a bootstrap has no output")
-
-    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
-        """Never called: the watermark stands at its beginning, and elements come behind all timers."""
-        raise AssertionError("timers of a bootstrap fire in the job")
-
-    def close(self) -> None:
-        self._function.close()
-
-
-class Edit(Protocol):
-    """Other entries for some sections of every key group."""
-
-    @property
-    def name(self) -> str:
-        """Name what is edited; a later edit of the same takes the place of an earlier one."""
-
-    @property
-    def rows(self) -> pa.Schema:
-        """Schema of the blocks."""
-
-    def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
-        """Return the entries of a key group by section, sorted by hash."""
 
 
 @dataclass(frozen=True)
@@ -332,33 +265,28 @@ class EditedState:
     #: Schema of the blocks: the key's hash, then columns in the order of `stored`.
     rows: pa.Schema
     stored: pa.Schema
-
-    @property
-    def name(self) -> str:
-        return f"the state '{self.section.partition('/')[2]}'"
+    kind: ClassVar[str | None] = None
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
         """Return the entries; a key occurs once, and has all of its times."""
-        given = _joined(blocks, self.rows)
-        arrays, columns = [], iter(given.columns)
-        for field in self.stored:
-            if field.name == ALIVE:
-                arrays.append(pa.array([True] * given.num_rows, pa.bool_()))
-            elif field.name in TIMES:
-                arrays.append(_ms(self.name, field.name, next(columns)))
-            elif field.name == TOUCHES:
-                arrays.append(self._touches(arrays[-1], next(columns), given.columns[-1]))
-            else:
-                arrays.append(next(columns))
-        table = pa.RecordBatch.from_arrays(arrays, schema=self.stored)
-        _check_once(self.name, table, ("from", "to"))
-        return {self.section: _by_hash(table)}
-
-    def _touches(self, touched: pa.Array, given: pa.Array, values: pa.Array) -> pa.Array:
+        given, what = _joined(blocks, self.rows), f"the state '{self.section.partition('/')[2]}'"
+        arrays, columns, name = [], iter(given.columns), ""
         try:
-            return stored_times_of_elements(touched, given, values)
+            for field in self.stored:
+                name = TIMES.get(field.name, EACH_TOUCHED_AT)
+                if field.name == ALIVE:
+                    arrays.append(pa.array([True] * given.num_rows, pa.bool_()))
+                elif field.name in TIMES:
+                    arrays.append(_ms(next(columns)))
+                elif field.name == TOUCHES:
+                    arrays.append(stored_times_of_elements(arrays[-1], next(columns), given.columns[-1]))
+                else:
+                    arrays.append(next(columns))
         except ValueError as error:
-            raise WriterRefused(f"{EACH_TOUCHED_AT} of {self.name}: {error}") from None
+            raise WriterRefused(f"{name} of {what}: {error}") from None
+        table = pa.RecordBatch.from_arrays(arrays, schema=self.stored)
+        _check_once(what, table, ("from", "to"))
+        return {self.section: _by_hash(table)}
 
 
 @dataclass(frozen=True)
@@ -369,7 +297,8 @@ class EditedTimers:
     rows: pa.Schema
     #: How the timers of each clock are stored.
     layouts: Mapping[TimeDomain, TableLayout]
-    name: str = "the timers"
+    section: ClassVar[str] = TIMERS
+    kind: ClassVar[str | None] = None
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
         """Return the timers; those of one time fire in the order of their hashes."""
@@ -401,7 +330,7 @@ class EditedTimers:
             pa.array([True] * count, pa.bool_()),
         ]
         table = pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
-        _check_once(f"{self.name} of {domain.value}", table, (TIME, "from", "to"))
+        _check_once(f"the timers of {domain.value}", table, (TIME, "from", "to"))
         return _by_hash(table)
 
 
@@ -414,13 +343,10 @@ def _by_hash(table: pa.RecordBatch) -> pa.RecordBatch:
     return table.take(pa.array(np.argsort(table.column(0).to_numpy(), kind="stable")))
 
 
-def _ms(what: str, name: str, column: pa.Array) -> pa.Array:
+def _ms(column: pa.Array) -> pa.Array:
     if column.null_count:
-        raise WriterRefused(f"{TIMES[name]} of {what} is null; every entry has one")
-    try:
-        return to_ms(column)
-    except ValueError as error:
-        raise WriterRefused(f"{TIMES[name]} of {what}: {error}") from None
+        raise ValueError("it is null; every entry has one")
+    return to_ms(column)
 
 
 def _check_once(what: str, table: pa.RecordBatch, others: Collection[str]) -> None:
@@ -433,92 +359,61 @@ def _check_once(what: str, table: pa.RecordBatch, others: Collection[str]) -> No
 
 
 @dataclass(frozen=True)
-class EditedBroadcast:
-    """The entries of a broadcast state, as a user gives them."""
+class EditedPartition:
+    """The entries of a broadcast state, or the items of an operator list state, as a user gives them.
 
-    name: str
-    #: Schema of the blocks, and of the stored entries: key and value.
+    All items are the first partition's.
+    """
+
+    section: str
+    #: Schema of the blocks, and of what is stored: key and value, or item.
     rows: pa.Schema
-    kind: ClassVar[str] = BROADCAST_KIND
+    kind: str
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
         """Return the entries by the name of the state."""
-        given, what = _joined(blocks, self.rows), f"the broadcast state '{self.name}'"
+        given, name = _joined(blocks, self.rows), self.section.partition("/")[2]
+        what = f"the {self.kind} '{name}'"
         if any(column.null_count for column in given.columns):
-            raise WriterRefused(f"{what} has a null; neither keys nor values may be null")
-        keys = pa.table({"key": given.column(0)})
-        counts = keys.group_by(["key"]).aggregate([([], "count_all")])
-        if counts.num_rows != given.num_rows:
-            raise WriterRefused(f"{what} has several rows for one key; give one")
-        return {self.name: given}
+            raise WriterRefused(f"{what} has a null; no key, value or item may be null")
+        if self.kind == BROADCAST_KIND:
+            keys = pa.table({"key": given.column(0)}).group_by(["key"]).aggregate([([], "count_all")])
+            if keys.num_rows != given.num_rows:
+                raise WriterRefused(f"{what} has several rows for one key; give one")
+        return {name: given}
 
 
-@dataclass(frozen=True)
-class EditedItems:
-    """The items of an operator list state, as a user gives them; all of them are the first partition's."""
-
-    name: str
-    #: Schema of the blocks, and of the stored items.
-    rows: pa.Schema
-    kind: ClassVar[str] = LIST_KIND
-
-    def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
-        given = _joined(blocks, self.rows)
-        if given.column(0).null_count:
-            raise WriterRefused(f"the operator list state '{self.name}' has a null; no item may be null")
-        return {self.name: given}
-
-
-PartitionEdit = EditedBroadcast | EditedItems
-
-
-@dataclass(frozen=True)
-class ByKind:
-    """A :class:`Change`: another one for what partitions keep than for key groups."""
-
-    keyed: Change
-    partition: Change
-
-    def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
-        return (self.partition if group <= FIRST_PARTITION_GROUP else self.keyed)(group, parts)
-
-
-@dataclass(frozen=True)
-class EditPartition:
-    """A :class:`Change`: what a partition keeps, with other entries in some states, under some uid."""
-
-    #: Uid that the value is to have.
-    owner: str
-    #: By part; a partition that gets no rows of an edit has nothing of that state any more.
-    edits: Mapping[int, PartitionEdit]
-
-    def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
-        """Return the value; copies of broadcast state that came together are equal, and one is enough."""
-        before = next(iter(parts.get(VALUE, ())), None)
-        tables: dict[str, pa.RecordBatch] = {}
-        for part, edit in self.edits.items():
-            tables.update(edit.tables(parts.get(part, ())))
-        kind = next((edit.kind for edit in self.edits.values()), None)
-        try:
-            return changed_partition(before, self.owner, kind, tables)
-        except StateMismatch as error:
-            raise WriterRefused(str(error)) from None
+Edit = EditedState | EditedTimers | EditedPartition
 
 
 @dataclass(frozen=True)
 class EditGroup:
-    """A :class:`Change`: the key group's value with other entries in some states, under some uid."""
+    """From what there is of a key group, or of what a partition keeps, to its value under some uid."""
 
     #: Uid that the value is to have.
     owner: str
     #: By part. A state that is edited and of which a key group has no rows is empty there.
     edits: Mapping[int, Edit]
+    #: For a new operator, whose rows are the first part.
+    fill: FillGroup | None = None
 
     def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
+        is_keyed = group > FIRST_PARTITION_GROUP
+        if is_keyed and self.fill is not None:
+            return self.fill(parts[VALUE + 1])
+        # Copies of broadcast state that came together are equal, and one is enough.
         before = parts.get(VALUE, [])
-        if len(before) > 1:
+        if is_keyed and len(before) > 1:
             raise WriterRefused(f"key group {group} of '{self.owner}' is there twice")
+        value = before[0] if before else None
+        own = {part: edit for part, edit in self.edits.items() if (edit.kind is None) is is_keyed}
         tables: dict[str, pa.RecordBatch] = {}
-        for part, edit in self.edits.items():
+        for part, edit in own.items():
             tables.update(edit.tables(parts.get(part, ())))
-        return changed_group(before[0] if before else None, self.owner, tables)
+        if is_keyed:
+            return changed_group(value, self.owner, tables)
+        try:
+            kind = next((edit.kind for edit in own.values()), None)
+            return changed_partition(value, self.owner, kind, tables)
+        except StateMismatch as error:
+            raise WriterRefused(str(error)) from None

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
+from flinkish_spark.checkpoint.spark_log import place_of_bases
 from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.upstream_cut import upstream_cut
-from flinkish_spark.savepoints.export import JobFacts, SavepointHandle, export_savepoint
-from flinkish_spark.savepoints.files import target_place
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.savepoints import OperatorState, SavedChain, SavepointMetadata, SourceFacts
+from flinkish_spark.savepoints.export import export_state, make_durable
+from flinkish_spark.savepoints.files import check_outside, savepoint_at, target_place
 from flinkish_spark.savepoints.restore import Rescaling
 from flinkish_spark.savepoints.seeds import (
     SeedKeeper,
@@ -30,7 +36,14 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.beginning import Beginning
     from flinkish_spark.planning.sink_rows import PlannedJob
     from flinkish_spark.protocol.decisions import Decision
-    from flinkish_spark.protocol.plan_layout import PlanLayout
+    from flinkish_spark.protocol.plan_layout import PlanLayout, Position
+
+
+class SavepointHandle(NamedTuple):
+    """A finished savepoint."""
+
+    place: StoreSpec
+    metadata: SavepointMetadata
 
 
 class JobSavepoints:
@@ -72,25 +85,80 @@ class JobSavepoints:
         planned: PlannedJob,
         sources: Sequence[SourceNode],
     ) -> SavepointHandle:
-        """Export a confirmed checkpoint of the live lineage to `target`."""
-        job = self._job_dir.known_uuid()
+        """Make a confirmed checkpoint of the live lineage a savepoint; do nothing if it is one already.
+
+        The caller sees to it that Spark keeps that state meanwhile. Any process may repeat it.
+        """
+        place, job_dir = target_place(target, self._root), self._job_dir
+        check_outside(place, self._root)
+        job, directory = job_dir.known_uuid(), savepoint_at(place)
         if job is None:
             raise InternalError("a job without job.json has a checkpoint")
-        facts = JobFacts(
-            name=self._name,
-            uuid=job,
-            planned=planned,
-            sources=sources,
-            layout=recorded_layout(self._job_dir),
-            shuffle_partitions=self._shuffle_partitions,
-            bundles_per_partition=self.bundles_per_partition(self.beginning()),
+        timeline = job_dir.timeline().mark_of(decision.checkpoint).token or ""
+        known = directory.finished_by(job, decision.checkpoint, timeline)
+        if known is not None:
+            return SavepointHandle(place, known)
+        directory.prepare()
+        layout = recorded_layout(job_dir)
+        files, states = export_state(
+            self._spark,
+            place,
+            log,
+            place_of_bases(self._root, log),
+            decision,
+            planned.operators,
+            layout,
+            self._shuffle_partitions,
+            self.bundles_per_partition(self.beginning()),
         )
-        upstream = {
-            topic: {"job": str(cut.job), "checkpoint": int(cut.checkpoint)}
-            for topic, cut in upstream_cut(decision.offsets_text).items()
-        }
-        place = target_place(target, self._root)
-        return export_savepoint(self._spark, place, decision, log, facts, self._job_dir, self._root, upstream)
+        positions = layout.positions(LoggedOffsets.parse(decision.offsets_text).sources)
+        metadata = replace(
+            self._metadata(job, decision, planned, positions, sources),
+            operators={
+                uid: OperatorState(shape.max_parallelism, shape.key_types, states.get(uid, {}), shape.meaning)
+                for uid, shape in planned.operators.items()
+            },
+            files=files,
+            timeline=timeline,
+        )
+        make_durable(place, files)
+        # The savepoint exists from here on.
+        return SavepointHandle(place, directory.finish(metadata))
+
+    def _metadata(
+        self,
+        job: JobUuid,
+        decision: Decision,
+        planned: PlannedJob,
+        positions: Mapping[str, Mapping[str, Position]],
+        sources: Sequence[SourceNode],
+    ) -> SavepointMetadata:
+        """Return what the savepoint says, but for the state."""
+        chains = planned.read_by.items()
+        upstream = upstream_cut(decision.offsets_text).items()
+        return SavepointMetadata(
+            savepoint=uuid.uuid4().hex,
+            job=self._name,
+            job_uuid=job,
+            checkpoint=decision.checkpoint,
+            lineage=decision.lineage,
+            batch=decision.batch,
+            decided_at_ms=decision.decided_at_ms,
+            shuffle_partitions=self._shuffle_partitions,
+            operators={},
+            sources={
+                node.uid: SourceFacts(node.source.kind, node.source.identity(self._job_dir, node.uid))
+                for node in sources
+            },
+            chains=tuple(SavedChain(one, positions.get(one.name, {}), sinks) for one, sinks in chains),
+            sinks=tuple(sink.uid for sink in planned.sinks),
+            hooks=dict(decision.hook_states),
+            finished=tuple(decision.finished),
+            upstream={
+                topic: {"job": str(cut.job), "checkpoint": int(cut.checkpoint)} for topic, cut in upstream
+            },
+            times=decision.times,
+        )
 
     def reseeding(self, log: SparkLog, planned: PlannedJob, sources: Sequence[SourceNode]) -> Rescaling:
         """Return what the recovery asks whether Spark's checkpoint has to begin anew."""

@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Mapping
@@ -37,7 +36,7 @@ from flinkish_spark.core.validation import instance_of
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.protocol.bases import BASES
 from flinkish_spark.protocol.decisions import Verdict
-from flinkish_spark.protocol.ids import CheckpointId, Lineage
+from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.lineage import (
     FIRST_LINEAGE,
     LineageHistory,
@@ -58,14 +57,12 @@ from flinkish_spark.savepoints.entries import (
     ReadSection,
     ReadTimers,
     SavepointValues,
-    Section,
     StoreValues,
     Values,
     common_columns,
     common_schema,
     reader_columns,
     sections_of,
-    state_names,
     timer_columns,
 )
 from flinkish_spark.savepoints.export import of_instance
@@ -80,7 +77,7 @@ from flinkish_spark.savepoints.files import (
     savepoint_at,
     target_place,
 )
-from flinkish_spark.savepoints.seeds import layout_of
+from flinkish_spark.savepoints.seeds import layout_of, remove_below
 from flinkish_spark.state.base_files import bases_of
 from flinkish_spark.state.codec import FrameError
 from flinkish_spark.state.evolution import StateMismatch
@@ -122,15 +119,12 @@ class RetainedState:
         view, batch = made.open(), self.manifest.batch
         for log in (OFFSETS, COMMITS):
             view.put(f"{log}/{batch}", self.manifest.log[f"{log}/{batch}"].encode())
-        wanted = self._files_of(operator)
+        own = (f"{operator.number}/", f"{BASES}/{operator.uid}/")
+        wanted = {name: size for name, size in self.manifest.files.items() if name.startswith(own)}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(lambda name: self._bring(name, wanted[name], made), wanted):
                 pass
         return made
-
-    def _files_of(self, operator: StateInstance) -> dict[str, int]:
-        own = (f"{operator.number}/", f"{BASES}/{operator.uid}/")
-        return {name: size for name, size in self.manifest.files.items() if name.startswith(own)}
 
     def _bring(self, name: str, size_bytes: int, view: StoreSpec) -> None:
         if self.place.is_local and view.is_local:
@@ -164,12 +158,8 @@ class RetainedState:
 
 
 def _delete_view(view: StoreSpec) -> None:
-    if view.is_local:
-        shutil.rmtree(view.folder, ignore_errors=True)
-        return
     with contextlib.suppress(StoreError):
-        bucket = view.open_bucket()
-        bucket.delete_all(bucket.sizes_below(""))
+        remove_below(view)
 
 
 def is_job_dir(place: StoreSpec) -> bool:
@@ -191,7 +181,11 @@ def retained_state(place: StoreSpec, checkpoint: int | None) -> RetainedState:
     objects = SealedObjects(job_dir.store, "the job directory")
     pinned = sorted(CheckpointId(number) for number in objects.numbers(PINS))
     history = job_dir.history()
-    found = [one for one in pinned if _is_readable(job_dir, one, pinned, history)]
+    found = []
+    for one in pinned:
+        # A damaged one is the trouble of whoever asks for it.
+        with contextlib.suppress(CorruptObjectError):
+            found += [] if _why_not(job_dir, one, pinned, history) else [one]
     wanted = max(found, default=None) if checkpoint is None else CheckpointId(checkpoint)
     if wanted is None:
         raise not_retained(place, None, "it has no completed checkpoints whose state is kept")
@@ -201,7 +195,10 @@ def retained_state(place: StoreSpec, checkpoint: int | None) -> RetainedState:
     if why or manifest is None or decision is None:
         others = [int(one) for one in found if one != wanted]
         raise not_retained(place, wanted, why or "the job has deleted it just now", others)
-    return RetainedState(place, manifest, _layout_in(job_dir, history, decision.lineage))
+    # The names of the plan that ran in its lineage, which may not be the live one.
+    begun = [one.lineage for one in history.rewinds if one.kind is RewindKind.RESEED]
+    origin = max((one for one in begun if one <= decision.lineage), default=FIRST_LINEAGE)
+    return RetainedState(place, manifest, layout_of(job_dir, origin))
 
 
 def not_retained(
@@ -217,16 +214,6 @@ def not_retained(
     )
 
 
-def _is_readable(
-    job_dir: JobDir, checkpoint: CheckpointId, pinned: list[CheckpointId], history: LineageHistory
-) -> bool:
-    try:
-        return not _why_not(job_dir, checkpoint, pinned, history)
-    except CorruptObjectError:
-        # A damaged one is the trouble of whoever asks for it.
-        return False
-
-
 def _why_not(
     job_dir: JobDir, checkpoint: CheckpointId, pinned: list[CheckpointId], history: LineageHistory
 ) -> str:
@@ -240,13 +227,6 @@ def _why_not(
     # A job cannot go back to before its log was begun anew, but who only reads can.
     rewinds = [one for one in history.rewinds if one.kind is not RewindKind.RESEED]
     return why_not_rewindable(checkpoint, known, commits, LineageHistory.of(rewinds))
-
-
-def _layout_in(job_dir: JobDir, history: LineageHistory, lineage: Lineage) -> PlanLayout:
-    """Return the names of the plan that ran in a lineage, which may not be the live one."""
-    begun = [one.lineage for one in history.rewinds if one.kind is RewindKind.RESEED]
-    origin = max((one for one in begun if one <= lineage), default=FIRST_LINEAGE)
-    return layout_of(job_dir, origin)
 
 
 def _link_to(source: Path, target: Path) -> None:
@@ -277,10 +257,6 @@ class StoredState:
     #: Names of its states, if that is known without reading it.
     known: frozenset[str] | None = None
 
-    def expect(self, name: str) -> None:
-        if self.known is not None and name not in self.known:
-            raise _missing(self.place, f"state of '{self.uid}'", name, self.known)
-
     def sections(self) -> Mapping[str, list[pa.Schema]]:
         """Return what is stored, by section; a Spark job that looks at all values."""
         try:
@@ -294,7 +270,10 @@ class StoredState:
             ) from error
         return sections_of((row["section"], bytes(row["schema"])) for row in found)
 
-    def section(self, name: str) -> Section:
+    def schema(self, name: str) -> pa.Schema:
+        """Return the columns that a keyed state has for all key groups."""
+        if self.known is not None and name not in self.known:
+            raise _missing(self.place, f"state of '{self.uid}'", name, self.known)
         sections = self.sections()
         for prefix, reader in _WITHOUT_KEYS.items():
             if prefix + name in sections and STATE_SECTION + name not in sections:
@@ -303,9 +282,10 @@ class StoredState:
                     what_to_do=f"use {reader}()",
                 )
         if STATE_SECTION + name not in sections:
-            raise _missing(self.place, f"entry of the state of '{self.uid}'", name, state_names(sections))
+            there = _names_of(sections, STATE_SECTION)
+            raise _missing(self.place, f"entry of the state of '{self.uid}'", name, there)
         try:
-            return Section(STATE_SECTION + name, common_schema(name, sections[STATE_SECTION + name]))
+            return common_schema(name, sections[STATE_SECTION + name])
         except StateMismatch as error:
             raise self._nothing_in_common(name, "keys", error) from error
 
@@ -314,7 +294,7 @@ class StoredState:
         sections = self.sections()
         found = sections.get(prefix + name, [])
         if not found:
-            there = [one.removeprefix(prefix) for one in sections if one.startswith(prefix)]
+            there = _names_of(sections, prefix)
             raise _missing(self.place, f"state without keys of '{self.uid}'", name, there)
         try:
             schema = common_columns(name, found)
@@ -331,11 +311,14 @@ class StoredState:
         )
 
 
+def _names_of(sections: Iterable[str], prefix: str) -> list[str]:
+    return [one.removeprefix(prefix) for one in sections if one.startswith(prefix)]
+
+
 def stored_state(
     spark: SparkSession,
     path: str | Path,
     uid: str,
-    *,
     checkpoint: int | None,
     chain: str | None,
     scratch: str | Path | None,
@@ -530,13 +513,10 @@ def read_state(
     >>> read_state(spark, "/data/savepoints/7", "totals", "total").where("key = 'anna'")  # doctest: +SKIP
     >>> read_state(spark, "/data/jobs/orders", "totals", "total", checkpoint=41)  # doctest: +SKIP
     """
-    stored = stored_state(
-        spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch, store_options=store_options
-    )
-    stored.expect(name)
-    section = stored.section(name)
-    columns = reader_columns(section.schema)
-    return stored.rows.mapInArrow(ReadEntries(stored.values, section, columns), columns)
+    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
+    schema = stored.schema(name)
+    read = ReadEntries(stored.values, STATE_SECTION + name, schema)
+    return stored.rows.mapInArrow(read, reader_columns(schema))
 
 
 def read_timers(
@@ -563,9 +543,7 @@ def read_timers(
     --------
     >>> read_timers(spark, "/data/savepoints/7", "totals").groupBy("clock").count()  # doctest: +SKIP
     """
-    stored = stored_state(
-        spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch, store_options=store_options
-    )
+    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
     sections = stored.sections()
     keyed = {one: schemas for one, schemas in sections.items() if one.startswith((STATE_SECTION, TIMERS))}
     if not keyed:
@@ -601,9 +579,7 @@ def read_broadcast_state(
     --------
     >>> read_broadcast_state(spark, "/data/savepoints/7", "limited", "limits").show()  # doctest: +SKIP
     """
-    stored = stored_state(
-        spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch, store_options=store_options
-    )
+    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
     section, schema, columns = stored.without_keys(BROADCAST, name)
     copies = stored.rows.mapInArrow(FirstCopy(stored.values, section), COPY)
     return copies.limit(1).mapInArrow(ReadSection(CopyValues(), section, schema), columns)
@@ -633,8 +609,6 @@ def read_list_state(
     --------
     >>> read_list_state(spark, "/data/savepoints/7", "merged", "open").count()  # doctest: +SKIP
     """
-    stored = stored_state(
-        spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch, store_options=store_options
-    )
+    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
     section, schema, columns = stored.without_keys(LISTS, name)
     return stored.rows.mapInArrow(ReadSection(stored.values, section, schema), columns)

@@ -22,7 +22,6 @@ from flinkish_spark.protocol.savepoints import (
     ClaimMode,
     JobShape,
     Misfit,
-    Problem,
     RestoreReport,
     SavedChain,
     SavepointMetadata,
@@ -59,7 +58,7 @@ from flinkish_spark.savepoints.seeds import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from flinkish_spark.contracts.source import Source, SourceNode
+    from flinkish_spark.contracts.source import SourceNode
     from flinkish_spark.planning.sink_rows import PlannedJob
     from flinkish_spark.planning.stream_graph import StreamGraph
     from flinkish_spark.protocol.decisions import Decision
@@ -83,19 +82,17 @@ _ADVICE = {
 }
 
 
-def _inputs(source: Source) -> Container[str]:
-    return TopicPattern(source.topic_pattern) if source.topic_pattern else frozenset(source.topics)
-
-
 def job_shape(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> JobShape:
     return JobShape(planned.operators, _sources(graph), planned.read_by, hooks)
 
 
 def _sources(graph: StreamGraph) -> dict[str, SourceShape]:
-    return {
-        node.uid: SourceShape(node.source.kind, node.source.is_positionable, _inputs(node.source))
-        for node in graph.sources
-    }
+    found = {}
+    for node in graph.sources:
+        pattern, topics = node.source.topic_pattern, node.source.topics
+        inputs: Container[str] = TopicPattern(pattern) if pattern else frozenset(topics)
+        found[node.uid] = SourceShape(node.source.kind, node.source.is_positionable, inputs)
+    return found
 
 
 def begun_chains(
@@ -211,7 +208,13 @@ class Restore:
     def _fit(self, metadata: SavepointMetadata, settings: RestoreSettings) -> RestoreReport:
         report = check_restore(metadata, job_shape(self.graph, self.planned, self.hooks), settings.rules)
         if report.problems:
-            raise misfit_error(settings.place.url, report.problems)
+            first, *_ = report.problems
+            reasons = "; ".join(f"{p.subject}: {p.misfit.value} ({p.detail})" for p in report.problems)
+            raise SavepointMisfit(
+                f"the savepoint {settings.place.url} does not fit this job: {reasons}",
+                what_to_do=_ADVICE[first.misfit],
+                problems=tuple(report.problems),
+            )
         return report
 
     def _files(self, metadata: SavepointMetadata) -> tuple[StateFile, ...]:
@@ -271,16 +274,6 @@ def _take(place: SavepointDir, files: Collection[StateFile], folder: StoreSpec) 
     """Bring state files durably below `folder`."""
     place.bring(files, folder)
     make_durable(folder, files)
-
-
-def misfit_error(folder: str, problems: Collection[Problem]) -> SavepointMisfit:
-    first = next(iter(problems))
-    reasons = "; ".join(f"{p.subject}: {p.misfit.value} ({p.detail})" for p in problems)
-    return SavepointMisfit(
-        f"the savepoint {folder} does not fit this job: {reasons}",
-        what_to_do=_ADVICE[first.misfit],
-        problems=tuple(problems),
-    )
 
 
 def with_state_only(chains: Collection[SeededChain], files: Collection[StateFile]) -> tuple[SeededChain, ...]:
@@ -355,20 +348,22 @@ class Rescaling:
             make_directories(folder.folder)
         layout, bases = recorded_layout(self.job_dir), place_of_bases(self.root, self.log)
         bundled = bundles_per_partition_of(self.job_dir, beginning)
-        exported = export_state(
+        files, _ = export_state(
             self.spark, folder, self.log, bases, decision, self.planned.operators, layout, before, bundled
         )
-        make_durable(folder, exported.files)
+        make_durable(folder, files)
         positions = layout.positions(LoggedOffsets.parse(decision.offsets_text).sources)
-        chains = with_state_only(self._chains(positions), exported.files)
-        return self._seed(lineage, decision.checkpoint, chains, exported.files)
+        chains = with_state_only(self._chains(positions), files)
+        number = self.shuffle_partitions
+        return Seed(lineage, SeedOrigin.RESCALE, "", decision.checkpoint, number, chains, files=files)
 
     def _as_before(self, lineage: Lineage) -> Seed:
         """Return the present log's beginning: nothing was decided in it."""
         known = beginning_of(self.job_dir, self.root)
         if known.seed is None:
             chains = with_state_only(self._chains(self._first_positions()), ())
-            return self._seed(lineage, CheckpointId(0), chains)
+            checkpoint = CheckpointId(0)
+            return Seed(lineage, SeedOrigin.RESCALE, "", checkpoint, self.shuffle_partitions, chains)
         before, after = known.folder.open(), self.root.below(seed_folder(lineage)).open()
         for file in known.seed.files:
             after.put(file.path, before.read(file.path))
@@ -401,13 +396,3 @@ class Rescaling:
         saved = [SavedChain(chain, positions.get(chain.name, {}), sinks) for chain, sinks in chains.items()]
         positionable = {node.uid for node in self.sources if node.source.is_positionable}
         return tuple(begin_chain(chain, sinks, saved, positionable) for chain, sinks in chains.items())
-
-    def _seed(
-        self,
-        lineage: Lineage,
-        checkpoint: CheckpointId,
-        chains: tuple[SeededChain, ...],
-        files: tuple[StateFile, ...] = (),
-    ) -> Seed:
-        origin, number = SeedOrigin.RESCALE, self.shuffle_partitions
-        return Seed(lineage, origin, "", checkpoint, number, chains, files=files)

@@ -36,11 +36,11 @@ from flinkish_spark.savepoints.files import (
 )
 from flinkish_spark.savepoints.writer_jobs import WriteTarget, checked_key_types, write_operator
 from flinkish_spark.savepoints.writer_plan import (
+    EditRows,
     Filling,
     PlannedOperator,
     WriterPlan,
-    broadcast_rows,
-    item_rows,
+    partition_rows,
     state_rows,
     stored_columns,
     timer_rows,
@@ -51,6 +51,7 @@ from flinkish_spark.savepoints.writer_plan import (
     with_uid,
     without_operator,
 )
+from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -209,8 +210,7 @@ class SavepointWriter:
         planned = self._plan.existing(uid)
         own = self._plan.chain_of(uid, chain)
         stored = stored_columns(self._plan.origin, planned.origin.get(own, ()), name)
-        rows = state_rows(frame, uid, name, planned.state.key_types, stored)
-        return self._changed(operators={**self._plan.operators, uid: planned.with_edit(own, rows)})
+        return self._edited(uid, own, state_rows(frame, uid, name, planned.state.key_types, stored))
 
     def with_timers(self, uid: str, frame: DataFrame, *, chain: str | None = None) -> SavepointWriter:
         """Return a writer in which an operator has other timers, of both clocks; its states stay.
@@ -228,10 +228,8 @@ class SavepointWriter:
         BootstrapRefused, ConfigError, SchemaError
             As from :meth:`with_state`.
         """
-        planned = self._plan.existing(uid)
-        own = self._plan.chain_of(uid, chain)
-        rows = timer_rows(frame, uid, planned.state.key_types)
-        return self._changed(operators={**self._plan.operators, uid: planned.with_edit(own, rows)})
+        key_types = self._plan.existing(uid).state.key_types
+        return self._edited(uid, chain, timer_rows(frame, uid, key_types))
 
     def with_broadcast_state(
         self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
@@ -252,10 +250,7 @@ class SavepointWriter:
         BootstrapRefused, ConfigError, SchemaError
             As from :meth:`with_state`.
         """
-        planned = self._plan.planned(uid)
-        own = self._plan.chain_of(uid, chain)
-        changed = planned.with_partition(own, broadcast_rows(frame, uid, name))
-        return self._changed(operators={**self._plan.operators, uid: changed})
+        return self._edited(uid, chain, partition_rows(frame, uid, name, BROADCAST_KIND))
 
     def with_list_state(
         self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
@@ -265,10 +260,7 @@ class SavepointWriter:
         All items are those of one partition, so a job with several deals them out. Parameters are those of
         :meth:`with_broadcast_state`, but for a single column `item`, and so are errors.
         """
-        planned = self._plan.planned(uid)
-        own = self._plan.chain_of(uid, chain)
-        changed = planned.with_partition(own, item_rows(frame, uid, name))
-        return self._changed(operators={**self._plan.operators, uid: changed})
+        return self._edited(uid, chain, partition_rows(frame, uid, name, LIST_KIND))
 
     def with_unkeyed_operator(self, uid: str, *, beside: str | None = None) -> SavepointWriter:
         """Return a writer with one more operator that has no keys, and no state yet.
@@ -349,7 +341,9 @@ class SavepointWriter:
         StoreError
             The disk refuses.
         """
-        plan, place = self._plan, _target(path, store_options)
+        plan, text = self._plan, str(path).removeprefix("file://")
+        # A relative path is refused, and not made absolute: it is looked at in `check_target`.
+        place = place_of(text, store_options) if "://" in text or store_options else StoreSpec(text)
         check_target(place, self._check_place)
         target = WriteTarget(self._spark, place, plan.origin, uuid.uuid4().hex[:8], wall_ms())
         written = {uid: write_operator(target, uid, one) for uid, one in plan.operators.items()}
@@ -377,15 +371,13 @@ class SavepointWriter:
             )
         return found
 
+    def _edited(self, uid: str, chain: str | None, rows: EditRows) -> SavepointWriter:
+        planned, own = self._plan.planned(uid), self._plan.chain_of(uid, chain)
+        return self._changed(operators={**self._plan.operators, uid: planned.with_edit(own, rows)})
+
     def _check_place(self, target: StoreSpec) -> None:
         if self._plan.origin is not None:
             check_apart(target, self._plan.origin.place)
 
     def _changed(self, **changes: object) -> SavepointWriter:
         return SavepointWriter(self._spark, replace(self._plan, **changes))  # type: ignore[arg-type]
-
-
-def _target(path: str | Path, store_options: Mapping[str, str] | None) -> StoreSpec:
-    text = str(path).removeprefix("file://")
-    # A relative path is refused, and not made absolute: it is looked at in `check_target`.
-    return place_of(text, store_options) if "://" in text or store_options else StoreSpec(text)

@@ -6,10 +6,10 @@ The savepoint that a plan comes from is only read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -18,21 +18,17 @@ from flinkish_spark.core.errors import USER_FUNCTION_MARKER, FlinkishError, Sche
 from flinkish_spark.core.foreign_errors import describe_failure, said
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.partitioning import shuffle_partitions
-from flinkish_spark.protocol.savepoints import OperatorState, StateFile, check_groups
+from flinkish_spark.protocol.savepoints import OperatorState, StateFile
 from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDamaged, SavepointDir, SavepointFailed
 from flinkish_spark.savepoints.group_edits import (
     KEY_GROUP,
     PACKED,
     PART,
-    REPORT,
     ROW_TIME,
     VALUE,
-    ByKind,
-    Change,
+    Edit,
     EditedTimers,
     EditGroup,
-    EditPartition,
-    FilledRows,
     FillGroup,
     PackRows,
     PackValues,
@@ -40,13 +36,12 @@ from flinkish_spark.savepoints.group_edits import (
     WriterRefused,
 )
 from flinkish_spark.savepoints.writer_plan import (
-    DueTimers,
     EditRows,
     Filling,
-    PartitionRows,
     PlannedOperator,
     WrittenOperator,
 )
+from flinkish_spark.savepoints.written_files import REPORT, DueTimers, WrittenFiles, read_reports
 from flinkish_spark.state.codec import HASH
 from flinkish_spark.state.operator_state import BROADCAST_KIND
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, map_in_arrow
@@ -80,29 +75,28 @@ class WriteTarget:
 def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> WrittenOperator:
     """Write the state files of one operator; Spark jobs, unless nothing changes."""
     if planned.filling is not None:
-        reports = _fill(target, uid, planned.state, planned.filling, planned.partition)
-        files = _files(uid, planned.filling.chain, reports)
-        due = {planned.filling.chain: _due(reports)}
-        return WrittenOperator(_with_states(planned.state, reports), files, due)
+        chain = planned.filling.chain
+        found = _fill(target, uid, planned.state, planned.filling, planned.edits.get(chain, ()))
+        state = replace(planned.state, states={**planned.state.states, **found.states})
+        return WrittenOperator(state, found.files, {chain: found.due})
     written: list[StateFile] = []
     timers: dict[str, tuple[DueTimers, ...]] = {}
-    chains = sorted(planned.origin.keys() | planned.edits.keys() | planned.partition.keys())
+    chains = sorted(planned.origin.keys() | planned.edits.keys())
     # What is stored in several chains has to be known as long as one of them has it.
     state = planned.state if len(chains) > 1 else replace(planned.state, states={})
     for chain in chains:
         old, edits = planned.origin.get(chain, ()), planned.edits.get(chain, ())
-        partition = planned.partition.get(chain, ())
-        if not edits and not partition and all(file.operator == uid for file in old):
+        if not edits and all(file.operator == uid for file in old):
             assert target.origin is not None
             target.origin.bring(old, target.place)
             written += [replace(file, chain=chain) for file in old]
             state = replace(state, states={**state.states, **planned.state.states})
             continue
-        reports = _rewrite(target, uid, state, old, edits, partition)
-        state = _with_states(state, reports)
-        written += _files(uid, chain, reports)
+        found = _rewrite(target, uid, state, chain, old, edits)
+        state = replace(state, states={**state.states, **found.states})
+        written += found.files
         if any(isinstance(one.edit, EditedTimers) for one in edits):
-            timers[chain] = _due(reports)
+            timers[chain] = found.due
     return WrittenOperator(state, tuple(written), timers)
 
 
@@ -124,12 +118,8 @@ def checked_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T
 
 # -- parts ------------------------------------------------------------------------------------------
 def _fill(
-    target: WriteTarget,
-    uid: str,
-    state: OperatorState,
-    filling: Filling,
-    partition: Mapping[str, tuple[PartitionRows, ...]],
-) -> list[dict[str, Any]]:
+    target: WriteTarget, uid: str, state: OperatorState, filling: Filling, edits: Sequence[EditRows]
+) -> WrittenFiles:
     rows, frame = filling.rows, filling.rows.frame
     keys, key_types = key_columns(rows.keys), checked_key_types(frame, rows.keys)
     columns: list[Column] = [F.xxhash64(*keys).alias(HASH)]
@@ -143,61 +133,53 @@ def _fill(
     for number, (key, kind) in enumerate(zip(keys, key_types, strict=True)):
         columns.append(key.alias(f"k{number}"))
         fields.append(T.StructField(f"k{number}", kind))
-    shape = FilledRows(
-        arrow_schema(fields),
-        tuple(frame.schema.names),
-        tuple(f"c{number}" for number in range(len(frame.schema))),
-        tuple(f"k{number}" for number in range(len(keys))),
-        key_types,
+    schema = arrow_schema(fields)
+    by_group = _by_group(frame.select(*columns), state.max_parallelism)
+    packed = by_group.mapInArrow(PackRows(VALUE + 1, schema), PACKED)
+    fill = FillGroup(
+        uid, state.max_parallelism, filling.function, schema, frame.schema.names, key_types, target.now_ms
     )
-    packed = _by_group(frame.select(*columns), state.max_parallelism).mapInArrow(
-        PackRows(VALUE + 1, shape.schema), PACKED
-    )
-    fill = FillGroup(uid, state.max_parallelism, filling.function, shape, target.now_ms)
-    frames, kept = _partition(uid, partition.get(filling.chain, ()), VALUE + 2)
+    frames, by_part = _edit_blocks(edits, state.max_parallelism, VALUE + 2)
     together = reduce(lambda one, other: one.unionByName(other), [packed, *frames])
-    return _run(target, uid, state, _shuffled(target, together, state, 0), ByKind(fill, kept))
+    groups = _shuffled(target, together, state, 0)
+    return _run(target, state, filling.chain, groups, EditGroup(uid, by_part, fill))
 
 
 def _rewrite(
     target: WriteTarget,
     uid: str,
     state: OperatorState,
+    chain: str,
     old: Sequence[StateFile],
     edits: Sequence[EditRows],
-    partition: Sequence[PartitionRows],
-) -> list[dict[str, Any]]:
-    frames = []
+) -> WrittenFiles:
+    frames, by_part = _edit_blocks(edits, state.max_parallelism, VALUE + 1)
     if old:
         assert target.origin is not None
         target.origin.check_files(old)
         described = [(json.dumps(file.to_json()),) for file in old]
         listed = target.spark.createDataFrame(described, "file STRING").repartition(len(old))
         # Where values are shuffled, copies of broadcast state become one.
-        together = frozenset({BROADCAST_KIND} if edits or partition else ())
-        frames.append(listed.mapInArrow(PackValues(target.origin.place, together), PACKED))
-    for part, rows in enumerate(edits, start=VALUE + 1):
-        hashed = _by_group(rows.frame, state.max_parallelism)
-        frames.append(map_in_arrow(hashed, PackRows(part, rows.edit.rows), PACKED))
-    more, kept = _partition(uid, partition, VALUE + 1 + len(edits))
-    groups = reduce(lambda one, other: one.unionByName(other), [*frames, *more])
-    if edits or more:
+        together = frozenset({BROADCAST_KIND} if edits else ())
+        frames.insert(0, listed.mapInArrow(PackValues(target.origin.place, together), PACKED))
+    groups = reduce(lambda one, other: one.unionByName(other), frames)
+    if edits:
         groups = _shuffled(target, groups, state, sum(file.size_bytes for file in old))
-    by_part = {part: rows.edit for part, rows in enumerate(edits, start=VALUE + 1)}
-    return _run(target, uid, state, groups, ByKind(EditGroup(uid, by_part), kept))
+    return _run(target, state, chain, groups, EditGroup(uid, by_part))
 
 
-def _partition(
-    uid: str, rows: Sequence[PartitionRows], first_part: int
-) -> tuple[list[DataFrame], EditPartition]:
-    """Return the rows of states without keys as blocks, and what makes the partitions' values of them."""
-    parts = dict(enumerate(rows, start=first_part))
-    group = F.lit(FIRST_PARTITION_GROUP).cast("int").alias(KEY_GROUP)
-    frames = [
-        map_in_arrow(one.frame.select(group, "*"), PackRows(part, one.edit.rows), PACKED)
-        for part, one in parts.items()
-    ]
-    return frames, EditPartition(uid, {part: one.edit for part, one in parts.items()})
+def _edit_blocks(
+    edits: Sequence[EditRows], groups: int, first_part: int
+) -> tuple[list[DataFrame], dict[int, Edit]]:
+    """Return the rows of edits as blocks, and the edits by their parts."""
+    by_part = dict(enumerate(edits, start=first_part))
+    partition = F.lit(FIRST_PARTITION_GROUP).cast("int").alias(KEY_GROUP)
+    frames = []
+    for part, rows in by_part.items():
+        is_keyed = rows.edit.kind is None
+        frame = _by_group(rows.frame, groups) if is_keyed else rows.frame.select(partition, "*")
+        frames.append(map_in_arrow(frame, PackRows(part, rows.edit.rows), PACKED))
+    return frames, {part: rows.edit for part, rows in by_part.items()}
 
 
 def _by_group(frame: DataFrame, groups: int) -> DataFrame:
@@ -213,43 +195,13 @@ def _shuffled(target: WriteTarget, packed: DataFrame, state: OperatorState, size
 
 
 def _run(
-    target: WriteTarget, uid: str, state: OperatorState, groups: DataFrame, change: Change
-) -> list[dict[str, Any]]:
-    task = WriteGroups(target.place, uid, target.token, change)
+    target: WriteTarget, state: OperatorState, chain: str, groups: DataFrame, change: EditGroup
+) -> WrittenFiles:
     try:
-        rows = groups.mapInArrow(task, REPORT).collect()
+        rows = groups.mapInArrow(WriteGroups(target.place, target.token, change), REPORT).collect()
     except Exception as error:
-        raise _failure(uid, error) from error
-    reports: list[dict[str, Any]] = sorted(
-        (json.loads(row["report"]) for row in rows), key=lambda report: str(report["file"]["name"])
-    )
-    try:
-        found = [group for one in reports for group in one["groups"] if group >= 0]
-        check_groups(uid, state.max_parallelism, found)
-    except ValueError as error:
-        raise SavepointFailed(
-            f"the state of '{uid}' was not written as it has to be", why=str(error), what_to_do="report this"
-        ) from None
-    return reports
-
-
-def _files(uid: str, chain: str, reports: Sequence[Mapping[str, Any]]) -> tuple[StateFile, ...]:
-    found = [one["file"] for one in reports]
-    return tuple(
-        StateFile(uid, chain, one["name"], int(one["rows"]), int(one["bytes"]), one["sha256"])
-        for one in found
-    )
-
-
-def _due(reports: Sequence[Mapping[str, Any]]) -> tuple[DueTimers, ...]:
-    return tuple((row[0], row[1], row[2]) for report in reports for row in report["due"])
-
-
-def _with_states(state: OperatorState, reports: Sequence[Mapping[str, Any]]) -> OperatorState:
-    found = dict(state.states)
-    for report in reports:
-        found.update(report["states"])
-    return replace(state, states=found)
+        raise _failure(change.owner, error) from error
+    return read_reports(rows, change.owner, chain, state.max_parallelism)
 
 
 def _failure(uid: str, error: Exception) -> FlinkishError:

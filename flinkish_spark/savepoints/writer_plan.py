@@ -31,17 +31,12 @@ from flinkish_spark.savepoints.entries import (
     value_columns,
 )
 from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDir
-from flinkish_spark.savepoints.group_edits import (
-    Edit,
-    EditedBroadcast,
-    EditedItems,
-    EditedState,
-    EditedTimers,
-    PartitionEdit,
-)
+from flinkish_spark.savepoints.group_edits import Edit, EditedPartition, EditedState, EditedTimers
+from flinkish_spark.savepoints.written_files import DueTimers
 from flinkish_spark.state.codec import HASH, TOUCHED, Expiry, SlotForm, TableLayout, timer_layout
 from flinkish_spark.state.evolution import spread_types, stored_values
-from flinkish_spark.state.key_group import STATE_SECTION, stored_tables
+from flinkish_spark.state.key_group import PREFIXES, STATE_SECTION, stored_tables
+from flinkish_spark.state.operator_state import BROADCAST_KIND
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.rows import arrow_schema
@@ -53,8 +48,6 @@ if TYPE_CHECKING:
 # A savepoint is restored by uid, but the state of an operator belongs to a chain, and operators in one chain
 # of a job must have stood at the same place.
 Chains = tuple[SavedChain, ...]
-#: A key group, and when its next timers are due by event time and by processing time.
-DueTimers = tuple[int, int | None, int | None]
 
 
 def with_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, str]:
@@ -96,14 +89,15 @@ def without_operator(chains: Chains, uid: str) -> Chains:
 
 def with_uid(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping[str, str]]:
     """Return the chains with an operator under another uid, and the chains' new names by the old ones."""
-    changed = []
+
+    def rename(uids: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(new if uid == old else uid for uid in uids)
+
+    changed, names = [], {}
     for one in chains:
-        operators, consumers = (
-            tuple(new if uid == old else uid for uid in uids)
-            for uids in (one.chain.operators, one.chain.consumers)
-        )
+        operators, consumers = rename(one.chain.operators), rename(one.chain.consumers)
         changed.append(replace(one, chain=replace(one.chain, operators=operators, consumers=consumers)))
-    names = {a.chain.name: b.chain.name for a, b in zip(chains, changed, strict=True)}
+        names[one.chain.name] = changed[-1].chain.name
     return tuple(changed), names
 
 
@@ -202,56 +196,43 @@ def _renamed(assigner: str, names: Mapping[str, str]) -> str:
 _WINDOW = (TIMES["from"], TIMES["to"])
 _TOUCHED = TIMES[TOUCHED]
 _NO_FIELDS: Mapping[str, str] = {}
-_COLUMNS = "give the columns that read_timers gives"
+_ADVICE = "give the columns that reading gives, cast to the types that they have there"
 
 
 @dataclass(frozen=True)
 class EditRows:
     """All entries that a state is to have, or all timers of an operator."""
 
-    #: The key's hash, then columns in the order that `edit` says.
+    #: Columns in the order that `edit` says; the key's hash is in front of those of keyed state.
     frame: DataFrame
     edit: Edit
 
 
-@dataclass(frozen=True)
-class PartitionRows:
-    """All entries that a broadcast state, or all items that an operator list state is to have."""
-
-    #: Key and value, or item.
-    frame: DataFrame
-    edit: PartitionEdit
-
-
-def broadcast_rows(frame: DataFrame, uid: str, name: str) -> PartitionRows:
-    """Return the entries of a broadcast state, checked as far as that is possible without reading them."""
-    ordered = _exactly(frame, ("key", "value"), f"the broadcast state '{name}' of '{uid}'")
-    return PartitionRows(ordered, EditedBroadcast(name, arrow_schema(ordered.schema)))
-
-
-def item_rows(frame: DataFrame, uid: str, name: str) -> PartitionRows:
-    """Return the items of an operator list state, checked as far as that is possible without reading them."""
-    ordered = _exactly(frame, ("item",), f"the operator list state '{name}' of '{uid}'")
-    return PartitionRows(ordered, EditedItems(name, arrow_schema(ordered.schema)))
-
-
-def _exactly(frame: DataFrame, names: tuple[str, ...], what: str) -> DataFrame:
-    if frame.isStreaming:
-        raise ConfigError("state cannot be made of a streaming DataFrame", what_to_do="use spark.read")
+def partition_rows(frame: DataFrame, uid: str, name: str, kind: str) -> EditRows:
+    """Return the rows of a state without keys, checked as far as that is possible without reading them."""
+    _refuse_streaming(frame)
+    names = ("key", "value") if kind == BROADCAST_KIND else ("item",)
     if set(frame.columns) != set(names):
         raise SchemaError(
-            f"{what} is given as {', '.join(frame.columns)}",
+            f"the {kind} '{name}' of '{uid}' is given as {', '.join(frame.columns)}",
             what_to_do=f"give the columns that reading it gives: {' and '.join(names)}",
         )
-    return frame.select(*names)
+    ordered = frame.select(*names)
+    return EditRows(ordered, EditedPartition(PREFIXES[kind] + name, arrow_schema(ordered.schema), kind))
+
+
+def _refuse_streaming(frame: DataFrame) -> None:
+    if frame.isStreaming:
+        raise ConfigError(
+            "state and timers cannot be made of a streaming DataFrame", what_to_do="use spark.read"
+        )
 
 
 def state_rows(
     frame: DataFrame, uid: str, name: str, key_types: Sequence[str], stored: pa.Schema | None
 ) -> EditRows:
     """Return the rows of a state, checked as far as that is possible without reading them."""
-    if frame.isStreaming:
-        raise ConfigError("state cannot be made of a streaming DataFrame", what_to_do="use spark.read")
+    _refuse_streaming(frame)
     fields = {} if stored is None else fields_by_column(stored)
     layout, columns = state_columns(frame.schema, uid, name, key_types, fields)
     _check_same_slots(layout.schema, stored, uid, name)
@@ -264,8 +245,7 @@ def state_rows(
 
 def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows:
     """Return the timers of an operator, checked as far as that is possible without reading them."""
-    if frame.isStreaming:
-        raise ConfigError("timers cannot be made of a streaming DataFrame", what_to_do="use spark.read")
+    _refuse_streaming(frame)
     for window in _WINDOW:
         if window not in frame.columns:
             frame = frame.withColumn(window, F.lit(None).cast("timestamp"))
@@ -278,18 +258,13 @@ def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows
 
 def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> list[T.StructField]:
     """Return the columns of timers in the order in which they travel."""
-    what = f"the timers of '{uid}'"
-    key_names = _key_names(schema, what, key_types)
-    wanted = {CLOCK: "string", TIME_MS: "bigint", _WINDOW[0]: "timestamp", _WINDOW[1]: "timestamp"}
-    given = {field.name: field for field in schema}
-    for name, kind in wanted.items():
-        found = given[name].dataType.simpleString() if name in given else "missing"
-        if found != kind:
-            raise SchemaError(f"'{name}' of {what} is a {kind}, and here {found}", what_to_do=_COLUMNS)
-    strange = sorted(given.keys() - {*key_names, *wanted})
+    what, windows = f"the timers of '{uid}'", dict.fromkeys(_WINDOW, "timestamp")
+    wanted = {**_by_name(key_types), CLOCK: "string", TIME_MS: "bigint", **windows}
+    _check_types(schema, wanted, what)
+    strange = sorted(set(schema.names) - wanted.keys())
     if strange:
-        raise SchemaError(f"{what} have no column '{strange[0]}'", what_to_do=_COLUMNS)
-    return [given[name] for name in (*key_names, *wanted)]
+        raise SchemaError(f"{what} have no column '{strange[0]}'", what_to_do=_ADVICE)
+    return [schema[name] for name in wanted]
 
 
 def _hashed(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tuple[DataFrame, pa.Schema]:
@@ -302,18 +277,19 @@ def _hashed(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tu
     return selected, arrow_schema([T.StructField(HASH, T.LongType()), *fields])
 
 
-def _key_names(schema: T.StructType, what: str, key_types: Sequence[str]) -> list[str]:
-    """Return the names of the key's columns; refuse others than the operator has."""
-    names = ["key"] if len(key_types) == 1 else [f"key_{number}" for number in range(len(key_types))]
-    given = {field.name: field for field in schema}
-    for key, kind in zip(names, key_types, strict=True):
-        found = given[key].dataType.simpleString() if key in given else "missing"
-        if found != kind:
-            raise SchemaError(
-                f"the key of {what} is '{key}', a {kind}, which is {found}",
-                what_to_do="give the columns that reading gives; cast the key to its type",
-            )
-    return names
+def _by_name(key_types: Sequence[str]) -> dict[str, str]:
+    """Return the types of the key's columns by their names."""
+    if len(key_types) == 1:
+        return {"key": key_types[0]}
+    return {f"key_{number}": kind for number, kind in enumerate(key_types)}
+
+
+def _check_types(schema: T.StructType, wanted: Mapping[str, str], what: str) -> None:
+    given = {field.name: field.dataType.simpleString() for field in schema}
+    for name, kind in wanted.items():
+        if given.get(name) != kind:
+            found = given.get(name, "missing")
+            raise SchemaError(f"'{name}' of {what} is a {kind}, and here {found}", what_to_do=_ADVICE)
 
 
 def state_columns(
@@ -325,24 +301,24 @@ def state_columns(
 ) -> tuple[TableLayout, list[T.StructField]]:
     """Return how a state with these columns is stored, and the columns in stored order."""
     what = f"the state '{name}' of '{uid}'"
-    key_names = _key_names(schema, what, key_types)
-    given = {field.name: field for field in schema}
+    keys, given = _by_name(key_types), {field.name: field for field in schema}
     ours = given.keys() - set(fields)
     has_window = [window in ours for window in _WINDOW]
     if any(has_window) and not all(has_window):
         raise SchemaError(f"{what} has one of {' and '.join(_WINDOW)}", what_to_do="give both, or none")
     times = [time for time in (*_WINDOW, _TOUCHED) if time in ours]
-    for time in times:
-        if not isinstance(given[time].dataType, T.TimestampType):
-            raise SchemaError(
-                f"'{time}' of {what} is a {given[time].dataType.simpleString()}",
-                what_to_do="cast it to TIMESTAMP",
-            )
-    values = [field for field in schema if field.name not in (*key_names, *times)]
+    _check_types(schema, keys | dict.fromkeys(times, "timestamp"), what)
+    values = [field for field in schema if field.name not in (*keys, *times)]
     expiry = Expiry.WHOLE if _TOUCHED in times else Expiry.NOTHING
     if EACH_TOUCHED_AT in ours and len(values) == 2:
         values = [field for field in values if field.name != EACH_TOUCHED_AT]
-        _check_elements(given, values[0], what)
+        _check_types(schema, {EACH_TOUCHED_AT: "array<timestamp>"}, what)
+        if _TOUCHED not in given or not isinstance(values[0].dataType, T.ArrayType | T.MapType):
+            raise SchemaError(
+                f"{what} has the column {EACH_TOUCHED_AT}",
+                why=f"that is for lists and maps with a time to live, beside {_TOUCHED}",
+                what_to_do=_ADVICE,
+            )
         times.append(EACH_TOUCHED_AT)
         expiry = Expiry.ELEMENTS
     if not values or (len(values) == 1 and values[0].name != "value"):
@@ -352,14 +328,14 @@ def state_columns(
         )
     layout = TableLayout(
         name,
-        tuple(arrow_type(given[key].dataType) for key in key_names),
+        tuple(arrow_type(given[key].dataType) for key in keys),
         tuple(arrow_type(field.dataType) for field in values),
         SlotForm.KEY_AND_WINDOW if all(has_window) else SlotForm.KEY,
         expiry,
         None,
         tuple(fields.get(field.name, field.name) for field in values) if len(values) > 1 else (),
     )
-    return layout, [*(given[one] for one in (*key_names, *times)), *values]
+    return layout, [*(given[one] for one in (*keys, *times)), *values]
 
 
 def fields_by_column(stored: pa.Schema) -> dict[str, str]:
@@ -367,37 +343,18 @@ def fields_by_column(stored: pa.Schema) -> dict[str, str]:
     return {column: field for field, column in value_columns(stored, fields).items()}
 
 
-def _check_elements(given: Mapping[str, T.StructField], value: T.StructField, what: str) -> None:
-    """Refuse times of elements that say nothing: there are no elements, or it is no array of times."""
-    kind = given[EACH_TOUCHED_AT].dataType.simpleString()
-    if kind != "array<timestamp>":
-        raise SchemaError(
-            f"'{EACH_TOUCHED_AT}' of {what} is a {kind}", what_to_do="cast it to ARRAY<TIMESTAMP>"
-        )
-    if _TOUCHED not in given or not isinstance(value.dataType, T.ArrayType | T.MapType):
-        raise SchemaError(
-            f"{what} has the column {EACH_TOUCHED_AT}",
-            why=f"that is for lists and maps with a time to live, beside {_TOUCHED}",
-            what_to_do="give the columns that read_state gives",
-        )
-
-
 def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, name: str) -> None:
     """Refuse other windows and times than the state has: its operator could not read them."""
-    if stored is None:
-        return
     own, before = (
-        {TIMES[field.name] for field in columns if field.name in TIMES} for columns in (schema, stored)
+        [] if one is None else sorted(TIMES[field.name] for field in one if field.name in TIMES)
+        for one in (schema, stored)
     )
-    if own != before:
+    if stored is not None and own != before:
+        has, given = (", ".join(names) or "no times" for names in (before, own))
         raise SchemaError(
-            f"the state '{name}' of '{uid}' has {_listed(before)}, and the DataFrame has {_listed(own)}",
-            what_to_do="give the columns that read_state gives",
+            f"the state '{name}' of '{uid}' has {has}, and the DataFrame has {given}",
+            what_to_do=_ADVICE,
         )
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(names)) or "no times"
 
 
 def stored_columns(place: SavepointDir | None, files: Sequence[StateFile], name: str) -> pa.Schema | None:
@@ -429,37 +386,21 @@ class PlannedOperator:
     origin: Mapping[str, tuple[StateFile, ...]] = field(default_factory=dict)
     #: By chain, states that are replaced.
     edits: Mapping[str, tuple[EditRows, ...]] = field(default_factory=dict)
-    #: For an operator that is new; it has no origin and no edits.
+    #: For an operator that is new; it has no origin, and only edits of states without keys.
     filling: Filling | None = None
-    #: By chain, states without keys that are replaced.
-    partition: Mapping[str, tuple[PartitionRows, ...]] = field(default_factory=dict)
-
-    @classmethod
-    def of_stored(cls, uid: str, state: OperatorState, files: Sequence[StateFile]) -> PlannedOperator:
-        own = [file for file in files if file.operator == uid]
-        chains = dict.fromkeys(file.chain for file in own)
-        return cls(state, {chain: tuple(one for one in own if one.chain == chain) for chain in chains})
 
     def with_edit(self, chain: str, rows: EditRows) -> PlannedOperator:
-        others = tuple(one for one in self.edits.get(chain, ()) if one.edit.name != rows.edit.name)
+        others = tuple(one for one in self.edits.get(chain, ()) if one.edit.section != rows.edit.section)
         return replace(self, edits={**self.edits, chain: (*others, rows)})
-
-    def with_partition(self, chain: str, rows: PartitionRows) -> PlannedOperator:
-        others = tuple(one for one in self.partition.get(chain, ()) if one.edit.name != rows.edit.name)
-        return replace(self, partition={**self.partition, chain: (*others, rows)})
 
     def with_chains(self, names: Mapping[str, str]) -> PlannedOperator:
         """Return the plan with other names of chains, by the old ones."""
         filling = self.filling
         if filling is not None:
             filling = replace(filling, chain=names.get(filling.chain, filling.chain))
-        return replace(
-            self,
-            origin={names.get(chain, chain): files for chain, files in self.origin.items()},
-            edits={names.get(chain, chain): rows for chain, rows in self.edits.items()},
-            filling=filling,
-            partition={names.get(chain, chain): rows for chain, rows in self.partition.items()},
-        )
+        origin = {names.get(chain, chain): files for chain, files in self.origin.items()}
+        edits = {names.get(chain, chain): rows for chain, rows in self.edits.items()}
+        return replace(self, origin=origin, edits=edits, filling=filling)
 
 
 @dataclass(frozen=True)
@@ -510,10 +451,13 @@ class WriterPlan:
     def of_stored(cls, place: SavepointDir, max_parallelism: int) -> WriterPlan:
         metadata = place.metadata()
         place.check_files(metadata.files)
-        operators = {
-            uid: PlannedOperator.of_stored(uid, state, metadata.files)
-            for uid, state in metadata.operators.items()
-        }
+        operators = {}
+        for uid, state in metadata.operators.items():
+            origin: dict[str, tuple[StateFile, ...]] = {}
+            for file in metadata.files:
+                if file.operator == uid:
+                    origin[file.chain] = (*origin.get(file.chain, ()), file)
+            operators[uid] = PlannedOperator(state, origin)
         return cls(metadata, place, operators, metadata.chains, metadata.times, max_parallelism)
 
     def check_new(self, uid: str) -> None:

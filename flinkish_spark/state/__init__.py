@@ -4,30 +4,6 @@ State belongs to the current key; it is stored with the checkpoint and comes bac
 was when the micro-batch of the last kept checkpoint ended.
 """
 
-from flinkish_spark.state.descriptors import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    StateTtl,
-    TtlUpdate,
-    ValueStateDescriptor,
-)
-from flinkish_spark.state.states import AggregatingState, ListState, MapState, ReducingState, ValueState
+import lazy_loader
 
-__all__ = [
-    "AggregatingState",
-    "AggregatingStateDescriptor",
-    "ListState",
-    "ListStateDescriptor",
-    "MapState",
-    "MapStateDescriptor",
-    "ReducingState",
-    "ReducingStateDescriptor",
-    "StateDescriptor",
-    "StateTtl",
-    "TtlUpdate",
-    "ValueState",
-    "ValueStateDescriptor",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub("flinkish_spark.state", __file__)

@@ -22,6 +22,7 @@ from flinkish_spark.core.store import ObjectMissing, Store
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.bases import BASE_NAME
 from flinkish_spark.state.codec import BaseRef, Frame, FrameError, checked_frame
+from flinkish_spark.state.evolution import StateMismatch
 
 #: Key groups of which a worker keeps the base mapped.
 _MAPPED_GROUPS = 4096
@@ -101,8 +102,27 @@ def checked_name(name: str) -> str:
     return name
 
 
-class BaseFiles:
-    """The bases of an operator on a disk, as one task sees them; see `Bases` in `state/key_group.py`."""
+class Bases:
+    """Where bases are kept, as a micro-batch sees it; each is written once, never changed. Here: nowhere."""
+
+    #: The micro-batch's number; and that of the oldest one to which the job may still go back, if known.
+    batch = 0
+    retained_batch: int | None = None
+
+    def read(self, ref: BaseRef) -> Frame:
+        """Return a base's sections, looked at (`checked_frame`); the file stays mapped while in use."""
+        raise StateMismatch(f"the state names the base {ref.file!r}, and this operator keeps none")
+
+    def write(self, group: int, frame: bytes) -> BaseRef:
+        """Keep a frame and return where."""
+        raise StateMismatch(f"key group {group} was to move into a base, and this operator keeps none")
+
+    def delete(self, file: str) -> None:
+        """Give a file up; a missing one is no error."""
+
+
+class BaseFiles(Bases):
+    """The bases of an operator on a disk, as one task sees them."""
 
     def __init__(self, mapped: MappedBases, batch: int, retained_batch: int | None) -> None:
         self._mapped, self.batch, self.retained_batch = mapped, batch, retained_batch

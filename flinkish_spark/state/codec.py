@@ -219,27 +219,16 @@ def _with_bytes(kind: pa.DataType) -> pa.DataType:
 def _is_owner(owner: Mapping[str, Any]) -> bool:
     if not all(isinstance(owner[name], kind) for name, kind in _MEMBERS.items() if name in owner):
         return False
-    base = owner.get("base")
-    if base is not None and not (isinstance(base, dict) and _is_base(base)):
-        return False
-    if not all(
-        isinstance(one, list) and list(map(type, one)) == [str, int] for one in owner.get("former", ())
-    ):
-        return False
-    return all(map(_is_count, owner.get("registered", {}).values()))
-
-
-def _is_base(base: Mapping[str, Any]) -> bool:
-    return (
-        base.keys() == {"file", "offset", "length"}
-        and isinstance(base["file"], str)
-        and _is_count(base["offset"])
-        and _is_count(base["length"])
-    )
-
-
-def _is_count(number: object) -> bool:
-    return type(number) is int and 0 <= number < 1 << 63
+    counts, base = [*owner.get("registered", {}).values()], owner.get("base")
+    if base is not None:
+        if not isinstance(base, dict) or base.keys() != {"file", "offset", "length"}:
+            return False
+        if not isinstance(base["file"], str):
+            return False
+        counts += [base["offset"], base["length"]]
+    former = owner.get("former", ())
+    are_former = (isinstance(one, list) and list(map(type, one)) == [str, int] for one in former)
+    return all(are_former) and all(type(one) is int and 0 <= one < 1 << 63 for one in counts)
 
 
 class Row(NamedTuple):
@@ -283,21 +272,19 @@ def decoded(
     living: Sequence[Any],
 ) -> list[Any]:
     """Return values as they are declared, None for entries that are not there."""
+    found: list[Any] = []
     try:
-        return [
+        # What was made before one fails stays in the list, and so says which one that is.
+        found.extend(
             decode(one) if one is not None and is_there else None
             for one, is_there in zip(values, living, strict=True)
-        ]
-    except Exception:
-        for one, key, is_there in zip(values, keys, living, strict=True):
-            try:
-                _ = decode(one) if one is not None and is_there else None
-            except Exception as error:
-                raise StateValueError(
-                    f"state {state!r}: what is stored of key {key!r:.200} cannot be made the declared class: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-        raise
+        )
+    except Exception as error:
+        raise StateValueError(
+            f"state {state!r}: what is stored of key {keys[len(found)]!r:.200} cannot be made the declared "
+            f"class: {type(error).__name__}: {error}"
+        ) from error
+    return found
 
 
 # Columns of a table, in this order:
@@ -449,12 +436,13 @@ def layout_of(
     # A value with several fields has a column for each; one field alone would look like no tuple.
     fields = stored.fields if _has_several_fields(stored) else []
     kinds = [field.dataType for field in fields] or [stored]
+    has_elements = isinstance(descriptor, ListStateDescriptor | MapStateDescriptor)
     layout = TableLayout(
         descriptor.name,
         tuple(arrow_type(kind) for kind in key_types),
         tuple(arrow_type(kind) for kind in kinds),
         form,
-        _expiry(descriptor),
+        Expiry.NOTHING if descriptor.ttl is None else Expiry.ELEMENTS if has_elements else Expiry.WHOLE,
         _decoder(descriptor, named),
         tuple(field.name for field in fields),
         descriptor.ttl,
@@ -475,15 +463,17 @@ _KINDS: dict[type, str] = {
 }
 
 
+def reader_name(field: pa.Field) -> str:
+    """Return what readers call a value's column: its field's name, or `value` where it has none."""
+    return str((field.metadata or {}).get(NAME.encode(), b"value").decode())
+
+
+def value_fields(schema: pa.Schema) -> list[pa.Field]:
+    return [field for field in schema if field.name.startswith("value_")]
+
+
 def kind_in(schema: pa.Schema) -> str:
     return str((schema.metadata or {}).get(KIND.encode(), b"").decode())
-
-
-def _expiry(descriptor: StateDescriptor) -> Expiry:
-    if descriptor.ttl is None:
-        return Expiry.NOTHING
-    has_elements = isinstance(descriptor, ListStateDescriptor | MapStateDescriptor)
-    return Expiry.ELEMENTS if has_elements else Expiry.WHOLE
 
 
 def expiry_in(names: Collection[str]) -> Expiry:
@@ -536,7 +526,7 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
 
 def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[pa.Array]:
     """Return the columns of what is in entries; None where nothing is."""
-    fields = [field for field in layout.schema if field.name.startswith("value_")]
+    fields = value_fields(layout.schema)
     columns = _values(layout, _filled(values, len(fields)), keys)
     return [_array(layout, field, column, keys) for field, column in zip(fields, columns, strict=True)]
 
@@ -577,7 +567,7 @@ def _array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Se
     except ColumnTooLarge as error:
         raise too_large(layout.name, str(error)) from error
     except ValueMismatch as error:
-        name = (field.metadata or {}).get(NAME.encode(), b"value").decode()
+        name = reader_name(field)
         what = "the value" if name == "value" else f"field {name!r}"
         at = next((at for at, one in enumerate(column) if one is error.value), None)
         of_key = "" if at is None else f" of key {keys[at]!r:.200}"
@@ -599,7 +589,13 @@ def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> 
     if width == 1:
         return [values]
     if layout.is_due:
-        return _due_values(layout, values, keys)
+        times, places, own = zip(*values, strict=True)
+        stored = [
+            ~place if one is None and place is not None else place
+            for place, one in zip(places, own, strict=True)
+        ]
+        contents = layout.contents
+        return [times, stored, *_values(contents, _filled(own, len(contents.values)), keys)]
     form = RowForm(layout.value_names or ("",) * width)
     try:
         rows = form.tuples(list(values))
@@ -608,15 +604,6 @@ def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> 
     except RowError:
         raise _refused(layout, form, values, keys) from None
     return _spread(rows, width)
-
-
-def _due_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[Sequence[Any]]:
-    times, places, own = zip(*values, strict=True)
-    stored = [
-        ~place if one is None and place is not None else place for place, one in zip(places, own, strict=True)
-    ]
-    contents = layout.contents
-    return [times, stored, *_values(contents, _filled(own, len(contents.values)), keys)]
 
 
 def _filled(values: Sequence[Any], width: int) -> Sequence[Any]:

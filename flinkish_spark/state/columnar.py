@@ -17,13 +17,13 @@ from flinkish_spark.state.codec import (
     ALIVE,
     DUE_FIELDS,
     HASH,
-    NAME,
     TOUCHED,
     Expiry,
     SlotForm,
     StateValueError,
     TableLayout,
     places_with,
+    reader_name,
 )
 from flinkish_spark.state.descriptors import TtlUpdate
 from flinkish_spark.state.layered import Array, KeyIndex, LayeredTable
@@ -304,8 +304,7 @@ def next_due_of(table: pa.RecordBatch, clock: TimeDomain) -> int | None:
     """Return when the first entry of a stored state without a base is due; None if none is, by that clock."""
     if DUE not in table.schema.names:
         return None
-    metadata = table.schema.field(DUE).metadata or {}
-    if metadata.get(NAME.encode()) != DUE_FIELDS[clock].encode():
+    if reader_name(table.schema.field(DUE)) != DUE_FIELDS[clock]:
         return None
     found: int | None = pc.min(table.column(DUE)).as_py()
     return found

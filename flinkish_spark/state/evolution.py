@@ -8,13 +8,20 @@ keys of maps may become wider numbers. Keys of the operator, windows and times n
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkish_spark.core.elements import TimeDomain
-from flinkish_spark.state.codec import DUE_FIELDS, NAME, TOUCHED, TOUCHES, TableLayout, kind_in
+from flinkish_spark.state.codec import (
+    DUE_FIELDS,
+    TOUCHED,
+    TOUCHES,
+    TableLayout,
+    kind_in,
+    reader_name,
+    value_fields,
+)
 
 #: How names of fields begin that a program cannot declare.
 _OURS = "_fs_"
@@ -40,11 +47,10 @@ def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
     _check_clock(layout, values)
     arrays = []
     for field in layout.schema:
-        if not _is_value(field.name):
+        name = reader_name(field)
+        if not field.name.startswith("value_"):
             arrays.append(_own(layout, field, stored))
-            continue
-        name = _reader_name(field)
-        if name in values:
+        elif name in values:
             arrays.append(_cast(layout, name, values[name], field.type))
         else:
             arrays.append(pa.nulls(stored.num_rows, field.type))
@@ -80,7 +86,7 @@ def _as_spread(stored: pa.RecordBatch, declared: pa.Schema) -> dict[str, pa.Arra
     """Return stored values by the names of a declaration."""
     # A value with several fields has a column for each, one with a single field is a struct in a column
     # without a name. Where a field came or went, one becomes the other.
-    found = {_reader_name(field): stored.column(field.name) for field in _values_in(stored.schema).values()}
+    found = {reader_name(field): stored.column(field.name) for field in _values_in(stored.schema).values()}
     wanted = _values_in(declared)
     theirs, ours = _names_of_program(found), _names_of_program(wanted)
     if (theirs == [_UNNAMED]) is (ours == [_UNNAMED]):
@@ -95,27 +101,20 @@ def _as_spread(stored: pa.RecordBatch, declared: pa.Schema) -> dict[str, pa.Arra
 
 
 def _values_in(schema: pa.Schema) -> dict[str, pa.Field]:
-    return {_reader_name(field): field for field in schema if _is_value(field.name)}
+    return {reader_name(field): field for field in value_fields(schema)}
 
 
 def _names_of_program(names: Iterable[str]) -> list[str]:
     return [name for name in names if not name.startswith(_OURS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
-    """The first place, from the outside, where a declared type does not hold what is stored."""
+def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = ()) -> str:
+    """Return where a stored type has no place in a declared one; empty if every value has its place.
 
-    #: From the value to it: `element` of a list, `key` and `value` of a map, names of fields.
-    path: tuple[str, ...]
-    stored: pa.DataType
-    declared: pa.DataType
-
-
-def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = ()) -> Misfit | None:
-    """Return where a stored type has no place in a declared one; None if every value has its place."""
+    `path` leads there from the value: `element` of a list, `key` and `value` of a map, names of fields.
+    """
     if stored.equals(declared):
-        return None
+        return ""
     kinds = pa.types
     if kinds.is_list(stored) and kinds.is_list(declared):
         return misfit(stored.value_type, declared.value_type, (*path, "element"))
@@ -124,16 +123,19 @@ def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = (
         # Wider numbers are equal to what they were, and different ones stay different. Of keys with fields
         # two might become one.
         if not key.equals(other) and not _is_wider_number(key, other):
-            return Misfit((*path, "key"), key, other)
+            return _describe_narrower((*path, "key"), key, other)
         return misfit(stored.item_type, declared.item_type, (*path, "value"))
     if kinds.is_struct(stored) and kinds.is_struct(declared):
         fields = {field.name: field.type for field in stored}
         common = [field for field in declared if field.name in fields]
-        if not common:
-            return Misfit(path, stored, declared)
         found = (misfit(fields[field.name], field.type, (*path, field.name)) for field in common)
-        return next((one for one in found if one is not None), None)
-    return None if _is_wider_number(stored, declared) else Misfit(path, stored, declared)
+        return next(filter(None, found), "") if common else _describe_narrower(path, stored, declared)
+    return "" if _is_wider_number(stored, declared) else _describe_narrower(path, stored, declared)
+
+
+def _describe_narrower(path: tuple[str, ...], stored: pa.DataType, declared: pa.DataType) -> str:
+    says = f"{'.'.join(path)!r} is stored as {stored} but declared as {declared}"
+    return f"{says}, which does not hold all of its values"
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -184,20 +186,13 @@ def _is_wider_number(stored: pa.DataType, declared: pa.DataType) -> bool:
 
 def types_text(schema: pa.Schema) -> str:
     """Return keys and values of a stored table with their types, for people."""
-    own = [field for field in schema if field.name.startswith("key_") or _is_value(field.name)]
-    return ", ".join(
-        f"{_reader_name(field) if _is_value(field.name) else field.name} {field.type}" for field in own
-    )
+    keys = [f"{field.name} {field.type}" for field in schema if field.name.startswith("key_")]
+    return ", ".join([*keys, *(f"{reader_name(field)} {field.type}" for field in value_fields(schema))])
 
 
 def _cast(layout: TableLayout, name: str, column: pa.Array, declared: pa.DataType) -> pa.Array:
-    wrong = misfit(column.type, declared, (name,))
-    if wrong is not None:
-        place = ".".join(wrong.path)
-        raise StateMismatch(
-            f"state {layout.name!r}: {place!r} is stored as {wrong.stored} but declared as {wrong.declared}, "
-            "which does not hold all of its values; give the field, or the state, another name"
-        )
+    if wrong := misfit(column.type, declared, (name,)):
+        raise StateMismatch(f"state {layout.name!r}: {wrong}; give the field, or the state, another name")
     return column if column.type.equals(declared) else column.cast(declared)
 
 
@@ -217,11 +212,3 @@ def _own(layout: TableLayout, field: pa.Field, stored: pa.RecordBatch) -> pa.Arr
             f"but declared as {types_text(layout.schema)}"
         )
     return stored.column(field.name)
-
-
-def _is_value(name: str) -> bool:
-    return name.startswith("value_")
-
-
-def _reader_name(field: pa.Field) -> str:
-    return str((field.metadata or {}).get(NAME.encode(), _UNNAMED.encode()).decode())

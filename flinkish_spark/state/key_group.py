@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,10 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, Progress, TimeDomain, Timer
 from flinkish_spark.protocol.key_groups import Bundling
+from flinkish_spark.state.base_files import Bases
 from flinkish_spark.state.codec import (
     ALIVE,
     HASH,
-    NAME,
     OWNER,
     TIME,
     BaseRef,
@@ -36,11 +36,13 @@ from flinkish_spark.state.codec import (
     places_with,
     read_entries,
     read_table,
+    reader_name,
     rows_by_slot,
     table_bytes,
     timer_layout,
     too_large,
     unpack_frame,
+    value_fields,
 )
 from flinkish_spark.state.columnar import DUE, ColumnarState, DueTable, due_clock
 from flinkish_spark.state.evolution import StateMismatch, evolved, types_text
@@ -204,27 +206,6 @@ class _TimerRows:
         return _TimerRows(*(one[own] for one in (found, times, registered, rows, is_base, is_living)))
 
 
-class Bases(Protocol):
-    """Where bases are kept, as a micro-batch sees it; files are written once and never changed."""
-
-    #: The micro-batch's number.
-    @property
-    def batch(self) -> int: ...
-
-    #: That of the oldest one to which the job may still go back; None if none is known.
-    @property
-    def retained_batch(self) -> int | None: ...
-
-    def read(self, ref: BaseRef) -> Frame:
-        """Return a base's sections, looked at (`checked_frame`); the file stays mapped while in use."""
-
-    def write(self, group: int, frame: bytes) -> BaseRef:
-        """Keep a frame and return where."""
-
-    def delete(self, file: str) -> None:
-        """Give a file up; a missing one is no error."""
-
-
 @dataclass(frozen=True)
 class BasePolicy:
     """When a key group's entries move into a base."""
@@ -242,20 +223,8 @@ class BasePolicy:
 NO_BASE = BasePolicy(smallest_bytes=1 << 62)
 
 
-class NoBases:
-    """For values that stay in one piece; a :class:`Bases`."""
-
-    batch = 0
-    retained_batch: int | None = None
-
-    def read(self, ref: BaseRef) -> Frame:
-        raise StateMismatch(f"the state names the base {ref.file!r}, and this operator keeps none")
-
-    def write(self, group: int, frame: bytes) -> BaseRef:
-        raise StateMismatch(f"key group {group} was to move into a base, and this operator keeps none")
-
-    def delete(self, file: str) -> None:
-        """Do nothing: there is none."""
+class NoBases(Bases):
+    """For values that stay in one piece."""
 
 
 @dataclass(frozen=True)
@@ -358,11 +327,12 @@ class GroupState:
         also: Array = _NONE,
     ) -> None:
         """Give an operator the entries of keys that have elements, and of those whose timers are due."""
-        own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
         due = [self.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
         due += [self.due_table(name).due(progress.limits_ms[clock]) for name, clock in states.due.items()]
-        hashes = np.unique(np.concatenate([own, *due, also]))
-        self._load(states, timers, hash_of, hashes, progress.processing_time_ms, knows_all=not len(also))
+        more = np.concatenate([*due, also])
+        self.load_keys(
+            states, timers, hash_of, progress.processing_time_ms, more=more, knows_all=not len(also)
+        )
 
     def load_keys(
         self,
@@ -370,26 +340,20 @@ class GroupState:
         timers: Timers,
         hash_of: Mapping[Any, int],
         now_ms: int,
-        only: Mapping[str, Array],
-        timers_of: Array,
-    ) -> None:
-        """Give an operator entries without those of due timers; what is columns is written behind `store`."""
-        own = np.unique(np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of)))
-        self._load(states, timers, hash_of, own, now_ms, only, timers_of)
-
-    def _load(
-        self,
-        states: KeyedStates,
-        timers: Timers,
-        hash_of: Mapping[Any, int],
-        hashes: Array,
-        now_ms: int,
         only: Mapping[str, Array] = MappingProxyType({}),
         timers_of: Array | None = None,
         *,
+        more: Array = _NONE,
         knows_all: bool = True,
     ) -> None:
-        states.begin_group()
+        """Give an operator entries without those of due timers; what is columns is written behind `store`.
+
+        They are those of keys with elements, and of keys with `more` hashes.
+        """
+        own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
+        hashes = np.unique(np.concatenate([own, more]))
+        for table in states.tables.values():
+            table.clear()
         timers.queues = self.timers.select(hashes if timers_of is None else timers_of)
         self._hash_of = {**hash_of, **self.timers.hash_of}
         layouts = self._layout.states
@@ -510,7 +474,13 @@ class GroupState:
         """Return the value to store, without what has expired; move it into a new base if it is time to."""
         # Whatever becomes of this micro-batch, no state to which the job may go back names these: so they are
         # deleted before its end.
-        self._former = [one for one in self._former if not self._is_released(*one)]
+        retained, former = self._bases.retained_batch, []
+        for file, batch in self._former:
+            if retained is None or batch > retained:
+                former.append((file, batch))
+            else:
+                self._bases.delete(file)
+        self._former = former
         for table in self._tables.values():
             table.forget_expired(now_ms)
         value = self._frame({name: table.delta for name, table in self._tables.items()}, self.base)
@@ -527,13 +497,6 @@ class GroupState:
         if len(whole) <= policy.smallest_bytes:  # So much has expired that it fits into the value again.
             return whole
         return self._frame({}, self._bases.write(group, whole))
-
-    def _is_released(self, file: str, batch: int) -> bool:
-        retained = self._bases.retained_batch
-        if retained is None or batch > retained:
-            return False
-        self._bases.delete(file)
-        return True
 
     def take_in(self, other: GroupState) -> None:
         """Take over all entries of another key group, which has none of the same keys."""
@@ -598,7 +561,7 @@ def _owned_by(
 
 def _whole(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBatch:
     try:
-        return table.merged_at(now_ms)
+        return table.fresh(table.merged(), now_ms)
     except pa.ArrowInvalid as error:
         if "offset overflow" not in str(error):
             raise
@@ -643,7 +606,7 @@ def bundled_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
 
 #: Open the names of states without keys: what partitions keep may have the names of keyed states.
 BROADCAST, LISTS = "broadcast/", "lists/"
-_PREFIXES = {BROADCAST_KIND: BROADCAST, LIST_KIND: LISTS}
+PREFIXES = {BROADCAST_KIND: BROADCAST, LIST_KIND: LISTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -652,23 +615,25 @@ class StoredGroup:
     types: Mapping[str, str]
 
 
-def describe_group(value: bytes | memoryview) -> StoredGroup:
-    """Return whose a whole value is and what it holds; checks all of it."""
+def describe_group(value: bytes | memoryview, operator: str | None = None) -> StoredGroup:
+    """Return whose a whole value is and what it holds; checks all of it, and that it is an operator's."""
     sections = unpack_frame(value)
-    owner = owner_in(sections)
+    owner = str(owner_in(sections).get("uid", ""))
+    if operator not in (None, owner):
+        raise StateMismatch(f"state of {owner!r} is where that of {operator!r} has to be")
     types = {}
     for name, payload in sections.items():
         if name != OWNER:
             table = read_table(name, payload)
             if name.startswith(STATE_SECTION):
                 types[name.removeprefix(STATE_SECTION)] = types_text(table.schema)
-    return StoredGroup(str(owner.get("uid", "")), types)
+    return StoredGroup(owner, types)
 
 
 def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
     """Return the stored entries of a whole value by the names of sections."""
     sections = unpack_frame(value)
-    prefix = _PREFIXES.get(owner_in(sections).get("kind", ""), STATE_SECTION)
+    prefix = PREFIXES.get(owner_in(sections).get("kind", ""), STATE_SECTION)
     return {
         prefix + name.removeprefix(STATE_SECTION) if name.startswith(STATE_SECTION) else name: read_table(
             name, payload
@@ -690,7 +655,7 @@ def changed_partition(
     if found is None or kind not in (None, found):
         raise StateMismatch(f"operator {owner!r} keeps {found or 'keyed state'} where {kind} was to be")
     stored = {} if value is None else stored_tables(value)
-    tables = {name.removeprefix(_PREFIXES[found]): table for name, table in stored.items()} | dict(changes)
+    tables = {name.removeprefix(PREFIXES[found]): table for name, table in stored.items()} | dict(changes)
     if not any(table.num_rows for table in tables.values()):
         return None
     return pack_tables(owner, found, tables)
@@ -757,8 +722,7 @@ def _merged(name: str, lower: memoryview | None, upper: memoryview | None) -> pa
 
 
 def stored_layout(schema: pa.Schema) -> TableLayout:
-    values = [field for field in schema if field.name.startswith("value_")]
-    names = tuple((field.metadata or {}).get(NAME.encode(), b"value").decode() for field in values)
+    values = value_fields(schema)
     form = SlotForm.KEY
     if TIME in schema.names:
         form = SlotForm.TIMER
@@ -771,5 +735,5 @@ def stored_layout(schema: pa.Schema) -> TableLayout:
         form,
         expiry_in(schema.names),
         None,
-        names,
+        tuple(map(reader_name, values)),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, cast
 
 from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.core.subtask import SubtaskFacts
@@ -15,6 +15,7 @@ from flinkish_spark.state.descriptors import (
     MapStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
+    StateTtl,
     ValueStateDescriptor,
 )
 from flinkish_spark.state.states import (
@@ -32,7 +33,6 @@ from flinkish_spark.state.tables import (
     ExpiringLists,
     ExpiringMaps,
     ExpiringTable,
-    HandedOut,
     KeyScope,
     PutValues,
     StateTable,
@@ -40,8 +40,6 @@ from flinkish_spark.state.tables import (
     may_change,
     naming_of,
 )
-
-_S = TypeVar("_S")
 
 #: What returns the state of a descriptor.
 _GET: dict[type, str] = {
@@ -104,54 +102,22 @@ class KeyedStates(SubtaskFacts):
         self._declaring.is_over = True
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        self._check_kind(descriptor, ValueStateDescriptor)
-        handed = self._handed_out(as_fields(descriptor.value_type))
-
-        def made(table: StateTable) -> ValueState[Any]:
-            if descriptor.ttl is None and handed == (None, False):
-                return ValueState(self.scope, table, descriptor.default)
-            return TabledValueState(self.scope, table, descriptor.default, *handed)
-
-        return self._declared(descriptor, made, lends=handed[1])
+        return cast("ValueState[Any]", self._state(descriptor, ValueStateDescriptor))
 
     def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
-        self._check_kind(descriptor, ListStateDescriptor)
-        kind = ListState if descriptor.ttl is None else ExpiringListState
-        handed = self._handed_out(descriptor.element_type)
-        return self._declared(descriptor, lambda table: kind(self.scope, table, *handed), lends=handed[1])
+        return cast("ListState[Any]", self._state(descriptor, ListStateDescriptor))
 
     def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
-        self._check_kind(descriptor, MapStateDescriptor)
-        kind = MapState if descriptor.ttl is None else ExpiringMapState
-        handed = self._handed_out(descriptor.value_type)
-
-        def made(table: StateTable) -> MapState[Any, Any]:
-            keys = MapKeys(f"operator '{self.uid}'", descriptor.name, descriptor.key_type)
-            return kind(self.scope, table, *handed, keys)
-
-        return self._declared(descriptor, made, lends=handed[1])
+        return cast("MapState[Any, Any]", self._state(descriptor, MapStateDescriptor))
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
-        self._check_kind(descriptor, ReducingStateDescriptor)
-        handed = self._handed_out(as_fields(descriptor.value_type))
-        return self._declared(
-            descriptor,
-            lambda table: ReducingState(self.scope, table, descriptor.reduce, *handed),
-            lends=handed[1],
-        )
+        return cast("ReducingState[Any]", self._state(descriptor, ReducingStateDescriptor))
 
     def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
-        self._check_kind(descriptor, AggregatingStateDescriptor)
-        handed = self._handed_out(as_fields(descriptor.accumulator_type))
-        return self._declared(
-            descriptor,
-            lambda table: AggregatingState(self.scope, table, descriptor.aggregate, *handed),
-            lends=handed[1],
-        )
+        return cast("AggregatingState", self._state(descriptor, AggregatingStateDescriptor))
 
     def any_state(self, descriptor: StateDescriptor) -> Any:
-        get = next(method for kind, method in _GET.items() if isinstance(descriptor, kind))
-        return getattr(self, get)(descriptor)
+        return self._state(descriptor, type(descriptor))
 
     def drop_state(self, name: str) -> None:
         """Give up what is stored of a state that is not declared any more."""
@@ -175,8 +141,9 @@ class KeyedStates(SubtaskFacts):
         other._states, other._is_of_function = {}, True
         return other
 
-    def _check_kind(self, descriptor: object, kind: type) -> None:
-        if not isinstance(descriptor, kind):
+    def _state(self, descriptor: StateDescriptor, kind: type) -> Any:
+        given: object = descriptor
+        if not isinstance(given, kind):
             method = _GET.get(type(descriptor))
             raise unusable(
                 "descriptor",
@@ -184,40 +151,49 @@ class KeyedStates(SubtaskFacts):
                 wanted=f"a {kind.__name__} in {_GET[kind]}() of operator '{self.uid}'",
                 what_to_do="give one" if method is None else f"call {method}() with it",
             )
-
-    def _handed_out(self, ddl: str) -> tuple[HandedOut | None, bool]:
-        return naming_of(ddl) if self._is_of_function else None, may_change(ddl)
-
-    def _declared(self, descriptor: StateDescriptor, make: Callable[[StateTable], _S], *, lends: bool) -> _S:
-        if self._declaring.is_over and descriptor.name not in self.descriptors:
-            raise StateNotDeclared(self.uid, descriptor.name)
-        known = self.descriptors.setdefault(descriptor.name, descriptor)
+        name = descriptor.name
+        if self._declaring.is_over and name not in self.descriptors:
+            raise StateNotDeclared(self.uid, name)
+        known = self.descriptors.setdefault(name, descriptor)
         if known != descriptor:
             raise StateRedeclared(
-                f"operator '{self.uid}' declares the state '{descriptor.name}' as {known} and as {descriptor}"
+                f"operator '{self.uid}' declares the state '{name}' as {known} and as {descriptor}"
             )
         if self._is_of_function:
-            self.named.add(descriptor.name)
-        if descriptor.name not in self._states:
-            if descriptor.name not in self.tables:
-                self.tables[descriptor.name] = _table_of(descriptor)
-            if lends and self._is_of_function:
-                self.tables[descriptor.name].puts, self.puts.is_used = self.puts, True
-            self._states[descriptor.name] = make(self.tables[descriptor.name])
-        found: _S = self._states[descriptor.name]
-        return found
+            self.named.add(name)
+        if name not in self._states:
+            self._states[name] = self._make(descriptor)
+        return self._states[name]
 
-    def begin_group(self) -> None:
-        for table in self.tables.values():
-            table.clear()
-
-
-def _table_of(descriptor: StateDescriptor) -> StateTable:
-    if descriptor.ttl is None:
-        return StateTable()
-    match descriptor:
-        case ListStateDescriptor():
-            return ExpiringLists(descriptor.ttl)
-        case MapStateDescriptor():
-            return ExpiringMaps(descriptor.ttl)
-    return ExpiringTable(descriptor.ttl)
+    def _make(self, descriptor: StateDescriptor) -> Any:
+        """Return a state, and see to it that it has a table."""
+        name, ttl = descriptor.name, descriptor.ttl
+        table_of: Callable[[StateTtl], StateTable] = ExpiringTable
+        match descriptor:
+            case ListStateDescriptor():
+                ddl, table_of = descriptor.element_type, ExpiringLists
+            case MapStateDescriptor():
+                ddl, table_of = descriptor.value_type, ExpiringMaps
+            case AggregatingStateDescriptor():
+                ddl = as_fields(descriptor.accumulator_type)
+            case _:
+                ddl = as_fields(descriptor.value_type)
+        if name not in self.tables:
+            self.tables[name] = StateTable() if ttl is None else table_of(ttl)
+        scope, table, lends = self.scope, self.tables[name], may_change(ddl)
+        if lends and self._is_of_function:
+            table.puts, self.puts.is_used = self.puts, True
+        handed = naming_of(ddl) if self._is_of_function else None, lends
+        match descriptor:
+            case ValueStateDescriptor(default=default):
+                if ttl is None and handed == (None, False):
+                    return ValueState(scope, table, default)
+                return TabledValueState(scope, table, default, *handed)
+            case ListStateDescriptor():
+                return (ListState if ttl is None else ExpiringListState)(scope, table, *handed)
+            case MapStateDescriptor():
+                keys = MapKeys(f"operator '{self.uid}'", name, descriptor.key_type)
+                return (MapState if ttl is None else ExpiringMapState)(scope, table, *handed, keys)
+            case ReducingStateDescriptor():
+                return ReducingState(scope, table, descriptor.reduce, *handed)
+        return AggregatingState(scope, table, descriptor.aggregate, *handed)

@@ -202,12 +202,7 @@ class LayeredTable:
     def forget_expired(self, now_ms: int) -> None:
         """Leave out what has expired, where no older layer would show through."""
         if self.base is None:
-            self.delta = self._fresh(self.delta, now_ms)
-
-    def expired_in_base(self, now_ms: int) -> int:
-        """Return how many rows of the base have expired, whether or not the delta has newer ones."""
-        is_fresh = None if self.base is None else self._is_fresh(self.base, now_ms)
-        return 0 if is_fresh is None else int(len(is_fresh) - np.count_nonzero(is_fresh))
+            self.delta = self.fresh(self.delta, now_ms)
 
     @property
     def expired_at_ms(self) -> int | None:
@@ -233,10 +228,13 @@ class LayeredTable:
         self.base, self.delta, self._kept = None, self.layout.empty, self.layout.empty
         self.is_changed = True
 
-    def merged_at(self, now_ms: int) -> pa.RecordBatch:
-        return self._fresh(self.merged(), now_ms)
+    def expired_in_base(self, now_ms: int) -> int:
+        """Return how many rows of the base have expired, whether or not the delta has newer ones."""
+        is_fresh = None if self.base is None else self._is_fresh(self.base, now_ms)
+        return 0 if is_fresh is None else int(len(is_fresh) - np.count_nonzero(is_fresh))
 
-    def _fresh(self, rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+    def fresh(self, rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+        """Return the rows that have not expired."""
         is_fresh = self._is_fresh(rows, now_ms)
         return rows if is_fresh is None or is_fresh.all() else rows.filter(pa.array(is_fresh))
 
@@ -257,17 +255,14 @@ class LayeredTable:
         both = pa.concat_batches([self.base.take(pa.array(places)), delta])
         if not both.num_rows:
             return self.base
-        slots = [both.column(at) for at, name in enumerate(both.schema.names) if name in self._slot_names]
+        names = [HASH, *(f"key_{at}" for at in range(len(self.layout.keys))), *self.layout.form.columns]
+        slots = [both.column(name) for name in names]
         numbers, first = group_numbers(slots)
         # Of the rows of a slot the one that is written last stays: the delta's.
         last = np.empty(len(first), dtype=np.int64)
         last[numbers] = np.arange(len(numbers))
         upper = both.take(pa.array(last))
         return _joined([_without(self.base, places), upper.filter(upper.column(ALIVE))])
-
-    @property
-    def _slot_names(self) -> set[str]:
-        return {HASH, *self.layout.form.columns, *(f"key_{at}" for at in range(len(self.layout.keys)))}
 
     def rows(self) -> Iterable[Row]:
         merged = self.merged()

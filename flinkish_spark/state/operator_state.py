@@ -27,7 +27,7 @@ from flinkish_spark.state.codec import (
 )
 from flinkish_spark.state.descriptors import MapStateDescriptor, made_by, set_fields, state_type
 from flinkish_spark.state.evolution import misfit
-from flinkish_spark.state.states import ANY_KEYS, AnyKeys, MapKeys
+from flinkish_spark.state.states import MapKeys
 from flinkish_spark.state.tables import PutValues, may_change, naming_of
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import is_field_list, parse_ddl
@@ -106,19 +106,11 @@ def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:
         return table
     if table.schema.names != schema.names:
         raise OperatorValueMismatch(f"{what} has the columns {', '.join(table.schema.names)}; it is damaged")
-    arrays = [_as_declared(what, field, table.column(field.name)) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _as_declared(what: str, field: pa.Field, column: pa.Array) -> pa.Array:
-    """Return a column as its declaration has it now: other fields, or wider types, as of keyed state."""
-    wrong = misfit(column.type, field.type, (field.name,))
-    if wrong is not None:
-        raise OperatorValueMismatch(
-            f"{what}: {'.'.join(wrong.path)!r} is stored as {wrong.stored} but declared as {wrong.declared}, "
-            "which does not hold all of its values"
-        )
-    return column if column.type.equals(field.type) else column.cast(field.type)
+    # Other fields, or wider types, as of keyed state.
+    for field, own in zip(schema, table.schema, strict=True):
+        if wrong := misfit(own.type, field.type, (field.name,)):
+            raise OperatorValueMismatch(f"{what}: {wrong}")
+    return table.cast(schema)
 
 
 #: What a stored value says of itself.
@@ -273,82 +265,13 @@ class BroadcastStateIsReadOnly(TypeError):
     """The element side of a broadcast function has tried to write broadcast state."""
 
 
-class BroadcastState(MutableMapping[K, V], Generic[K, V]):
-    """A broadcast state, to read and to write; a dict, which iterates in the order of insertion."""
+class _Entries(Mapping[K, V]):
+    """The entries, as both faces of a broadcast state show them."""
 
-    __slots__ = ("_entries", "_keys", "_lends", "_naming", "_puts", "is_changed")
+    __slots__ = ("_entries", "_keys")
 
-    def __init__(
-        self,
-        entries: dict[K, V],
-        value_type: str,
-        keys: MapKeys | AnyKeys = ANY_KEYS,
-        puts: PutValues | None = None,
-    ) -> None:
-        self._entries, self._keys, self._puts = entries, keys, puts
-        self._naming, self._lends = naming_of(value_type), may_change(value_type)
-        self.is_changed = False
-
-    def __getitem__(self, key: K) -> V:
-        value = self._entries[self._keys.sought(key)]
-        # Whoever changes it in place need not put it back.
-        self.is_changed |= self._lends
-        return value
-
-    def __setitem__(self, key: K, value: V) -> None:
-        if key is None or value is None:
-            raise ValueError("a broadcast state takes no None, neither as key nor as value")
-        key = self._keys.put(key)
-        if self._puts is not None and self._lends:
-            self._puts.put(self._entries, key, value)
-        self._entries[key] = value if self._naming is None else self._naming(value)
-        self.is_changed = True
-
-    def __delitem__(self, key: K) -> None:
-        del self._entries[self._keys.sought(key)]
-        self.is_changed = True
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(list(self._entries))
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, key: object) -> bool:
-        return self._keys.sought(key) in self._entries
-
-    def put(self, key: K, value: V) -> None:
-        self[key] = value
-
-    def update(self, values: Any = (), /, **named: Any) -> None:
-        super().update(pairs_of(values), **named)
-
-    contains = __contains__
-
-    def remove(self, key: K) -> None:
-        self.pop(key, None)
-
-    def entries(self) -> list[tuple[K, V]]:
-        return list(self.items())
-
-
-class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
-    """A broadcast state, to read. A value that can change comes as a copy: the copies must stay equal."""
-
-    __slots__ = ("_entries", "_keys", "_name", "_take")
-
-    def __init__(
-        self, name: str, entries: dict[K, V], value_type: str, keys: MapKeys | AnyKeys = ANY_KEYS
-    ) -> None:
-        self._name, self._entries, self._keys = name, entries, keys
-        self._take = taken if may_change(value_type) else None
-
-    def __getitem__(self, key: K) -> V:
-        value = self._entries[self._keys.sought(key)]
-        if self._take is None:
-            return value
-        own: V = self._take(value)
-        return own
+    def __init__(self, entries: dict[K, V], keys: MapKeys) -> None:
+        self._entries, self._keys = entries, keys
 
     def __iter__(self) -> Iterator[K]:
         return iter(self._entries)
@@ -363,6 +286,67 @@ class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
 
     def entries(self) -> list[tuple[K, V]]:
         return list(self.items())
+
+
+class BroadcastState(_Entries[K, V], MutableMapping[K, V], Generic[K, V]):
+    """A broadcast state, to read and to write; a dict, which iterates in the order of insertion."""
+
+    __slots__ = ("_lends", "_naming", "_puts", "is_changed")
+
+    def __init__(self, entries: dict[K, V], value_type: str, keys: MapKeys, puts: PutValues) -> None:
+        super().__init__(entries, keys)
+        self._puts = puts
+        self._naming, self._lends = naming_of(value_type), may_change(value_type)
+        self.is_changed = False
+
+    def __getitem__(self, key: K) -> V:
+        value = self._entries[self._keys.sought(key)]
+        # Whoever changes it in place need not put it back.
+        self.is_changed |= self._lends
+        return value
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if key is None or value is None:
+            raise ValueError("a broadcast state takes no None, neither as key nor as value")
+        key = self._keys.put(key)
+        if self._lends:
+            self._puts.put(self._entries, key, value)
+        self._entries[key] = value if self._naming is None else self._naming(value)
+        self.is_changed = True
+
+    def __delitem__(self, key: K) -> None:
+        del self._entries[self._keys.sought(key)]
+        self.is_changed = True
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(list(self._entries))
+
+    def put(self, key: K, value: V) -> None:
+        self[key] = value
+
+    def update(self, values: Any = (), /, **named: Any) -> None:
+        super().update(pairs_of(values), **named)
+
+    def remove(self, key: K) -> None:
+        self.pop(key, None)
+
+
+class ReadOnlyBroadcastState(_Entries[K, V], Generic[K, V]):
+    """A broadcast state, to read. A value that can change comes as a copy: the copies must stay equal."""
+
+    __slots__ = ("_name", "_take")
+
+    def __init__(self, name: str, entries: dict[K, V], value_type: str, keys: MapKeys) -> None:
+        super().__init__(entries, keys)
+        self._name = name
+        self._take = taken if may_change(value_type) else None
+
+    def __getitem__(self, key: K) -> V:
+        value = self._entries[self._keys.sought(key)]
+        if self._take is None:
+            return value
+        own: V = self._take(value)
+        return own
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise BroadcastStateIsReadOnly(
@@ -379,7 +363,12 @@ class BroadcastTables:
         self, uid: str, descriptors: Sequence[MapStateDescriptor], value: bytes | memoryview | None
     ) -> None:
         self._uid = uid
-        self._schemas = {descriptor.name: _schema_of(descriptor) for descriptor in descriptors}
+        self._schemas: dict[str, pa.Schema] = {}
+        for one in descriptors:
+            if one.ttl is not None:
+                raise OperatorValueMismatch(f"the broadcast state '{one.name}' cannot have a time to live")
+            kinds = [arrow_type(parse_ddl(ddl)) for ddl in (one.key_type, one.value_type)]
+            self._schemas[one.name] = pa.schema(list(zip(("key", "value"), kinds, strict=True)))
         stored = unpack_tables(uid, BROADCAST_KIND, self._schemas, value)
         self.puts = PutValues()
         self._writable: dict[str, BroadcastState[Any, Any]] = {}
@@ -434,14 +423,6 @@ def _known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
             f"Known: {', '.join(sorted(states)) or 'none'}"
         )
     return descriptor.name
-
-
-def _schema_of(descriptor: MapStateDescriptor) -> pa.Schema:
-    if descriptor.ttl is not None:
-        raise OperatorValueMismatch(f"the broadcast state '{descriptor.name}' cannot have a time to live")
-    kinds = (parse_ddl(descriptor.key_type), parse_ddl(descriptor.value_type))
-    arrow = [arrow_type(kind) for kind in kinds]
-    return pa.schema([pa.field("key", arrow[0]), pa.field("value", arrow[1])])
 
 
 def _entries_of(descriptor: MapStateDescriptor, table: pa.RecordBatch) -> dict[Any, Any]:

@@ -109,10 +109,44 @@ class TabledValueState(ValueState[V]):
         self._table.remove(self._scope)
 
 
-class ReducingState(Generic[V]):
+class _FoldedState:
+    """One value per key that is made of every added one."""
+
+    __slots__ = ("_combine", "_lends", "_named", "_read", "_scope", "_table")
+
+    def __init__(
+        self,
+        scope: KeyScope,
+        table: StateTable,
+        combine: Callable[[Any, Any], Any],
+        naming: HandedOut | None,
+        lends: bool,
+    ) -> None:
+        self._scope, self._table, self._combine = scope, table, combine
+        self._named = naming or as_it_is
+        self._read, self._lends = table.lend if lends else table.read, lends
+
+    def clear(self) -> None:
+        """Remove what the current key has."""
+        self._table.remove(self._scope)
+
+    def merge(self, slot: Any, into: Any) -> None:
+        """Combine what one slot has with what another has; for windows that merge."""
+        table, named = self._table, self._named
+        if slot not in table.entries:
+            return
+        before = table.entries.get(into)
+        table.move(slot, into)
+        if before is not None:
+            first, second = named(before), named(table.entries[into])
+            made = self._combine(first, second)
+            table.entries[into] = owned(made, first, second) if self._lends else made
+
+
+class ReducingState(_FoldedState, Generic[V]):
     """One value per key, to which every added one is reduced."""
 
-    __slots__ = ("_lends", "_named", "_read", "_reduce", "_scope", "_table")
+    __slots__ = ()
 
     def __init__(
         self,
@@ -122,11 +156,8 @@ class ReducingState(Generic[V]):
         naming: HandedOut | None = None,
         lends: bool = False,
     ) -> None:
-        self._scope, self._table = scope, table
         given: Any = reduce
-        self._reduce: Callable[[V, V], V] = getattr(given, "reduce", given)
-        self._named = naming or as_it_is
-        self._read, self._lends = table.lend if lends else table.read, lends
+        super().__init__(scope, table, getattr(given, "reduce", given), naming, lends)
 
     def add(self, value: V) -> None:
         """Reduce the current key's value and this one to one."""
@@ -137,7 +168,7 @@ class ReducingState(Generic[V]):
             added = taken(added)
         if before is not None:
             before = named(before)
-            reduced = refuse_not_run(self._reduce(before, added), "reduce()")
+            reduced = refuse_not_run(self._combine(before, added), "reduce()")
             added = owned(reduced, before, added) if self._lends else reduced
         self._table.write(self._scope, added)
 
@@ -146,19 +177,11 @@ class ReducingState(Generic[V]):
         value: V | None = self._read(self._scope)
         return None if value is None else self._named(value)
 
-    def clear(self) -> None:
-        """Remove the current key's value."""
-        self._table.remove(self._scope)
 
-    def merge(self, slot: Any, into: Any) -> None:
-        """Reduce one slot's value into another's; for windows that merge."""
-        _merge(self._table, slot, into, self._reduce, self._named, self._lends)
-
-
-class AggregatingState:
+class AggregatingState(_FoldedState):
     """One accumulator per key, to which values are added."""
 
-    __slots__ = ("_aggregate", "_lends", "_named", "_read", "_scope", "_table")
+    __slots__ = ("_aggregate",)
 
     def __init__(
         self,
@@ -168,9 +191,9 @@ class AggregatingState:
         naming: HandedOut | None = None,
         lends: bool = False,
     ) -> None:
-        self._scope, self._table, self._aggregate = scope, table, aggregate
-        self._named = naming or as_it_is
-        self._read, self._lends = table.lend if lends else table.read, lends
+        # An aggregate whose windows never merge may have no `merge`.
+        super().__init__(scope, table, lambda one, other: aggregate.merge(one, other), naming, lends)
+        self._aggregate = aggregate
 
     def add(self, value: Any) -> None:
         """Add to the current key's accumulator, which is made if there is none."""
@@ -189,27 +212,6 @@ class AggregatingState:
         """Return the result of the current key's accumulator; None if nothing was added."""
         accumulator = self._read(self._scope)
         return None if accumulator is None else self._aggregate.get_result(self._named(accumulator))
-
-    def clear(self) -> None:
-        """Remove the current key's accumulator."""
-        self._table.remove(self._scope)
-
-    def merge(self, slot: Any, into: Any) -> None:
-        """Merge one slot's accumulator into another's; for windows that merge."""
-        _merge(self._table, slot, into, self._aggregate.merge, self._named, self._lends)
-
-
-def _merge(
-    table: StateTable, slot: Any, into: Any, combine: Any, named: Callable[[Any], Any], lends: bool
-) -> None:
-    if slot not in table.entries:
-        return
-    before = table.entries.get(into)
-    table.move(slot, into)
-    if before is not None:
-        first, second = named(before), named(table.entries[into])
-        made = combine(first, second)
-        table.entries[into] = owned(made, first, second) if lends else made
 
 
 # Keys of map states are brought into the form in which they come back from what is stored (a FLOAT rounds,
@@ -279,21 +281,6 @@ def _one_zero(key: Any) -> Any:
     return 0.0 if type(key) is float and key == 0 else key
 
 
-class AnyKeys:
-    """Takes each key as it is: for maps that are not stored."""
-
-    kept: type | None = None
-
-    @staticmethod
-    def put(key: Any) -> Any:
-        return key
-
-    sought = put
-
-
-ANY_KEYS = AnyKeys()
-
-
 K = TypeVar("K")
 
 
@@ -305,12 +292,12 @@ class ListState(MutableSequence[V]):
     not change with the state.
     """
 
-    __slots__ = ("_lend", "_naming", "_scope", "_table")
+    __slots__ = ("_lend", "_lends", "_naming", "_scope", "_table")
 
     def __init__(
         self, scope: KeyScope, table: StateTable, naming: HandedOut | None = None, lends: bool = False
     ) -> None:
-        self._scope, self._table, self._naming = scope, table, naming
+        self._scope, self._table, self._naming, self._lends = scope, table, naming, lends
         #: For elements that go out and may be changed there.
         self._lend = table.lend if lends else table.read
 
@@ -454,17 +441,17 @@ class MapState(MutableMapping[K, V]):
     speaks Flink's names: `put`, `contains`, `remove`, `entries`.
     """
 
-    __slots__ = ("_kept", "_keys", "_lend", "_naming", "_scope", "_table")
+    __slots__ = ("_kept", "_keys", "_lend", "_lends", "_naming", "_scope", "_table")
 
     def __init__(
         self,
         scope: KeyScope,
         table: StateTable,
-        naming: HandedOut | None = None,
-        lends: bool = False,
-        keys: MapKeys | AnyKeys = ANY_KEYS,
+        naming: HandedOut | None,
+        lends: bool,
+        keys: MapKeys,
     ) -> None:
-        self._scope, self._table, self._naming = scope, table, naming
+        self._scope, self._table, self._naming, self._lends = scope, table, naming, lends
         self._keys, self._kept = keys, keys.kept
         #: For values that go out and may be changed there.
         self._lend = table.lend if lends else table.read
@@ -577,33 +564,21 @@ class MapState(MutableMapping[K, V]):
 class ExpiringListState(ListState[V]):
     """A list state whose elements expire."""
 
-    __slots__ = ("_lends",)
+    __slots__ = ()
     _table: ExpiringLists
 
-    def __init__(
-        self, scope: KeyScope, table: StateTable, naming: HandedOut | None = None, lends: bool = False
-    ) -> None:
-        super().__init__(scope, table, naming, lends)
-        self._lends = lends
-
-    @overload
-    def __getitem__(self, at: SupportsIndex) -> V: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[V]: ...
-    def __getitem__(self, at: SupportsIndex | slice) -> V | list[V]:
-        found: V | list[V] = self._look()[at]
+    def __getitem__(self, at: Any) -> Any:
+        found = self._look()[at]
         slot, table = self._scope.slot, self._table
         if table.is_renewed_by_reads and slot in table.entries:
-            _set_times(table.touches[slot], at, self._scope.now_ms)
+            touches = table.touches[slot]
+            for place in range(len(touches))[at] if isinstance(at, slice) else (at,):
+                touches[place] = self._scope.now_ms
             table.changed.add(slot)
         if self._lends:
             table.lent.add(slot)
         return found
 
-    @overload
-    def __setitem__(self, at: SupportsIndex, value: V) -> None: ...
-    @overload
-    def __setitem__(self, at: slice, value: Iterable[V]) -> None: ...
     def __setitem__(self, at: Any, value: Any) -> None:
         values, touches = self._copies()
         added = self._elements(value if isinstance(at, slice) else (value,))
@@ -655,19 +630,8 @@ class ExpiringListState(ListState[V]):
 class ExpiringMapState(MapState[K, V]):
     """A map state whose entries expire."""
 
-    __slots__ = ("_lends",)
+    __slots__ = ()
     _table: ExpiringMaps
-
-    def __init__(
-        self,
-        scope: KeyScope,
-        table: StateTable,
-        naming: HandedOut | None = None,
-        lends: bool = False,
-        keys: MapKeys | AnyKeys = ANY_KEYS,
-    ) -> None:
-        super().__init__(scope, table, naming, lends, keys)
-        self._lends = lends
 
     def __getitem__(self, key: K) -> V:
         if type(key) is not self._kept:
@@ -712,8 +676,3 @@ class ExpiringMapState(MapState[K, V]):
             slot = self._scope.slot
             self._table.touches[slot][key] = self._scope.now_ms
             self._table.changed.add(slot)
-
-
-def _set_times(touches: list[int], at: SupportsIndex | slice, now_ms: int) -> None:
-    for place in range(len(touches))[at] if isinstance(at, slice) else (at,):
-        touches[place] = now_ms

@@ -12,7 +12,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -25,22 +25,11 @@ from flinkish_spark.types.row_form import RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
 from flinkish_spark.types.to_python import owned, taken, to_values
 
-
-class StoredEntry(Protocol):
-    @property
-    def value(self) -> Any: ...
-
-    @property
-    def touched_ms(self) -> int:
-        """When it was touched last; 0 where entries do not expire."""
-
-    @property
-    def touches(self) -> list[int] | None:
-        """When each of its elements was, in their order; None where that is the same for all."""
-
-
-#: What is stored of an entry's time: as in :class:`StoredEntry`.
+#: What is stored of an entry's time: when it was touched last, 0 where entries do not expire; and when each
+#: of its elements was, in their order, None where that is the same for all.
 Touch = tuple[int, "list[int] | None"]
+#: By slot, rows as :class:`~flinkish_spark.state.codec.Row` has them.
+StoredRows = Mapping[Any, Any]
 
 
 class KeyScope:
@@ -124,7 +113,7 @@ class StateTable:
         #: Slots whose entries a function has had in hand and may have changed in place.
         self.lent: set[Any] = set()
 
-    def take(self, stored: Mapping[Any, StoredEntry], now_ms: int) -> None:
+    def take(self, stored: StoredRows, now_ms: int) -> None:
         self.entries.update((slot, entry.value) for slot, entry in stored.items())
 
     def touch_of(self, slot: Any) -> Touch:
@@ -175,7 +164,7 @@ class ExpiringTable(StateTable):
         self._ttl = ttl
         self.touched_ms: dict[Any, int] = {}
 
-    def take(self, stored: Mapping[Any, StoredEntry], now_ms: int) -> None:
+    def take(self, stored: StoredRows, now_ms: int) -> None:
         super().take(stored, now_ms)
         self.touched_ms.update((slot, entry.touched_ms) for slot, entry in stored.items())
 
@@ -228,7 +217,7 @@ class ExpiringElements(StateTable, ABC):
         self._ttl = ttl
         self.touches: dict[Any, Any] = {}
 
-    def take(self, stored: Mapping[Any, StoredEntry], now_ms: int) -> None:
+    def take(self, stored: StoredRows, now_ms: int) -> None:
         """Take over stored entries, by slot, without the elements that have expired."""
         for slot, entry in stored.items():
             times = entry.touches or [entry.touched_ms] * len(entry.value)
@@ -450,40 +439,35 @@ _NESTED = (T.ArrayType, T.MapType, T.StructType)
 class Naming:
     """Gives values that are declared by fields the names of these; they are tuples still."""
 
-    __slots__ = ("_form", "_make", "_width", "kind")
-
-    def __init__(self, names: list[str]) -> None:
-        self.kind: Any = element_class(names)
-        self._make, self._form, self._width = self.kind._make, RowForm(names), len(names)
-
-    def __call__(self, value: Any) -> Any:
-        """Return a row under its names; as it is if it has other fields, which is said when it is stored."""
-        kind = type(value)
-        if kind is self.kind:
-            return value
-        if kind is not tuple:
-            try:
-                value = self._form.tuple_of(value)
-            except RowError:
-                return value
-        return self._make(value) if len(value) == self._width else value
-
-
-class FormedNaming(Naming):
-    """The same where fields are of types that make other values of some."""
-
-    __slots__ = ("_forms",)
+    __slots__ = ("_forms", "_make", "_row_form", "_width", "kind")
 
     def __init__(self, fields: T.StructType) -> None:
-        super().__init__(list(fields.names))
-        self._forms = [(at, StoredForm(field.dataType)) for at, field in enumerate(fields) if _changes(field)]
+        names = list(fields.names)
+        self.kind: Any = element_class(names)
+        self._make, self._row_form, self._width = self.kind._make, RowForm(names), len(names)
+        #: Of fields whose types make other values of some, by their places.
+        self._forms = [
+            (at, StoredForm(one.dataType)) for at, one in enumerate(fields) if changes(one.dataType)
+        ]
 
     def __call__(self, value: Any) -> Any:
-        """Return a row under its names, its fields as they will be read."""
-        row = super().__call__(value)
-        if type(row) is not self.kind:
-            return row
-        fields = list(row)
+        """Return a row under its names, its fields as they will be read.
+
+        It stays as it is if it has other fields, which is said when it is stored.
+        """
+        kind = type(value)
+        if kind is not self.kind:
+            if kind is not tuple:
+                try:
+                    value = self._row_form.tuple_of(value)
+                except RowError:
+                    return value
+            if len(value) != self._width:
+                return value
+            value = self._make(value)
+        if not self._forms:
+            return value
+        fields = list(value)
         for at, form in self._forms:
             fields[at] = form(fields[at])
         return self._make(fields)
@@ -503,11 +487,7 @@ def _naming(ddl: str) -> HandedOut | None:
     kind = parse_ddl(ddl)
     if not isinstance(kind, T.StructType) or not is_field_list(ddl):
         return StoredForm(kind) if changes(kind) else None
-    return FormedNaming(kind) if any(map(_changes, kind)) else Naming(list(kind.names))
-
-
-def _changes(field: T.StructField) -> bool:
-    return changes(field.dataType)
+    return Naming(kind)
 
 
 def as_fields(ddl: str) -> str:

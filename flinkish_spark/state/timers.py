@@ -47,7 +47,8 @@ class TimerQueue:
 
     @property
     def next_ms(self) -> int | None:
-        self._drop_deleted()
+        while self._heap and self._live.get(self._heap[0][2]) != self._heap[0][1]:
+            heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def register(self, timer: Timer) -> bool:
@@ -64,7 +65,7 @@ class TimerQueue:
         if self._live.pop(timer, None) is None:
             return False
         if len(self._heap) > 4 * len(self._live) + 64:
-            self._heap = self._in_order()
+            self._heap = sorted((timer.time_ms, place, timer) for timer, place in self._live.items())
         return True
 
     def due(self, now_ms: int) -> Iterator[Timer]:
@@ -114,13 +115,6 @@ class TimerQueue:
             if place_of(timer) != place and timer not in with_entries
         }
 
-    def _in_order(self) -> list[tuple[int, int, Timer]]:
-        return sorted((timer.time_ms, place, timer) for timer, place in self._live.items())
-
-    def _drop_deleted(self) -> None:
-        while self._heap and self._live.get(self._heap[0][2]) != self._heap[0][1]:
-            heapq.heappop(self._heap)
-
 
 class BatchTimers:
     """The timers of a key group while a vectorised function works on it."""
@@ -138,16 +132,14 @@ class BatchTimers:
         self, domain: TimeDomain, index: KeyIndex, times_ms: Array | int, where: Array | None
     ) -> None:
         """Register a timer per key; one that is there already stays."""
-        queue = self.queues[domain]
         for key, hashed, time_ms in _chosen(index, times_ms, where):
-            queue.register(Timer(time_ms, key, None))
+            self.queues[domain].register(Timer(time_ms, key, None))
             self.hash_of[key] = hashed
 
     def delete(self, domain: TimeDomain, index: KeyIndex, times_ms: Array | int, where: Array | None) -> None:
         """Delete a timer per key; one that is not there is no error."""
-        queue = self.queues[domain]
         for key, _, time_ms in _chosen(index, times_ms, where):
-            queue.delete(Timer(time_ms, key, None))
+            self.queues[domain].delete(Timer(time_ms, key, None))
 
     def take_due(self, domain: TimeDomain, now_ms: int) -> tuple[KeyIndex, Array] | None:
         """Take the timers up to and with `now_ms`; return their keys and times, in their order."""

@@ -32,6 +32,9 @@ from flinkish_spark.windows.triggers import (
 _REMEMBERED = 1024
 
 
+Windows = Sequence[TimeWindow]
+
+
 class WindowAssigner(ABC):
     """Says which windows an element belongs to. Own ones keep nothing of an element in their attributes.
 
@@ -41,9 +44,7 @@ class WindowAssigner(ABC):
     clock: TimeDomain
 
     @abstractmethod
-    def assign_windows(
-        self, value: Any, timestamp_ms: int | None, processing_time_ms: int
-    ) -> Sequence[TimeWindow]:
+    def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         """Return an element's windows; none drops it."""
 
     @abstractmethod
@@ -58,9 +59,7 @@ class WindowAssigner(ABC):
 class MergingWindowAssigner(WindowAssigner):
     """An assigner whose windows may become one: each element begins with its own."""
 
-    def merge_windows(
-        self, windows: Iterable[TimeWindow]
-    ) -> Iterable[tuple[TimeWindow, Sequence[TimeWindow]]]:
+    def merge_windows(self, windows: Iterable[TimeWindow]) -> Iterable[tuple[TimeWindow, Windows]]:
         """Return which of a key's windows become which: the new one, and two or more that it replaces.
 
         Called with all windows of a key whenever there is a new one. This one merges those that overlap
@@ -112,35 +111,30 @@ class _Tumbling(_Timed):
     def __init__(self, size_ms: Duration, offset_ms: Duration = 0) -> None:
         self._size_ms = positive_ms("size_ms", size_ms)
         self._offset_ms = checked_offset_ms("offset_ms", offset_ms, self._size_ms)
-        self._made: dict[int, Sequence[TimeWindow]] = {}
+        self._made: dict[int, Windows] = {}
 
     @property
     def periods_ms(self) -> tuple[int, int, int]:
         return self._size_ms, self._size_ms, self._offset_ms
 
-    def assign_windows(
-        self, value: Any, timestamp_ms: int | None, processing_time_ms: int
-    ) -> Sequence[TimeWindow]:
+    def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         time_ms = self._time(timestamp_ms, processing_time_ms)
         start_ms = time_ms - (time_ms - self._offset_ms) % self._size_ms
-        return self._made.get(start_ms) or _remember(
-            self._made, start_ms, (window_at(start_ms, self._size_ms),)
-        )
+        made = self._made.get(start_ms)
+        return made or _remember(self._made, start_ms, (window_at(start_ms, self._size_ms),))
 
 
 class _Sliding(_Timed):
     def __init__(self, size_ms: Duration, slide_ms: Duration, offset_ms: Duration = 0) -> None:
         self._size_ms, self._slide_ms = positive_ms("size_ms", size_ms), positive_ms("slide_ms", slide_ms)
         self._offset_ms = checked_offset_ms("offset_ms", offset_ms, self._slide_ms)
-        self._made: dict[int, Sequence[TimeWindow]] = {}
+        self._made: dict[int, Windows] = {}
 
     @property
     def periods_ms(self) -> tuple[int, int, int]:
         return self._size_ms, self._slide_ms, self._offset_ms
 
-    def assign_windows(
-        self, value: Any, timestamp_ms: int | None, processing_time_ms: int
-    ) -> Sequence[TimeWindow]:
+    def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         """Return all windows around an element's time, the latest first."""
         time_ms = self._time(timestamp_ms, processing_time_ms)
         last_ms = time_ms - (time_ms - self._offset_ms) % self._slide_ms
@@ -160,9 +154,7 @@ class _Session(_Timed, MergingWindowAssigner):
     def gap_ms(self) -> int:
         return self._gap_ms
 
-    def assign_windows(
-        self, value: Any, timestamp_ms: int | None, processing_time_ms: int
-    ) -> Sequence[TimeWindow]:
+    def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         return (window_at(self._time(timestamp_ms, processing_time_ms), self._gap_ms),)
 
 
@@ -170,10 +162,12 @@ class _DynamicSession(_Timed, MergingWindowAssigner):
     def __init__(self, gap_ms_of: Callable[[Any], int]) -> None:
         self._gap_ms_of = function_of_one("gap_ms_of", gap_ms_of)
 
-    def assign_windows(
-        self, value: Any, timestamp_ms: int | None, processing_time_ms: int
-    ) -> Sequence[TimeWindow]:
-        gap_ms = _own_gap(self._gap_ms_of(value))
+    def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
+        gap_ms: object = self._gap_ms_of(value)
+        if isinstance(gap_ms, bool) or not isinstance(gap_ms, int) or gap_ms <= 0:
+            raise ValueError(
+                f"an element's session gap must be a positive number of milliseconds, not {gap_ms!r}"
+            )
         return (window_at(self._time(timestamp_ms, processing_time_ms), gap_ms),)
 
 
@@ -262,9 +256,7 @@ class GlobalWindows(WindowAssigner):
 
     clock = TimeDomain.PROCESSING_TIME
 
-    def assign_windows(
-        self, value: Any, timestamp_ms: int | None, processing_time_ms: int
-    ) -> Sequence[TimeWindow]:
+    def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         return (GLOBAL_WINDOW,)
 
     def default_trigger(self) -> Trigger:
@@ -293,14 +285,18 @@ class CountSlidingWindowAssigner(GlobalWindows):
         return CountEvictor(self._size)
 
 
-def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Sequence[TimeWindow]]:
+def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Windows]:
     """Return what assigns windows: the assigner's method; what one of the user's returns is checked."""
     if type(assigner).__module__ == __name__:
         return assigner.assign_windows
 
-    def checked(value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Sequence[TimeWindow]:
-        windows: Any = assigner.assign_windows(value, timestamp_ms, processing_time_ms)
-        if not isinstance(windows, list | tuple) or not all(map(_is_window, windows)):
+    def checked(value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
+        windows: Windows = assigner.assign_windows(value, timestamp_ms, processing_time_ms)
+        are_windows = isinstance(windows, list | tuple) and all(
+            isinstance(one, TimeWindow) and all(isinstance(bound_ms, Integral) for bound_ms in one)
+            for one in windows
+        )
+        if not are_windows:
             raise TypeError(
                 f"assign_windows() of {type(assigner).__name__} has returned {windows!r}; it must return a "
                 "list of TimeWindow(start_ms, end_ms), both whole numbers; an empty one drops the element"
@@ -310,23 +306,9 @@ def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Sequ
     return checked
 
 
-def _is_window(window: object) -> bool:
-    return isinstance(window, TimeWindow) and all(isinstance(bound_ms, Integral) for bound_ms in window)
-
-
-def _remember(
-    made: dict[int, Sequence[TimeWindow]], at_ms: int, windows: Sequence[TimeWindow]
-) -> Sequence[TimeWindow]:
+def _remember(made: dict[int, Windows], at_ms: int, windows: Windows) -> Windows:
     """Keep windows for the next element: most come to windows that others came to just before."""
     if len(made) >= _REMEMBERED:
         made.clear()
     made[at_ms] = windows
     return windows
-
-
-def _own_gap(gap_ms: int) -> int:
-    if isinstance(gap_ms, bool) or not isinstance(gap_ms, int) or gap_ms <= 0:
-        raise ValueError(
-            f"an element's session gap must be a positive number of milliseconds, not {gap_ms!r}"
-        )
-    return gap_ms

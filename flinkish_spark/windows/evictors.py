@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from flinkish_spark.core.validation import function_of_two, instance_of
+from flinkish_spark.functions.keyed import TimeContext
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.windows.time_window import TimeWindow, number, positive_count, positive_ms
@@ -19,14 +20,8 @@ class TimestampedValue(NamedTuple):
     timestamp_ms: int | None
 
 
-class EvictorContext(Protocol):
+class EvictorContext(TimeContext, Protocol):
     """Given to evictors."""
-
-    def current_watermark(self) -> int:
-        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
-
-    def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time."""
 
 
 Elements = Sequence[TimestampedValue]

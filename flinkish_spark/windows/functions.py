@@ -7,38 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from flinkish_spark.core.elements import OutputTag
-from flinkish_spark.functions.keyed import RuntimeContext
-from flinkish_spark.state.descriptors import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-)
-from flinkish_spark.state.states import AggregatingState, ListState, MapState, ReducingState, ValueState
+from flinkish_spark.functions.keyed import RuntimeContext, StateStore, TimeContext
 from flinkish_spark.windows.time_window import TimeWindow
 
 #: Fields that the two functions below append.
 WINDOW_BOUNDS = "window_start TIMESTAMP, window_end TIMESTAMP"
-
-
-class StateStore(Protocol):
-    """Hands out states; each must have been asked for in `open`, because that declares it."""
-
-    def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        """Return the value state of that name."""
-
-    def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
-        """Return the list state of that name."""
-
-    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
-        """Return the map state of that name."""
-
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
-        """Return the reducing state of that name."""
-
-    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
-        """Return the aggregating state of that name."""
 
 
 class WindowRuntimeContext(RuntimeContext, Protocol):
@@ -53,7 +26,7 @@ class WindowRuntimeContext(RuntimeContext, Protocol):
         """Return states that all windows of a key share."""
 
 
-class WindowContext(Protocol):
+class WindowContext(TimeContext, Protocol):
     """Given to :class:`ProcessWindowFunction` for one firing; valid only inside the call."""
 
     @property
@@ -67,12 +40,6 @@ class WindowContext(Protocol):
     @property
     def global_state(self) -> StateStore:
         """Return states of the key, which stay when the window is gone."""
-
-    def current_watermark(self) -> int:
-        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
-
-    def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time."""
 
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row, which has the time of the window's results, to a side output."""

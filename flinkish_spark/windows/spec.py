@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flinkish_spark.core.elements import OutputTag, TimeDomain
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
     check_aggregate,
@@ -24,7 +24,6 @@ from flinkish_spark.types.hints import StateType
 from flinkish_spark.windows.assigners import GlobalWindows, MergingWindowAssigner, WindowAssigner
 from flinkish_spark.windows.evictors import CountEvictor, Evictor
 from flinkish_spark.windows.functions import ProcessWindowFunction
-from flinkish_spark.windows.time_window import lateness_ms
 from flinkish_spark.windows.triggers import CountTrigger, PurgingTrigger, Trigger
 
 
@@ -72,7 +71,8 @@ class WindowSpec:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        lateness_ms("allowed_lateness_ms", self.allowed_lateness_ms)
+        with refused_as_config_errors("set allowed_lateness_ms to a number of milliseconds, 0 or more"):
+            checked_whole("allowed_lateness_ms", self.allowed_lateness_ms, least=0, most=MAX_WATERMARK_MS)
         kinds: type = WindowAssigner
         instance_of("assigner", self.assigner, kinds, what_to_do="give windows, as `GlobalWindows()`")
         check_methods(self.assigner, kinds, f"the {type(self.assigner).__name__} that is given as assigner")
@@ -139,7 +139,7 @@ class ReduceWindow:
     def __post_init__(self) -> None:
         reducer("reduce", self.reduce)
         if self.then is not None:
-            _check_process("then", self.then)
+            function_object("then", self.then, ProcessWindowFunction)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class AggregateWindow:
     def __post_init__(self) -> None:
         check_aggregate(self.aggregate)
         if self.then is not None:
-            _check_process("then", self.then)
+            function_object("then", self.then, ProcessWindowFunction)
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,7 @@ class ProcessWindow:
     process: ProcessWindowFunction
 
     def __post_init__(self) -> None:
-        _check_process("process", self.process)
-
-
-def _check_process(name: str, function: ProcessWindowFunction) -> None:
-    function_object(name, function, ProcessWindowFunction)
+        function_object("process", self.process, ProcessWindowFunction)
 
 
 WindowComputation = ReduceWindow | AggregateWindow | ProcessWindow

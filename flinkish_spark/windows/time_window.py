@@ -16,17 +16,7 @@ _T = TypeVar("_T")
 
 
 def positive_ms(name: str, value: Duration) -> int:
-    value = to_ms(name, value)
-    with refused_as_config_errors(f"set {name} to a number of milliseconds, 1 or more"):
-        checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
-    return value
-
-
-def lateness_ms(name: str, value: Duration) -> int:
-    value = to_ms(name, value)
-    with refused_as_config_errors(f"set {name} to a number of milliseconds, 0 or more"):
-        checked_whole(name, value, least=0, most=MAX_WATERMARK_MS)
-    return value
+    return positive_count(name, to_ms(name, value), "a number of milliseconds, ")
 
 
 def offset_ms(name: str, value: Duration, period_ms: int) -> int:
@@ -37,8 +27,8 @@ def offset_ms(name: str, value: Duration, period_ms: int) -> int:
     return value
 
 
-def positive_count(name: str, value: int) -> int:
-    with refused_as_config_errors(f"set {name} to 1 or more"):
+def positive_count(name: str, value: int, what: str = "") -> int:
+    with refused_as_config_errors(f"set {name} to {what}1 or more"):
         checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
     return value
 

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.core.validation import check_methods, instance_of
+from flinkish_spark.functions.keyed import TimerService
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.state.descriptors import ReducingStateDescriptor, StateDescriptor
@@ -29,26 +30,11 @@ class TriggerResult(Choice):
         self.is_purge = is_purge
 
 
-class TriggerContext(Protocol):
-    """Given to triggers: times, and the timers and states of the current key and window."""
+class TriggerContext(TimerService, Protocol):
+    """Given to triggers: times, and the timers and states of the current key and window.
 
-    def current_watermark(self) -> int:
-        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
-
-    def current_processing_time(self) -> int:
-        """Return the micro-batch's processing time."""
-
-    def register_event_time_timer(self, time_ms: int) -> None:
-        """Call `on_event_time` when the watermark reaches a time."""
-
-    def register_processing_time_timer(self, time_ms: int) -> None:
-        """Call `on_processing_time` when the processing time reaches a time."""
-
-    def delete_event_time_timer(self, time_ms: int) -> None:
-        """Take a registration back; nothing happens if there is none."""
-
-    def delete_processing_time_timer(self, time_ms: int) -> None:
-        """Take a registration back; nothing happens if there is none."""
+    A timer calls the trigger's `on_event_time` or `on_processing_time`.
+    """
 
     def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
         """Return a state of the current key and window, which :meth:`Trigger.states` has named."""
@@ -286,6 +272,8 @@ class _Least:
 class _Continuous(_Calm):
     """The next firing of a window is a state: at multiples of the interval, at the latest at its end."""
 
+    clock: TimeDomain
+
     def __init__(self, interval_ms: Duration) -> None:
         self._interval_ms = positive_ms("interval_ms", interval_ms)
         self._next_ms = ReducingStateDescriptor("next_ms", _Least(), "LONG")
@@ -335,13 +323,17 @@ class _Continuous(_Calm):
         ctx.get_partitioned_state(self._next_ms).add(planned_ms)
         self._register(planned_ms, ctx)
 
-    @abstractmethod
     def _register(self, time_ms: int, ctx: TriggerContext) -> None:
-        """Register a timer of the trigger's clock."""
+        if self.clock is TimeDomain.EVENT_TIME:
+            ctx.register_event_time_timer(time_ms)
+        else:
+            ctx.register_processing_time_timer(time_ms)
 
-    @abstractmethod
     def _delete(self, time_ms: int, ctx: TriggerContext) -> None:
-        """Delete a timer of the trigger's clock."""
+        if self.clock is TimeDomain.EVENT_TIME:
+            ctx.delete_event_time_timer(time_ms)
+        else:
+            ctx.delete_processing_time_timer(time_ms)
 
 
 def _limit_ms(time_ms: int, window: TimeWindow) -> int:
@@ -363,6 +355,8 @@ class ContinuousEventTimeTrigger(_Continuous):
     ConfigError
         The interval is not positive.
     """
+
+    clock = TimeDomain.EVENT_TIME
 
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
@@ -387,12 +381,6 @@ class ContinuousEventTimeTrigger(_Continuous):
             return TriggerResult.CONTINUE
         return self._at(time_ms, window, ctx)
 
-    def _register(self, time_ms: int, ctx: TriggerContext) -> None:
-        ctx.register_event_time_timer(time_ms)
-
-    def _delete(self, time_ms: int, ctx: TriggerContext) -> None:
-        ctx.delete_event_time_timer(time_ms)
-
 
 class ContinuousProcessingTimeTrigger(_Continuous):
     """Fires whenever the processing time passes a multiple of `interval_ms` after an element came.
@@ -403,6 +391,8 @@ class ContinuousProcessingTimeTrigger(_Continuous):
         The interval is not positive.
     """
 
+    clock = TimeDomain.PROCESSING_TIME
+
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
     ) -> TriggerResult:
@@ -411,9 +401,3 @@ class ContinuousProcessingTimeTrigger(_Continuous):
 
     def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return self._at(time_ms, window, ctx)
-
-    def _register(self, time_ms: int, ctx: TriggerContext) -> None:
-        ctx.register_processing_time_timer(time_ms)
-
-    def _delete(self, time_ms: int, ctx: TriggerContext) -> None:
-        ctx.delete_processing_time_timer(time_ms)

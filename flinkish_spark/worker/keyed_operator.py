@@ -45,10 +45,10 @@ from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.latency import moved_to
 from flinkish_spark.protocol.time_plan import COUNTERS
-from flinkish_spark.state.base_files import BaseFiles, BaseObjects, MappedBases, bases_of
+from flinkish_spark.state.base_files import BaseFiles, BaseObjects, Bases, MappedBases, bases_of
 from flinkish_spark.state.codec import FrameError, StateValueError
 from flinkish_spark.state.evolution import StateMismatch
-from flinkish_spark.state.key_group import NO_BASE, BasePolicy, Bases, GroupState, NoBases, bundled_groups
+from flinkish_spark.state.key_group import NO_BASE, BasePolicy, GroupState, NoBases, bundled_groups
 from flinkish_spark.state.operator_state import OperatorValueMismatch
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockError, GroupRows, Out, frame_of, in_order, to_block

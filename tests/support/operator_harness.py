@@ -29,6 +29,7 @@ from flinkish_spark.operators.process import (
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.factories import FoldingWindows
 from flinkish_spark.planning.sent_columns import Sent, Transport, folding_windows
+from flinkish_spark.state.base_files import Bases
 from flinkish_spark.state.codec import BaseRef, Frame, checked_frame
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
@@ -55,14 +56,11 @@ from flinkish_spark.worker.runners import (
 # away and restores the last snapshot. A step that raises has done nothing, as a micro-batch that fails.
 
 
-class MemoryBases:
+class MemoryBases(Bases):
     """Bases in memory; a base stays as long as the object lives."""
 
     def __init__(self) -> None:
         self._frames: dict[str, bytes] = {}
-
-    batch = 0
-    retained_batch: int | None = None
 
     def read(self, ref: BaseRef) -> Frame:
         return checked_frame(self._frames[ref.file])

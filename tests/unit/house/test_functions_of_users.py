@@ -128,7 +128,7 @@ NO_FUNCTIONS = {
         "JoiningWriter",
         "Leaf",
     ),
-    *("ManifestWriter", "OperatorItems", "SinkWriter", "StateStore", "Store", "TimerService", "Manifest"),
+    *("ManifestWriter", "SinkWriter", "StateStore", "Store", "TimerService", "Manifest"),
     *("RestartStrategy", "RichFunction", "Aggregate", "Reducer"),
 }
 #: They are none by their class alone: what they do by default is enough.

@@ -17,17 +17,23 @@ from pyspark.sql.datasource import DataSource
 
 import flinkish_spark
 import flinkish_spark.cep
+import flinkish_spark.joins
 import flinkish_spark.sinks
 import flinkish_spark.sources
+import flinkish_spark.state
 import flinkish_spark.testing
+import flinkish_spark.windows
 
 ROOT = Path(__file__).resolve().parents[3]
 FACES = [
     flinkish_spark,
     flinkish_spark.cep,
+    flinkish_spark.joins,
     flinkish_spark.sinks,
     flinkish_spark.sources,
+    flinkish_spark.state,
     flinkish_spark.testing,
+    flinkish_spark.windows,
 ]
 
 

@@ -16,7 +16,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile
-from flinkish_spark.savepoints.export import operator_numbers, sync_folders
+from flinkish_spark.savepoints.export import make_durable, operator_numbers
 from flinkish_spark.savepoints.files import (
     RestoreSettings,
     SavepointClaimed,
@@ -194,7 +194,7 @@ def test_taking_files_links_them_or_copies_where_links_are_impossible(place, tmp
     assert target.stat().st_nlink == 1
     shutil.rmtree(place)
     assert sha256_of(target) == found.files[0].sha256
-    sync_folders(tmp_path / "job", found.files)
+    make_durable(StoreSpec(str(tmp_path / "job")), found.files)
 
 
 # -- writing ----------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def test_a_finished_savepoint_survives_a_power_cut_with_all_new_directories(tmp_
     root = tmp_path / "new" / "newer" / "savepoint"
     SavepointDir(root).prepare()
     file = write_file(root)
-    sync_folders(root, [file])
+    make_durable(StoreSpec(str(root)), [file])
     SavepointDir(root).finish(metadata(file))
     assert synced.lost_below(tmp_path) == []
 
@@ -386,7 +386,7 @@ def test_taken_files_survive_a_power_cut_with_all_new_directories(place, tmp_pat
     synced, folder = Synced(monkeypatch), tmp_path / "job" / "seeds" / "0"
     files = SavepointDir(place).metadata().files
     SavepointDir(place).take(files, folder)
-    sync_folders(folder, files)
+    make_durable(StoreSpec(str(folder)), files)
     assert synced.lost_below(tmp_path / "job") == []
     assert tmp_path in synced
     assert all(folder / file.path in synced for file in files)

@@ -30,7 +30,6 @@ from flinkish_spark.savepoints.entries import (
     ReadSection,
     ReadTimers,
     SavepointValues,
-    Section,
     common_columns,
     common_schema,
     file_values,
@@ -42,11 +41,8 @@ from flinkish_spark.savepoints.entries import (
 )
 from flinkish_spark.savepoints.files import SavepointDamaged, SavepointMisfit
 from flinkish_spark.savepoints.group_edits import (
-    ByKind,
-    EditedBroadcast,
-    EditedItems,
+    EditedPartition,
     EditGroup,
-    EditPartition,
     PackValues,
     WriteGroups,
     WriterRefused,
@@ -56,6 +52,7 @@ from flinkish_spark.savepoints.writer_plan import fields_by_column, state_column
 from flinkish_spark.state.key_group import changed_group, stored_tables
 from flinkish_spark.state.operator_state import (
     BROADCAST_KIND,
+    LIST_KIND,
     BroadcastTables,
     OperatorListDescriptor,
     OperatorLists,
@@ -115,11 +112,9 @@ def rows_of(batches):
 
 def read(saved, name):
     folder, file = saved
-    section = Section(f"state/{name}", common_schema(name, sections(saved)[f"state/{name}"]))
-    columns = reader_columns(section.schema)
-    return columns, rows_of(
-        ReadEntries(SavepointValues(StoreSpec(str(folder))), section, columns)(given_to(file))
-    )
+    schema = common_schema(name, sections(saved)[f"state/{name}"])
+    values = SavepointValues(StoreSpec(str(folder)))
+    return reader_columns(schema), rows_of(ReadEntries(values, f"state/{name}", schema)(given_to(file)))
 
 
 def test_entries_have_their_key_and_their_fields(saved) -> None:
@@ -392,11 +387,10 @@ def test_broadcast_state_goes_through_edits_and_can_be_edited_itself(tmp_path) -
     folder, file = limited_file(tmp_path)
     given = given_to(file)
     kind = arrow_schema(parse_ddl("key STRING, value STRUCT<name: STRING, most: LONG>"))
-    edit = EditedBroadcast("limits", kind)
+    edit = EditedPartition("broadcast/limits", kind, BROADCAST_KIND)
 
     def written_by(rows, edits):
         blocks = [to_block(pa.RecordBatch.from_pylist(rows, schema=kind))] if rows else []
-        change = ByKind(EditGroup("sums", {}), EditPartition("sums", edits))
         packed = [
             row
             for one in PackValues(StoreSpec(str(folder)), frozenset({BROADCAST_KIND}))(given)
@@ -404,7 +398,7 @@ def test_broadcast_state_goes_through_edits_and_can_be_edited_itself(tmp_path) -
         ]
         packed += [{"key_group": -1, "part": 1, "block": block} for block in blocks]
         packed.sort(key=lambda row: (row["key_group"], row["part"]))
-        task = WriteGroups(StoreSpec(str(folder)), "sums", f"g{len(rows)}", change)
+        task = WriteGroups(StoreSpec(str(folder)), f"g{len(rows)}", EditGroup("sums", edits))
         (report,) = [row for one in task([pa.RecordBatch.from_pylist(packed)]) for row in one.to_pylist()]
         one = json.loads(report["report"])["file"]
         return StateFile("sums", "sums", one["name"], one["rows"], one["bytes"], one["sha256"])
@@ -467,9 +461,7 @@ def test_items_that_partitions_keep_by_several_declarations_are_read_together() 
 def test_items_of_partitions_go_through_edits_and_stay_apart(tmp_path) -> None:
     folder, file = lists_file(tmp_path)
     packed = list(PackValues(StoreSpec(str(folder)), frozenset({BROADCAST_KIND}))(given_to(file)))
-    task = WriteGroups(
-        StoreSpec(str(folder)), "other", "g", ByKind(EditGroup("other", {}), EditPartition("other", {}))
-    )
+    task = WriteGroups(StoreSpec(str(folder)), "g", EditGroup("other", {}))
     (report,) = [row for one in task(packed) for row in one.to_pylist()]
     one = json.loads(report["report"])["file"]
     new = StateFile("other", "other", one["name"], one["rows"], one["bytes"], one["sha256"])
@@ -481,9 +473,10 @@ def test_items_of_partitions_go_through_edits_and_stay_apart(tmp_path) -> None:
         -1: [("a", 1), ("b", 2)],
         -3: [("c", 3)],
     }
-    edit = EditedBroadcast("limits", arrow_schema(parse_ddl("key STRING, value LONG")))
+    kind = arrow_schema(parse_ddl("key STRING, value LONG"))
+    edit = EditedPartition("broadcast/limits", kind, BROADCAST_KIND)
     with pytest.raises(WriterRefused, match="keeps operator list state where broadcast state was to be"):
-        list(WriteGroups(StoreSpec(str(folder)), "other", "h", EditPartition("other", {1: edit}))(packed))
+        list(WriteGroups(StoreSpec(str(folder)), "h", EditGroup("other", {1: edit}))(packed))
 
 
 def test_items_are_replaced_and_all_of_them_are_the_first_partitions(tmp_path) -> None:
@@ -492,8 +485,8 @@ def test_items_are_replaced_and_all_of_them_are_the_first_partitions(tmp_path) -
     new = pa.RecordBatch.from_pylist([{"item": {"file": "d", "at": 4}}] * 2, schema=kind)
     packed = [row for one in PackValues(StoreSpec(str(folder)))(given_to(file)) for row in one.to_pylist()]
     packed.insert(1, {"key_group": -1, "part": 1, "block": to_block(new)})
-    change = EditPartition("merged", {1: EditedItems("open", kind)})
-    task = WriteGroups(StoreSpec(str(folder)), "merged", "g", change)
+    change = EditGroup("merged", {1: EditedPartition("lists/open", kind, LIST_KIND)})
+    task = WriteGroups(StoreSpec(str(folder)), "g", change)
     (report,) = [row for one in task([pa.RecordBatch.from_pylist(packed)]) for row in one.to_pylist()]
     one = json.loads(report["report"])["file"]
     written = StateFile("merged", "merged", one["name"], one["rows"], one["bytes"], one["sha256"])

@@ -9,10 +9,10 @@ import pytest
 
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision, Verdict
-from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.savepoints import files as targets
-from flinkish_spark.savepoints.export import export_savepoint
 from flinkish_spark.savepoints.files import SavepointDir, SavepointFailed, why_no_savepoint_at
+from flinkish_spark.savepoints.job import JobSavepoints
 from tests.unit.savepoints.test_savepoint_files import metadata, write_file
 
 
@@ -136,15 +136,7 @@ def test_a_directory_that_cannot_be_written_is_refused(job, tmp_path, monkeypatc
 
 def test_an_export_looks_again_whether_it_would_write_into_the_job_directory(job) -> None:
     decision = Decision(CheckpointId(7), Verdict.COMMIT, OwnerEpoch(1), 5)
-    facts = type("Facts", (), {"uuid": JobUuid("0" * 32)})
+    savepoints = JobSavepoints(None, "job", StoreSpec(str(job)), 5, None)
     with pytest.raises(SavepointFailed, match="It is in the job directory"):
-        export_savepoint(
-            None,
-            StoreSpec(str(job / "savepoint")),
-            decision,
-            str(job / "spark/1"),
-            facts,
-            None,
-            StoreSpec(str(job)),
-        )
+        savepoints.write(decision, str(job / "savepoint"), None, None, [])
     assert not (job / "savepoint").exists()

@@ -46,7 +46,6 @@ from flinkish_spark.savepoints.group_edits import (
     EditedState,
     EditedTimers,
     EditGroup,
-    FilledRows,
     FillGroup,
     PackRows,
     PackValues,
@@ -107,7 +106,7 @@ Order = namedtuple("Order", "user amount at")
 
 
 def packed(schema: T.StructType, rows, hash_of, timestamp=None):
-    """Rows as blocks behind their key group, and how they are to be read."""
+    """Rows as blocks behind their key group, and the schema of the blocks."""
     columns = {"hash": [hash_of(row[0]) for row in rows]}
     fields = [T.StructField("hash", T.LongType())]
     if timestamp is not None:
@@ -118,17 +117,11 @@ def packed(schema: T.StructType, rows, hash_of, timestamp=None):
         fields.append(T.StructField(f"c{number}", field.dataType))
     columns["k0"] = [row[0] for row in rows]
     fields.append(T.StructField("k0", schema[0].dataType))
-    shape = FilledRows(
-        arrow_schema(fields),
-        tuple(schema.names),
-        tuple(f"c{number}" for number in range(len(schema))),
-        ("k0",),
-        (schema[0].dataType,),
-    )
+    stored = arrow_schema(fields)
     groups = pa.array([hash_of(row[0]) % GROUPS for row in rows], pa.int32())
-    arrays = [groups, *(pa.array(columns[f.name], f.type) for f in shape.schema)]
-    batch = pa.RecordBatch.from_arrays(arrays, names=["key_group", *shape.schema.names])
-    return sorted_blocks(PackRows(1, shape.schema)([batch])), shape
+    arrays = [groups, *(pa.array(columns[f.name], f.type) for f in stored)]
+    batch = pa.RecordBatch.from_arrays(arrays, names=["key_group", *stored.names])
+    return sorted_blocks(PackRows(1, stored)([batch])), stored
 
 
 def sorted_blocks(*batches):
@@ -148,9 +141,10 @@ def file_of(report, operator="totals"):
 
 def filled(folder, function, rows, timestamp=None, ddl=ROWS, name="t0"):
     schema = parse_ddl(ddl)
-    blocks, shape = packed(schema, rows, OperatorHarness._hash, timestamp)
-    change = FillGroup("totals", GROUPS, bootstrap_function(function, schema, "totals"), shape, NOW_MS)
-    return report_of(WriteGroups(StoreSpec(str(folder)), "totals", name, change), blocks)
+    blocks, stored = packed(schema, rows, OperatorHarness._hash, timestamp)
+    made = bootstrap_function(function, schema, "totals")
+    fill = FillGroup("totals", GROUPS, made, stored, schema.names, [schema[0].dataType], NOW_MS)
+    return report_of(WriteGroups(StoreSpec(str(folder)), name, EditGroup("totals", {}, fill)), blocks)
 
 
 def restored(folder, report, function, operator="totals"):
@@ -217,7 +211,7 @@ class Never(Fills):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (Emits(), "returned something"),
+        (Emits(), "it emits, and a bootstrap has no output"),
         (Breaks(), "KeyError: 3 .*key 'ann'"),
         (WrongType(), "cannot hold 'seven'"),
     ],
@@ -364,7 +358,7 @@ def edited(folder, report, uid, ddl, rows, name):
     batch = pa.RecordBatch.from_arrays(arrays, names=["key_group", *edit.rows.names])
     given = pa.RecordBatch.from_pydict({"file": [json.dumps(file_of(report).to_json())]})
     blocks = sorted_blocks(PackValues(StoreSpec(str(folder)))([given]), PackRows(1, edit.rows)([batch]))
-    return report_of(WriteGroups(StoreSpec(str(folder)), uid, "edited", EditGroup(uid, {1: edit})), blocks)
+    return report_of(WriteGroups(StoreSpec(str(folder)), "edited", EditGroup(uid, {1: edit})), blocks)
 
 
 def test_one_state_is_replaced_and_everything_else_stays(tmp_path) -> None:
@@ -502,7 +496,7 @@ def test_two_rows_for_one_key_and_null_times_are_refused(tmp_path) -> None:
     rows = [("ann", 1), ("ann", 2)]
     with pytest.raises(WriterRefused, match=r"state 'total' has several rows for \['ann'\]"):
         edited(tmp_path, before, "totals", "key STRING, value LONG", rows, "total")
-    with pytest.raises(WriterRefused, match="touched_at of the state 'recent' is null"):
+    with pytest.raises(WriterRefused, match="touched_at of the state 'recent': it is null"):
         ddl = "key STRING, touched_at TIMESTAMP, value LONG"
         edited(tmp_path, before, "totals", ddl, [("ann", None, 1)], "recent")
 
@@ -521,9 +515,7 @@ def edited_timers(folder, report, rows):
     batch = pa.RecordBatch.from_arrays(arrays, names=["key_group", *edit.rows.names])
     given = pa.RecordBatch.from_pydict({"file": [json.dumps(file_of(report).to_json())]})
     blocks = sorted_blocks(PackValues(StoreSpec(str(folder)))([given]), PackRows(1, edit.rows)([batch]))
-    return report_of(
-        WriteGroups(StoreSpec(str(folder)), "totals", "timed", EditGroup("totals", {1: edit})), blocks
-    )
+    return report_of(WriteGroups(StoreSpec(str(folder)), "timed", EditGroup("totals", {1: edit})), blocks)
 
 
 def test_timers_are_replaced_and_states_stay(tmp_path) -> None:
@@ -584,12 +576,15 @@ def test_columns_that_are_not_those_of_read_timers_are_refused(ddl, says) -> Non
 @pytest.mark.parametrize(
     ("ddl", "says"),
     [
-        ("key LONG, value LONG", "'key', a string, which is bigint"),
-        ("value LONG", "which is missing"),
+        ("key LONG, value LONG", "'key' of .* is a string, and here bigint"),
+        ("value LONG", "here missing"),
         ("key STRING", "has no value"),
         ("key STRING, total LONG", "the only value 'total'"),
         ("key STRING, window_start TIMESTAMP, value LONG", "has one of window_start and window_end"),
-        ("key STRING, touched_at LONG, value LONG", "cast it to TIMESTAMP"),
+        (
+            "key STRING, touched_at LONG, value LONG",
+            "'touched_at' of .* is a timestamp, and here bigint",
+        ),
     ],
 )
 def test_columns_that_are_not_those_of_read_state_are_refused(ddl, says) -> None:

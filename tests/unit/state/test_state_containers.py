@@ -11,6 +11,7 @@ import pytest
 
 from flinkish_spark import KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor
 from flinkish_spark.state import ListState, MapState
+from flinkish_spark.state.states import MapKeys
 from flinkish_spark.state.tables import KeyScope, StateTable
 from flinkish_spark.testing import ProgramHarness
 
@@ -22,7 +23,9 @@ def list_state(*values: int) -> ListState[int]:
 
 
 def map_state(**entries: int) -> MapState[str, int]:
-    state: MapState[str, int] = MapState(KeyScope(), StateTable())
+    state: MapState[str, int] = MapState(
+        KeyScope(), StateTable(), None, False, MapKeys("operator 'one'", "map", "STRING")
+    )
     state.put_all(entries)
     return state
 
