@@ -9,13 +9,12 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.core.elements import TimeDomain, Timer
 from flinkish_spark.core.iterators import refuse_not_run
 from flinkish_spark.functions.aggregates import ElementAggregate, ElementChoice, Fold, Ties
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.columnar_aggregates import AggregateOverflow, element_aggregation
 from flinkish_spark.operators.context import FunctionContext, close_part, open_part
-from flinkish_spark.operators.process import KeyedStreamOperator, Processor
+from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.state.descriptors import AggregatingStateDescriptor, StateTtl, ValueStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.timers import Timers
@@ -27,12 +26,7 @@ from flinkish_spark.types.to_python import owned
 _REDUCED, _AGGREGATED = "reduced", "aggregated"
 
 
-class _WithoutTimers(KeyedStreamOperator):
-    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
-        """Do nothing: nobody registers one."""
-
-
-class ReduceOperator(_WithoutTimers):
+class ReduceOperator(KeyedStreamOperator):
     """Emits, for each element, what all elements of its key so far are reduced to."""
 
     def __init__(
@@ -48,10 +42,7 @@ class ReduceOperator(_WithoutTimers):
         self._reduce = getattr(self._given, "reduce", self._given)
         self._named = self._element.naming()
 
-    def processors(self) -> tuple[Processor, ...]:
-        return (self._process,)
-
-    def _process(self, value: Any, _: FunctionContext) -> Iterable[Any]:
+    def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any]:
         reduced, before = value, self._state.value()
         if before is not None:
             before = self._named(before)
@@ -65,7 +56,7 @@ class ReduceOperator(_WithoutTimers):
         close_part(self._given)
 
 
-class AggregateOperator(_WithoutTimers):
+class AggregateOperator(KeyedStreamOperator):
     """Emits, for each element, the result of its key's accumulator; not if that is None."""
 
     def __init__(
@@ -77,10 +68,7 @@ class AggregateOperator(_WithoutTimers):
         open_part(self._descriptor.aggregate, states.uid, states.max_parallelism)
         self._state = states.get_aggregating_state(self._descriptor)
 
-    def processors(self) -> tuple[Processor, ...]:
-        return (self._process,)
-
-    def _process(self, value: Any, _: FunctionContext) -> Iterable[Any] | None:
+    def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any] | None:
         self._state.add(value)
         result = self._state.get()
         return None if result is None else (result,)
@@ -102,7 +90,10 @@ def element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
     at = [field.name for field in element.fields].index(aggregate.field)
     kind = element.fields[at].dataType
     if isinstance(aggregate, ElementChoice):
-        return _choosing(aggregate, at)
+        is_better = _comparing(aggregate.fold)
+        if aggregate.ties is Ties.FIRST:
+            return lambda first, second: second if is_better(second[at], first[at]) else first
+        return lambda first, second: first if is_better(first[at], second[at]) else second
     fold = value_fold(aggregate.fold, aggregate.field, kind)
     gather = element.gathering()
 
@@ -115,16 +106,16 @@ def element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
 def value_fold(fold: Fold, name: str, kind: T.DataType) -> Reduce:
     """Return the sum, least or greatest of two values of a field; null is nothing."""
     if fold is Fold.SUM:
-        return _adding(name, kind)
+        add = _adding(name, kind)
+
+        def sum_of(first: Any, second: Any) -> Any:
+            if first is None or second is None:
+                return second if first is None else first
+            return add(first, second)
+
+        return sum_of
     is_better = _comparing(fold)
     return lambda first, second: second if is_better(second, first) else first
-
-
-def _choosing(choice: ElementChoice, at: int) -> Reduce:
-    is_better = _comparing(choice.fold)
-    if choice.ties is Ties.FIRST:
-        return lambda first, second: second if is_better(second[at], first[at]) else first
-    return lambda first, second: first if is_better(first[at], second[at]) else second
 
 
 def _comparing(fold: Fold) -> Callable[[Any, Any], bool]:
@@ -146,16 +137,6 @@ def _comparing(fold: Fold) -> Callable[[Any, Any], bool]:
 
 
 def _adding(name: str, kind: T.DataType) -> Reduce:
-    def add(first: Any, second: Any) -> Any:
-        if first is None or second is None:
-            return second if first is None else first
-        return checked(first, second)
-
-    checked = _adding_numbers(name, kind)
-    return add
-
-
-def _adding_numbers(name: str, kind: T.DataType) -> Reduce:
     if isinstance(kind, T.DecimalType):
         limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
 

@@ -10,8 +10,8 @@ import asyncio
 import inspect
 import logging
 import random
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
@@ -28,7 +28,6 @@ from flinkish_spark.functions.async_io import (
     AsyncFunction,
     AsyncRetryStrategy,
     CallLimits,
-    CircuitBreaker,
     ToSide,
 )
 from flinkish_spark.operators.process import ElementFailed
@@ -90,9 +89,7 @@ class AsyncStatistics:
 
 class _Meter:
     def __init__(self) -> None:
-        self.counted: dict[str, int] = dict.fromkeys(
-            ("elements", "calls", "retries", "failures", "timeouts"), 0
-        )
+        self.counted: Counter[str] = Counter()
         self.running = self.inflight = 0
         self.sizes: list[int] = []
         self.latencies_ms: list[int] = []
@@ -110,30 +107,39 @@ class _Meter:
         self.durations_ms.append(round(took_s * 1_000))
 
     def statistics(self) -> AsyncStatistics:
-        sizes, latencies, durations = map(
-            LatencyHistogram.of, (self.sizes, self.latencies_ms, self.durations_ms)
-        )
         return AsyncStatistics(
             **self.counted,
             inflight=self.inflight,
-            batch_size=sizes,
-            batch_latency_ms=latencies,
-            async_call_duration_ms=durations,
+            batch_size=LatencyHistogram.of(self.sizes),
+            batch_latency_ms=LatencyHistogram.of(self.latencies_ms),
+            async_call_duration_ms=LatencyHistogram.of(self.durations_ms),
         )
 
 
-class _Breaker:
-    """Holds calls back behind failures; see :class:`.CircuitBreaker`. Belongs to one event loop."""
+class _Gate:
+    """What a call waits for before it is made: its turn by the rate, and the circuit breaker.
 
-    def __init__(self, settings: CircuitBreaker) -> None:
-        self._settings = settings
-        self._failures = 0
+    See :class:`.CircuitBreaker`, which holds calls back after failures. Belongs to one event loop.
+    """
+
+    def __init__(self, limits: CallLimits, workers: int) -> None:
+        rate = limits.rate_per_s(workers)
+        self._pause_s = 0.0 if rate is None else 1 / rate
+        self._next_s = float("-inf")
+        self._breaker, self._failures = limits.circuit_breaker, 0
         self._opens_at_s: float | None = None
         #: Set as long as nobody tries: while one does, all others wait for what comes of it.
         self._nobody_tries = asyncio.Event()
         self._nobody_tries.set()
 
-    async def admitted(self) -> None:
+    async def passed(self) -> None:
+        """Wait; what came of the call is to be :meth:`told` then."""
+        if self._pause_s:
+            now_s = asyncio.get_running_loop().time()
+            turn_s = max(self._next_s, now_s)
+            self._next_s = turn_s + self._pause_s
+            await asyncio.sleep(turn_s - now_s)
+        # Last: who is admitted to try must come to an end, or nobody else is.
         while self._opens_at_s is not None:
             wait_s = self._opens_at_s - asyncio.get_running_loop().time()
             if wait_s > 0:
@@ -144,44 +150,17 @@ class _Breaker:
             else:
                 await self._nobody_tries.wait()
 
-    def succeeded(self) -> None:
-        self._failures, self._opens_at_s = 0, None
-        self._nobody_tries.set()
-
-    def failed(self) -> None:
-        self._failures += 1
-        if self._failures >= self._settings.failures or not self._nobody_tries.is_set():
-            self._opens_at_s = asyncio.get_running_loop().time() + self._settings.reset_ms / 1_000
-        self._nobody_tries.set()
-
-
-class _Gate:
-    """What a call waits for before it is made: its turn by the rate, and the circuit breaker."""
-
-    def __init__(self, limits: CallLimits, workers: int) -> None:
-        rate = limits.rate_per_s(workers)
-        self._pause_s = 0.0 if rate is None else 1 / rate
-        self._next_s = float("-inf")
-        self.breaker = None if limits.circuit_breaker is None else _Breaker(limits.circuit_breaker)
-
-    async def passed(self) -> None:
-        """Wait; what came of the call is to be :meth:`told` then."""
-        if self._pause_s:
-            now_s = asyncio.get_running_loop().time()
-            turn_s = max(self._next_s, now_s)
-            self._next_s = turn_s + self._pause_s
-            await asyncio.sleep(turn_s - now_s)
-        if self.breaker is not None:
-            # Last: who is admitted to try must come to an end, or nobody else is.
-            await self.breaker.admitted()
-
     def told(self, error: BaseException | None) -> None:
         """Tell what became of a call."""
-        if self.breaker is not None:
-            if error is None:
-                self.breaker.succeeded()
-            else:
-                self.breaker.failed()
+        if self._breaker is None:
+            return
+        if error is None:
+            self._failures, self._opens_at_s = 0, None
+        else:
+            self._failures += 1
+            if self._failures >= self._breaker.failures or not self._nobody_tries.is_set():
+                self._opens_at_s = asyncio.get_running_loop().time() + self._breaker.reset_ms / 1_000
+        self._nobody_tries.set()
 
 
 @dataclass(frozen=True)
@@ -229,10 +208,10 @@ class AsyncWait:
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(copy_context().run, self._loop.run_until_complete, work).result()
 
-    async def answer(self, elements: Iterable[Asked], answered: Answered) -> None:
+    async def answer(self, elements: Sequence[Asked], answered: Answered) -> None:
         """Call the function for elements; at most `capacity` of them are on their way."""
         size = self._spec.batch_size
-        calls = _batches(elements, size)
+        calls = iter([elements[at : at + size] for at in range(0, len(elements), size)])
 
         async def caller() -> None:
             for call in calls:
@@ -247,7 +226,6 @@ class AsyncWait:
             raise failed.exceptions[0] from None
 
     def taken_statistics(self) -> AsyncStatistics:
-        """Return what was counted since the last time."""
         meter, self._meter = self._meter, _Meter()
         return meter.statistics()
 
@@ -273,8 +251,8 @@ class AsyncWait:
             if not limit.expired():
                 raise
             self._meter.counted["timeouts"] += len(call)
-            return self._said("timeout", call)
-        return result if error is None else self._said("failed", call, error)
+            return self._called("timeout", call)
+        return result if error is None else self._called("failed", call, error)
 
     async def _with_retries(
         self, call: Sequence[Asked], limit: asyncio.Timeout
@@ -304,7 +282,8 @@ class AsyncWait:
         began_s = self._loop.time()
         failed: BaseException | None = None
         try:
-            return await self._invoked(call), None
+            # Each attempt begins with the element as it came.
+            return await self._called("async_invoke", call), None
         except asyncio.CancelledError as cut_off:
             task = asyncio.current_task()
             assert task is not None
@@ -328,14 +307,7 @@ class AsyncWait:
             CURRENT_CALL.set(None)
             self._gate.told(failed)
 
-    async def _invoked(self, call: Sequence[Asked]) -> Any:
-        function = self._spec.function
-        if isinstance(function, AsyncBatchFunction):
-            return await function.async_invoke_batch([taken(one.value) for one in call])
-        # Each attempt begins with the element as it came.
-        return await function.async_invoke(taken(call[0].value))
-
-    def _said(self, method: str, call: Sequence[Asked], *error: Exception) -> Any:
+    def _called(self, method: str, call: Sequence[Asked], *error: Exception) -> Any:
         function = self._spec.function
         if isinstance(function, AsyncBatchFunction):
             return getattr(function, f"{method}_batch")([taken(one.value) for one in call], *error)
@@ -374,17 +346,6 @@ def _taken(row: Any) -> Any:
     return ToSide(row.tag, taken(row.row)) if isinstance(row, ToSide) else taken(row)
 
 
-def _batches(elements: Iterable[Asked], size: int) -> Iterator[list[Asked]]:
-    batch: list[Asked] = []
-    for one in elements:
-        batch.append(one)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
 async def _finished(method: Callable[..., Any], *given: Any) -> None:
     result = method(*given)
     if inspect.isawaitable(result):
@@ -402,10 +363,7 @@ class DurableAnswers(Generic[_T]):
     """
 
     def __init__(
-        self,
-        append: Callable[[list[tuple[int, Rows]]], _T],
-        on_durable: Callable[[_T], None],
-        most: int,
+        self, append: Callable[[list[tuple[int, Rows]]], _T], on_durable: Callable[[_T], None], most: int
     ) -> None:
         self._append, self._on_durable, self._most = append, on_durable, most
         self._waiting: deque[tuple[int, Rows]] = deque()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,15 @@ from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, Progress, 
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of, refuse_not_run
 from flinkish_spark.core.validation import check_function
 from flinkish_spark.functions.keyed import BroadcastProcessFunction, KeyedBroadcastProcessFunction
-from flinkish_spark.operators.context import (
-    FunctionContext,
-    KeyedStateWithoutKey,
-    NoKeyedState,
-)
+from flinkish_spark.operators.context import FunctionContext, KeyedStateWithoutKey, NoKeyedState
 from flinkish_spark.operators.process import (
-    NO_ELEMENTS,
     Check,
     ElementFailed,
     Elements,
     Emitted,
     GroupRun,
     KeyedStreamOperator,
-    Processor,
+    Sides,
     checked,
 )
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateDescriptor
@@ -37,8 +31,8 @@ from flinkish_spark.state.operator_state import BroadcastState, BroadcastTables,
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.to_python import taken
 
-#: Takes a broadcast element and the context; returns what is emitted.
-BroadcastProcessor = Callable[[Any, "BroadcastSideContext"], Iterable[Any] | None]
+#: Takes an element and the context; returns what is emitted.
+ElementProcessor = Callable[[Any, Any], Iterable[Any] | None]
 KeyedStateFunction = Callable[[Any, Any], None]
 
 
@@ -70,12 +64,6 @@ class _NoKey:
 NO_KEY = _NoKey()
 
 
-@dataclass(frozen=True, slots=True)
-class Application:
-    descriptor: StateDescriptor
-    function: KeyedStateFunction
-
-
 class ContextFacts:
     """Times of the current micro-batch and element, and where rows go; shared by contexts."""
 
@@ -100,28 +88,20 @@ class ContextFacts:
     def output(self, tag: OutputTag, value: Any) -> None:
         self.emitted.side.setdefault(tag_name(tag), []).append((taken(value), self.timestamp_ms))
 
-    def process_sides(
-        self,
-        process: Callable[[Any, Any], Iterable[Any] | None],
-        before: Elements,
-        behind: Elements,
-        progress: Progress,
-    ) -> Emitted:
+    def process_sides(self, process: ElementProcessor, sides: Sides, progress: Progress) -> Emitted:
         """Give elements on both sides of the watermark to a function; return what it emits."""
         # What it makes of an element before the watermark is before it, too: it is not late for who reads it.
         self.emitted = emitted = Emitted()
         self.processing_time_ms = progress.processing_time_ms
         self.watermark_ms = progress.watermark_before_ms
-        self.process(process, before, is_before=True)
+        self.process(process, sides[0], is_before=True)
         emitted.before = len(emitted.rows)
         emitted.side_before = {name: len(rows) for name, rows in emitted.side.items()}
         self.watermark_ms = progress.watermark_ms
-        self.process(process, behind, is_before=False)
+        self.process(process, sides[1], is_before=False)
         return emitted
 
-    def process(
-        self, process: Callable[[Any, Any], Iterable[Any] | None], elements: Elements, *, is_before: bool
-    ) -> None:
+    def process(self, process: ElementProcessor, elements: Elements, *, is_before: bool) -> None:
         if self.check is not None:
             process = checked(process, lambda: self.emitted, self.check)
         rows, times = self.emitted.rows, self.emitted.times_ms
@@ -144,9 +124,10 @@ class BroadcastSideContext(ContextFacts):
         super().__init__()
         self.tables: BroadcastTables
         self._is_declared = is_declared
-        self.applications: list[Application] = []
+        #: What is to be done with keyed state, in this order.
+        self.applications: list[tuple[StateDescriptor, KeyedStateFunction]] = []
         #: For functions of ours, while something is applied to keyed state: adds to a number of the operator.
-        self.count: Callable[..., None] = _no_count
+        self.count: Callable[..., None]
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
         return self.tables.writable(descriptor)
@@ -157,11 +138,7 @@ class BroadcastSideContext(ContextFacts):
                 f"apply_to_keyed_state() is given the state '{descriptor.name}', for which open() did not ask"
             )
         check_function(function, "the function of apply_to_keyed_state()", 2)
-        self.applications.append(Application(descriptor, function))
-
-
-def _no_count(name: str, by: int = 1) -> None:
-    raise AssertionError(f"{name} is counted where nothing is applied to keyed state")
+        self.applications.append((descriptor, function))
 
 
 class BroadcastSide:
@@ -171,77 +148,45 @@ class BroadcastSide:
         self,
         uid: str,
         descriptors: Sequence[MapStateDescriptor],
-        process: BroadcastProcessor,
+        process: ElementProcessor,
         is_declared: Callable[[StateDescriptor], bool],
     ) -> None:
         self._uid, self._descriptors, self._process = uid, tuple(descriptors), process
-        self._context = BroadcastSideContext(is_declared)
+        self.context = BroadcastSideContext(is_declared)
         self._value: bytes | None = None
-        self._context.tables = BroadcastTables(uid, self._descriptors, None)
-
-    @property
-    def tables(self) -> BroadcastTables:
-        return self._context.tables
-
-    def counts_with(self, count: Callable[..., None]) -> None:
-        self._context.count = count
-
-    @property
-    def applications(self) -> Sequence[Application]:
-        """What the broadcast elements of this micro-batch want done with keyed state, in their order."""
-        return self._context.applications
+        self.context.tables = BroadcastTables(uid, self._descriptors, None)
 
     def begin(self, value: bytes | memoryview | None) -> None:
         """Begin a micro-batch with what was stored for the partition; None where nothing was."""
-        self._context.applications = []
-        if value != self._value or self.tables.is_changed:
-            self._context.tables = BroadcastTables(self._uid, self._descriptors, value)
+        self.context.applications = []
+        if value != self._value or self.context.tables.is_changed:
+            self.context.tables = BroadcastTables(self._uid, self._descriptors, value)
             self._value = None if value is None else bytes(value)
 
     def dump(self) -> bytes | None:
         """Return what is to be stored for the partition; None if nothing has changed."""
-        if not self.tables.is_changed:
+        tables = self.context.tables
+        if not tables.is_changed:
             return None
         # Whoever begins with just that again finds the states as they are, without reading them anew.
-        self._value = self.tables.dump()
-        self.tables.settle()
+        self._value = tables.dump()
+        tables.settle()
         return self._value
 
-    def process(
-        self,
-        behind: Elements,
-        progress: Progress,
-        check: Check | None = None,
-        before: Elements = NO_ELEMENTS,
-    ) -> Emitted:
-        """Process the micro-batch's broadcast elements; their keys are not looked at."""
-        self._context.check = check
+    def process(self, sides: Sides, progress: Progress, check: Check | None = None) -> Emitted:
+        self.context.check = check
         try:
-            return self._context.process_sides(self._process_one, before, behind, progress)
+            return self.context.process_sides(self._process_one, sides, progress)
         except ElementFailed as failed:
             raise BroadcastElementFailed(failed.at, failed.is_before, failed.error) from failed.error
 
     def _process_one(self, value: Any, context: BroadcastSideContext) -> Iterable[Any]:
         rows = list(map(taken, elements_of(self._process(value, context) or ())))
-        self.tables.puts.settle()
+        context.tables.puts.settle()
         return rows
 
     def readable(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
-        return self._context.tables.readable(descriptor)
-
-
-class KeyedSideContext:
-    """Given to the element side: all that keyed functions have, and broadcast states to read."""
-
-    def __init__(self, context: FunctionContext, side: BroadcastSide) -> None:
-        # The same calls, without one in between.
-        self.get_current_key = context.get_current_key
-        self.timestamp = context.timestamp
-        self.timer_service = context.timer_service
-        self.time_domain = context.time_domain
-        self.output = context.output
-        self.count, self.emit, self.emit_to = context.count, context.emit, context.emit_to
-        self.get_broadcast_state = side.readable
+        return self.context.tables.readable(descriptor)
 
 
 class KeyedBroadcastOperator(KeyedStreamOperator):
@@ -256,12 +201,10 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
         self._states = states = states.of_function()
         #: The broadcast half, which runs once per partition and micro-batch, before that's key groups.
         self.side = BroadcastSide(states.uid, self._descriptors, self._process_broadcast, self._is_declared)
-        self.side.counts_with(context.count)
-        self._context = KeyedSideContext(context, self.side)
+        self.side.context.count = context.count
+        self._context = context
+        context.get_broadcast_state = self.side.readable
         self._function.open(states)
-
-    def processors(self) -> tuple[Processor, ...]:
-        return (self._process,)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
         return self._function.on_timer(timer.time_ms, self._context)
@@ -274,7 +217,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
         return None if level_in is None else level_in(state, rows)
 
     def hashes_to_load(self, group: GroupState) -> Array:
-        names = {one.descriptor.name for one in self.side.applications}
+        names = {descriptor.name for descriptor, _ in self.side.context.applications}
         found = [group.hashes_of(name) for name in sorted(names)]
         return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
 
@@ -283,22 +226,21 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
         # Called before `GroupRun.run`, also for key groups that have no elements and no timers.
         scope = run.states.scope
         scope.now_ms = progress.processing_time_ms
-        for one in self.side.applications:
-            state = self._states.any_state(one.descriptor)
-            table = self._states.tables[one.descriptor.name]
+        for descriptor, function in self.side.context.applications:
+            state, table = self._states.any_state(descriptor), self._states.tables[descriptor.name]
             for key in list(table.entries):
                 scope.enter(key)
                 # What is expired is not there.
                 if table.read(scope) is None:
                     continue
                 try:
-                    call: Callable[..., object] = one.function
+                    call: Callable[..., object] = function
                     refuse_not_run(call(key, state), "the function of apply_to_keyed_state()")
                 except USER_ERRORS as error:
-                    raise ApplicationFailed(one.descriptor.name, key, error) from error
+                    raise ApplicationFailed(descriptor.name, key, error) from error
                 self._states.puts.settle()
 
-    def _process(self, value: Any, _: FunctionContext) -> Iterable[Any] | None:
+    def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any] | None:
         return self._function.process_element(value, self._context)
 
     def _process_broadcast(self, value: Any, context: BroadcastSideContext) -> Iterable[Any]:
@@ -330,19 +272,16 @@ class BroadcastRun:
     def run(
         self,
         value: bytes | None,
-        broadcast: Elements,
-        elements: Elements,
+        broadcast: Sides,
+        elements: Sides,
         progress: Progress,
         check: Check | None = None,
-        broadcast_before: Elements = NO_ELEMENTS,
-        elements_before: Elements = NO_ELEMENTS,
     ) -> tuple[Emitted, bytes | None]:
         self.side.begin(value)
-        emitted = self.side.process(broadcast, progress, check, broadcast_before)
+        emitted = self.side.process(broadcast, progress, check)
         stored = self.side.dump()
         self._context.check = check
-        process = self._function.process_element
-        later = self._context.process_sides(process, elements_before, elements, progress)
+        later = self._context.process_sides(self._function.process_element, elements, progress)
         return emitted.then(later), stored
 
     def close(self) -> None:

@@ -16,14 +16,13 @@ from typing import Any
 from pyspark.sql import types as T
 
 from flinkish_spark.core.changelogs import ROW_KIND, RowKind
-from flinkish_spark.core.elements import TimeDomain, Timer
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.aggregates import value_fold
 from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
 from flinkish_spark.operators.context import FunctionContext, close_part, open_part
-from flinkish_spark.operators.process import KeyedStreamOperator, Processor
+from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateTtl, ValueStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.timers import Timers
@@ -40,23 +39,6 @@ def kind_of(value: Any) -> RowKind:
     if kind is None:
         raise ValueError(f"{value!r} is no row kind: {', '.join(_KINDS)}")
     return kind
-
-
-class _OverChangelog(KeyedStreamOperator, ABC):
-    """An operator that is told the place of the field with the kinds."""
-
-    def __init__(self, kind_at: int) -> None:
-        self._kind_at = kind_at
-
-    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
-        """Do nothing: nobody registers one."""
-
-    def processors(self) -> tuple[Processor, ...]:
-        return (self._process,)
-
-    @abstractmethod
-    def _process(self, value: Any, context: FunctionContext) -> Iterable[Any]:
-        """Return the rows that an element makes, each with its kind as the last field."""
 
 
 def _change(before: Any, after: Any) -> Iterable[Any]:
@@ -83,23 +65,19 @@ def _with_kind(row: Any, kind: RowKind) -> Any:
 class RetractingFold(ABC):
     """One column of an aggregate over the rows that a key has now."""
 
-    #: Fields of what is kept beside the other columns', as DDL types.
-    kept: tuple[str, ...] = ()
+    #: Fields of what is kept beside the other columns', as DDL types, and what is kept of no rows.
+    kept: tuple[str, ...]
+    nothing: tuple[Any, ...]
 
     def open(self, states: KeyedStates) -> None:
         """Declare what is kept in a state of its own."""
-
-    @property
-    @abstractmethod
-    def nothing(self) -> tuple[Any, ...]:
-        """What is kept of no rows."""
 
     @abstractmethod
     def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
         """Return what is kept when a row has come (1) or gone (-1)."""
 
-    @abstractmethod
-    def result(self, kept: Sequence[Any]) -> Any: ...
+    def result(self, kept: Sequence[Any]) -> Any:
+        return kept[0]
 
     def clear(self) -> None:
         """Forget a key that has no rows."""
@@ -114,9 +92,6 @@ class RetractingCount(RetractingFold):
     def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
         return (kept[0] + (0 if value is None else count),)
 
-    def result(self, kept: Sequence[Any]) -> Any:
-        return kept[0]
-
 
 class RetractingSum(RetractingFold):
     """The sum of the values; null if there are none."""
@@ -128,10 +103,7 @@ class RetractingSum(RetractingFold):
         #: The sum, of how many, and how many of them are no finite numbers: these are not in the sum, which
         #: could not be rid of them again.
         self.kept = (kind.simpleString(), *["LONG"] * (4 if self._is_float else 1))
-
-    @property
-    def nothing(self) -> tuple[Any, ...]:
-        return (None, *[0] * (len(self.kept) - 1))
+        self.nothing = (None, *[0] * (len(self.kept) - 1))
 
     def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
         if value is None:
@@ -168,17 +140,13 @@ class RetractingExtreme(RetractingFold):
     def __init__(self, fold: Fold, kind: T.DataType, number: int, ttl: StateTtl | None) -> None:
         self._better = value_fold(fold, "", kind)
         self._is_float = isinstance(kind, T.FloatType | T.DoubleType)
-        self.kept = (kind.simpleString(), "LONG")
+        self.kept, self.nothing = (kind.simpleString(), "LONG"), (None, 0)
         # NaN is not equal to itself, and so cannot be found again as a key.
         key = "STRING" if self._is_float else kind.simpleString()
         self._descriptor = MapStateDescriptor(f"values-{number}", key, "LONG", ttl)
 
     def open(self, states: KeyedStates) -> None:
         self._values = states.get_map_state(self._descriptor)
-
-    @property
-    def nothing(self) -> tuple[Any, ...]:
-        return (None, 0)
 
     def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
         best, number = kept
@@ -205,9 +173,6 @@ class RetractingExtreme(RetractingFold):
         if not self._is_float or value is None:
             return value
         return repr(float(value) + 0.0)
-
-    def result(self, kept: Sequence[Any]) -> Any:
-        return kept[0]
 
     def clear(self) -> None:
         self._values.clear()
@@ -238,7 +203,7 @@ def retracting_fold(
     )
 
 
-class ChangelogFoldOperator(_OverChangelog):
+class ChangelogFoldOperator(KeyedStreamOperator):
     """Folds of fields over the rows that a key has now, as a changelog."""
 
     def __init__(
@@ -248,7 +213,7 @@ class ChangelogFoldOperator(_OverChangelog):
         folds: Sequence[tuple[RetractingFold, int | None]],
         ttl: StateTtl | None,
     ) -> None:
-        super().__init__(kind_at)
+        self._kind_at = kind_at
         self._key_at, self._folds = tuple(key_at), tuple(folds)
         kinds = ["LONG", *(kind for fold, _ in folds for kind in fold.kept)]
         fields = ", ".join(f"f{at} {kind}" for at, kind in enumerate(kinds))
@@ -259,7 +224,7 @@ class ChangelogFoldOperator(_OverChangelog):
         for fold, _ in self._folds:
             fold.open(states)
 
-    def _process(self, value: Any, context: FunctionContext) -> Iterable[Any]:
+    def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any]:
         kept, count = self._state.value(), -1 if kind_of(value[self._kind_at]).is_retraction else 1
         if kept is None and count < 0:
             # Nothing is known of what goes.
@@ -291,13 +256,13 @@ class ChangelogFoldOperator(_OverChangelog):
         return (*key, *(fold.result(mine) for fold, mine, _ in self._parts(kept)))
 
 
-class ChangelogAggregateOperator(_OverChangelog):
+class ChangelogAggregateOperator(KeyedStreamOperator):
     """An aggregate of the user's over the rows that a key has now, as a changelog."""
 
     def __init__(
         self, kind_at: int, aggregate: AggregateFunction, accumulator_type: StateType, ttl: StateTtl | None
     ) -> None:
-        super().__init__(kind_at)
+        self._kind_at = kind_at
         self._aggregate: Any = aggregate
         self._descriptors = (
             ValueStateDescriptor("accumulator", accumulator_type, ttl=ttl),
@@ -308,7 +273,7 @@ class ChangelogAggregateOperator(_OverChangelog):
         open_part(self._aggregate, states.uid, states.max_parallelism)
         self._accumulator, self._rows = map(states.get_state, self._descriptors)
 
-    def _process(self, value: Any, context: FunctionContext) -> Iterable[Any]:
+    def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any]:
         is_retraction = kind_of(value[self._kind_at]).is_retraction
         rows, accumulator = self._rows.value() or 0, self._accumulator.value()
         if not rows:
@@ -334,7 +299,7 @@ class ChangelogAggregateOperator(_OverChangelog):
         close_part(self._aggregate)
 
 
-class NormalizeOperator(_OverChangelog):
+class NormalizeOperator(KeyedStreamOperator):
     """Makes whole changes of upserts: Flink's ChangelogNormalize.
 
     Of a row that takes another's place, that one comes out as -U; of one that was there already, nothing; a
@@ -342,14 +307,14 @@ class NormalizeOperator(_OverChangelog):
     """
 
     def __init__(self, kind_at: int, fields: T.StructType, ttl: StateTtl | None) -> None:
-        super().__init__(kind_at)
+        self._kind_at = kind_at
         own = T.StructType([one for at, one in enumerate(fields) if at != kind_at])
         self._descriptor = ValueStateDescriptor("row", ddl_of(own), ttl=ttl)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         self._state = states.get_state(self._descriptor)
 
-    def _process(self, value: Any, context: FunctionContext) -> Iterable[Any]:
+    def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any]:
         at, kept = self._kind_at, self._state.value()
         before = None if kept is None else tuple(kept)
         if kind_of(value[at]).is_retraction:

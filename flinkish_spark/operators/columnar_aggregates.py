@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -27,7 +26,7 @@ from flinkish_spark.operators.context import close_part, open_part
 from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction
 from flinkish_spark.state.columnar import ColumnarState
 from flinkish_spark.state.descriptors import StateTtl, ValueStateDescriptor, state_type
-from flinkish_spark.state.layered import Array, KeyIndex, group_numbers
+from flinkish_spark.state.layered import Array, KeyIndex
 from flinkish_spark.state.tables import owner_of
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_type
@@ -63,7 +62,9 @@ def fold_groups(fold: Fold, name: str, values: pa.Array, groups: Array, first: A
         return fold_groups(fold, name, values.cast(pa.int64()), groups, first).cast(values.type)
     if (plain := _plain(values)) is not None and len(first):
         if fold is not Fold.SUM:
-            return _best_of(fold, plain, values.type, groups, first)
+            best = plain[first]
+            (np.minimum if fold is Fold.MIN else np.maximum).at(best, groups, plain)
+            return pa.array(best, values.type)
         if (sums := _small_sums(plain, groups, len(first))) is not None:
             return _narrowed(name, sums, values.type)
     if fold is Fold.SUM:
@@ -78,9 +79,14 @@ def fold_pairs(fold: Fold, name: str, before: pa.Array, now: pa.Array) -> pa.Arr
     """Return the fold of what was there before and what came, element by element; null is nothing."""
     # For FIRST null is a value: that goes by what is known of existence.
     if fold in (Fold.SUM, Fold.COUNT):
-        return pc.coalesce(_narrowed(name, _sum_of_two(name, before, now), now.type), before, now)
+        return pc.coalesce(_narrowed(name, _sum_pairs(name, before, now), now.type), before, now)
     choose = pc.min_element_wise if fold is Fold.MIN else pc.max_element_wise
-    kind = _compared_as(now.type)
+    kind = now.type
+    # Of these Arrow does not compare whole columns; in another type they have the same order.
+    if pa.types.is_boolean(kind):
+        kind = pa.uint8()
+    elif pa.types.is_timestamp(kind):
+        kind = pa.int64()
     best = choose(before.cast(kind), now.cast(kind), skip_nulls=True).cast(now.type)
     if fold is Fold.MAX and pa.types.is_floating(now.type):
         is_nan = pc.or_(pc.fill_null(pc.is_nan(before), False), pc.fill_null(pc.is_nan(now), False))
@@ -116,19 +122,6 @@ def _small_sums(numbers: Array, groups: Array, count: int) -> pa.Array | None:
     return pa.array(np.bincount(groups, weights=numbers, minlength=count).astype(np.int64))
 
 
-def _best_of(fold: Fold, numbers: Array, kind: pa.DataType, groups: Array, first: Array) -> pa.Array:
-    best = numbers[first]
-    (np.minimum if fold is Fold.MIN else np.maximum).at(best, groups, numbers)
-    return pa.array(best, kind)
-
-
-def _compared_as(kind: pa.DataType) -> pa.DataType:
-    """Return a type of the same order, of which Arrow compares whole columns."""
-    if pa.types.is_boolean(kind):
-        return pa.uint8()
-    return pa.int64() if pa.types.is_timestamp(kind) else kind
-
-
 def _sums(values: pa.Array, groups: Array, count: int) -> pa.Array:
     """Return the sums of groups in the widest type of their kind."""
     kind = values.type
@@ -150,8 +143,7 @@ def _wide_sums(values: pa.Array, groups: Array, count: int) -> pa.Array:
     there = np.zeros(count, dtype=bool)
     there[groups[values.is_valid().to_numpy(zero_copy_only=False)]] = True
     exact = [(high << _LOW_BITS) + low for high, low in zip(upper.tolist(), lower.tolist(), strict=True)]
-    fits = [-_LIMIT <= total < _LIMIT for total in exact]
-    if not all(fits):
+    if not all(-_LIMIT <= total < _LIMIT for total in exact):
         # One that does not fit is told by whoever narrows it.
         return pa.array(
             [total if is_there else None for total, is_there in zip(exact, there, strict=True)],
@@ -160,7 +152,7 @@ def _wide_sums(values: pa.Array, groups: Array, count: int) -> pa.Array:
     return pa.array(np.array(exact, dtype=np.int64), mask=~there)
 
 
-def _sum_of_two(name: str, before: pa.Array, now: pa.Array) -> pa.Array:
+def _sum_pairs(name: str, before: pa.Array, now: pa.Array) -> pa.Array:
     kind = now.type
     if pa.types.is_integer(kind):
         try:
@@ -208,16 +200,6 @@ def _nan_where(values: pa.Array, is_nan: pa.Array) -> pa.Array:
 AGGREGATE = "aggregate"
 
 
-@dataclass(frozen=True)
-class Combined:
-    #: Number of each row's key; shape (rows,).
-    groups: Array
-    #: The first row of each key in the batch: take the key columns from there. Shape (keys,).
-    first: Array
-    #: A row per key, in the same order.
-    partials: pa.RecordBatch
-
-
 class ColumnAggregation(ABC):
     """An aggregate of a keyed stream, over columns."""
 
@@ -251,15 +233,10 @@ class ColumnAggregation(ABC):
         """Close it."""
 
 
-def combine(aggregation: ColumnAggregation, batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> Combined:
-    groups, first = group_numbers(keys)
-    columns = aggregation.fold(batch, groups, first)
-    return Combined(groups, first, pa.RecordBatch.from_arrays(columns, names=aggregation.names))
-
-
-def each_alone(aggregation: ColumnAggregation, batch: pa.RecordBatch) -> pa.RecordBatch:
-    rows = np.arange(batch.num_rows)
-    return pa.RecordBatch.from_arrays(aggregation.fold(batch, rows, rows), names=aggregation.names)
+def combine(
+    aggregation: ColumnAggregation, batch: pa.RecordBatch, groups: Array, first: Array
+) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(aggregation.fold(batch, groups, first), names=aggregation.names)
 
 
 def merge(
@@ -289,16 +266,21 @@ class Columns(ColumnAggregation):
         return _state_type(self.names, self._types)
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
-        return [
-            fold_groups(one.fold, one.field or "", _field_of(batch, one), groups, first)
-            for one in self._columns
-        ]
+        found = []
+        for one in self._columns:
+            if one.field is None:
+                values = pa.array(np.ones(batch.num_rows, dtype=bool))
+            else:
+                values = batch.column(one.field)
+            found.append(fold_groups(one.fold, one.field or "", values, groups, first))
+        return found
 
     def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
-        return [
-            fold_groups(_of_partials(one.fold), one.field or "", partials.column(at), groups, first)
-            for at, one in enumerate(self._columns)
-        ]
+        found = []
+        for at, one in enumerate(self._columns):
+            fold = Fold.SUM if one.fold is Fold.COUNT else one.fold
+            found.append(fold_groups(fold, one.field or "", partials.column(at), groups, first))
+        return found
 
     def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
         return [
@@ -371,10 +353,12 @@ def element_aggregation(aggregate: ElementAggregate, input_type: str) -> ColumnA
 
 
 class MergePartials(VectorizedProcessFunction):
-    """The second step, as a function of a key group's partial rows."""
+    """The second step: merges the partial rows of a key group. `output` has the fields of results."""
 
-    def __init__(self, aggregation: ColumnAggregation, ttl: StateTtl | None = None) -> None:
-        self._aggregation, self._ttl = aggregation, ttl
+    def __init__(
+        self, aggregation: ColumnAggregation, ttl: StateTtl | None = None, output: T.StructType | None = None
+    ) -> None:
+        self._aggregation, self._ttl, self._output = aggregation, ttl, output
 
     #: A row has the latest time of its key's rows.
     event_time = C.TIME
@@ -387,15 +371,19 @@ class MergePartials(VectorizedProcessFunction):
         self._aggregation.close()
 
     def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch]:
-        return (self.timed(merge(self._aggregation, batch, ctx.index, ctx.state(AGGREGATE)), ctx),)
-
-    @staticmethod
-    def timed(rows: pa.RecordBatch, ctx: BatchContext) -> pa.RecordBatch:
-        """Return a row per key with the latest event time of each, if there are such times."""
-        if ctx.times is None:
-            return rows
-        latest = fold_groups(Fold.MAX, C.TIME, ctx.times, ctx.index.of_row, ctx.index.first)
-        return rows.append_column(C.TIME, latest)
+        aggregation, output = self._aggregation, self._output
+        merged = merge(aggregation, batch, ctx.index, ctx.state(AGGREGATE))
+        times: list[pa.Array] = []
+        if ctx.times is not None:
+            times = [fold_groups(Fold.MAX, C.TIME, ctx.times, ctx.index.of_row, ctx.index.first)]
+        columns, names = merged.columns, merged.schema.names
+        if isinstance(aggregation, AggregatedRows) and output is not None:
+            results = aggregation.results(merged)
+            columns = RowWriter.of(output).write([result for result in results if result is not None])
+            is_there = pa.array([result is not None for result in results], pa.bool_())
+            times, names = [one.filter(is_there) for one in times], output.names
+        own = [*names, C.TIME] if times else names
+        return (pa.RecordBatch.from_arrays([*columns, *times], names=own),)
 
 
 _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
@@ -431,16 +419,6 @@ def _state_type(names: Sequence[str], kinds: Sequence[str]) -> str:
     if len(kinds) == 1:
         return kinds[0]
     return ", ".join(f"{name_text(name)} {kind}" for name, kind in zip(names, kinds, strict=True))
-
-
-def _field_of(batch: pa.RecordBatch, column: AggregateColumn) -> pa.Array:
-    if column.field is None:
-        return pa.array(np.ones(batch.num_rows, dtype=bool))
-    return batch.column(column.field)
-
-
-def _of_partials(fold: Fold) -> Fold:
-    return Fold.SUM if fold is Fold.COUNT else fold
 
 
 class _RowAggregation(ColumnAggregation):
@@ -487,7 +465,6 @@ class _RowAggregation(ColumnAggregation):
 
     @cached_property
     def _element(self) -> Callable[[Any], Any]:
-        """What makes an element of a row in any of its forms."""
         if not self._kept.has_fields:
             return self._same
         gather, tuple_of = self._kept.gathering(), self._form.tuple_of
@@ -543,26 +520,6 @@ class AggregatedRows(_RowAggregation):
 
     def _merge(self, first: Any, second: Any) -> Any:
         return self._own(refuse_not_run(self._function.merge(first, second), "merge()"), first, second)
-
-
-class MergeResults(MergePartials):
-    """Adds accumulators to the state and emits what the function makes of them."""
-
-    def __init__(
-        self, aggregation: AggregatedRows, output: T.StructType, ttl: StateTtl | None = None
-    ) -> None:
-        super().__init__(aggregation, ttl)
-        self._accumulators, self._output = aggregation, output
-
-    def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch]:
-        merged = merge(self._accumulators, batch, ctx.index, ctx.state(AGGREGATE))
-        results = self._accumulators.results(merged)
-        is_there = pa.array([result is not None for result in results], pa.bool_())
-        writer = RowWriter.of(self._output)
-        columns = writer.write([result for result in results if result is not None])
-        timed, width = self.timed(merged, ctx).filter(is_there), merged.num_columns
-        names = [*self._output.names, *timed.schema.names[width:]]
-        return (pa.RecordBatch.from_arrays([*columns, *timed.columns[width:]], names=names),)
 
 
 def _rows(element: ElementType, columns: Sequence[pa.Array]) -> list[Any]:

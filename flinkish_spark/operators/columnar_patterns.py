@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.matcher import Matcher, order_of_emission
 from flinkish_spark.cep.stages import AfterMatchSkip, Skip
+from flinkish_spark.operators.row_conditions import ComparedWithEarlier
 from flinkish_spark.state.layered import Array
 
 #: No event, no chain, no name.
@@ -45,8 +46,7 @@ def can_be_in_columns(automaton: Automaton, skip: AfterMatchSkip) -> bool:
     return skip.kind in (Skip.PAST_LAST, Skip.TO_NEXT) and not automaton.has_pending
 
 
-@dataclass
-class Chains:
+class Chains(NamedTuple):
     """What partial matches have taken: each link an event under a name, behind another link."""
 
     #: By link: number of the name, number of the event, the link before, number of the key.
@@ -55,12 +55,7 @@ class Chains:
     before: Array
     keys: Array
 
-    @staticmethod
-    def none() -> Chains:
-        return Chains(*(np.empty(0, dtype=np.int64) for _ in range(4)))
-
     def firsts(self) -> Array:
-        """Return the event that each link's chain begins with."""
         found, link = self.events.copy(), self.before.copy()
         while (there := np.flatnonzero(link != NONE)).size:
             found[there] = self.events[link[there]]
@@ -78,36 +73,13 @@ class Chains:
             which, link = which[goes_on], link[goes_on]
 
 
-class _GrowingChains:
-    """Links that are added while events are taken."""
-
-    def __init__(self, chains: Chains) -> None:
-        self._parts: list[tuple[Array, ...]] = [(chains.stages, chains.events, chains.before, chains.keys)]
-        self.count = len(chains.stages)
-
-    def add(self, stages: Array, events: Array, before: Array, keys: Array) -> Array:
-        self._parts.append((stages, events, before, keys))
-        begin, self.count = self.count, self.count + len(stages)
-        return np.arange(begin, self.count)
-
-    def whole(self) -> Chains:
-        if len(self._parts) > 1:
-            self._parts = [tuple(np.concatenate(one) for one in zip(*self._parts, strict=True))]
-        return Chains(*self._parts[0])
-
-
-@dataclass
-class Partial:
+class Partial(NamedTuple):
     """Partial matches that have begun, those of a key together and in their order."""
 
     #: By partial match: number of the key, its state, and where its chain ends.
     keys: Array
     states: Array
     chains: Array
-
-    @staticmethod
-    def none() -> Partial:
-        return Partial(*(np.empty(0, dtype=np.int64) for _ in range(3)))
 
 
 @dataclass
@@ -124,15 +96,6 @@ class Events:
     answers: Array
 
 
-class Compare(Protocol):
-    """Answers a condition that looks back; `columns` are fields of all events that there are."""
-
-    columns: Any
-
-    def __call__(self, events: Array, before: Sequence[Array]) -> Array | None:
-        """Return of which pairs it holds; None: it cannot be said in columns."""
-
-
 @dataclass(frozen=True)
 class LooksBack:
     """A condition that compares an event with earlier ones of the partial match."""
@@ -141,14 +104,15 @@ class LooksBack:
     bit: int
     #: What it looks at: the number of a name, and whether its last event is meant, or its first.
     named: tuple[tuple[int, bool], ...]
-    compare: Compare
+    compare: ComparedWithEarlier
 
 
-@dataclass
-class Found:
+class Found(NamedTuple):
     """Matches, and partial ones that are timed out, key by key and in the order in which they go out."""
 
     keys: Array
+    #: The event that each begins with.
+    firsts: Array
     #: When each was found: twice the number of the key's event, one more behind it.
     steps: Array
     times_ms: Array
@@ -161,8 +125,7 @@ class Found:
     events: Array
 
     def chosen(self, which: Array) -> Found:
-        parts = self.keys, self.steps, self.times_ms, self.is_lost, self.chains, self.stages, self.events
-        return Found(*(part[which] for part in parts))
+        return Found(*(part[which] for part in self))
 
 
 @dataclass
@@ -196,9 +159,20 @@ def too_long(counts: Array) -> Array:
 class ColumnarMatcher:
     """Runs one automaton over many keys; holds nothing of them."""
 
-    def __init__(self, matcher: Matcher, skip: AfterMatchSkip, looks_back: Sequence[LooksBack] = ()) -> None:
+    def __init__(
+        self,
+        matcher: Matcher,
+        skip: AfterMatchSkip,
+        looks_back: Sequence[LooksBack],
+        states: tuple[str, ...],
+        answers: tuple[int | None, ...],
+    ) -> None:
         automaton = matcher.automaton
         self.automaton, self.skip, self.looks_back = automaton, skip, tuple(looks_back)
+        #: Names of its three states.
+        self.states = states
+        #: By condition, which column of answers is its own; None for one that looks back.
+        self.answers = answers
         self.table = _Table(matcher)
         #: What conditions look at, each once: it has two rows of its own among those of partial matches.
         self.named = tuple(dict.fromkeys(one for leaf in looks_back for one in leaf.named))
@@ -213,22 +187,11 @@ class ColumnarMatcher:
         self.has_between = any(one.from_previous_ms is not None for one in automaton.states)
 
     def run(self, events: Events, partial: Partial, chains: Chains, is_left: Array, now_ms: int) -> Outcome:
-        """Take all events, and then time goes on to `now_ms`."""
-        run = _Run(self, events, partial, chains, is_left)
-        return run.outcome(now_ms)
-
-
-@dataclass(frozen=True)
-class ColumnarSearch:
-    matcher: ColumnarMatcher
-    #: Names of its three states.
-    states: tuple[str, ...]
-    #: By condition of the automaton, which column of answers is its own; None for one that looks back.
-    answers: tuple[int | None, ...]
+        return _Run(self, events, partial, chains, is_left).outcome(now_ms)
 
 
 class _Table:
-    """What becomes of a partial match, by the answers of an event and its state; filled as it is asked."""
+    """The outcomes of a partial match, by the answers of an event and its state; filled as it is asked."""
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
@@ -272,41 +235,6 @@ class _Table:
         self.is_same, self.is_stopped = np.array(self._facts, dtype=bool).T
 
 
-@dataclass
-class _Complete:
-    """Matches that one step completes: their keys, first events, chains, and what is taken behind these."""
-
-    keys: Array
-    firsts: Array
-    times_ms: Array
-    chains: Array
-    stages: Array
-    events: Array
-
-    def chosen(self, which: Array) -> _Complete:
-        parts = self.keys, self.firsts, self.times_ms, self.chains, self.stages, self.events
-        return _Complete(*(part[which] for part in parts))
-
-
-@dataclass
-class _Told:
-    parts: list[tuple[Array, ...]] = field(default_factory=list)
-
-    def add(self, complete: _Complete, step: int, is_lost: bool) -> None:
-        count = len(complete.keys)
-        self.parts.append(
-            (
-                complete.keys,
-                np.full(count, step),
-                complete.times_ms,
-                np.full(count, is_lost),
-                complete.chains,
-                complete.stages,
-                complete.events,
-            )
-        )
-
-
 class _Run:
     """One micro-batch. Keys go by their rank: those with most events come first."""
 
@@ -319,11 +247,21 @@ class _Run:
         self._rank = np.empty(len(counts), dtype=np.int64)
         self._rank[self._order] = np.arange(len(counts))
         self._begins, self._counts = events.begins[self._order], counts[self._order]
-        self._chains = _GrowingChains(chains)
+        #: Links by their parts; they grow while events are taken.
+        self._links = [chains]
+        self._link_count = len(chains.stages)
         self._is_left, self._is_changed = is_left[self._order], np.zeros(len(counts), dtype=bool)
-        self._told = _Told()
-        self._partial = self._entered(partial, chains)
-        self._starts = self._kinds_of_starts()
+        nothing = np.empty(0, dtype=np.int64)
+        self._told = [
+            Found(nothing, nothing, nothing, nothing, nothing.astype(bool), nothing, nothing, nothing)
+        ]
+        self._partial = self._enter(partial, chains)
+        table = self._table
+        #: What each event that comes begins; None if that is asked event by event.
+        self._starts: Array | None = None
+        if not matcher.state_looks_back[table.start]:
+            self._starts = table.outcomes(events.answers, table.start)
+            self._refuse_stops(self._starts, np.repeat(np.arange(len(events.counts)), events.counts))
 
     def outcome(self, now_ms: int) -> Outcome:
         done = [self._partial[:, :0]]
@@ -343,7 +281,7 @@ class _Run:
             self._advance(np.full(len(self._counts), now_ms), _LAST_STEP)
         return self._end()
 
-    def _entered(self, partial: Partial, chains: Chains) -> Array:
+    def _enter(self, partial: Partial, chains: Chains) -> Array:
         """Return what is open already."""
         named, times_ms = self._matcher.named, self._events.times_ms
         found = np.full((_NAMED + len(named), len(partial.keys)), NONE)
@@ -362,15 +300,6 @@ class _Run:
         found = found[:, kept]
         return found[:, np.argsort(found[_KEY], kind="stable")]
 
-    def _kinds_of_starts(self) -> Array | None:
-        """Return what each event that comes begins; None if that is asked event by event."""
-        table = self._table
-        if self._matcher.state_looks_back[table.start]:
-            return None
-        found = table.outcomes(self._events.answers, table.start)
-        self._refuse_stops(found, np.repeat(np.arange(len(self._events.counts)), self._events.counts))
-        return found
-
     def _refuse_stops(self, outcomes: Array, keys: Array) -> None:
         """Leave keys that an event keeps from ever matching again."""
         if len(outcomes) and self._table.is_stopped[outcomes].any():
@@ -384,11 +313,21 @@ class _Run:
         if self._partial.shape[1]:
             self._advance(own_ms, 2 * step)
         answers = events.answers[rows]
-        complete = [*self._gone_on(rows, own_ms, answers), *self._begun(rows, own_ms, answers)]
+        complete = [*self._continue(step, rows, own_ms, answers), *self._begin(step, rows, own_ms, answers)]
         if complete:
-            self._completed(complete, 2 * step + 1)
+            self._add_complete(complete)
 
-    def _gone_on(self, rows: Array, own_ms: Array, answers: Array) -> Iterator[_Complete]:
+    def _complete(
+        self, step: int, keys: Array, firsts: Array, rows: Array, own_ms: Array, chains: Array, stages: Array
+    ) -> Found:
+        """Return matches that the keys' events complete, under names."""
+        count, events = len(keys), rows[keys] + self._events.taken
+        return Found(
+            *(keys, firsts, np.full(count, 2 * step + 1), own_ms[keys]),
+            *(np.zeros(count, dtype=bool), chains, stages, events),
+        )
+
+    def _continue(self, step: int, rows: Array, own_ms: Array, answers: Array) -> Iterator[Found]:
         """Let open partial matches go on; yield what is complete by that."""
         open_, table = self._partial, self._table
         if not open_.shape[1]:
@@ -402,22 +341,16 @@ class _Run:
         counts = table.complete_counts[outcomes]
         if counts.any():
             which, at = _repeated(counts, table.complete_begins[outcomes])
-            own = keys[which]
-            yield _Complete(
-                own,
-                open_[_FIRST, which],
-                own_ms[own],
-                open_[_CHAIN, which],
-                table.complete_stages[at],
-                rows[own] + self._events.taken,
-            )
+            stages = table.complete_stages[at]
+            firsts, chains = open_[_FIRST, which], open_[_CHAIN, which]
+            yield self._complete(step, keys[which], firsts, rows, own_ms, chains, stages)
         which, at = _repeated(table.kept_counts[outcomes], table.kept_begins[outcomes])
         kept = open_[:, which]
         kept[_STATE] = table.targets[at]
         self._add_links(kept, table.kept_stages[at], rows, own_ms)
         self._partial = kept
 
-    def _begun(self, rows: Array, own_ms: Array, answers: Array) -> Iterator[_Complete]:
+    def _begin(self, step: int, rows: Array, own_ms: Array, answers: Array) -> Iterator[Found]:
         """Let partial matches begin; yield what is complete at once."""
         table, starts = self._table, self._starts
         if starts is None:
@@ -430,9 +363,8 @@ class _Run:
         counts = table.complete_counts[outcomes]
         if counts.any():
             own, at = _repeated(counts, table.complete_begins[outcomes])
-            events = rows[own] + self._events.taken
-            nothing = np.full(len(own), NONE)
-            yield _Complete(own, events, own_ms[own], nothing, table.complete_stages[at], events)
+            firsts, nothing = rows[own] + self._events.taken, np.full(len(own), NONE)
+            yield self._complete(step, own, firsts, rows, own_ms, nothing, table.complete_stages[at])
         counts = table.kept_counts[outcomes]
         if not counts.any():
             return
@@ -475,13 +407,20 @@ class _Run:
             return
         keys, own = partial[_KEY, which], stages[which]
         events = rows[keys] + self._events.taken
-        partial[_CHAIN, which] = self._chains.add(own, events, partial[_CHAIN, which], self._order[keys])
+        self._links.append(Chains(own, events, partial[_CHAIN, which], self._order[keys]))
+        partial[_CHAIN, which] = np.arange(self._link_count, self._link_count + len(own))
+        self._link_count += len(own)
         partial[_LAST_MS, which] = own_ms[keys]
         for at, (stage, is_last) in enumerate(self._matcher.named, _NAMED):
             is_meant = own == stage
             if not is_last:
                 is_meant &= partial[at, which] == NONE
             partial[at, which[is_meant]] = events[is_meant]
+
+    def _chains(self) -> Chains:
+        if len(self._links) > 1:
+            self._links = [Chains(*map(np.concatenate, zip(*self._links, strict=True)))]
+        return self._links[0]
 
     def _ends(self) -> Array:
         """Return when each partial match is timed out: of two windows the nearer one is told."""
@@ -507,28 +446,27 @@ class _Run:
             ends = np.where(ends <= now_ms[is_over], ends, over[_FIRST_MS] + matcher.window_ms)
         self._is_changed[over[_KEY]] = True
         self._partial = open_[:, ~is_over]
-        nothing = np.full(over.shape[1], NONE)
-        lost = _Complete(over[_KEY], over[_FIRST], ends, over[_CHAIN], nothing, nothing)
-        is_pending = self._table.is_pending[over[_STATE]]
+        count = over.shape[1]
+        nothing, is_pending = np.full(count, NONE), self._table.is_pending[over[_STATE]]
+        found = Found(
+            *(over[_KEY], over[_FIRST], np.full(count, step), ends),
+            *(~is_pending, over[_CHAIN], nothing, nothing),
+        )
         if is_pending.any():
-            self._told.add(_in_order(lost.chosen(is_pending)), step, is_lost=False)
-            lost = lost.chosen(~is_pending)
-        if len(lost.keys):
-            self._told.add(lost, step, is_lost=True)
+            self._told.append(_in_order(found.chosen(is_pending)))
+            found = found.chosen(~is_pending)
+        if len(found.keys):
+            self._told.append(found)
 
-    def _completed(self, parts: list[_Complete], step: int) -> None:
+    def _add_complete(self, parts: list[Found]) -> None:
         complete = parts[0]
         if len(parts) > 1:
-            names = "keys", "firsts", "times_ms", "chains", "stages", "events"
-            both = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
-            complete = _Complete(*both)
+            complete = Found(*map(np.concatenate, zip(*parts, strict=True)))
             complete = complete.chosen(np.argsort(complete.keys, kind="stable"))
-        if self._matcher.skip.kind is Skip.NONE:
-            self._told.add(_in_order(complete), step, is_lost=False)
-            return
-        self._told.add(self._skipped(complete), step, is_lost=False)
+        is_whole = self._matcher.skip.kind is Skip.NONE
+        self._told.append(_in_order(complete) if is_whole else self._skip(complete))
 
-    def _skipped(self, complete: _Complete) -> _Complete:
+    def _skip(self, complete: Found) -> Found:
         """Return the matches that go out, and end partial ones; leave keys where it is not that simple."""
         open_, kind = self._partial, self._matcher.skip.kind
         keys, first, counts = np.unique(complete.keys, return_index=True, return_counts=True)
@@ -546,7 +484,7 @@ class _Run:
             last = told.events.copy()
             behind = told.stages == NONE
             if behind.any():
-                last[behind] = self._chains.whole().events[told.chains[behind]]
+                last[behind] = self._chains().events[told.chains[behind]]
             up_to[keys] = last
         kept = (open_[_FIRST] > up_to[open_[_KEY]]) & ~self._is_left[open_[_KEY]]
         self._is_changed[open_[_KEY, ~kept]] = True
@@ -565,19 +503,13 @@ class _Run:
             ends = self._ends()
             in_time = ends < _BEHIND_ALL_MS
             np.minimum.at(due_ms, numbers[in_time], ends[in_time])
-        chains = self._chains.whole()
         is_left, is_changed = np.empty_like(self._is_left), np.empty_like(self._is_changed)
         is_left[keys], is_changed[keys] = self._is_left, self._is_changed
-        return Outcome(partial, chains, self._found(is_left), is_changed, is_left, due_ms)
-
-    def _found(self, is_left: Array) -> Found:
-        nothing = (np.empty(0, dtype=np.int64),) * 7
-        columns = [np.concatenate(one) for one in zip(*(self._told.parts or [nothing]), strict=True)]
-        columns[0] = self._order[columns[0]]
-        found = Found(*columns)
-        found.is_lost = found.is_lost.astype(bool)
+        found = Found(*map(np.concatenate, zip(*self._told, strict=True)))
+        found = found._replace(keys=keys[found.keys])
         found = found.chosen(~is_left[found.keys])
-        return found.chosen(np.lexsort((found.steps, found.keys)))
+        found = found.chosen(np.lexsort((found.steps, found.keys)))
+        return Outcome(partial, self._chains(), found, is_changed, is_left, due_ms)
 
 
 def _repeated(counts: Array, begins: Array) -> tuple[Array, Array]:
@@ -586,7 +518,7 @@ def _repeated(counts: Array, begins: Array) -> tuple[Array, Array]:
     return which, np.arange(len(which)) + (begins - before)[which]
 
 
-def _in_order(complete: _Complete) -> _Complete:
+def _in_order(complete: Found) -> Found:
     """Return matches in the order in which a matcher emits them; of three and more it may be another one."""
     keys, firsts = complete.keys, complete.firsts
     if len(keys) < 3:

@@ -9,9 +9,8 @@ remembered of what was fired.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,43 +61,9 @@ class Parts(NamedTuple):
     last_ms: Array
 
 
-class Assigned(NamedTuple):
-    """Windows of parts: `of_part` says whose, several or none of each; of sessions one that may merge."""
-
-    of_part: Array
-    start_ms: Array
-    end_ms: Array
-
-
-class Together(NamedTuple):
-    #: Places of all windows, those that are one behind each other, in the order of keys and starts.
-    order: Array
-    #: Where each group begins there; shape (groups,).
-    begins: Array
-    #: Of the window that a group is; shape (groups,).
-    start_ms: Array
-    end_ms: Array
-
-
-class ColumnWindows(ABC):
-    """Windows over columns, by a clock; pickled into the plan."""
-
-    clock: TimeDomain
-
-    @abstractmethod
-    def parts(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts: ...
-
-    @abstractmethod
-    def assign(self, first_ms: Array, last_ms: Array) -> Assigned: ...
-
-    @abstractmethod
-    def together(self, key: Array, start_ms: Array, end_ms: Array) -> Together:
-        """Return which windows of the same key (by its number) are one."""
-
-
 @dataclass(frozen=True)
-class AlignedWindows(ColumnWindows):
-    """Tumbling and sliding windows."""
+class AlignedWindows:
+    """Tumbling and sliding windows, by a clock; pickled into the plan."""
 
     clock: TimeDomain
     size_ms: int
@@ -130,8 +95,8 @@ class AlignedWindows(ColumnWindows):
         of_row, first = group_numbers([*keys, pa.array(slices)] if varies else keys)
         return Parts(of_row, first, times_ms[first], times_ms[first])
 
-    def assign(self, first_ms: Array, last_ms: Array) -> Assigned:
-        """Return the windows around times, the latest first."""
+    def assign(self, first_ms: Array, last_ms: Array) -> tuple[Array, Array, Array]:
+        """Return the windows of parts, the latest first: the part of each, its start and end."""
         into = self._into_slide(first_ms)
         latest = first_ms - into
         counts = np.maximum(-((into - self.size_ms) // self.slide_ms), 0)
@@ -142,22 +107,26 @@ class AlignedWindows(ColumnWindows):
         # Windows are around their times: a bound on the wrong side of those has left 64 bits, and is cut.
         times_ms = first_ms[of_part]
         start_ms = np.where(start_ms > times_ms, MIN_WATERMARK_MS, start_ms)
-        return Assigned(of_part, start_ms, np.where(end_ms <= times_ms, MAX_WATERMARK_MS, end_ms))
+        return of_part, start_ms, np.where(end_ms <= times_ms, MAX_WATERMARK_MS, end_ms)
 
-    def together(self, key: Array, start_ms: Array, end_ms: Array) -> Together:
-        """Windows of a key with the same bounds are one."""
+    def group(self, key: Array, start_ms: Array, end_ms: Array) -> tuple[Array, Array, Array, Array]:
+        """Return which windows of the same key (by its number) are one: those with the same bounds.
+
+        That is: an order by keys and starts, in which those that are one stand next to each other; where each
+        group begins there; and start and end of the window that each group is.
+        """
         # Of another size are those of an earlier program, and those that are cut where 64 bits end.
         are_alike = (end_ms - start_ms == self.size_ms).all()
         order = np.lexsort((start_ms, key) if are_alike else (end_ms, start_ms, key))
         key, start_ms, end_ms = key[order], start_ms[order], end_ms[order]
         breaks = (key[1:] != key[:-1]) | (start_ms[1:] != start_ms[:-1]) | (end_ms[1:] != end_ms[:-1])
         begins = _begins(breaks, len(order))
-        return Together(order, begins, start_ms[begins], end_ms[begins])
+        return order, begins, start_ms[begins], end_ms[begins]
 
 
 @dataclass(frozen=True)
-class SessionWindows(ColumnWindows):
-    """Sessions with one gap for all."""
+class SessionWindows:
+    """Sessions with one gap for all; see :class:`AlignedWindows`."""
 
     clock: TimeDomain
     gap_ms: int
@@ -166,7 +135,12 @@ class SessionWindows(ColumnWindows):
         """Divide elements where a pause of a key is longer than the gap."""
         key, _ = group_numbers(keys)
         is_rising = not len(times_ms) or (times_ms[1:] >= times_ms[:-1]).all()
-        order = _stably(key) if is_rising else np.lexsort((times_ms, key))
+        if is_rising:
+            # Numpy sorts 16 bits by radix, several times as fast.
+            narrow = key.astype(np.uint16) if key.max(initial=0) < 1 << 16 else key
+            order: Array = np.argsort(narrow, kind="stable")
+        else:
+            order = np.lexsort((times_ms, key))
         key, ordered_ms = key[order], times_ms[order]
         breaks = (key[1:] != key[:-1]) | (ordered_ms[1:] > later_ms(ordered_ms[:-1], self.gap_ms))
         begins = _begins(breaks, len(order))
@@ -180,10 +154,10 @@ class SessionWindows(ColumnWindows):
         of_row[order] = np.repeat(number, lasts + 1 - begins)
         return Parts(of_row, first[by_coming], ordered_ms[begins[by_coming]], ordered_ms[lasts[by_coming]])
 
-    def assign(self, first_ms: Array, last_ms: Array) -> Assigned:
-        return Assigned(np.arange(len(first_ms)), first_ms, later_ms(last_ms, self.gap_ms))
+    def assign(self, first_ms: Array, last_ms: Array) -> tuple[Array, Array, Array]:
+        return np.arange(len(first_ms)), first_ms, later_ms(last_ms, self.gap_ms)
 
-    def together(self, key: Array, start_ms: Array, end_ms: Array) -> Together:
+    def group(self, key: Array, start_ms: Array, end_ms: Array) -> tuple[Array, Array, Array, Array]:
         """Windows of a key that overlap or touch are one."""
         order = np.lexsort((start_ms, key))
         key, start_ms, end_ms = key[order], start_ms[order], end_ms[order]
@@ -193,7 +167,10 @@ class SessionWindows(ColumnWindows):
         reached = distinct[np.maximum.accumulate(key * width + rank) % width] if len(order) else end_ms
         begins = _begins((key[1:] != key[:-1]) | (start_ms[1:] > reached[:-1]), len(order))
         lasts = np.append(begins[1:], len(order))[: len(begins)] - 1
-        return Together(order, begins, start_ms[begins], reached[lasts])
+        return order, begins, start_ms[begins], reached[lasts]
+
+
+ColumnWindows = AlignedWindows | SessionWindows
 
 
 @dataclass(frozen=True)
@@ -261,19 +238,12 @@ def _begins(breaks: Array, count: int) -> Array:
     return begins
 
 
-def _stably(key: Array) -> Array:
-    """Return an order by small numbers; numpy sorts 16 bits by radix, several times as fast."""
-    narrow = key.astype(np.uint16) if key.max(initial=0) < 1 << 16 else key
-    order: Array = np.argsort(narrow, kind="stable")
-    return order
-
-
 #: Origin of a window that is new, or not as it is stored.
 CHANGED = -1
 
 
 @dataclass(frozen=True)
-class Pool:
+class WindowColumns:
     """Open windows, at most one with the same key and bounds."""
 
     #: Number of each window's key.
@@ -289,55 +259,28 @@ class Pool:
     def __len__(self) -> int:
         return len(self.key)
 
-    def take(self, places: Array) -> Pool:
+    def take(self, places: Array) -> WindowColumns:
         if is_all(places, len(self)):
             return self
         taken = pa.array(places)
-        return Pool(
-            self.key[places],
-            self.start_ms[places],
-            self.end_ms[places],
-            self.due_ms[places],
-            self.origin[places],
-            tuple(column.take(taken) for column in self.values),
-        )
+        bounds = self.start_ms[places], self.end_ms[places]
+        values = tuple(column.take(taken) for column in self.values)
+        return WindowColumns(self.key[places], *bounds, self.due_ms[places], self.origin[places], values)
 
 
-class Arrivals(NamedTuple):
-    #: Number of each part's key.
-    key: Array
+@dataclass
+class ArrivedParts:
+    """Parts that came, and what is lost of them if they are late."""
+
+    hashes: Array
+    keys: tuple[pa.Array, ...]
     first_ms: Array
     last_ms: Array
     #: Columns of the partial aggregates.
     values: Sequence[pa.Array]
-
-
-class Added(NamedTuple):
-    """Windows behind arrivals, which of them fire at once (places), and whether each arrival was too late."""
-
-    pool: Pool
-    fires: Array
-    is_late: Array
-
-
-class Fired(NamedTuple):
-    pool: Pool
-    fired: Pool
-
-
-class _Together(NamedTuple):
-    """Windows that are open or of parts, as they are one."""
-
-    #: Whether each of them is in one that is not over.
-    is_in: Array
-    #: For those that are, in which.
-    of_row: Array
-    #: Least place in each; shape (windows,), as the rest.
-    first: Array
-    start_ms: Array
-    end_ms: Array
-    #: Whether a part has come to it.
-    is_touched: Array
+    elements: Array
+    #: Part of each row that came; None where rows are parts.
+    of_row: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -353,77 +296,75 @@ class WindowRules:
     def is_by_event_time(self) -> bool:
         return self.windows.clock is TimeDomain.EVENT_TIME
 
+    def fold(
+        self, batch: pa.RecordBatch, keys: Sequence[pa.Array], times_ms: Array
+    ) -> tuple[Parts, list[pa.Array]]:
+        parts = self.windows.parts(keys, times_ms)
+        return parts, self.aggregation.fold(batch, parts.of_row, parts.first)
+
     def over_ms(self, end_ms: Array) -> Array:
         last_ms, lateness_ms = last_of(end_ms), self.lateness_ms if self.is_by_event_time else 0
         return later_ms(last_ms, lateness_ms)
 
-    def add(self, pool: Pool, came: Arrivals, watermark_ms: int) -> Added:
-        """Add parts to their windows; those that are late, but in time, fire their windows again."""
+    def add(
+        self, windows: WindowColumns, key: Array, came: ArrivedParts, watermark_ms: int
+    ) -> tuple[WindowColumns, Array, Array]:
+        """Add parts of keys (by their numbers) to their windows.
+
+        Returns the windows, the places of those that fire again at once (parts were late, but in time), and
+        whether each part was too late.
+        """
         # Of sessions all parts and windows are put together first; then it is asked whether that is over.
         # Processing time is looked at before anything comes: nothing is late, and nothing fires here.
-        now_ms = watermark_ms if self.is_by_event_time else MIN_WATERMARK_MS
-        assigned = self.windows.assign(came.first_ms, came.last_ms)
-        key = np.concatenate([pool.key, came.key[assigned.of_part]])
-        start_ms = np.concatenate([pool.start_ms, assigned.start_ms])
-        end_ms = np.concatenate([pool.end_ms, assigned.end_ms])
-        together = self._together(len(pool), key, start_ms, end_ms, now_ms)
-        parts = assigned.of_part[together.is_in[len(pool) :]]
-        is_lost = np.bincount(parts, minlength=len(came.key)) == 0
-        is_late = is_lost & (later_ms(came.first_ms, self.lateness_ms) <= now_ms)
-        after = self._after(pool, key, together, self._folded(pool, came, parts, together), now_ms)
-        fires = together.is_touched & (last_of(after.end_ms) <= now_ms)
-        return Added(after, np.flatnonzero(fires), is_late)
-
-    def fire(self, pool: Pool, limit_ms: int) -> Fired:
-        """Fire windows that end up to a time of their clock, and give up those that are over then."""
-        is_due = pool.due_ms <= limit_ms
-        if not is_due.any():
-            return Fired(pool, pool.take(np.empty(0, dtype=np.int64)))
-        places = np.flatnonzero(is_due & (pool.due_ms == last_of(pool.end_ms)))
-        fired = pool.take(places[np.argsort(pool.end_ms[places], kind="stable")])
-        over_ms = self.over_ms(pool.end_ms)
-        left = pool.take(np.flatnonzero(~is_due | (over_ms > limit_ms)))
-        waits = left.due_ms <= limit_ms
-        due_ms = np.where(waits, self.over_ms(left.end_ms), left.due_ms)
-        origin = np.where(waits, CHANGED, left.origin)
-        return Fired(Pool(left.key, left.start_ms, left.end_ms, due_ms, origin, left.values), fired)
-
-    def _together(
-        self, open_count: int, key: Array, start_ms: Array, end_ms: Array, now_ms: int
-    ) -> _Together:
-        """Return which windows are one: those that are open stand in front of those of parts."""
-        order, begins, starts, ends = self.windows.together(key, start_ms, end_ms)
+        now_ms, count = watermark_ms if self.is_by_event_time else MIN_WATERMARK_MS, len(windows)
+        of_part, start_ms, end_ms = self.windows.assign(came.first_ms, came.last_ms)
+        keys = np.concatenate([windows.key, key[of_part]])
+        start_ms, end_ms = (
+            np.concatenate(both) for both in ((windows.start_ms, start_ms), (windows.end_ms, end_ms))
+        )
+        order, begins, starts, ends = self.windows.group(keys, start_ms, end_ms)
         sizes = np.diff(np.append(begins, len(order)))
         first = np.minimum.reduceat(order, begins) if len(order) else begins
         # The least place says whether one of them was open; then it is not over.
-        stays = (first < open_count) | (self.over_ms(ends) > now_ms)
-        of_row = np.empty(len(order), dtype=np.int64)
+        stays = (first < count) | (self.over_ms(ends) > now_ms)
+        of_row, is_in = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=bool)
         of_row[order] = np.repeat(np.cumsum(stays) - 1, sizes)
-        is_in = np.empty(len(order), dtype=bool)
         is_in[order] = np.repeat(stays, sizes)
-        is_touched = (first >= open_count) | (sizes > 1)
-        return _Together(is_in, of_row[is_in], first[stays], starts[stays], ends[stays], is_touched[stays])
-
-    def _after(
-        self, pool: Pool, key: Array, together: _Together, values: tuple[pa.Array, ...], now_ms: int
-    ) -> Pool:
-        is_touched, first, ends = together.is_touched, together.first, together.end_ms
+        is_touched = ((first >= count) | (sizes > 1))[stays]
+        first, starts, ends = first[stays], starts[stays], ends[stays]
+        parts = of_part[is_in[count:]]
+        is_lost = np.bincount(parts, minlength=len(key)) == 0
+        is_late = is_lost & (later_ms(came.first_ms, self.lateness_ms) <= now_ms)
+        values = self._folded(windows, came, parts, of_row[is_in], (np.cumsum(is_in) - 1)[first])
         due_ms = np.where(last_of(ends) > now_ms, last_of(ends), self.over_ms(ends))
-        origin = np.full(len(first), CHANGED)
-        same = np.flatnonzero(~is_touched)
-        due_ms[same], origin[same] = pool.due_ms[first[same]], pool.origin[first[same]]
-        return Pool(key[first], together.start_ms, ends, due_ms, origin, values)
+        origin, same = np.full(len(first), CHANGED), np.flatnonzero(~is_touched)
+        due_ms[same], origin[same] = windows.due_ms[first[same]], windows.origin[first[same]]
+        fires = np.flatnonzero(is_touched & (last_of(ends) <= now_ms))
+        return WindowColumns(keys[first], starts, ends, due_ms, origin, values), fires, is_late
 
-    def _folded(self, pool: Pool, came: Arrivals, parts: Array, together: _Together) -> tuple[pa.Array, ...]:
-        first = np.cumsum(together.is_in)[together.first] - 1
+    def fire(self, windows: WindowColumns, limit_ms: int) -> tuple[WindowColumns, WindowColumns]:
+        """Return the windows that are left at a time of their clock, and those that have fired by then."""
+        is_due = windows.due_ms <= limit_ms
+        if not is_due.any():
+            return windows, windows.take(np.empty(0, dtype=np.int64))
+        places = np.flatnonzero(is_due & (windows.due_ms == last_of(windows.end_ms)))
+        fired = windows.take(places[np.argsort(windows.end_ms[places], kind="stable")])
+        left = windows.take(np.flatnonzero(~is_due | (self.over_ms(windows.end_ms) > limit_ms)))
+        waits = left.due_ms <= limit_ms
+        due_ms = np.where(waits, self.over_ms(left.end_ms), left.due_ms)
+        return replace(left, due_ms=due_ms, origin=np.where(waits, CHANGED, left.origin)), fired
+
+    def _folded(
+        self, windows: WindowColumns, came: ArrivedParts, parts: Array, of_row: Array, first: Array
+    ) -> tuple[pa.Array, ...]:
         new = list(came.values)
-        if not is_all(parts, len(came.key)):
+        if not is_all(parts, len(came.first_ms)):
             taken = pa.array(parts)
             new = [column.take(taken) for column in new]
-        if len(pool):
-            new = [pa.concat_arrays(both) for both in zip(pool.values, new, strict=True)]
+        if len(windows):
+            new = [pa.concat_arrays(both) for both in zip(windows.values, new, strict=True)]
         rows = pa.RecordBatch.from_arrays(new, names=self.aggregation.names)
-        return tuple(self.aggregation.fold_partials(rows, together.of_row, first))
+        return tuple(self.aggregation.fold_partials(rows, of_row, first))
 
 
 def is_all(places: Array, count: int) -> bool:
@@ -445,7 +386,7 @@ _EPOCH_YEARS_MS = (-62_135_596_800_000, 253_402_300_799_999)
 
 
 @dataclass(frozen=True)
-class Rows:
+class KeyedRows:
     """Rows that came in together: on one side of the watermark, in their order."""
 
     hashes: Array
@@ -463,71 +404,40 @@ class Rows:
         return found
 
 
-@dataclass(frozen=True)
-class Came:
-    """Parts that came, and what is lost of them if they are late."""
-
-    hashes: Array
-    keys: tuple[pa.Array, ...]
-    first_ms: Array
-    last_ms: Array
-    values: Sequence[pa.Array]
-    elements: Array
-    #: Part of each row that came; None where rows are parts.
-    of_row: Array | None = None
+#: Makes parts of rows, by the processing time of the micro-batch.
+Reader = Callable[[KeyedRows, WindowRules, int], ArrivedParts]
 
 
-class Reader(ABC):
-    @abstractmethod
-    def read(self, rows: Rows, rules: WindowRules, processing_time_ms: int) -> Came: ...
+def read_partials(rows: KeyedRows, rules: WindowRules, processing_time_ms: int) -> ArrivedParts:
+    """Read rows that are parts, which were made before the shuffle."""
+    first_ms = last_ms = rows.times_by(rules.windows.clock, processing_time_ms)
+    fields = rows.fields
+    if LAST_MS in fields.schema.names and rules.is_by_event_time:
+        last_ms = fields.column(LAST_MS).to_numpy()
+    values = [fields.column(name) for name in rules.aggregation.names]
+    return ArrivedParts(rows.hashes, rows.keys, first_ms, last_ms, values, fields.column(ELEMENTS).to_numpy())
 
 
-class Partials(Reader):
-    """Rows are parts, which were made before the shuffle."""
-
-    def read(self, rows: Rows, rules: WindowRules, processing_time_ms: int) -> Came:
-        first_ms = last_ms = rows.times_by(rules.windows.clock, processing_time_ms)
-        names = rows.fields.schema.names
-        if LAST_MS in names and rules.is_by_event_time:
-            last_ms = rows.fields.column(LAST_MS).to_numpy()
-        values = [rows.fields.column(name) for name in rules.aggregation.names]
-        elements = rows.fields.column(ELEMENTS).to_numpy()
-        return Came(rows.hashes, rows.keys, first_ms, last_ms, values, elements)
-
-
-class WholeElements(Reader):
-    """Rows are elements: so those that are late can go elsewhere."""
-
-    def read(self, rows: Rows, rules: WindowRules, processing_time_ms: int) -> Came:
-        times_ms = rows.times_by(rules.windows.clock, processing_time_ms)
-        parts, values = folded_parts(rules, rows.fields, rows.keys, times_ms)
-        taken = pa.array(parts.first)
-        return Came(
-            rows.hashes[parts.first],
-            tuple(key.take(taken) for key in rows.keys),
-            parts.first_ms,
-            parts.last_ms,
-            values,
-            np.bincount(parts.of_row, minlength=len(parts.first)),
-            parts.of_row,
-        )
-
-
-def folded_parts(
-    rules: WindowRules, batch: pa.RecordBatch, keys: Sequence[pa.Array], times_ms: Array
-) -> tuple[Parts, list[pa.Array]]:
-    parts = rules.windows.parts(keys, times_ms)
-    return parts, rules.aggregation.fold(batch, parts.of_row, parts.first)
+def read_elements(rows: KeyedRows, rules: WindowRules, processing_time_ms: int) -> ArrivedParts:
+    """Read rows that are elements: so those that are late can go elsewhere."""
+    times_ms = rows.times_by(rules.windows.clock, processing_time_ms)
+    parts, values = rules.fold(rows.fields, rows.keys, times_ms)
+    first = parts.first
+    keys = tuple(key.take(pa.array(first)) for key in rows.keys)
+    elements = np.bincount(parts.of_row, minlength=len(first))
+    return ArrivedParts(
+        rows.hashes[first], keys, parts.first_ms, parts.last_ms, values, elements, parts.of_row
+    )
 
 
 @dataclass
 class Outcome:
-    #: Rows on both sides of the watermark; each a batch with times, and the output's columns.
-    before: list[pa.RecordBatch] = field(default_factory=list)
-    behind: list[pa.RecordBatch] = field(default_factory=list)
+    """Batches of both sides of the watermark, which begin with times."""
+
+    #: With the output's columns.
+    rows: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = field(default_factory=lambda: ([], []))
     #: Elements that came too late, if there is a side output for them.
-    late_before: pa.RecordBatch | None = None
-    late_behind: pa.RecordBatch | None = None
+    late: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = field(default_factory=lambda: ([], []))
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -539,138 +449,134 @@ class WindowFold:
     #: Which parts of the key come out, in front of the folds.
     key_places: tuple[int, ...]
     reader: Reader
-    #: Where late elements go; None: they are dropped and counted. Needs :class:`WholeElements`.
+    #: Where late elements go; None: they are dropped and counted. Needs :func:`read_elements`.
     late_output: OutputTag | None = None
 
     def open(self, states: KeyedStates) -> None:
+        aggregation, clock = self.rules.aggregation, self.rules.windows.clock
+        own = aggregation.state_type()
+        if len(aggregation.names) == 1:
+            own = f"{name_text(aggregation.names[0])} {own}"
         states.per_namespace(OPEN)
-        states.get_state(ValueStateDescriptor(OPEN, _state_type(self.rules)))
+        states.get_state(ValueStateDescriptor(OPEN, f"{DUE_FIELDS[clock]} LONG, {own}"))
 
-    def run(self, before: Rows | None, behind: Rows | None, group: GroupState, progress: Progress) -> Outcome:
+    def run(
+        self, before: KeyedRows | None, behind: KeyedRows | None, group: GroupState, progress: Progress
+    ) -> Outcome:
         clock, now_ms = self.rules.windows.clock, progress.processing_time_ms
         table, limit_ms = group.due_table(OPEN), progress.limits_ms[clock]
-        came = [
-            None if rows is None else self.reader.read(rows, self.rules, now_ms) for rows in (before, behind)
-        ]
-        hashes = [one.hashes for one in came if one is not None]
-        stored = table.select(np.concatenate(hashes or [np.empty(0, dtype=np.int64)]), limit_ms)
-        if not len(stored) and not hashes:
+        given = [None if rows is None else self.reader(rows, self.rules, now_ms) for rows in (before, behind)]
+        came = [one for one in given if one is not None]
+        hashes = np.concatenate([np.empty(0, dtype=np.int64), *(one.hashes for one in came)])
+        stored = table.select(hashes, limit_ms)
+        if not len(stored) and not came:
             return Outcome()
-        return _GroupWindows(self, table, stored, came[0], came[1]).run(before, behind, progress)
+        run = _GroupWindows(self, table, stored, came)
+        outcome, is_by_event_time = run.outcome, self.rules.is_by_event_time
+        if not is_by_event_time:
+            run.fire(progress.processing_limit_ms, outcome.rows[0])
+        run.add(0, before, given[0], progress.watermark_before_ms)
+        if is_by_event_time:
+            run.fire(progress.watermark_ms, outcome.rows[0])
+        run.add(1, behind, given[1], progress.watermark_ms)
+        if is_by_event_time and progress.drained_to_ms > progress.watermark_ms:
+            run.fire(progress.drained_to_ms, outcome.rows[1])
+        run.store()
+        return outcome
+
+
+class StoredWindows:
+    """The stored windows of some keys, in one micro-batch, and what becomes of them."""
+
+    def __init__(
+        self, table: DueTable, stored: Stored, hashes: Sequence[Array], keys: Sequence[Sequence[pa.Array]]
+    ) -> None:
+        self.table, self.stored = table, stored
+        columns = table.keys_together([stored.keys, *keys])
+        self.index = KeyIndex.of(np.concatenate([stored.hashes, *hashes]), columns)
+        #: Numbers of keys: those of the stored windows, and of what has arrived.
+        self.stored_key, self.arrived_key = np.split(self.index.of_row, [len(stored)])
+        #: Places of the stored windows that count.
+        self.living = stored.living(self.stored_key)
+
+    def write(
+        self, kept: Array, key: Array, bounds: Sequence[Array], due_ms: Array, values: Sequence[pa.Array]
+    ) -> bool:
+        """Keep some as they are stored, and store others; return whether that is a change."""
+        if not len(key) and len(kept) == len(self.living):
+            return False
+        taken = pa.array(key)
+        columns = [
+            pa.array(self.index.hashes[key]),
+            *(column.take(taken) for column in self.index.keys),
+            *map(pa.array, (*bounds, due_ms)),
+            *values,
+            pa.array(np.ones(len(key), dtype=bool)),
+        ]
+        rows = pa.RecordBatch.from_arrays(columns, schema=self.table.layout.schema)
+        self.table.write(self.stored, self.stored_key, kept, rows, key)
+        return True
 
 
 class _GroupWindows:
+    """The windows of a key group while parts are added to them, and while they fire."""
+
     def __init__(
-        self, fold: WindowFold, table: DueTable, stored: Stored, before: Came | None, behind: Came | None
+        self, fold: WindowFold, table: DueTable, stored: Stored, came: Sequence[ArrivedParts]
     ) -> None:
-        self._fold, self._rules, self._table, self._stored = fold, fold.rules, table, stored
-        given = [stored.keys, *(one.keys for one in (before, behind) if one is not None)]
-        hashes = [stored.hashes, *(one.hashes for one in (before, behind) if one is not None)]
-        keys = table.keys_together(given)
-        self._index = KeyIndex.of(np.concatenate(hashes), keys)
-        at = len(stored)
-        self._stored_key = self._index.of_row[:at]
-        came: list[tuple[Came, Arrivals] | None] = []
-        for one in (before, behind):
-            own = self._index.of_row[at : at + (0 if one is None else len(one.hashes))]
-            came.append(None if one is None else (one, self._arrivals(one, own)))
-            at += len(own)
-        self._before, self._behind = came
-        self._pool = self._opened()
-        self._outcome = Outcome()
+        self._fold, self._rules = fold, fold.rules
+        keys, hashes = [one.keys for one in came], [one.hashes for one in came]
+        self._stored = StoredWindows(table, stored, hashes, keys)
+        #: Numbers of the keys of the parts that are to be added.
+        self._keys_left = self._stored.arrived_key
+        columns = self._stored.stored_key, *stored.bounds, stored.due_ms, np.arange(len(stored))
+        self._windows = WindowColumns(*columns, tuple(stored.values)).take(self._stored.living)
+        self.outcome = Outcome()
 
-    def run(self, before: Rows | None, behind: Rows | None, progress: Progress) -> Outcome:
-        outcome, is_by_event_time = self._outcome, self._rules.is_by_event_time
-        if not is_by_event_time:
-            outcome.before += self._fire(progress.processing_limit_ms)
-        if self._before is not None and before is not None:
-            fired, outcome.late_before = self._add(*self._before, before, progress.watermark_before_ms)
-            outcome.before += fired
-        if is_by_event_time:
-            outcome.before += self._fire(progress.watermark_ms)
-        if self._behind is not None and behind is not None:
-            fired, outcome.late_behind = self._add(*self._behind, behind, progress.watermark_ms)
-            outcome.behind += fired
-        if is_by_event_time and progress.drained_to_ms > progress.watermark_ms:
-            outcome.behind += self._fire(progress.drained_to_ms)
-        self._write()
-        return outcome
+    def fire(self, limit_ms: int, out: list[pa.RecordBatch]) -> None:
+        self._windows, fired = self._rules.fire(self._windows, limit_ms)
+        self._put_results(fired, out)
 
-    def _fire(self, limit_ms: int) -> list[pa.RecordBatch]:
-        self._pool, fired = self._rules.fire(self._pool, limit_ms)
-        return self._results(fired)
-
-    def _add(
-        self, came: Came, arrivals: Arrivals, rows: Rows, watermark_ms: int
-    ) -> tuple[list[pa.RecordBatch], pa.RecordBatch | None]:
-        """Return results of windows that fire again, and the elements that came too late."""
-        added = self._rules.add(self._pool, arrivals, watermark_ms)
-        self._pool = added.pool
-        late = None
-        if added.is_late.any():
-            late = self._late(came, rows, added.is_late)
-        return self._results(added.pool.take(added.fires)) if len(added.fires) else [], late
-
-    def _late(self, came: Came, rows: Rows, is_late: Array) -> pa.RecordBatch | None:
-        if self._fold.late_output is None:
-            counts = self._outcome.counts
-            counts[LATE_RECORDS_DROPPED] = counts.get(LATE_RECORDS_DROPPED, 0) + int(
-                came.elements[is_late].sum()
-            )
-            return None
-        assert came.of_row is not None
-        places = pa.array(np.flatnonzero(is_late[came.of_row]))
-        times = pa.nulls(len(rows.hashes), pa.int64()) if rows.times_ms is None else rows.times_ms
-        return _timed(times, rows.fields.columns).take(places)
-
-    def _results(self, fired: Pool) -> list[pa.RecordBatch]:
-        if not len(fired):
-            return []
-        taken = pa.array(fired.key)
-        keys = [self._index.keys[at].take(taken) for at in self._fold.key_places]
-        bounds = [timestamps(fired.start_ms), timestamps(fired.end_ms)]
-        return [_timed(pa.array(last_of(fired.end_ms)), [*keys, *fired.values, *bounds])]
-
-    def _opened(self) -> Pool:
-        stored, key = self._stored, self._stored_key
-        living = stored.living(key)
-        self._living_count = len(living)
-        start_ms, end_ms = stored.bounds
-        columns = (key, start_ms, end_ms, stored.due_ms)
-        pool = Pool(*columns, np.arange(len(stored)), tuple(stored.values))
-        return pool.take(living)
-
-    def _arrivals(self, came: Came, key: Array) -> Arrivals:
-        kinds = self._table.layout.values[1:]
-        values = [
+    def add(self, side: int, rows: KeyedRows | None, came: ArrivedParts | None, watermark_ms: int) -> None:
+        """Add the parts of one side of the watermark; windows fire again, and what is too late goes aside."""
+        if rows is None or came is None:
+            return
+        kinds = self._stored.table.layout.values[1:]
+        came.values = [
             column if column.type == kind else column.cast(kind)
             for column, kind in zip(came.values, kinds, strict=True)
         ]
-        return Arrivals(key, came.first_ms, came.last_ms, values)
+        key, self._keys_left = np.split(self._keys_left, [len(came.hashes)])
+        self._windows, fires, is_late = self._rules.add(self._windows, key, came, watermark_ms)
+        if is_late.any():
+            self._put_late(side, rows, came, is_late)
+        if len(fires):
+            self._put_results(self._windows.take(fires), self.outcome.rows[side])
 
-    def _write(self) -> None:
-        pool, layout = self._pool, self._table.layout
-        kept = pool.origin[pool.origin != CHANGED]
-        changed = pool.take(np.flatnonzero(pool.origin == CHANGED))
-        if not len(changed) and len(kept) == self._living_count:
+    def _put_late(self, side: int, rows: KeyedRows, came: ArrivedParts, is_late: Array) -> None:
+        if self._fold.late_output is None:
+            counts, late = self.outcome.counts, int(came.elements[is_late].sum())
+            counts[LATE_RECORDS_DROPPED] = counts.get(LATE_RECORDS_DROPPED, 0) + late
             return
-        taken = pa.array(changed.key)
-        columns = [
-            pa.array(self._index.hashes[changed.key]),
-            *(key.take(taken) for key in self._index.keys),
-            *map(pa.array, (changed.start_ms, changed.end_ms, changed.due_ms)),
-            *changed.values,
-            pa.array(np.ones(len(changed), dtype=bool)),
-        ]
-        rows = pa.RecordBatch.from_arrays(columns, schema=layout.schema)
-        self._table.write(self._stored, self._stored_key, kept, rows, changed.key)
+        assert came.of_row is not None
+        places = pa.array(np.flatnonzero(is_late[came.of_row]))
+        times = pa.nulls(len(rows.hashes), pa.int64()) if rows.times_ms is None else rows.times_ms
+        self.outcome.late[side].append(_timed(times, rows.fields.columns).take(places))
 
+    def _put_results(self, fired: WindowColumns, out: list[pa.RecordBatch]) -> None:
+        if not len(fired):
+            return
+        taken = pa.array(fired.key)
+        keys = [self._stored.index.keys[at].take(taken) for at in self._fold.key_places]
+        bounds = [timestamps(fired.start_ms), timestamps(fired.end_ms)]
+        out.append(_timed(pa.array(last_of(fired.end_ms)), [*keys, *fired.values, *bounds]))
 
-def _state_type(rules: WindowRules) -> str:
-    aggregation = rules.aggregation
-    one = len(aggregation.names) == 1
-    own = f"{name_text(aggregation.names[0])} {aggregation.state_type()}" if one else aggregation.state_type()
-    return f"{DUE_FIELDS[rules.windows.clock]} LONG, {own}"
+    def store(self) -> None:
+        windows = self._windows
+        kept = windows.origin[windows.origin != CHANGED]
+        changed = windows.take(np.flatnonzero(windows.origin == CHANGED))
+        bounds = changed.start_ms, changed.end_ms
+        self._stored.write(kept, changed.key, bounds, changed.due_ms, changed.values)
 
 
 def _timed(times: pa.Array, columns: Sequence[pa.Array]) -> pa.RecordBatch:

@@ -22,7 +22,8 @@ _log = logging.getLogger(__name__)
 class FunctionContext:
     """What `process_element` and `on_timer` are given; one object, whose facts change."""
 
-    __slots__ = ("_scope", "_timers", "count", "domain", "emit", "emit_to", "timestamp_ms")
+    #: Reads the state of a broadcast side; operators without one do not have it.
+    get_broadcast_state: Callable[[Any], Any]
 
     def __init__(
         self,
@@ -67,6 +68,17 @@ def put_aside(context: FunctionContext, late_output: OutputTag | None, value: An
         context.output(late_output, value)
 
 
+def move_timer(timers: Timers, clock: TimeDomain, before_ms: int | None, due_ms: int | None) -> None:
+    """Register a key's timer in place of the one before; None is none."""
+    register, delete = timers.register_event_time_timer, timers.delete_event_time_timer
+    if clock is TimeDomain.PROCESSING_TIME:
+        register, delete = timers.register_processing_time_timer, timers.delete_processing_time_timer
+    if before_ms is not None and before_ms != due_ms:
+        delete(before_ms)
+    if due_ms is not None:
+        register(due_ms)
+
+
 class KeyedStateWithoutKey(TypeError):
     """A state or timer of a key was asked for where no key is the current one."""
 
@@ -74,20 +86,19 @@ class KeyedStateWithoutKey(TypeError):
 class NoKeyedState(SubtaskFacts):
     """Given to `open` of a function whose stream has no key."""
 
+    refusal = (
+        "operator '{uid}' asks for the state '{name}', but its stream has no key; put key_by() before it "
+        "and use a keyed function"
+    )
+
     def __init__(self, uid: str, max_parallelism: int) -> None:
         self.uid, self.max_parallelism = uid, max_parallelism
-
-    def _refuse(self, descriptor: StateDescriptor) -> NoReturn:
-        raise KeyedStateWithoutKey(
-            f"operator '{self.uid}' asks for the state '{descriptor.name}', but its stream has no key; put "
-            "key_by() before it and use a keyed function"
-        )
 
     def drop_state(self, name: str) -> None:
         """Do nothing: there is no such state."""
 
     def get_state(self, descriptor: StateDescriptor) -> NoReturn:
-        self._refuse(descriptor)
+        raise KeyedStateWithoutKey(self.refusal.format(uid=self.uid, name=descriptor.name))
 
     get_list_state = get_map_state = get_reducing_state = get_aggregating_state = get_state
 
@@ -95,12 +106,10 @@ class NoKeyedState(SubtaskFacts):
 class _NoOwnState(NoKeyedState):
     """Given to `open` of a function whose values are the operator's state."""
 
-    def _refuse(self, descriptor: StateDescriptor) -> NoReturn:
-        raise KeyedStateWithoutKey(
-            f"a reduce or aggregate function of operator '{self.uid}' asks for the state "
-            f"'{descriptor.name}', but what it returns is all that is kept; use process() with a function "
-            "that has states"
-        )
+    refusal = (
+        "a reduce or aggregate function of operator '{uid}' asks for the state '{name}', but what it "
+        "returns is all that is kept; use process() with a function that has states"
+    )
 
 
 def open_part(function: object, uid: str, max_parallelism: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left, bisect_right, insort_right
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
@@ -10,14 +9,7 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.core.elements import (
-    LATE_RECORDS_DROPPED,
-    MAX_WATERMARK_MS,
-    MIN_WATERMARK_MS,
-    OutputTag,
-    TimeDomain,
-    Timer,
-)
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
 from flinkish_spark.core.iterators import called, elements_of, is_true
 from flinkish_spark.joins.spec import (
     CoGroupFunction,
@@ -31,7 +23,7 @@ from flinkish_spark.joins.spec import (
 )
 from flinkish_spark.operators.context import FunctionContext, put_aside
 from flinkish_spark.operators.process import KeyedStreamOperator, Processor
-from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.state.descriptors import ListStateDescriptor, StateTtl
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.tables import StateTable
@@ -86,12 +78,6 @@ class TaggedUnion(ElementType):
             lambda value: tagged((1, *no_left, *right.spread(value))),
         )
 
-    def split(self, elements: Iterable[TaggedElement]) -> tuple[list[Any], list[Any]]:
-        sides: tuple[list[Any], list[Any]] = ([], [])
-        for element in elements:
-            sides[element[0]].append(element.value)
-        return sides
-
     def _class(self) -> type[TaggedElement]:
         behind = 1 + len(self._left.fields)
         left, right = self._left.gathering(), self._right.gathering()
@@ -106,10 +92,6 @@ class TaggedUnion(ElementType):
         return Tagged
 
 
-#: Where the window operator sends late elements; the two sides have their own.
-_LATE = OutputTag("join/late", "side INT")
-
-
 class WindowCoGroupOperator(KeyedStreamOperator):
     """Runs a co-group or a join within windows: input 0 is the left one, 1 the right one."""
 
@@ -118,19 +100,22 @@ class WindowCoGroupOperator(KeyedStreamOperator):
         self._union = TaggedUnion(left, right)
         self._late = join.left_late, join.right_late
         if isinstance(join, WindowCoGroup):
-            function: CoGroupFunction = join.function
+            function: ProcessWindowFunction = _CoGroupSides(join.function)
         else:
-            function = _JoinAll(join.actual_function, join.join_type, left, right)
-        spec = dataclasses.replace(join.windows, late_output=_LATE)
-        self._windows = window_operator(spec, ProcessWindow(_Split(self._union, function)), self._union)
+            function = _JoinSides(join.actual_function, join.join_type, left, right)
+        self._windows = window_operator(join.windows, ProcessWindow(function), self._union)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         self._windows.open(states, context, timers)
-        self._tagging = self._union.tagging()
-        self._contexts = tuple(_LateContext(context, tag) for tag in self._late)
+        self._windows.put_late = lambda value: put_aside(context, self._late[value[0]], value.value)
 
     def processors(self) -> tuple[Processor, ...]:
-        return self._processor(0), self._processor(1)
+        tag_left, tag_right = self._union.tagging()
+        process = self._windows.process_element
+        return (
+            lambda value, context: process(tag_left(value), context),
+            lambda value, context: process(tag_right(value), context),
+        )
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         self._windows.on_timer(timer, domain)
@@ -138,69 +123,51 @@ class WindowCoGroupOperator(KeyedStreamOperator):
     def close(self) -> None:
         self._windows.close()
 
-    def _processor(self, at: int) -> Processor:
-        tag, process, late = self._tagging[at], self._windows.process_element, self._contexts[at]
 
-        def process_side(value: Any, context: FunctionContext) -> None:
-            late.begin(value, context.timestamp_ms)
-            process(tag(value), late)  # type: ignore[arg-type]
+class _Sides(ProcessWindowFunction):
+    """Calls a function of the user's with the elements of both sides of a window."""
 
-        return process_side
-
-
-class _LateContext:
-    """What the window operator uses of a context: it knows the element before it was tagged."""
-
-    __slots__ = ("_context", "_tag", "_value", "timestamp_ms")
-
-    def __init__(self, context: FunctionContext, tag: OutputTag | None) -> None:
-        self._context, self._tag = context, tag
-        self.timestamp_ms: int | None = None
-
-    def begin(self, value: Any, timestamp_ms: int | None) -> None:
-        self._value, self.timestamp_ms = value, timestamp_ms
-
-    def output(self, tag: OutputTag, value: Any) -> None:
-        if self._tag is None:
-            self._context.count(LATE_RECORDS_DROPPED)
-        else:
-            self._context.output(self._tag, self._value)
-
-
-class _Split(ProcessWindowFunction):
-    def __init__(self, union: TaggedUnion, function: CoGroupFunction) -> None:
-        self._union, self._function = union, function
+    def __init__(self, function: CoGroupFunction | ProcessJoinFunction) -> None:
+        self._function: Any = function
 
     def open(self, context: WindowRuntimeContext) -> None:
         self._function.open(context)
 
+    def close(self) -> None:
+        self._function.close()
+
+    @staticmethod
+    def _divide(elements: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        sides: tuple[list[Any], list[Any]] = ([], [])
+        for element in elements:
+            sides[element[0]].append(element.value)
+        return sides
+
+
+class _CoGroupSides(_Sides):
     def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any] | None:
-        lefts, rights = self._union.split(elements)
-        return self._function.co_group(key, context, lefts, rights)
+        return self._function.co_group(key, context, *self._divide(elements))  # type: ignore[no-any-return]
 
     def clear(self, context: WindowContext) -> None:
         self._function.clear(context)
 
-    def close(self) -> None:
-        self._function.close()
 
-
-class _JoinAll(CoGroupFunction):
+class _JoinSides(_Sides):
     """Gives a join function each pair of a window."""
 
     def __init__(
         self, function: ProcessJoinFunction, join_type: JoinType, left: ElementType, right: ElementType
     ) -> None:
-        self._function, self._type = function, join_type
+        super().__init__(function)
+        self._type = join_type
         self._left, self._right = (one.take or as_it_is for one in (left, right))
 
-    def open(self, context: WindowRuntimeContext) -> None:
-        self._function.open(context)
-
-    def co_group(
-        self, key: Any, context: WindowContext, lefts: Sequence[Any], rights: Sequence[Any]
-    ) -> Iterable[Any]:
-        pair, join = _WindowPair(context), called(self._function.process_element)
+    def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:
+        lefts, rights = self._divide(elements)
+        # The times of single elements are not kept in windows.
+        pair = PairContext(lambda tag, value, _: context.output(tag, value))
+        pair.result_ms = context.window.max_timestamp_ms
+        join = called(self._function.process_element)
         if not rights:
             lefts, rights = (lefts if self._type.keeps_left else ()), (None,)
         elif not lefts:
@@ -209,27 +176,6 @@ class _JoinAll(CoGroupFunction):
         for left in lefts:
             for right in rights:
                 yield from elements_of(join(own_left(left), own_right(right), pair) or ())
-
-    def close(self) -> None:
-        self._function.close()
-
-
-class _WindowPair:
-    """Given to a join function; the times of single elements are not kept in windows."""
-
-    __slots__ = ("_context", "output")
-
-    def __init__(self, context: WindowContext) -> None:
-        self._context, self.output = context, context.output
-
-    def left_timestamp(self) -> None:
-        return None
-
-    def right_timestamp(self) -> None:
-        return None
-
-    def timestamp(self) -> int:
-        return self._context.window.max_timestamp_ms
 
 
 #: A waiting element: its fields, then what is known of it, then its time.
@@ -298,10 +244,10 @@ class JoinNeedsTime(ValueError):
 class PairContext:
     """Given to a join function; one object, whose facts change."""
 
-    __slots__ = ("_context", "left_ms", "result_ms", "right_ms")
+    __slots__ = ("_emit_to", "left_ms", "result_ms", "right_ms")
 
-    def __init__(self, context: FunctionContext) -> None:
-        self._context = context
+    def __init__(self, emit_to: Callable[[OutputTag, Any, int | None], None]) -> None:
+        self._emit_to = emit_to
         self.left_ms: int | None = None
         self.right_ms: int | None = None
         self.result_ms: int | None = None
@@ -316,7 +262,33 @@ class PairContext:
         return self.result_ms
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        self._context.emit_to(tag, value, self.result_ms)
+        self._emit_to(tag, value, self.result_ms)
+
+
+class _TimedJoin(KeyedStreamOperator):
+    """A join by the times of elements, which wait in buffers."""
+
+    def __init__(self, function: ProcessJoinFunction, *buffers: TimedBuffer) -> None:
+        self._function, self._buffers = function, buffers
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        self._timers, self._context = timers, context
+        self._pair = PairContext(context.emit_to)
+        for buffer in self._buffers:
+            buffer.open(states)
+        self._settle = states.puts.settle
+        self._function.open(states.of_function())
+
+    def close(self) -> None:
+        self._function.close()
+
+    def _emit(self, left: Any, right: Any, left_ms: int | None, right_ms: int | None, result_ms: int) -> None:
+        pair = self._pair
+        pair.left_ms, pair.right_ms, pair.result_ms = left_ms, right_ms, result_ms
+        rows = self._function.process_element(left, right, pair)
+        if rows is not None:
+            self._context.emit(rows, result_ms)
+        self._settle()
 
 
 #: What is known of a waiting element where it would come out alone: whether it has had a partner. None: it
@@ -353,7 +325,7 @@ class _Half:
         return entries[:over]
 
 
-class IntervalJoinOperator(KeyedStreamOperator):
+class IntervalJoinOperator(_TimedJoin):
     """Runs an :class:`~flinkish_spark.joins.IntervalJoin`: input 0 is the left one, 1 the right one.
 
     Elements of both sides wait, sorted by time, until no partner can come any more. A key has at most one
@@ -361,20 +333,12 @@ class IntervalJoinOperator(KeyedStreamOperator):
     """
 
     def __init__(self, join: IntervalJoin) -> None:
-        self._function = join.actual_function
         reach = join.least_ms, join.greatest_ms
         back = -join.greatest_ms, -join.least_ms
         kind = join.join_type
         self._left = _Half(Side.LEFT, join.left_type, reach, kind.keeps_left, join.left_late)
         self._right = _Half(Side.RIGHT, join.right_type, back, kind.keeps_right, join.right_late)
-
-    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        self._timers, self._context = timers, context
-        self._pair = PairContext(context)
-        for half in (self._left, self._right):
-            half.buffer.open(states)
-        self._settle = states.puts.settle
-        self._function.open(states.of_function())
+        super().__init__(join.actual_function, self._left.buffer, self._right.buffer)
 
     def processors(self) -> tuple[Processor, ...]:
         return self._processor(self._left, self._right), self._processor(self._right, self._left)
@@ -397,9 +361,6 @@ class IntervalJoinOperator(KeyedStreamOperator):
         due_ms = self._due_ms(self._left, self._right)
         if due_ms is not None:
             self._timers.register_event_time_timer(due_ms)
-
-    def close(self) -> None:
-        self._function.close()
 
     def _processor(self, own: _Half, other: _Half) -> Processor:
         timers, is_left, take = self._timers, own.side is Side.LEFT, own.buffer.own
@@ -445,14 +406,6 @@ class IntervalJoinOperator(KeyedStreamOperator):
                 self._timers.delete_event_time_timer(before_ms)
             self._timers.register_event_time_timer(due_ms)
 
-    def _emit(self, left: Any, right: Any, left_ms: int | None, right_ms: int | None, result_ms: int) -> None:
-        pair = self._pair
-        pair.left_ms, pair.right_ms, pair.result_ms = left_ms, right_ms, result_ms
-        rows = self._function.process_element(left, right, pair)
-        if rows is not None:
-            self._context.emit(rows, result_ms)
-        self._settle()
-
     @staticmethod
     def _due_ms(one: _Half, other: _Half) -> int | None:
         here, there = one.buffer.entries(), other.buffer.entries()
@@ -467,7 +420,7 @@ _TEMPORAL_FACTS = "__is_deletion BOOLEAN, __is_first_known BOOLEAN"
 _IS_DELETION, _IS_FIRST_KNOWN = -3, -2
 
 
-class TemporalJoinOperator(KeyedStreamOperator):
+class TemporalJoinOperator(_TimedJoin):
     """Runs a :class:`~flinkish_spark.joins.TemporalJoin`: input 0 is the left one, 1 has the versions.
 
     Left elements wait for the watermark. Of the versions that it has passed, the newest stays: it is valid
@@ -475,19 +428,12 @@ class TemporalJoinOperator(KeyedStreamOperator):
     """
 
     def __init__(self, join: TemporalJoin) -> None:
-        self._join, self._function = join, join.actual_function
+        self._join = join
         self._left = TimedBuffer("join/left", ElementType(join.left_type))
         self._right = TimedBuffer(
             "join/right", ElementType(join.right_type), _TEMPORAL_FACTS, join.version_ttl
         )
-
-    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        self._timers, self._context = timers, context
-        self._pair = PairContext(context)
-        self._left.open(states)
-        self._right.open(states)
-        self._settle = states.puts.settle
-        self._function.open(states.of_function())
+        super().__init__(join.actual_function, self._left, self._right)
 
     def processors(self) -> tuple[Processor, ...]:
         return self._process_left, self._process_version
@@ -507,9 +453,6 @@ class TemporalJoinOperator(KeyedStreamOperator):
             oldest = versions[passed - 1]
             self._right.drop_first(passed - 1, (*oldest[:_IS_FIRST_KNOWN], True, oldest[-1]))
         self._register(None)
-
-    def close(self) -> None:
-        self._function.close()
 
     def _process_left(self, value: Any, context: FunctionContext) -> None:
         time_ms = _time_of(context)
@@ -545,17 +488,10 @@ class TemporalJoinOperator(KeyedStreamOperator):
         self._register(before_ms)
 
     def _join_one(self, left: Any, time_ms: int, version: Entry | None) -> None:
-        pair, right = self._pair, None
-        pair.left_ms = pair.result_ms = time_ms
-        pair.right_ms = None
         if version is not None and not version[_IS_DELETION]:
-            pair.right_ms, right = time_of(version), self._right.element(version)
-        elif not self._join.join_type.keeps_left:
-            return
-        rows = self._function.process_element(left, right, pair)
-        if rows is not None:
-            self._context.emit(rows, time_ms)
-        self._settle()
+            self._emit(left, self._right.element(version), time_ms, time_of(version), time_ms)
+        elif self._join.join_type.keeps_left:
+            self._emit(left, None, time_ms, None, time_ms)
 
     def _due_ms(self) -> int | None:
         waiting, versions = self._left.entries(), self._right.entries()
@@ -567,7 +503,6 @@ class TemporalJoinOperator(KeyedStreamOperator):
         return over_ms if due_ms is None else min(over_ms, due_ms)
 
     def _register(self, before_ms: int | None) -> None:
-        """Register the timer for what can be done first, in place of the one before."""
         due_ms = self._due_ms()
         if before_ms is not None and before_ms != due_ms:
             self._timers.delete_event_time_timer(before_ms)

@@ -10,6 +10,7 @@ from flinkish_spark.core.elements import OutputTag, tag_name
 from flinkish_spark.core.iterators import USER_ERRORS, called, elements_of, refuse_not_run
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.context import NoKeyedState, close_operator
+from flinkish_spark.operators.joins import PairContext
 from flinkish_spark.operators.process import ElementFailed, Emitted
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm
 from flinkish_spark.types.rows import ElementType
@@ -46,8 +47,8 @@ class LookupAnswerWrong(TypeError):
 
 
 class _LookupRuntime(NoKeyedState):
-    def __init__(self, uid: str, max_parallelism: int, counts_as: str) -> None:
-        super().__init__(uid, max_parallelism)
+    def __init__(self, uid: str, counts_as: str) -> None:
+        super().__init__(uid, 1)
         self._own_counts_as = counts_as
 
     def _counts_as(self) -> str:
@@ -56,16 +57,12 @@ class _LookupRuntime(NoKeyedState):
 
 class LookupJoinRun:
     def __init__(
-        self,
-        join: LookupJoin,
-        uid: str,
-        max_parallelism: int,
-        kept: KeptAnswers | None = None,
-        counts_as: str = "",
+        self, join: LookupJoin, uid: str, kept: KeptAnswers | None = None, counts_as: str = ""
     ) -> None:
         self._join, self._function = join, join.actual_function
         self._answers = _Answers(join, uid, OrderedDict() if kept is None else kept)
-        self._context = _LookupContext()
+        self._context = PairContext(self._to_side)
+        self._emitted = Emitted()
         #: An element goes to `key_of` and to each of its pairs; a row to each element of its key, and the
         #: table or the cache may keep it.
         self._take = ElementType(join.left_type).take or as_it_is
@@ -75,7 +72,7 @@ class LookupJoinRun:
         self.of_side_row: dict[str, list[int]] = {}
         try:
             join.table.open()
-            self._function.open(_LookupRuntime(uid, max_parallelism, counts_as))
+            self._function.open(_LookupRuntime(uid, counts_as))
         except BaseException:
             # What failed first is what is told.
             close_operator(self, uid)
@@ -85,13 +82,14 @@ class LookupJoinRun:
         self, values: Sequence[Any], times_ms: Sequence[int | None] | None, processing_time_ms: int
     ) -> Emitted:
         """Join the elements of a batch; rows come in the order of the elements, and have their times."""
-        self._context.emitted = emitted = Emitted()
+        self._emitted = emitted = Emitted()
         keys = self._keys(values)
         rows_of = self._answers.of(keys, processing_time_ms)
         self.of_row, self.of_side_row = [], {}
         stamps: Iterable[int | None] = times_ms or [None] * len(values)
         for at, (value, key, time_ms) in enumerate(zip(values, keys, stamps, strict=True)):
-            self._context.timestamp_ms = time_ms
+            # Rows of a table have no time.
+            self._context.left_ms = self._context.result_ms = time_ms
             try:
                 self._join_one(value, rows_of.get(key, ()) if _is_known(key) else ())
             except USER_ERRORS as error:
@@ -122,13 +120,16 @@ class LookupJoinRun:
         return keys
 
     def _join_one(self, value: Any, rows: Rows) -> None:
-        join, context, emitted = self._function.process_element, self._context, self._context.emitted
+        join, context, emitted = self._function.process_element, self._context, self._emitted
         if not rows and self._join.join_type.keeps_left:
             rows = (None,)
         take, take_row = self._take, self._take_row
         for row in rows:
             made = join(take(value), take_row(row), context)
             emitted.rows.extend(map(taken, elements_of(made or ())))
+
+    def _to_side(self, tag: OutputTag, value: Any, time_ms: int | None) -> None:
+        self._emitted.side.setdefault(tag_name(tag), []).append((taken(value), time_ms))
 
 
 class _Answers:
@@ -138,7 +139,10 @@ class _Answers:
         self._table, self._cache, self._keys_per_call = join.table, join.cache, join.keys_per_call
         self._says = f"operator '{uid}': {type(join.table).__name__}.lookup() returned"
         # A function knows what its table returns.
-        self._form = None if join.function is not None else _RowForm(ElementType(join.right_type))
+        row = ElementType(join.right_type)
+        self._has_form = join.function is None and row.has_fields
+        self._names = [field.name for field in row.fields]
+        self._tuple_of = RowForm(self._names).tuple_of
         self._kept = kept
 
     def of(self, keys: Iterable[Any], now_ms: int) -> Mapping[Any, Rows]:
@@ -171,9 +175,9 @@ class _Answers:
                 raise LookupAnswerWrong(
                     f"{self._says} {rows!r} for the key {key!r}; it must be a list of rows"
                 )
-            if rows and self._form is not None:
+            if rows and self._has_form:
                 try:
-                    rows_of[key] = list(map(self._form, rows))
+                    rows_of[key] = list(map(self._as_tuple, rows))
                 except RowError as error:
                     says = f"{self._says} a wrong row for the key {key!r}: {error}"
                     raise LookupAnswerWrong(says) from error
@@ -188,17 +192,10 @@ class _Answers:
         while len(self._kept) > self._cache.max_keys:
             self._kept.popitem(last=False)
 
-
-class _RowForm:
-    """Makes of a table's rows what is put behind the fields of an element: those with names go by name."""
-
-    def __init__(self, row: ElementType) -> None:
-        self._names = [field.name for field in row.fields]
-        self._tuple_of = RowForm(self._names).tuple_of if row.has_fields else None
-
-    def __call__(self, row: Any) -> Any:
-        if self._tuple_of is None or row is None:
-            return row
+    def _as_tuple(self, row: Any) -> Any:
+        """Make of a table's row what is put behind the fields of an element: names go by name."""
+        if row is None:
+            return None
         try:
             found = self._tuple_of(row)
         except NoRowError:
@@ -209,28 +206,6 @@ class _RowForm:
         if len(found) != len(self._names):
             raise RowError(f"{len(found)} fields, declared are {len(self._names)}: {', '.join(self._names)}")
         return found
-
-
-class _LookupContext:
-    """Given to the join function; rows of a table have no time."""
-
-    __slots__ = ("emitted", "timestamp_ms")
-
-    def __init__(self) -> None:
-        self.emitted = Emitted()
-        self.timestamp_ms: int | None = None
-
-    def left_timestamp(self) -> int | None:
-        return self.timestamp_ms
-
-    def right_timestamp(self) -> None:
-        return None
-
-    def timestamp(self) -> int | None:
-        return self.timestamp_ms
-
-    def output(self, tag: OutputTag, value: Any) -> None:
-        self.emitted.side.setdefault(tag_name(tag), []).append((taken(value), self.timestamp_ms))
 
 
 def _is_known(key: Any) -> bool:

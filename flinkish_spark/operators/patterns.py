@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.conditions import ColumnCondition, Comparison, Leaf, LookingBack
 from flinkish_spark.cep.expressions import Expression
-from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher, MatchState, PartialMatch
+from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher, PartialMatch
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Stage
 from flinkish_spark.core.elements import (
     CLOSED,
@@ -28,27 +28,15 @@ from flinkish_spark.core.elements import (
     TimeDomain,
     Timer,
 )
-from flinkish_spark.functions.patterns import (
-    Match,
-    MeasuredMatches,
-    PatternProcessFunction,
-    open_matches,
-    tells_of_lost,
-)
-from flinkish_spark.operators.columnar_patterns import (
-    ColumnarMatcher,
-    ColumnarSearch,
-    LooksBack,
-    can_be_in_columns,
-)
-from flinkish_spark.operators.context import FunctionContext, KeyedStateWithoutKey, NoKeyedState
+from flinkish_spark.functions.patterns import Match, MeasuredMatches, PatternProcessFunction, open_matches
+from flinkish_spark.operators.columnar_patterns import ColumnarMatcher, LooksBack, can_be_in_columns
+from flinkish_spark.operators.context import FunctionContext, NoKeyedState, move_timer
 from flinkish_spark.operators.joins import Entry, TimedBuffer, time_of
 from flinkish_spark.operators.process import Processor
 from flinkish_spark.operators.row_conditions import ComparedWithEarlier, earlier_events
 from flinkish_spark.operators.timed_rows import DueRows, TimedRows, TimedRowsOperator
-from flinkish_spark.state.descriptors import ListStateDescriptor, StateDescriptor
+from flinkish_spark.state.descriptors import ListStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
-from flinkish_spark.state.tables import StateTable
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType
@@ -95,25 +83,20 @@ class PatternSearch:
 class _NoState(NoKeyedState):
     """Given to `open` of a condition."""
 
-    def _refuse(self, descriptor: StateDescriptor) -> NoReturn:
-        raise KeyedStateWithoutKey(
-            f"a condition of operator '{self.uid}' asks for the state '{descriptor.name}', but it sees only "
-            "what its partial match has taken; give state to the function of the matches"
-        )
+    refusal = (
+        "a condition of operator '{uid}' asks for the state '{name}', but it sees only what its partial "
+        "match has taken; give state to the function of the matches"
+    )
 
 
 class MatchContext:
     """What a function is given for a match; one object, whose facts change."""
 
-    __slots__ = ("_context", "_timers", "name", "time_ms")
-
     def __init__(self, context: FunctionContext, timers: Timers) -> None:
-        self._context, self._timers = context, timers
-        self.name = ""
-        self.time_ms = MIN_WATERMARK_MS
-
-    def get_current_key(self) -> Any:
-        return self._context.get_current_key()
+        self._context = context
+        self.get_current_key = context.get_current_key
+        self.current_processing_time = timers.current_processing_time
+        self.name, self.time_ms = "", MIN_WATERMARK_MS
 
     def pattern_name(self) -> str:
         return self.name
@@ -124,9 +107,6 @@ class MatchContext:
     def timestamp(self) -> int:
         return self.time_ms
 
-    def current_processing_time(self) -> int:
-        return self._timers.processing_time_ms
-
     def output(self, tag: OutputTag, value: Any) -> None:
         self._context.emit_to(tag, value, self.time_ms)
 
@@ -135,78 +115,50 @@ class MatchContext:
 _MATCHES_OF = "pattern/matches of "
 
 
-class MatchStates:
-    """The partial matches of one pattern, by key, in three states that refer to each other by places.
+class _Search:
+    """One pattern in an opened operator, with the current key's partial matches.
 
-    So a key's are written together. Of a key with nothing open there is nothing.
+    These are kept in three states that refer to each other by places, so a key's are written together. Of a
+    key with nothing open there is nothing.
     """
 
-    def __init__(self, wanted: LookedFor, element: ElementType) -> None:
+    def __init__(self, wanted: LookedFor, element: ElementType, states: KeyedStates) -> None:
+        self.name, own = wanted.name, wanted.fingerprint
+        self.matcher = Matcher(wanted.automaton, wanted.skip, element.take)
         self._stages = wanted.automaton.stages
         self._stage_numbers = {name: number for number, name in enumerate(self._stages)}
-        own = wanted.fingerprint
-        time = T.StructField("__time_ms", T.LongType())
-        fields = ddl_of(T.StructType([*element.fields, time]))
-        self._descriptors = (
-            ListStateDescriptor(f"pattern/events of {own}", fields),
-            ListStateDescriptor(f"pattern/chains of {own}", "stage INT, event INT, before INT"),
-            ListStateDescriptor(f"{_MATCHES_OF}{own}", "state INT, chain INT, is_held BOOLEAN"),
-        )
-        self._element = element
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the states: events, chains, partial matches."""
-        return tuple(one.name for one in self._descriptors)
-
-    def open(self, states: KeyedStates) -> None:
-        for one in self._descriptors:
-            states.get_list_state(one)
-        self._scope = states.scope
-        tables: list[StateTable] = [states.tables[one.name] for one in self._descriptors]
-        self._events, self._chains, self._matches = tables
-        self._gather = self._element.gathering()
-
-    def read(self) -> MatchState | None:
-        matches = self._matches.read(self._scope)
-        if not matches:
-            return None
-        events = [
-            Event((row[-1], place), self._gather(row[:-1]))
-            for place, row in enumerate(self._events.read(self._scope) or ())
-        ]
-        flat = FlatMatches(events, self._chains.read(self._scope) or (), matches)
-        return flat.state(self._stages)
-
-    def write(self, state: MatchState) -> None:
-        if state.is_initial:
-            for table in (self._events, self._chains, self._matches):
-                table.remove(self._scope)
-            return
-        flat, spread = FlatMatches.of(state, self._stage_numbers), self._element.spread
-        self._events.write(self._scope, [(*spread(event.value), event.time_ms) for event in flat.events])
-        self._chains.write(self._scope, list(flat.chains))
-        self._matches.write(self._scope, list(flat.matches))
-
-
-class _Search:
-    """One pattern in an opened operator."""
-
-    def __init__(self, wanted: LookedFor, element: ElementType) -> None:
-        self.name = wanted.name
-        self.matcher = Matcher(wanted.automaton, wanted.skip, element.take)
-        self.states = MatchStates(wanted, element)
+        fields = ddl_of(T.StructType([*element.fields, T.StructField("__time_ms", T.LongType())]))
+        kinds = {
+            f"pattern/events of {own}": fields,
+            f"pattern/chains of {own}": "stage INT, event INT, before INT",
+            f"{_MATCHES_OF}{own}": "state INT, chain INT, is_held BOOLEAN",
+        }
+        for name, kind in kinds.items():
+            states.get_list_state(ListStateDescriptor(name, kind))
+        #: Names of the states: events, chains, partial matches.
+        self.states = tuple(kinds)
+        self._events, self._chains, self._matches = (states.tables[name] for name in kinds)
+        self._scope, self._gather, self._spread = states.scope, element.gathering(), element.spread
         self.state = self.matcher.initial()
         self._before = self._open()
 
     def enter(self) -> int | None:
-        self.state = self.states.read() or self.matcher.initial()
+        """Load the current key's; return when the first is timed out."""
+        matches = self._matches.read(self._scope)
+        if not matches:
+            self.state = self.matcher.initial()
+        else:
+            rows = self._events.read(self._scope) or ()
+            events = [Event((row[-1], at), self._gather(row[:-1])) for at, row in enumerate(rows)]
+            flat = FlatMatches(events, self._chains.read(self._scope) or (), matches)
+            self.state = flat.state(self._stages)
         self._before = self._open()
         return self.matcher.next_deadline_ms(self.state)
 
     def leave(self) -> int | None:
+        """Store the current key's; return when the first is timed out."""
         if self._open() != self._before:
-            self.states.write(self.state)
+            self._write()
         return self.matcher.next_deadline_ms(self.state)
 
     @property
@@ -215,6 +167,16 @@ class _Search:
 
     def _open(self) -> tuple[list[PartialMatch], ...]:
         return list(self.state.partial), list(self.state.held)
+
+    def _write(self) -> None:
+        if self.state.is_initial:
+            for table in (self._events, self._chains, self._matches):
+                table.remove(self._scope)
+            return
+        flat, spread = FlatMatches.of(self.state, self._stage_numbers), self._spread
+        self._events.write(self._scope, [(*spread(event.value), event.time_ms) for event in flat.events])
+        self._chains.write(self._scope, list(flat.chains))
+        self._matches.write(self._scope, list(flat.matches))
 
 
 class FoundMatch(NamedTuple):
@@ -226,15 +188,14 @@ class FoundMatch(NamedTuple):
     match: Match
 
 
-class FoundMatches(Protocol):
+class FoundMatches(NamedTuple):
     """What was found of a key, in its order."""
 
     #: The least and the greatest of the times.
     first_ms: int
     last_ms: int
-
-    def __iter__(self) -> Iterator[FoundMatch]:
-        """Make them, one by one."""
+    #: Makes them, one by one.
+    matches: Callable[[], Iterator[FoundMatch]]
 
 
 class PatternOperator(TimedRowsOperator):
@@ -245,7 +206,7 @@ class PatternOperator(TimedRowsOperator):
     """
 
     def __init__(self, search: PatternSearch, element: ElementType, time_field: int | None = None) -> None:
-        self._search, self.element = search, element
+        self._search, self.function, self.element = search, search.function, element
         # By their texts: of an event that waits, another text has no answer.
         answers = [f"__holds_{zlib.crc32(text.encode()):08x} BOOLEAN" for text in search.column_conditions]
         waiting = "pattern/waiting", element, ", ".join(answers)
@@ -265,12 +226,10 @@ class PatternOperator(TimedRowsOperator):
         for waiting in (self.timed, self._buffer):
             if waiting is not None:
                 waiting.open(states)
-        self._searches = [_Search(one, self.element) for one in search.patterns]
+        self._searches = [_Search(one, self.element, states) for one in search.patterns]
         #: What was found of keys beforehand, whose timers fire only to tell of it; and up to when it is told.
         self.found: dict[Any, tuple[FoundMatches, int]] = {}
         self._known: tuple[DueRows | None, Sequence[Sequence[Known]]] = None, ()
-        for one in self._searches:
-            one.states.open(states)
         #: Which answer behind the fields of an event a condition stands for.
         self._columns: dict[Leaf, int] = {}
         opened = _NoState(states.uid, states.max_parallelism)
@@ -282,7 +241,7 @@ class PatternOperator(TimedRowsOperator):
             elif isinstance(leaf, LookingBack) and hasattr(leaf.owner, "open"):
                 leaf.owner.open(opened)
         self._settle = states.puts.settle
-        search.function.open(states.of_function())
+        self.function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
         if self.timed is not None:
@@ -314,7 +273,7 @@ class PatternOperator(TimedRowsOperator):
         return open_matches(rows.column("value_0"))
 
     def close(self) -> None:
-        self._search.function.close()
+        self.function.close()
         for leaf in self._leaves():
             if isinstance(leaf, LookingBack) and hasattr(leaf.owner, "close"):
                 leaf.owner.close()
@@ -366,7 +325,10 @@ class PatternOperator(TimedRowsOperator):
             more = one.more_open
             if more:
                 self._context.count(OPENED if more > 0 else CLOSED, abs(more))
-        self._register(before_ms, [one.leave() for one in searches])
+        due_ms = [one.leave() for one in searches]
+        first_ms = (min((at for at in own if at is not None), default=None) for own in (before_ms, due_ms))
+        # For the first partial match that is timed out.
+        move_timer(self._timers, self._search.clock, *first_ms)
 
     def _known_of(self, due: DueRows) -> Sequence[Sequence[Known]]:
         """Return, pattern by pattern, what is known of each event of the key group at hand."""
@@ -392,12 +354,12 @@ class PatternOperator(TimedRowsOperator):
             self._emit(one, (complete.match,), complete.time_ms)
         for lost in timed_out:
             self._context.count(TIMED_OUT)
-            self._give(self._search.function.process_timed_out_match, one, lost.match, lost.time_ms)
+            self._give(self.function.process_timed_out_match, one, lost.match, lost.time_ms)
 
     def _emit(self, one: _Search, matches: Sequence[Match], time_ms: int) -> None:
         self._context.count(MATCHES, len(matches))
         for match in matches:
-            self._give(self._search.function.process_match, one, match, time_ms)
+            self._give(self.function.process_match, one, match, time_ms)
 
     def _give(self, call: Any, one: _Search, match: Match, time_ms: int) -> None:
         context = self._match_context
@@ -414,9 +376,9 @@ class PatternOperator(TimedRowsOperator):
             # The input ends, and the watermark goes on behind this.
             self.found[self._scope.key] = found, watermark_ms
             self._timers.register_event_time_timer(found.last_ms)
-        function, context, emit = self._search.function, self._match_context, self._context.emit
+        function, context, emit = self.function, self._match_context, self._context.emit
         lost = matches = 0
-        for number, is_lost, time_ms, match in found:
+        for number, is_lost, time_ms, match in found.matches():
             if not after_ms < time_ms <= watermark_ms:
                 continue
             context.name, context.time_ms = self._searches[number].name, time_ms
@@ -441,60 +403,36 @@ class PatternOperator(TimedRowsOperator):
             and search.compare is None
             and search.limit is None
             and all(can_be_in_columns(one.automaton, one.skip) for one in search.patterns)
-            and all(map(self._is_of_columns, self._leaves()))
+            and all(
+                earlier_events(search.comparisons[leaf.text]) is not None
+                if isinstance(leaf, Comparison)
+                else isinstance(leaf, ColumnCondition)
+                for leaf in self._leaves()
+            )
         )
-
-    def _is_of_columns(self, leaf: Leaf) -> bool:
-        if isinstance(leaf, Comparison):
-            return earlier_events(self._search.comparisons[leaf.text]) is not None
-        return isinstance(leaf, ColumnCondition)
 
     @property
     def measures(self) -> tuple[Expression, ...] | None:
         """What is told of a match, where it can be said in columns; else None."""
-        function = self._search.function
+        function = self.function
         if not isinstance(function, MeasuredMatches):
             return None
         in_columns = all(earlier_events(one) is not None for one in function.measures)
         return function.measures if in_columns else None
 
-    @property
-    def tells_of_lost(self) -> bool:
-        return tells_of_lost(self._search.function)
-
-    def columnar(self) -> list[ColumnarSearch]:
-        return [
-            ColumnarSearch(
-                ColumnarMatcher(one.matcher, wanted.skip, list(_comparing(wanted.automaton))),
-                one.states.names,
-                tuple(self._columns.get(leaf) for leaf in wanted.automaton.leaves),
-            )
-            for one, wanted in zip(self._searches, self._search.patterns, strict=True)
-        ]
-
-    def _register(self, before_ms: Sequence[int | None], due_ms: Sequence[int | None]) -> None:
-        """Register a timer for the first partial match that is timed out, in place of that before."""
-        timers = self._timers
-        if self.timed is not None:
-            register, delete = timers.register_event_time_timer, timers.delete_event_time_timer
-        else:
-            register, delete = timers.register_processing_time_timer, timers.delete_processing_time_timer
-        before = min((one for one in before_ms if one is not None), default=None)
-        due = min((one for one in due_ms if one is not None), default=None)
-        if before is not None and before != due:
-            delete(before)
-        if due is not None:
-            register(due)
+    def columnar(self) -> list[ColumnarMatcher]:
+        found = []
+        for one, wanted in zip(self._searches, self._search.patterns, strict=True):
+            automaton, looks_back = wanted.automaton, []
+            numbers = {name: at for at, name in enumerate(automaton.stages)}
+            for bit, leaf in enumerate(automaton.leaves):
+                if isinstance(leaf, Comparison) and leaf.expression is not None:
+                    named = earlier_events(leaf.expression) or ()
+                    places = tuple((numbers[name], is_last) for name, is_last in named)
+                    looks_back.append(LooksBack(bit, places, ComparedWithEarlier(leaf.expression, named)))
+            answers = tuple(map(self._columns.get, automaton.leaves))
+            found.append(ColumnarMatcher(one.matcher, wanted.skip, looks_back, one.states, answers))
+        return found
 
     def _leaves(self) -> Iterable[Leaf]:
         return (leaf for one in self._search.patterns for leaf in one.automaton.leaves)
-
-
-def _comparing(automaton: Automaton) -> Iterator[LooksBack]:
-    """Yield the conditions that look back at earlier events, each with what answers it."""
-    numbers = {name: at for at, name in enumerate(automaton.stages)}
-    for bit, leaf in enumerate(automaton.leaves):
-        if isinstance(leaf, Comparison) and leaf.expression is not None:
-            named = earlier_events(leaf.expression) or ()
-            places = tuple((numbers[name], is_last) for name, is_last in named)
-            yield LooksBack(bit, places, ComparedWithEarlier(leaf.expression, named))

@@ -48,11 +48,14 @@ class KeyedStreamOperator(ABC):
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         """Declare state; called once per copy, before anything else."""
 
-    @abstractmethod
-    def processors(self) -> tuple[Processor, ...]: ...
+    def processors(self) -> tuple[Processor, ...]:
+        return (self.process_element,)
 
-    @abstractmethod
-    def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None: ...
+    def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any] | None:
+        raise NotImplementedError
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
+        """Do nothing: an operator without this registers no timers."""
 
     def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
         return None
@@ -79,6 +82,8 @@ class KeyedProcessOperator(KeyedStreamOperator):
         self._function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
+        if isinstance(self._function, KeyedCoProcessFunction):
+            return self._function.process_element1, self._function.process_element2
         return (self._function.process_element,)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
@@ -100,7 +105,8 @@ class Elements:
     source: int = 0
 
 
-NO_ELEMENTS = Elements((), ())
+#: Those before the watermark, and those behind it.
+Sides = tuple[Elements, Elements]
 
 
 def _joined(first: list[Any], before: int, second: list[Any], then: int) -> list[Any]:
@@ -208,11 +214,7 @@ class GroupRun:
         return emitted
 
     def run_checked(
-        self,
-        before: Sequence[Elements],
-        progress: Progress,
-        behind: Sequence[Elements],
-        check: Check,
+        self, before: Sequence[Elements], progress: Progress, behind: Sequence[Elements], check: Check
     ) -> None:
         """Work through a micro-batch again to find the call that has emitted what cannot be written."""
         processors, on_timer = self._processors, self._on_timer
@@ -277,28 +279,25 @@ class GroupRun:
         counts[name] = counts.get(name, 0) + by
 
 
-class KeyedCoProcessOperator(KeyedProcessOperator):
-    """Runs a :class:`~flinkish_spark.functions.keyed.KeyedCoProcessFunction`: inputs 0 and 1."""
+class _CallsFunctions(RichFunction):
+    """Opens and closes the functions of the user's that are called for records."""
 
-    _function: KeyedCoProcessFunction
+    _rich: Sequence[RichFunction]
 
-    def processors(self) -> tuple[Processor, ...]:
-        return self._function.process_element1, self._function.process_element2
+    def open(self, context: RuntimeContext) -> None:
+        for one in self._rich:
+            one.open(context)
+
+    def close(self) -> None:
+        for one in self._rich:
+            one.close()
 
 
-class RecordFunction(KeyedProcessFunction):
+class RecordFunction(_CallsFunctions, KeyedProcessFunction):
     """Calls a function of one record; it has no timers, since nothing that it is given registers any."""
 
     def __init__(self, call: Callable[[Any], Any], rich: RichFunction | None) -> None:
-        self._call, self._rich = call, rich
-
-    def open(self, context: RuntimeContext) -> None:
-        if self._rich is not None:
-            self._rich.open(context)
-
-    def close(self) -> None:
-        if self._rich is not None:
-            self._rich.close()
+        self._call, self._rich = call, () if rich is None else (rich,)
 
 
 class MapRecords(RecordFunction):
@@ -311,8 +310,7 @@ class MapRecords(RecordFunction):
 
 class FlatMapRecords(RecordFunction):
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
-        rows: Iterable[Any] | None = self._call(value)
-        return rows
+        return self._call(value)  # type: ignore[no-any-return]
 
 
 class FilterRecords(RecordFunction):
@@ -327,7 +325,7 @@ class FilterRecords(RecordFunction):
         return (value,) if keeps else ()
 
 
-class CoFlatMapRecords(KeyedCoProcessFunction):
+class CoFlatMapRecords(_CallsFunctions, KeyedCoProcessFunction):
     """Calls a function of one record for each of two inputs: any number of rows of each record."""
 
     def __init__(
@@ -336,23 +334,14 @@ class CoFlatMapRecords(KeyedCoProcessFunction):
         self._first, self._second = calls
         self._rich = rich
 
-    def open(self, context: RuntimeContext) -> None:
-        for one in self._rich:
-            one.open(context)
-
     def process_element1(self, value: Any, ctx: Context) -> Iterable[Any] | None:
         return self._rows(self._first(value))
 
     def process_element2(self, value: Any, ctx: Context) -> Iterable[Any] | None:
         return self._rows(self._second(value))
 
-    def close(self) -> None:
-        for one in self._rich:
-            one.close()
-
     def _rows(self, result: Any) -> Iterable[Any] | None:
-        rows: Iterable[Any] | None = result
-        return rows
+        return result  # type: ignore[no-any-return]
 
 
 class CoMapRecords(CoFlatMapRecords):

@@ -16,8 +16,9 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -115,7 +116,6 @@ class _Object:
 
 
 def objects_in(store: Store, folder: str) -> list[_Object]:
-    """Return the objects of an operator, in the order in which they count."""
     found = map(_Object.of, store.list(folder))
     return sorted(found, key=lambda one: (one.lineage, one.batch, one.log, one.number))
 
@@ -157,16 +157,13 @@ class RecordedAnswers:
         """Make answers durable; return those that count, in the same order."""
         by_log: dict[str, list[tuple[AskedAbout, Answer, int]]] = defaultdict(list)
         for one in answers:
-            by_log[self._log_of(one[0])].append(one)
+            # Tasks on several ways have other numbers, and the same channels.
+            is_shared = self._readers is Readers.SEVERAL_WAYS
+            log = f"c{one[0].channel % _LOGS_OF_CHANNELS}" if is_shared else f"t{self._task}"
+            by_log[log].append(one)
         for log, own in by_log.items():
             self._append_to(log, own)
         return [self._known[asked] for asked, _, _ in answers]
-
-    def _log_of(self, asked: AskedAbout) -> str:
-        # Tasks on several ways have other numbers, and the same channels.
-        if self._readers is Readers.SEVERAL_WAYS:
-            return f"c{asked.channel % _LOGS_OF_CHANNELS}"
-        return f"t{self._task}"
 
     def _append_to(self, log: str, answers: list[tuple[AskedAbout, Answer, int]]) -> None:
         answers = [one for one in answers if one[0] not in self._known]
@@ -176,8 +173,7 @@ class RecordedAnswers:
                 data = encode(self._outputs, answers)
             except ElementFailed:
                 # What was answered cost a call: only the bad ones are not kept.
-                good = [one for one in answers if _fits(self._outputs, one)]
-                self._append_to(log, good)
+                self._append_to(log, [one for one in answers if _fits(self._outputs, one)])
                 raise
             # With this create the answers count. Before it, another attempt's may; after it, never.
             created = self._store.create_if_absent(key, data)
@@ -278,7 +274,7 @@ def decode(outputs: Outputs, data: bytes) -> list[tuple[AskedAbout, Answer]]:
     if _PLACES not in sections:
         raise FrameError("it has no places")
     places = read_table(_PLACES, sections[_PLACES])
-    rows: list[Iterator[Any]] = []
+    rows: list[list[tuple[Any, ...]]] = []
     for name, fields in zip(outputs.names, outputs.fields, strict=True):
         section = f"output:{name}"
         if section not in sections or f"rows:{name}" not in places.schema.names:
@@ -286,26 +282,14 @@ def decode(outputs: Outputs, data: bytes) -> list[tuple[AskedAbout, Answer]]:
         table = read_table(section, sections[section])
         if not table.schema.equals(arrow_schema(fields)):
             return []
-        counts = places.column(f"rows:{name}").to_pylist()
-        rows.append(_in_groups(_records(table), counts))
-    asked = (
-        AskedAbout(*one) for one in zip(*(places.column(n).to_pylist() for n in _PLACE_COLUMNS), strict=True)
-    )
+        counts, own = places.column(f"rows:{name}").to_pylist(), table.schema.names
+        made = list(RowReader(own, own, ()).read(table)[1])
+        if sum(counts) != len(made) or any(count < 0 for count in counts):
+            raise FrameError("its places and its rows are not those of each other")
+        left = iter(made)
+        rows.append([tuple(islice(left, count)) for count in counts])
+    asked = map(AskedAbout, *(places.column(name).to_pylist() for name in _PLACE_COLUMNS))
     return [(one, tuple(answer)) for one, *answer in zip(asked, *rows, strict=True)]
-
-
-def _records(table: pa.RecordBatch) -> list[Any]:
-    names = table.schema.names
-    return list(RowReader(names, names, ()).read(table)[1])
-
-
-def _in_groups(rows: list[Any], counts: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-    if sum(counts) != len(rows) or any(count < 0 for count in counts):
-        raise FrameError("its places and its rows are not those of each other")
-    at = 0
-    for count in counts:
-        yield tuple(rows[at : at + count])
-        at += count
 
 
 @dataclass(frozen=True)
@@ -345,7 +329,12 @@ class AnswerRetention:
         if self._checkpoints >= _LEFT_FOR:
             # A channel has fallen silent, or the program asks about other elements now.
             return left
-        return [one for one in left if _is_passed(_greatest(self._store, [one.key]), self._reached)]
+        passed = []
+        for one in left:
+            ends = _greatest(self._store, [one.key])
+            if all(at in self._reached and self._reached[at] >= end for at, end in ends.items()):
+                passed.append(one)
+        return passed
 
 
 def _greatest(store: Store, keys: Iterable[str]) -> dict[int, int]:
@@ -359,7 +348,3 @@ def _greatest(store: Store, keys: Iterable[str]) -> dict[int, int]:
         for channel, sequence in pairs:
             found[channel] = max(sequence, found.get(channel, sequence))
     return found
-
-
-def _is_passed(ends: dict[int, int], reached: dict[int, int]) -> bool:
-    return all(channel in reached and reached[channel] >= end for channel, end in ends.items())

@@ -123,7 +123,7 @@ class ComparedWithEarlier:
         self._made, self._named = made, tuple(named)
         self._is_known = True
         #: Fields of all events that there are.
-        self.columns: Sequence[pa.Array] = ()
+        self.columns: Any = ()
 
     def __call__(self, events: Array, before: Sequence[Array]) -> Array | None:
         """Return of which pairs it holds; None where it is not known how to say that."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flinkish_spark.cep.rows import RowMatcher, RowSearch, RowsPerMatch, RowState, Told
+from flinkish_spark.cep.rows import RowMatcher, RowSearch, RowsPerMatch, RowState
 from flinkish_spark.core.elements import MATCHES, OutputTag, TimeDomain, Timer
-from flinkish_spark.operators.context import FunctionContext
+from flinkish_spark.operators.context import FunctionContext, move_timer
 from flinkish_spark.operators.joins import TimedBuffer, time_of
 from flinkish_spark.operators.process import Processor
 from flinkish_spark.operators.row_conditions import Answers, answered
@@ -54,46 +54,31 @@ class RowPatternOperator(TimedRowsOperator):
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         watermark_ms, due = self._timers.watermark_ms, self.timed.due
-        # Before any rows are taken: what is answered is of all of them.
-        answers = self._answers(due)
+        if self._answered[0] is not due:
+            # Before any rows are taken: what is answered is of all of them.
+            self._answered = due, answered(self._matcher.search, due.columns, due.begins)
         places = due.take(self._scope.key, watermark_ms)
-        state = self._read()
+        entries, place = self._rows.entries(), self._place.value()
+        kept: list[Sequence[Any]] = [entry[: self._width] for entry in entries]
+        state = RowState(kept, [time_of(entry) for entry in entries], *(place or (0, 0, 0, 0)))
         before_ms = self._matcher.next_deadline_ms(state)
-        for name, own in answers.items():
+        for name, own in self._answered[1].items():
             state.facts[name] = [*([None] * len(state.rows)), *own[places.start : places.stop]]
         state.rows += due.rows[places.start : places.stop]
         state.times_ms += due.times_ms[places.start : places.stop]
         matches = state.matches
         for told in self._matcher.run(state, watermark_ms):
-            self._context.emit((self._row(told),), told.time_ms)
+            front = [told.first[at] for at in self._key_fields] if self._one_row else told.row or ()
+            self._context.emit(((*front, *told.values),), told.time_ms)
         state.forget(self._matcher.unneeded(state))
         if state.matches > matches:
             self._context.count(MATCHES, state.matches - matches)
         self._write(state)
         due_ms = self._matcher.next_deadline_ms(state)
-        if before_ms is not None and before_ms != due_ms:
-            self._timers.delete_event_time_timer(before_ms)
-        if due_ms is not None:
-            self._timers.register_event_time_timer(due_ms)
+        move_timer(self._timers, TimeDomain.EVENT_TIME, before_ms, due_ms)
         later_ms = due.next_ms(self._scope.key)
         if later_ms is not None:
             self._timers.register_event_time_timer(later_ms)
-
-    def _answers(self, due: DueRows) -> dict[str, Answers]:
-        if self._answered[0] is not due:
-            self._answered = due, answered(self._matcher.search, due.columns, due.begins)
-        return self._answered[1]
-
-    def _row(self, told: Told) -> tuple[Any, ...]:
-        if self._one_row:
-            return (*(told.first[at] for at in self._key_fields), *told.values)
-        return (*(told.row or ()), *told.values)
-
-    def _read(self) -> RowState:
-        entries, place = self._rows.entries(), self._place.value()
-        rows: list[Sequence[Any]] = [entry[: self._width] for entry in entries]
-        times_ms = [time_of(entry) for entry in entries]
-        return RowState(rows, times_ms, *(place or (0, 0, 0, 0)))
 
     def _write(self, state: RowState) -> None:
         """Store what is left; of a key without rows only what the row pattern asks for later."""

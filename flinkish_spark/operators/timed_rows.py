@@ -50,7 +50,6 @@ class DueRows:
 
     @property
     def begins(self) -> Array:
-        """Where the rows of each key begin, before any was taken."""
         return np.array([begin for begin, _ in self._of_key.values()], dtype=np.int64)
 
     def next_ms(self, key: Any) -> int | None:
@@ -99,21 +98,12 @@ class TimedRows:
 
     def late(self, value: Any, context: FunctionContext) -> None:
         """Take note of a row that the watermark has passed, or that has no time; a :data:`Processor`."""
-        if not has_time(context.timestamp_ms):
-            raise PatternNeedsTime
+        if context.timestamp_ms in (None, MIN_WATERMARK_MS):
+            raise ValueError(
+                "patterns by event time need events with a time: assign timestamps and watermarks, and let "
+                "none be null; or call in_processing_time()"
+            )
         put_aside(context, self._late_output, value[: self.width])
-
-
-class PatternNeedsTime(ValueError):
-    def __init__(self) -> None:
-        super().__init__(
-            "patterns by event time need events with a time: assign timestamps and watermarks, and let none "
-            "be null; or call in_processing_time()"
-        )
-
-
-def has_time(time_ms: int | None) -> bool:
-    return time_ms is not None and time_ms != MIN_WATERMARK_MS
 
 
 class TimedRowsOperator(KeyedStreamOperator, ABC):
@@ -176,7 +166,8 @@ class WaitingRows:
         self._is_due = is_due = self._times_ms <= limit_ms
         own = True if where is None else where[self._key]
         places, later = np.flatnonzero(is_due & own), np.flatnonzero(~is_due & own)
-        arrays, width = self._taken(places), self._timed.width
+        taken, width = pa.array(self._order[places]), self._timed.width
+        arrays = [column.take(taken) for column in self._columns]
         columns = [to_values(one) for one in arrays]
         rows = list(zip(*columns[:width], strict=True))
         found = DueRows(rows, columns[-1], columns[width:-1], arrays[:width])
@@ -201,10 +192,6 @@ class WaitingRows:
             *(self._columns[:width], rows, facts, self._times_ms[places]),
             *(np.cumsum(counts) - counts, counts, later_ms),
         )
-
-    def _taken(self, places: Array) -> list[pa.Array]:
-        taken = pa.array(self._order[places])
-        return [column.take(taken) for column in self._columns]
 
     def store(self) -> None:
         later = np.flatnonzero(~self._is_due)

@@ -177,12 +177,6 @@ def sum_by_key(index: KeyIndex, values: Array) -> Array:
     return sums
 
 
-def least_by_key(index: KeyIndex, values: Array) -> Array:
-    ordered, begins = _runs(index)
-    least: Array = np.minimum.reduceat(values[ordered], begins)
-    return least
-
-
 def greatest_by_key(index: KeyIndex, values: Array) -> Array:
     ordered, begins = _runs(index)
     greatest: Array = np.maximum.reduceat(values[ordered], begins)

@@ -16,7 +16,7 @@ from flinkish_spark.state.descriptors import (
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.tables import may_change, owner_of
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.types.to_python import Take, owned, taken
+from flinkish_spark.types.to_python import Take, as_it_is, owned, taken
 from flinkish_spark.windows.evictors import Evictor, EvictorContext, TimestampedValue
 from flinkish_spark.windows.functions import ProcessWindowFunction
 from flinkish_spark.windows.spec import AggregateWindow, ProcessWindow, ReduceWindow, WindowComputation
@@ -61,10 +61,16 @@ class Folding:
 def folding_of(computation: WindowComputation, element_type: ElementType) -> Folding:
     if isinstance(computation, AggregateWindow):
         return _aggregating(computation, element_type)
-    return (
-        _reducing(computation, element_type)
-        if isinstance(computation, ReduceWindow)
-        else _collecting(element_type)
+    if isinstance(computation, ReduceWindow):
+        return _reducing(computation, element_type)
+    named = element_type.naming()
+    return Folding(
+        begin=lambda value: [value],
+        add=_append,
+        merge=lambda first, second: [*first, *second],
+        result=lambda held: list(map(named, held)),
+        elements=as_it_is,
+        take=element_type.take,
     )
 
 
@@ -81,11 +87,8 @@ def stored_contents(
 
 def _aggregating(computation: AggregateWindow, element_type: ElementType) -> Folding:
     aggregate = computation.aggregate
-    create, add, own = (
-        aggregate.create_accumulator,
-        aggregate.add,
-        owner_of(state_type(OPEN, computation.accumulator_type)),
-    )
+    create, add = aggregate.create_accumulator, aggregate.add
+    own = owner_of(state_type(OPEN, computation.accumulator_type))
 
     def begin(value: Any) -> Any:
         first = taken(create())
@@ -124,29 +127,13 @@ def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
     )
 
 
-def _collecting(element_type: ElementType) -> Folding:
-    named = element_type.naming()
-    return Folding(
-        begin=lambda value: [value],
-        add=_appended,
-        merge=lambda first, second: [*first, *second],
-        result=lambda held: list(map(named, held)),
-        elements=_all,
-        take=element_type.take,
-    )
-
-
-def _appended(value: Any, held: list[Any]) -> list[Any]:
+def _append(value: Any, held: list[Any]) -> list[Any]:
     held.append(value)
     return held
 
 
 def _alone(result: Any) -> Sequence[Any]:
     return (result,)
-
-
-def _all(result: Sequence[Any]) -> Sequence[Any]:
-    return result
 
 
 class WindowContents:
@@ -176,7 +163,6 @@ class WindowContents:
         table.changed.add(slot)
 
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
-        """Fire with what is there; not if that is nothing."""
         held = self._held(self._scope)
         if held is not None:
             fire(self._elements(held))
@@ -191,14 +177,14 @@ class WindowContents:
         entries = self._table.entries
         before, behind = entries.get(into), entries.pop(slot, None)
         if before is not None and behind is not None:
-            behind = self._merged(before, behind)
+            behind = self._merge_two(before, behind)
         entries[into] = before if behind is None else behind
         self._table.changed |= {slot, into}
 
     def _stored(self) -> AggregatingStateDescriptor | ReducingStateDescriptor | ListStateDescriptor:
         return stored_contents(self._computation, self._type)
 
-    def _merged(self, before: Any, behind: Any) -> Any:
+    def _merge_two(self, before: Any, behind: Any) -> Any:
         return self._folding.merge(before, behind)
 
     def _elements(self, held: Any) -> Sequence[Any]:
@@ -241,7 +227,7 @@ class EvictedContents(WindowContents):
         fields = self._type.ddl if self._has_fields else f"value {self._type.ddl}"
         return ListStateDescriptor(OPEN, f"{fields}, {_TIME_FIELD}")
 
-    def _merged(self, before: Any, behind: Any) -> Any:
+    def _merge_two(self, before: Any, behind: Any) -> Any:
         return [*before, *behind]
 
     def _left(self, kept: Any) -> Sequence[TimestampedValue]:

@@ -27,6 +27,7 @@ from flinkish_spark.operators.columnar_windows import (
     ColumnWindows,
     NotOverColumns,
     SessionWindows,
+    StoredWindows,
     column_windows_or_why_not,
     last_of,
 )
@@ -41,21 +42,12 @@ from flinkish_spark.operators.window_contents import (
     stored_contents,
 )
 from flinkish_spark.operators.windowing import FIRED
-from flinkish_spark.state.codec import (
-    decode_values,
-    encode_values,
-    values_in,
-)
-from flinkish_spark.state.columnar import DueTable, Stored
+from flinkish_spark.state.codec import decode_values, encode_values, values_in
 from flinkish_spark.state.keyed_states import KeyedStates
-from flinkish_spark.state.layered import Array, KeyIndex
+from flinkish_spark.state.layered import Array
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.windows.functions import ProcessWindowFunction, WithKeyAndWindow, WithWindow
-from flinkish_spark.windows.spec import (
-    ProcessWindow,
-    WindowComputation,
-    WindowSpec,
-)
+from flinkish_spark.windows.spec import ProcessWindow, WindowComputation, WindowSpec
 
 
 class OpenWindow:
@@ -70,23 +62,27 @@ class OpenWindow:
         self.order, self.accumulator, self.row = order, accumulator, row
 
 
-@dataclass(frozen=True)
 class Arrived:
     """Elements on one side of the watermark, in their order."""
 
-    #: Number of each one's key, its time by the windows' clock, and the element. If there are fewer times
-    #: than elements, the others are not looked at.
-    keys: Sequence[int]
-    times_ms: Array
-    values: Iterable[Any]
-    is_before: bool
+    def __init__(self, parts: Sequence[tuple[Array, pa.Array, Iterator[Any]]], *, is_before: bool) -> None:
+        keys, times_ms, values = zip(*parts, strict=True)
+        #: Number of each one's key, and the element.
+        self.keys: Sequence[int] = np.concatenate(keys).tolist()
+        self.values: Iterable[Any] = itertools.chain.from_iterable(values)
+        times = pa.concat_arrays(times_ms)
+        if times.null_count:
+            # The loop ends at the first element without a time; what comes after it is not looked at.
+            times = times.slice(0, pc.index(times.is_null(), True).as_py())
+        #: Their times by the windows' clock.
+        self.times_ms: Array = times.to_numpy()
+        self.is_before = is_before
 
     def place(self, left: Iterator[int]) -> int:
         return len(self.keys) - length_hint(left) - 1
 
 
 _START = attrgetter("start_ms")
-#: Times so far from the ends of 64 bits that windows around them can be reckoned with in those.
 _NEAR_NOW_MS = 1 << 62
 
 #: Place, element and time of one that came too late.
@@ -160,7 +156,7 @@ class OpenSessions(OpenWindows):
                 end_ms = MAX_WATERMARK_MS
             window = windows[-1] if windows else None
             if window is not None and time_ms < window.start_ms:
-                window = self._near(windows, time_ms, end_ms)
+                window = self._merged(windows, time_ms, end_ms)
             if window is not None and time_ms <= window.end_ms:
                 if end_ms > window.end_ms:
                     window.end_ms, window.order = end_ms, next(orders)
@@ -176,34 +172,30 @@ class OpenSessions(OpenWindows):
                 else:
                     windows.append(new)
 
-    def _near(self, windows: list[OpenWindow], time_ms: int, end_ms: int) -> OpenWindow | None:
-        """Return what the windows near an element that is before the last one became; None without any."""
+    def _merged(self, windows: list[OpenWindow], time_ms: int, end_ms: int) -> OpenWindow | None:
+        """Return the session of an element out of order, merged of those near it; None without any."""
         at = bisect_right(windows, time_ms, key=_START)
-        first = max(at - 1, 0)
-        if windows[first].end_ms < time_ms:
-            first += 1
-        behind = first
-        while behind < len(windows) and windows[behind].start_ms <= end_ms:
-            behind += 1
-        if behind == first:
+        begin = max(at - 1, 0)
+        if windows[begin].end_ms < time_ms:
+            begin += 1
+        end = begin
+        while end < len(windows) and windows[end].start_ms <= end_ms:
+            end += 1
+        if end == begin:
             return None
-        window = windows[first]
-        if behind - first > 1 or time_ms < window.start_ms:
-            self._merge(windows[first:behind], time_ms, end_ms)
-            del windows[first + 1 : behind]
-        return window
-
-    def _merge(self, near: list[OpenWindow], time_ms: int, end_ms: int) -> None:
-        first, *others = near
-        for other in others:
-            before, behind = first.accumulator, other.accumulator
-            if before is None:
-                first.accumulator = behind
-            elif behind is not None:
-                first.accumulator = self._folding.merge(before, behind)
-        first.start_ms = min(first.start_ms, time_ms)
-        first.end_ms = max(near[-1].end_ms, end_ms)
-        first.order = next(self._orders)
+        first, *others = windows[begin:end]
+        if others or time_ms < first.start_ms:
+            for other in others:
+                before, behind = first.accumulator, other.accumulator
+                if before is None:
+                    first.accumulator = behind
+                elif behind is not None:
+                    first.accumulator = self._folding.merge(before, behind)
+            first.start_ms = min(first.start_ms, time_ms)
+            first.end_ms = max(windows[end - 1].end_ms, end_ms)
+            first.order = next(self._orders)
+            del windows[begin + 1 : end]
+        return first
 
     def _taken(self, over_ms: int) -> list[OpenWindow]:
         found: list[OpenWindow] = []
@@ -243,7 +235,9 @@ class OpenAligned(OpenWindows):
 
     def _add(self, keys: Iterator[int], arrived: Arrived, watermark_ms: int, late: list[Late]) -> None:
         times_ms = arrived.times_ms
-        slices = self._windows.slices(times_ms) if _is_near_now(times_ms) else times_ms
+        # Windows around times that are too near to the ends of 64 bits cannot be reckoned with in those.
+        is_near_now = times_ms.min(initial=0) > -_NEAR_NOW_MS and times_ms.max(initial=0) < _NEAR_NOW_MS
+        slices = self._windows.slices(times_ms) if is_near_now else times_ms
         begin, add, take = self._folding.begin, self._folding.add, self._folding.take
         # By key and slice, the windows that take its elements: none of them ends in here.
         taking: list[dict[int, list[OpenWindow]]] = [{} for _ in self._of_key]
@@ -285,13 +279,6 @@ class OpenAligned(OpenWindows):
         return found
 
 
-def open_windows(windows: ColumnWindows, folding: Folding, keys: int, registered: int) -> OpenWindows:
-    if isinstance(windows, SessionWindows):
-        return OpenSessions(windows, folding, keys, registered)
-    assert isinstance(windows, AlignedWindows)
-    return OpenAligned(windows, folding, keys, registered)
-
-
 def over_by(now_ms: int) -> int:
     """Return the greatest end of windows whose last instant has come; the end of all time is one itself."""
     return now_ms if now_ms == MAX_WATERMARK_MS else min(now_ms + 1, MAX_WATERMARK_MS - 1)
@@ -303,12 +290,6 @@ def _cut(start_ms: int, size_ms: int) -> tuple[int, int]:
     if start_ms < MIN_WATERMARK_MS or end_ms > MAX_WATERMARK_MS:
         return max(start_ms, MIN_WATERMARK_MS), min(end_ms, MAX_WATERMARK_MS)
     return start_ms, end_ms
-
-
-def _is_near_now(times_ms: Array) -> bool:
-    if not len(times_ms):
-        return True
-    return bool(times_ms.min() > -_NEAR_NOW_MS and times_ms.max() < _NEAR_NOW_MS)
 
 
 @dataclass(frozen=True)
@@ -329,10 +310,9 @@ class LoopedWindows:
     def bounds(self) -> WithKeyAndWindow | WithWindow | None:
         """What of ours is put around results, if that is all; of classes made of them nobody knows."""
         then = None if isinstance(self.computation, ProcessWindow) else self.computation.then
-        if type(then) not in (WithKeyAndWindow, WithWindow):
-            return None
-        assert isinstance(then, WithKeyAndWindow | WithWindow)
-        return then
+        if isinstance(then, WithKeyAndWindow | WithWindow):
+            return then if type(then) in (WithKeyAndWindow, WithWindow) else None
+        return None
 
     @property
     def function(self) -> ProcessWindowFunction | None:
@@ -368,37 +348,21 @@ def looped_windows(
     return LoopedWindows(windows, computation, element_type, spec.late_output)
 
 
-class StoredWindows:
-    """What is stored of the windows of some keys, in one micro-batch."""
-
-    def __init__(
-        self,
-        table: DueTable,
-        stored: Stored,
-        hashes: Sequence[Array],
-        keys: Sequence[Sequence[pa.Array]],
-    ) -> None:
-        self._table, self._stored = table, stored
-        columns = table.keys_together([stored.keys, *keys])
-        self.index = KeyIndex.of(np.concatenate([stored.hashes, *hashes]), columns)
-        self._stored_key = self.index.of_row[: len(stored)]
-        self._living = stored.living(self._stored_key)
-
-    def key_numbers(self) -> Array:
-        return self.index.of_row[len(self._stored) :]
+class StoredOpenWindows(StoredWindows):
+    """Stored windows as the loop works on them."""
 
     def windows(self, keys: Sequence[Any]) -> list[OpenWindow]:
-        start_ms, end_ms = self._stored.bounds
-        last_ms, due_ms = last_of(end_ms), self._stored.due_ms
+        start_ms, end_ms = self.stored.bounds
+        last_ms, due_ms = last_of(end_ms), self.stored.due_ms
         # One that is due behind its end has fired, and was kept for late elements: it fires no more. That is
         # so of this trigger, and a restore refuses windows of another one: it is of the state's meaning.
-        living = self._living[due_ms[self._living] <= last_ms[self._living]]
+        living = self.living[due_ms[self.living] <= last_ms[self.living]]
         if not len(living):
             return []
-        layout = self._table.layout.contents
-        order, *contents = (column.take(pa.array(living)) for column in self._stored.values)
+        layout = self.table.layout.contents
+        order, *contents = (column.take(pa.array(living)) for column in self.stored.values)
         place = (pc.fill_null(order, 0) if order.null_count else order).to_numpy()
-        number = self._stored_key[living].tolist()
+        number = self.stored_key[living].tolist()
         columns = [values_in(layout.name, column) for column in contents]
         is_empty = place < 0
         of_row, there = list[Any](), list[bool]()
@@ -422,26 +386,15 @@ class StoredWindows:
                 changed.append(window)
             else:
                 kept.append(window.row)
-        if not changed and len(kept) == len(self._living):
+        if not changed and len(kept) == len(self.living):
             return False
-        key = np.array([one.key for one in changed], dtype=np.int64)
-        rows = self._rows(changed, key, keys)
-        self._table.write(self._stored, self._stored_key, np.array(kept, dtype=np.int64), rows, key)
-        return True
-
-    def _rows(self, windows: Sequence[OpenWindow], key: Array, keys: Sequence[Any]) -> pa.RecordBatch:
-        taken = pa.array(key)
-        end_ms = np.array([one.end_ms for one in windows], dtype=np.int64)
-        values = [one.accumulator for one in windows]
-        order = [~one.order if one.accumulator is None else one.order for one in windows]
-        columns = [
-            pa.array(self.index.hashes[key]),
-            *(column.take(taken) for column in self.index.keys),
-            pa.array([one.start_ms for one in windows], pa.int64()),
-            pa.array(end_ms),
-            pa.array(last_of(end_ms)),
-            pa.array(order, pa.int64()),
-            *encode_values(self._table.layout.contents, values, [keys[one.key] for one in windows]),
-            pa.array(np.ones(len(windows), dtype=bool)),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self._table.layout.schema)
+        key, start_ms, end_ms = (
+            np.array(list(map(attrgetter(name), changed)), dtype=np.int64)
+            for name in ("key", "start_ms", "end_ms")
+        )
+        values = [one.accumulator for one in changed]
+        order = [~one.order if one.accumulator is None else one.order for one in changed]
+        owners = [keys[one.key] for one in changed]
+        columns = [pa.array(order, pa.int64()), *encode_values(self.table.layout.contents, values, owners)]
+        places = np.array(kept, dtype=np.int64)
+        return self.write(places, key, (start_ms, end_ms), last_of(end_ms), columns)

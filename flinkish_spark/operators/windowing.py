@@ -1,17 +1,18 @@
-"""Windows of a keyed stream, element by element: contexts, results, what becomes of each element."""
+"""Windows of a keyed stream, element by element; sessions and other windows that merge are among them."""
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.subtask import SubtaskFacts
 from flinkish_spark.operators.context import FunctionContext, close_part, open_part, put_aside
-from flinkish_spark.operators.process import KeyedStreamOperator, Processor
+from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.operators.window_contents import (
     OPEN,
     EvictedContents,
@@ -19,25 +20,14 @@ from flinkish_spark.operators.window_contents import (
     function_of,
     part_of,
 )
-from flinkish_spark.state.descriptors import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    ValueStateDescriptor,
-)
+from flinkish_spark.state.descriptors import ListStateDescriptor, StateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
-from flinkish_spark.state.states import AggregatingState, ListState, MapState, ReducingState, ValueState
 from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.rows import ElementType, OutputError, as_row
 from flinkish_spark.types.to_python import taken
-from flinkish_spark.windows.assigners import assigning
-from flinkish_spark.windows.spec import (
-    WindowComputation,
-    WindowSpec,
-)
+from flinkish_spark.windows.assigners import MergingWindowAssigner, assigning
+from flinkish_spark.windows.spec import ReduceWindow, WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import TimeWindow
 from flinkish_spark.windows.triggers import EventTimeTrigger, Trigger, TriggerResult, check_result
 
@@ -49,21 +39,10 @@ class WindowStateRefused(ValueError):
 class TriggerScope:
     """What a trigger is given: one object, whose scope is the current key and window."""
 
-    __slots__ = (
-        "_merged",
-        "_scope",
-        "_states",
-        "current_processing_time",
-        "current_watermark",
-        "delete_event_time_timer",
-        "delete_processing_time_timer",
-        "register_event_time_timer",
-        "register_processing_time_timer",
-    )
-
     def __init__(self, trigger: Trigger, states: KeyedStates, timers: Timers) -> None:
         self._scope = states.scope
-        self._merged: Sequence[TimeWindow] = ()
+        #: Windows that become the current one, as long as the trigger's `on_merge` runs.
+        self.merged: Sequence[TimeWindow] = ()
         self._states: dict[str, Any] = {}
         states = states.of_function()
         for descriptor in elements_of(trigger.states()):
@@ -94,173 +73,114 @@ class TriggerScope:
                 f"the trigger's state '{descriptor.name}' cannot be merged; "
                 "a reducing, aggregating or list state can"
             )
-        for window in self._merged:
+        for window in self.merged:
             state.merge((key, window), into)
 
     def merged_windows(self) -> Iterator[TimeWindow]:
         """Make each of the merged windows the current one, and then again the one that is."""
         key, current = self._scope.key, self._scope.namespace
         try:
-            for window in self._merged:
+            for window in self.merged:
                 self._scope.enter(key, window)
                 yield window
         finally:
             self._scope.enter(key, current)
 
-    def merging(self, windows: Sequence[TimeWindow]) -> None:
-        self._merged = windows
+
+def _admitted(method: str) -> Callable[..., Any]:
+    def get(self: DeclaredStates, descriptor: StateDescriptor) -> Any:
+        self.admit(descriptor)
+        return getattr(self.states, method)(descriptor)
+
+    return get
 
 
 class DeclaredStates:
-    """States by name; those that `open` asked for."""
+    """States of a window function by name: those that its `open` asked for, once they are sealed."""
 
-    def __init__(self, states: KeyedStates, admit: Callable[[StateDescriptor], None]) -> None:
-        self._states, self.admit = states, admit
+    is_sealed = False
+    #: Those of the key where these are of the window, and the other way round.
+    others: DeclaredStates
 
-    def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        self.admit(descriptor)
-        return self._states.get_state(descriptor)
+    def __init__(self, states: KeyedStates) -> None:
+        self.states = states
+        self.names: set[str] = set()
 
-    def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
-        self.admit(descriptor)
-        return self._states.get_list_state(descriptor)
+    get_state = _admitted("get_state")
+    get_list_state = _admitted("get_list_state")
+    get_map_state = _admitted("get_map_state")
+    get_reducing_state = _admitted("get_reducing_state")
+    get_aggregating_state = _admitted("get_aggregating_state")
 
-    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
-        self.admit(descriptor)
-        return self._states.get_map_state(descriptor)
+    def admit(self, descriptor: StateDescriptor) -> None:
+        name = descriptor.name
+        if not self.is_sealed and name in self.others.names:
+            raise WindowStateRefused(
+                f"the window function declares '{name}' both as a state of the key and of the window"
+            )
+        if not self.is_sealed:
+            self.names.add(name)
+        elif name not in self.names:
+            raise WindowStateRefused(
+                f"the window function uses the state '{name}', for which its open() did not ask"
+            )
 
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
-        self.admit(descriptor)
-        return self._states.get_reducing_state(descriptor)
 
-    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
-        self.admit(descriptor)
-        return self._states.get_aggregating_state(descriptor)
+class _WindowStates(DeclaredStates):
+    def __init__(self, states: KeyedStates, can_have_any: bool) -> None:
+        super().__init__(states)
+        self._can_have_any = can_have_any
+
+    def admit(self, descriptor: StateDescriptor) -> None:
+        if not self._can_have_any:
+            raise WindowStateRefused(
+                f"the window function asks for the state '{descriptor.name}' per window, which windows that "
+                "merge cannot have; use global_state"
+            )
+        super().admit(descriptor)
+        self.states.per_namespace(descriptor.name)
 
 
 class FunctionStates(DeclaredStates, SubtaskFacts):
     """The states of a window function: per key (itself), and per key and window; given to its `open`."""
 
-    def __init__(
-        self,
-        of_key: KeyedStates,
-        of_window: KeyedStates,
-        can_have_window_state: Callable[[StateDescriptor], None],
-    ) -> None:
-        super().__init__(of_key, self._declare_of_key)
-        self._can_have_window_state = can_have_window_state
-        self._of_key: set[str] = set()
-        self._of_window: set[str] = set()
+    def __init__(self, of_key: KeyedStates, of_window: KeyedStates, *, merges: bool) -> None:
+        super().__init__(of_key)
         self.uid, self.max_parallelism = of_key.uid, of_key.max_parallelism
         self.drop_state = of_key.drop_state
-        self.global_state = self
-        self.window_state = DeclaredStates(of_window, self._declare_of_window)
+        self.global_state, self.window_state = self, _WindowStates(of_window, can_have_any=not merges)
+        self.others, self.window_state.others = self.window_state, self
 
     def seal(self) -> None:
-        self.admit = lambda descriptor: _known(descriptor, self._of_key)
-        self.window_state.admit = self._known_of_window
-
-    def _declare_of_key(self, descriptor: StateDescriptor) -> None:
-        _distinct(descriptor, self._of_window)
-        self._of_key.add(descriptor.name)
-
-    def _declare_of_window(self, descriptor: StateDescriptor) -> None:
-        self._can_have_window_state(descriptor)
-        _distinct(descriptor, self._of_key)
-        self._of_window.add(descriptor.name)
-        self.window_state._states.per_namespace(descriptor.name)
-
-    def _known_of_window(self, descriptor: StateDescriptor) -> None:
-        self._can_have_window_state(descriptor)
-        _known(descriptor, self._of_window)
-
-
-def refuse_window_state(descriptor: StateDescriptor) -> None:
-    raise WindowStateRefused(
-        f"the window function asks for the state '{descriptor.name}' per window, which windows that "
-        "merge cannot have; use global_state"
-    )
+        self.is_sealed = self.window_state.is_sealed = True
 
 
 class FiringContext:
     """What a window function is given for one firing; one object, whose window changes."""
 
-    __slots__ = ("_context", "_timers", "global_state", "window", "window_state")
-
-    def __init__(self, states: FunctionStates, context: FunctionContext, timers: Timers) -> None:
-        self._context, self._timers = context, timers
-        self.global_state, self.window_state = states.global_state, states.window_state
+    def __init__(
+        self, states: FunctionStates, emit_to: Callable[[OutputTag, Any, int], None], timers: Timers
+    ) -> None:
+        self._emit_to = emit_to
+        self.current_watermark = timers.current_watermark
+        self.current_processing_time = timers.current_processing_time
+        self.global_state, self.window_state = states, states.window_state
         self.window = TimeWindow(0, 0)
 
-    def current_watermark(self) -> int:
-        return self._timers.watermark_ms
-
-    def current_processing_time(self) -> int:
-        return self._timers.processing_time_ms
-
     def output(self, tag: OutputTag, value: Any) -> None:
-        self._context.emit_to(tag, value, self.window.max_timestamp_ms)
-
-
-def _distinct(descriptor: StateDescriptor, others: set[str]) -> None:
-    if descriptor.name in others:
-        raise WindowStateRefused(
-            f"the window function declares '{descriptor.name}' both as a state of the key and of the window"
-        )
-
-
-def _known(descriptor: StateDescriptor, names: set[str]) -> None:
-    if descriptor.name not in names:
-        raise WindowStateRefused(
-            f"the window function uses the state '{descriptor.name}', for which its open() did not ask"
-        )
+        self._emit_to(tag, value, self.window.max_timestamp_ms)
 
 
 #: The results that a window has emitted last.
 FIRED = "window/fired"
 
 
-class WindowResults(ABC):
-    """What becomes of results, window by window of a key.
+class RetractedResults:
+    """Results with a last field that is true in one that does not stand any more.
 
-    A window that fires again, or becomes part of another one, has emitted what does not stand any more. With
-    retractions it emits that once more, marked, in front of what stands instead.
+    A window that fires again, or becomes part of another one, has emitted what does not stand any more. That
+    is emitted once more, marked, before what stands instead.
     """
-
-    @abstractmethod
-    def open(self, states: KeyedStates) -> None: ...
-
-    @abstractmethod
-    def fired(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
-        """Return what is emitted when a window fires with these rows."""
-
-    @abstractmethod
-    def withdrawn(self, key: Any, window: TimeWindow) -> Sequence[Any]:
-        """Return what is emitted of a window that is part of another one now."""
-
-    @abstractmethod
-    def settle(self, key: Any, window: TimeWindow) -> None:
-        """Let a window's results stand: nothing replaces them any more."""
-
-
-class PlainResults(WindowResults):
-    """Results as the function made them."""
-
-    def open(self, states: KeyedStates) -> None:
-        states.drop_state(FIRED)
-
-    def fired(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
-        return rows
-
-    def withdrawn(self, key: Any, window: TimeWindow) -> Sequence[Any]:
-        return ()
-
-    def settle(self, key: Any, window: TimeWindow) -> None:
-        """Do nothing."""
-
-
-class RetractedResults(WindowResults):
-    """Results with a last field that is true in one that does not stand any more."""
 
     def __init__(self, result_type: ElementType) -> None:
         self._type, self._names = result_type, tuple(field.name for field in result_type.fields)
@@ -272,15 +192,14 @@ class RetractedResults(WindowResults):
         own.per_namespace(FIRED)
         self._last = own.get_list_state(ListStateDescriptor(FIRED, self._type.stored_fields))
 
-    def fired(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
-        """Return the last results, retracted, and then the rows."""
+    def replace(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
         # A generator runs here, with the window still the current one.
         now = [taken(self._row(row)) for row in elements_of(rows)]
-        retracted = self.withdrawn(key, window)
+        retracted = self.withdraw(key, window)
         self._last.update(now)
         return [*retracted, *((*row, False) for row in now)]
 
-    def withdrawn(self, key: Any, window: TimeWindow) -> Sequence[Any]:
+    def withdraw(self, key: Any, window: TimeWindow) -> Sequence[Any]:
         """Return the last results, retracted; they are not kept any more."""
         self._scope.enter(key, window)
         last = [(*row, True) for row in self._last.get()]
@@ -288,6 +207,7 @@ class RetractedResults(WindowResults):
         return last
 
     def settle(self, key: Any, window: TimeWindow) -> None:
+        """Let a window's results stand: nothing replaces them any more."""
         self._scope.enter(key, window)
         self._last.clear()
 
@@ -300,14 +220,17 @@ class RetractedResults(WindowResults):
 
 
 class WindowOperator(KeyedStreamOperator):
-    """Windows that stay what they are."""
+    """Windows that stay what they are; those that may become one derive from it."""
+
+    #: Whether windows may become one.
+    merges = False
 
     def __init__(
         self,
         spec: WindowSpec,
         computation: WindowComputation,
         input_type: ElementType,
-        results: WindowResults,
+        results: RetractedResults | None,
     ) -> None:
         self._spec, self._assigner, self._results = spec, spec.assigner, results
         self._trigger = spec.actual_trigger
@@ -328,6 +251,8 @@ class WindowOperator(KeyedStreamOperator):
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         self._scope, self._context, self._timers = states.scope, context, timers
+        #: What becomes of an element that is late.
+        self.put_late: Callable[[Any], None] = partial(put_aside, context, self._spec.late_output)
         self._assign = assigning(self._assigner)
         #: The current key without a window, for states that its windows share.
         self._key_scope = KeyScope()
@@ -335,25 +260,23 @@ class WindowOperator(KeyedStreamOperator):
         open_part(self._part, states.uid, states.max_parallelism)
         states.per_namespace(OPEN, due=self.clock)
         self._contents.open(states)
-        self._results.open(states)
+        if self._results is None:
+            states.drop_state(FIRED)
+        else:
+            self._results.open(states)
         self._table = states.tables[OPEN]
         self._trigger_context = TriggerScope(self._trigger, states, timers)
-        function_states = FunctionStates(
-            of_key.of_function(), states.of_function(), self._can_have_window_state
-        )
+        function_states = FunctionStates(of_key.of_function(), states.of_function(), merges=self.merges)
         if self._function is not None:
             self._function.open(function_states)
         function_states.seal()
-        self._firing = FiringContext(function_states, context, timers)
-
-    def processors(self) -> tuple[Processor, ...]:
-        return (self.process_element,)
+        self._firing = FiringContext(function_states, context.emit_to, timers)
 
     def process_element(self, value: Any, context: FunctionContext) -> None:
         time_ms = context.timestamp_ms
         windows = self._assign(self._own(value), time_ms, self._timers.processing_time_ms)
         if not self._add(value, time_ms, windows) and self._is_late(time_ms):
-            put_aside(context, self._spec.late_output, value)
+            self.put_late(value)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         window = TimeWindow._make(timer.namespace)
@@ -374,9 +297,6 @@ class WindowOperator(KeyedStreamOperator):
         close_part(self._part)
         if self._function is not None:
             self._function.close()
-
-    def _can_have_window_state(self, descriptor: StateDescriptor) -> None:
-        """Refuse a state per window if there cannot be one."""
 
     def _add(self, value: Any, time_ms: int | None, windows: Sequence[TimeWindow]) -> bool:
         scope, contents, trigger, ctx = self._scope, self._contents, self._trigger, self._trigger_context
@@ -421,23 +341,22 @@ class WindowOperator(KeyedStreamOperator):
         if result is TriggerResult.CONTINUE:
             return
         check_result(self._trigger, result)
-        key, entries = self._scope.key, self._table.entries
-        slot = self._scope.slot
+        key, slot, entries = self._scope.key, self._scope.slot, self._table.entries
         is_open = slot in entries
         if result.is_fire:
             self._firing.window = window
             self._contents.fire(self._emit, window, self._trigger_context)
         if result.is_purge:
             self._contents.clear()
-            # The next result does not contain this one, so it does not replace it.
-            self._results.settle(key, window)
+            if self._results is not None:
+                # The next result does not contain this one, so it does not replace it.
+                self._results.settle(key, window)
         if is_open and slot not in entries and self._stays_empty(window):
             # Nothing is in it any more, and it is there until its time is over.
             entries[slot] = None
             self._table.changed.add(slot)
 
     def _stays_empty(self, window: TimeWindow) -> bool:
-        """Return whether a window is still known when nothing is in it."""
         # Without end, nobody would clean it up: there would be a row of each key that ever was. What a
         # trigger has of it, timers and states, is stored without it, too.
         return self._cleanup_ms(window) < MAX_WATERMARK_MS
@@ -451,12 +370,14 @@ class WindowOperator(KeyedStreamOperator):
         if rows is not None:
             # A generator runs here, with the window still the current one.
             window = self._firing.window
-            rows = self._results.fired(self._scope.key, window, rows)
+            if self._results is not None:
+                rows = self._results.replace(self._scope.key, window, rows)
             self._context.emit(rows, window.max_timestamp_ms)
 
     def _clean_up(self, window: TimeWindow) -> None:
         self._contents.clear()
-        self._results.settle(self._scope.key, window)
+        if self._results is not None:
+            self._results.settle(self._scope.key, window)
         self._trigger.clear(window, self._trigger_context)
         if self._function is not None:
             self._enter_key()
@@ -502,3 +423,177 @@ class WindowOperator(KeyedStreamOperator):
             and time_ms is not None
             and time_ms + self._spec.allowed_lateness_ms <= self._timers.watermark_ms
         )
+
+
+class Merge(NamedTuple):
+    window: TimeWindow
+    #: The windows that are gone; not the one whose coming caused the merge, which never had anything.
+    merged: list[TimeWindow]
+    #: Those whose contents the window has, in this order: that of a list's elements follows from it.
+    contents: list[TimeWindow]
+
+
+class MergingWindowSet:
+    """The windows of one key that are not yet cleaned up."""
+
+    __slots__ = ("_assigner", "windows")
+
+    def __init__(self, assigner: MergingWindowAssigner, windows: Iterable[TimeWindow] = ()) -> None:
+        self._assigner, self.windows = assigner, list(windows)
+
+    def add(self, window: TimeWindow) -> tuple[TimeWindow, list[Merge]]:
+        """Add a window; return the one that it is part of now, and what had to merge for that."""
+        near = self.windows
+        if type(self._assigner).merge_windows is MergingWindowAssigner.merge_windows:
+            # Those that neither overlap nor touch stay as they are.
+            start_ms, end_ms = window
+            near = [one for one in near if one[0] <= end_ms and one[1] >= start_ms]
+            if not near:
+                self.windows.append(window)
+                return window, []
+            if len(near) == 1:
+                # What happens to nearly all elements of sessions: a window grows.
+                before, actual = near[0], near[0].cover(window)
+                if actual == before:
+                    return before, []
+                self.windows[self.windows.index(before)] = actual
+                return actual, [Merge(actual, [before], [before])]
+        if window in near:
+            return window, []
+        return self._merge(window, near)
+
+    def _merge(self, window: TimeWindow, near: Sequence[TimeWindow]) -> tuple[TimeWindow, list[Merge]]:
+        known, actual, merges = sorted(near), window, []
+        results = elements_of(self._assigner.merge_windows([*known, window])) if known else ()
+        for result, parts in results:
+            merged = sorted(one for one in parts if one != window)
+            if window in parts:
+                actual = result
+            for one in merged:
+                self.windows.remove(one)
+            self.windows.append(result)
+            gone = [one for one in merged if one != result]
+            if gone:
+                merges.append(Merge(result, gone, merged))
+        if actual not in self.windows:
+            self.windows.append(actual)
+        return actual, merges
+
+
+class MergingWindowOperator(WindowOperator):
+    """Windows that may become one, whatever their trigger and lateness."""
+
+    merges = True
+
+    def __init__(
+        self,
+        spec: WindowSpec,
+        computation: WindowComputation,
+        input_type: ElementType,
+        results: RetractedResults | None,
+    ) -> None:
+        super().__init__(spec, computation, input_type, results)
+        assert isinstance(spec.assigner, MergingWindowAssigner)
+        self._merging = spec.assigner
+        #: Whether the timer at which a window fires is also the one that cleans it up.
+        self._ends_in_one_timer = self._only_waits and self._is_event_time and spec.allowed_lateness_ms == 0
+        #: The windows of each key, and the timers of the call of the key group in which they are known.
+        self._of_keys: dict[Any, MergingWindowSet] = {}
+        self._known_with: object = None
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
+        # A trigger may have left a timer behind of a window that was merged or is over.
+        if (timer.key, timer.namespace) in self._table.entries:
+            super().on_timer(timer, domain)
+
+    def _add(self, value: Any, time_ms: int | None, windows: Sequence[TimeWindow]) -> bool:
+        key, is_taken = self._scope.key, False
+        known = self._windows_of(key)
+        for window in windows:
+            actual, merges = known.add(window)
+            for merge in merges:
+                self._merge(merge)
+            if self._is_over(actual):
+                if (key, actual) not in self._table.entries:
+                    known.windows.remove(actual)
+                continue
+            is_taken = True
+            self._scope.enter(key, actual)
+            self._contents.add(self._own(value), time_ms)
+            if merges and self._ends_in_one_timer:
+                # `on_merge` has registered it; the window is not over, so its end is still to come.
+                continue
+            result = self._trigger.on_element(self._own(value), time_ms, actual, self._trigger_context)
+            self._obey(result, actual)
+            self._register_cleanup(actual)
+        return is_taken
+
+    def _stays_empty(self, window: TimeWindow) -> bool:
+        # The entries say which windows of a key there are, for the next ones to merge with.
+        return True
+
+    def _clean_up(self, window: TimeWindow) -> None:
+        known = self._windows_of(self._scope.key).windows
+        super()._clean_up(window)
+        known.remove(window)
+
+    def _merge(self, merge: Merge) -> None:
+        """Make one of windows: what their trigger has, their timers, their content."""
+        now_ms = self._timers.watermark_ms if self._is_event_time else self._timers.processing_time_ms
+        if self._cleanup_ms(merge.window) <= now_ms:
+            raise ValueError(
+                f"{type(self._merging).__name__} merged windows to {merge.window}, whose time is over at "
+                f"{now_ms}; a merged window must not end before the windows that it replaces"
+            )
+        key = self._scope.key
+        self._scope.enter(key, merge.window)
+        self._trigger_context.merged = merge.merged
+        self._trigger.on_merge(merge.window, self._trigger_context)
+        self._trigger_context.merged = ()
+        for window in merge.merged:
+            if self._results is not None and (rows := self._results.withdraw(key, window)):
+                self._context.emit(rows, window.max_timestamp_ms)
+            self._scope.enter(key, window)
+            self._trigger.clear(window, self._trigger_context)
+            if not self._ends_in_one_timer:
+                self._delete_cleanup(window)
+        # Their contents in their order; nothing may be in some.
+        first, *others = ((key, window) for window in merge.contents)
+        for slot in others:
+            self._contents.merge(slot, first)
+        if first != (key, merge.window):
+            self._contents.merge(first, (key, merge.window))
+
+    def _windows_of(self, key: Any) -> MergingWindowSet:
+        if self._known_with is not self._timers.queues:
+            # The key group has been loaded.
+            self._known_with, self._of_keys = self._timers.queues, {}
+            for own, window in self._table.entries:
+                self._windows_of(own).windows.append(TimeWindow._make(window))
+        found = self._of_keys.get(key)
+        if found is None:
+            found = self._of_keys[key] = MergingWindowSet(self._merging)
+        return found
+
+
+def window_operator(
+    spec: WindowSpec,
+    computation: WindowComputation,
+    input_type: str | ElementType,
+    result_type: str | None = None,
+) -> WindowOperator:
+    if isinstance(input_type, str):
+        input_type = ElementType(input_type)
+    results = None
+    if spec.retraction_field is not None:
+        if result_type is not None:
+            results = RetractedResults(ElementType(result_type))
+        elif isinstance(computation, ReduceWindow) and computation.then is None:
+            results = RetractedResults(input_type)
+        else:
+            raise ConfigError(
+                "windows with retractions keep their results, and the fields of these are not known",
+                what_to_do="say them: result_type='user STRING, total LONG'",
+            )
+    kind = MergingWindowOperator if isinstance(spec.assigner, MergingWindowAssigner) else WindowOperator
+    return kind(spec, computation, input_type, results)

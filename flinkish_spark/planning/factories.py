@@ -39,27 +39,25 @@ from flinkish_spark.operators.columnar_aggregates import (
     ColumnAggregation,
     Columns,
     MergePartials,
-    MergeResults,
     ReducedRows,
     element_aggregation,
 )
 from flinkish_spark.operators.columnar_windows import (
     ColumnWindows,
     KeysAndWindow,
-    Partials,
-    WholeElements,
     WindowFold,
     WindowRules,
     chosen_element,
     folded_field,
+    read_elements,
+    read_partials,
 )
 from flinkish_spark.operators.joins import IntervalJoinOperator, TemporalJoinOperator, WindowCoGroupOperator
 from flinkish_spark.operators.patterns import PatternOperator, PatternSearch
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.operators.row_patterns import RowPatternOperator
-from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.window_loop import LoopedWindows, looped_windows
-from flinkish_spark.operators.windowing import WindowOperator
+from flinkish_spark.operators.windowing import WindowOperator, window_operator
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateTtl, check_ttl
 from flinkish_spark.types.ddl import ddl_of, parse_ddl
 from flinkish_spark.types.hints import StateType
@@ -276,8 +274,7 @@ class AggregatingColumns:
         return AggregatedRows(self.aggregate, ddl_of(schema), self.accumulator_type)
 
     def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
-        assert isinstance(aggregation, AggregatedRows)
-        return MergeResults(aggregation, output, self.ttl)
+        return MergePartials(aggregation, self.ttl, output)
 
 
 @dataclass(frozen=True)
@@ -306,7 +303,7 @@ class FoldingWindows:
     ) -> WindowFold:
         rules = WindowRules(windows, self.spec.allowed_lateness_ms, self.aggregation(schema))
         late_output = self.spec.late_output
-        reader = Partials() if late_output is None else WholeElements()
+        reader = read_partials if late_output is None else read_elements
         return WindowFold(rules, self.key_places(schema, keys), reader, late_output)
 
     def by_element(

@@ -16,7 +16,7 @@ from flinkish_spark.bridge.plans import named_operators, named_scan
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.keyed import KeyedCoProcessFunction, KeyedProcessFunction
-from flinkish_spark.operators.process import FilterRecords, KeyedCoProcessOperator, KeyedProcessOperator
+from flinkish_spark.operators.process import FilterRecords, KeyedProcessOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.between import SharedRows
 from flinkish_spark.planning.declare import (
@@ -594,15 +594,11 @@ def _operator(
     if isinstance(function, FilterRecords):
         function = copy.copy(function)
         function.take = ElementType(ddl_of(schemas[0])).take
-    if isinstance(function, KeyedProcessFunction):
+    if isinstance(function, KeyedProcessFunction | KeyedCoProcessFunction):
         return KeyedProcessOperator(function)
     if isinstance(function, BroadcastFunctions):
         return function.create()
-    if isinstance(function, Checkpointed):
-        return function
-    if isinstance(function, KeyedCoProcessFunction):
-        return KeyedCoProcessOperator(function)
-    if isinstance(function, VectorizedProcessFunction):
+    if isinstance(function, Checkpointed | VectorizedProcessFunction):
         return function
     if function.needs_event_time and not has_times:
         raise without_event_times(node.uid)

@@ -303,17 +303,11 @@ class LookupTransform(LocatedTransform):
             joined_fields(own, _lookup_fields(self.join.right_type)) if self.output is None else self.output
         )
         join, name = replace(self.join, left_type=ddl_of(own)), self.settings.name
-        return LookupRows(
-            join,
-            name,
-            output,
-            carried(given),
-            self.origins,
-            self.side,
-            kept_as=self.kept_as,
-            counts_as=self.counts_as,
-            operator=self.settings.operator,
+        operator = self.settings.operator
+        function = RowFunction(
+            name, join.key_of, origins=self.origins, counts_as=self.counts_as, operator=operator
         )
+        return LookupRows(function, output, carried(given), join, self.side, kept_as=self.kept_as)
 
 
 def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:

@@ -58,6 +58,8 @@ def block_schema(fields: Iterable[T.StructField], *, with_times: bool) -> pa.Sch
     return arrow_schema([T.StructField(C.TIME, T.LongType()), *fields] if with_times else fields)
 
 
+#: Rows of a block, their channel, and the sequence of the first of them.
+_Block = tuple[pa.RecordBatch, int, int]
 _PACKED, _CONTROL = arrow_schema(PACKED), arrow_schema(CONTROL)
 
 
@@ -91,10 +93,6 @@ class Calls:
     operator: int
     routes: tuple[int, ...]
 
-    def rows(self) -> pa.RecordBatch:
-        numbers = [[number] * len(self.routes) for number in (0, self.operator, C.BROADCAST_CALL)]
-        return _control_rows(self.routes, int(C.Kind.WAKE), numbers)
-
 
 def _control_rows(routes: Sequence[int], kind: int, numbers: Sequence[Sequence[int]]) -> pa.RecordBatch:
     columns = [
@@ -104,33 +102,6 @@ def _control_rows(routes: Sequence[int], kind: int, numbers: Sequence[Sequence[i
         pa.array([b""] * len(routes), pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
-
-
-class _TimesSeen:
-    """The latest event time, or mark of a user's generator, of each channel in a task; and counts."""
-
-    def __init__(self) -> None:
-        self.latest_ms: dict[int, int] = {}
-        self._counts: dict[int, int] = {}
-
-    def note(self, records: pa.RecordBatch) -> None:
-        """Look at records; those without a time say nothing."""
-        name = C.MARK if C.MARK in records.schema.names else C.TIME
-        times = records.column(name)
-        timed = records.filter(times.is_valid()) if times.null_count else records
-        # Times of records that were dropped have no place.
-        is_record = timed.column(C.SEQUENCE).is_valid().to_numpy(zero_copy_only=False)
-        channels, ms = timed.column(C.CHANNEL).to_numpy(), timed.column(name).to_numpy()
-        for channel in np.unique(channels).tolist():
-            own = ms[channels == channel]
-            self.latest_ms[channel] = max(int(own.max()), self.latest_ms.get(channel, int(own[0])))
-            self._counts[channel] = self._counts.get(channel, 0) + int(is_record[channels == channel].sum())
-
-    def rows(self, report: TimeReport) -> pa.RecordBatch:
-        """Return a report per channel: the latest time, and the number of records."""
-        channels = list(self.latest_ms)
-        numbers = list(self.latest_ms.values()), channels, [self._counts[one] for one in channels]
-        return _control_rows([report.route] * len(channels), C.FIRST_REPORT + report.reporter, numbers)
 
 
 @dataclass(frozen=True)
@@ -190,7 +161,9 @@ class Packing:
         self._packer = packer
         self._held: list[pa.RecordBatch] = []
         self._count, self._is_called = 0, False
-        self._seen = _TimesSeen()
+        #: By channel, the latest event time, or mark of a user's generator; and how many records there were.
+        self._latest_ms: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Take rows, and yield what is packed because of them."""
@@ -199,8 +172,11 @@ class Packing:
         if control is not None:
             yield control
         if records.num_rows and packer.report is not None:
-            self._seen.note(records)
-        records = _with_places(records)
+            self._note_times(records)
+        places = records.column(C.SEQUENCE) if C.SEQUENCE in records.schema.names else None
+        if places is not None and places.null_count:
+            # Those without a place are times only; see `worker/time.py`.
+            records = records.filter(places.is_valid())
         if records.num_rows:
             self._held.append(records.drop_columns([C.MARK]) if C.MARK in records.schema.names else records)
             self._count += records.num_rows
@@ -214,15 +190,26 @@ class Packing:
         if self._held:
             yield packer.blocks(self._held)
         if packer.calls is not None and (self._is_called or self._held):
-            yield packer.calls.rows()
-        if packer.report is not None and self._seen.latest_ms:
-            yield self._seen.rows(packer.report)
+            routes, numbers = packer.calls.routes, (0, packer.calls.operator, C.BROADCAST_CALL)
+            yield _control_rows(routes, int(C.Kind.WAKE), [[one] * len(routes) for one in numbers])
+        if packer.report is not None and self._latest_ms:
+            # A report per channel: the latest time, and the number of records.
+            channels, report = list(self._latest_ms), packer.report
+            by_channel = list(self._latest_ms.values()), channels, [self._counts[one] for one in channels]
+            yield _control_rows([report.route] * len(channels), C.FIRST_REPORT + report.reporter, by_channel)
 
-
-def _with_places(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Return records without those that are times only; see `worker/time.py`."""
-    places = records.column(C.SEQUENCE) if C.SEQUENCE in records.schema.names else None
-    return records.filter(places.is_valid()) if places is not None and places.null_count else records
+    def _note_times(self, records: pa.RecordBatch) -> None:
+        """Look at records; those without a time say nothing."""
+        name = C.MARK if C.MARK in records.schema.names else C.TIME
+        times = records.column(name)
+        timed = records.filter(times.is_valid()) if times.null_count else records
+        # Times of records that were dropped have no place.
+        is_record = timed.column(C.SEQUENCE).is_valid().to_numpy(zero_copy_only=False)
+        channels, ms = timed.column(C.CHANNEL).to_numpy(), timed.column(name).to_numpy()
+        for channel in np.unique(channels).tolist():
+            own = ms[channels == channel]
+            self._latest_ms[channel] = max(int(own.max()), self._latest_ms.get(channel, int(own[0])))
+            self._counts[channel] = self._counts.get(channel, 0) + int(is_record[channels == channel].sum())
 
 
 def packed(rows: pa.RecordBatch, schema: pa.Schema, number: int = 0) -> pa.RecordBatch:
@@ -301,7 +288,7 @@ class BlockUnpacker:
                     batch.column(name)[at].as_py() for name in (C.SIDE, C.CHANNEL, C.SEQUENCE)
                 )
                 rows = from_block(batch.column(C.BLOCK)[at].as_buffer(), blocks[side])
-                held.setdefault(side, []).append(_Block(rows, channel, first))
+                held.setdefault(side, []).append((rows, channel, first))
                 counts[side] = counts.get(side, 0) + rows.num_rows
                 if counts[side] >= UNPACKED_ROWS:
                     yield self._rows(side, held.pop(side), out)
@@ -312,14 +299,17 @@ class BlockUnpacker:
                 yield self._control(batch.filter(pa.array(~is_record)), out)
 
     def _rows(self, side: int, held: Sequence[_Block], out: pa.Schema) -> pa.RecordBatch:
-        rows = held[0].rows if len(held) == 1 else pa.concat_batches([one.rows for one in held])
-        counts = [one.rows.num_rows for one in held]
+        blocks, channels, firsts = zip(*held, strict=True)
+        rows = blocks[0] if len(blocks) == 1 else pa.concat_batches(blocks)
+        counts = [one.num_rows for one in blocks]
         own, count = rows.columns, rows.num_rows
         control: list[Any] = [
             np.full(count, _RECORD, dtype=np.int32),
             np.zeros(count, dtype=np.int64),
-            np.repeat(np.array([one.channel for one in held], dtype=np.int64), counts),
-            np.concatenate([np.arange(one.first, one.first + one.rows.num_rows) for one in held]),
+            np.repeat(np.array(channels, dtype=np.int64), counts),
+            np.concatenate(
+                [np.arange(first, first + length) for first, length in zip(firsts, counts, strict=True)]
+            ),
         ]
         times = [own.pop(0)] if self.timed[side] else []
         arrays = list(map(pa.array, control))
@@ -336,15 +326,6 @@ class BlockUnpacker:
         own = {name: rows.column(name) for name in (*_CONTROL.names, C.SIDE)}
         arrays = [own.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in out]
         return pa.RecordBatch.from_arrays(arrays, schema=out)
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Rows of a block, their channel, and the sequence of the first of them."""
-
-    rows: pa.RecordBatch
-    channel: int
-    first: int
 
 
 class GroupRows:

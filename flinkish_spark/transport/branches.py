@@ -39,19 +39,15 @@ class _Fed:
 
     def __init__(self, worker: Worker) -> None:
         self._batch: pa.RecordBatch | None = None
-        self._made = iter(worker(self._given()))
+        self.made = iter(worker(self._given()))
 
     def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         self._batch = batch
-        return next(self._made)
-
-    def end(self) -> None:
-        for _ in self._made:
-            raise AssertionError("a worker made a batch of nothing")
+        return next(self.made)
 
     def close(self) -> None:
-        if isinstance(self._made, Generator):
-            self._made.close()
+        if isinstance(self.made, Generator):
+            self.made.close()
 
     def _given(self) -> Iterator[pa.RecordBatch]:
         while self._batch is not None:
@@ -65,7 +61,8 @@ def all_fed(workers: Iterable[Worker]) -> Iterator[list[_Fed]]:
     try:
         yield fed
         for one in fed:
-            one.end()
+            for _ in one.made:
+                raise AssertionError("a worker made a batch of nothing")
     finally:
         for one in fed:
             one.close()
@@ -113,7 +110,6 @@ class DealtRows:
 
     @property
     def fields(self) -> list[T.StructField]:
-        """Columns that come out, as they stand among those of the other inputs."""
         return [T.StructField(name, one.dataType) for name, one in zip(self.names, self.made, strict=True)]
 
 
@@ -135,12 +131,18 @@ class DealRows:
         schema = arrow_schema(self.columns)
         with all_fed(one.worker for one in self.inputs) as fed:
             for batch in batches:
-                is_record = _are_no_control_rows(batch)
+                names = batch.schema.names
+                is_record = np.ones(batch.num_rows, dtype=bool)
+                if C.KIND in names:
+                    is_record = batch.column(C.KIND).to_numpy() == _RECORD
+                # An operator with one output does not say which it is.
+                sides = batch.column(C.SIDE).to_numpy(zero_copy_only=False) if C.SIDE in names else None
                 if not is_record.all():
                     control = batch.filter(pa.array(~is_record))
                     yield self._placed(control, schema, {})
                 for number, (one, run) in enumerate(zip(self.inputs, fed, strict=True)):
-                    own = batch.filter(pa.array(is_record & _is_of(batch, one.side)))
+                    is_own = is_record if sides is None else is_record & (sides == one.side)
+                    own = batch.filter(pa.array(is_own))
                     made = run.made_of(_given(own, one)) if own.num_rows else own
                     if made.num_rows:
                         yield self._dealt(made, number, schema)
@@ -161,23 +163,7 @@ class DealRows:
         return as_schema(plain, schema)
 
 
-def _are_no_control_rows(batch: pa.RecordBatch) -> Array:
-    if C.KIND not in batch.schema.names:
-        return np.ones(batch.num_rows, dtype=bool)
-    found: Array = batch.column(C.KIND).to_numpy() == _RECORD
-    return found
-
-
-def _is_of(batch: pa.RecordBatch, side: int) -> Array | bool:
-    """Return which rows an output of the operator has emitted; an operator with one output says nothing."""
-    if C.SIDE not in batch.schema.names:
-        return True
-    found: Array = batch.column(C.SIDE).to_numpy(zero_copy_only=False) == side
-    return found
-
-
 def _given(rows: pa.RecordBatch, one: DealtRows) -> pa.RecordBatch:
-    """Return rows as a worker gets them: control columns and one output's fields under their names."""
     control = [
         one.place if name == C.SEQUENCE else name for name in one.given.names if name.startswith(PREFIX)
     ]
@@ -235,16 +221,14 @@ def _own(batch: pa.RecordBatch, one: DealtBlocks, kinds: Array | None) -> pa.Rec
         columns = [rows.column(name) for name in (one.route, *one.columns)]
         return pa.RecordBatch.from_arrays(columns, names=[C.ROUTE, *one.names])
     has_route = routes.is_valid().to_numpy(zero_copy_only=False)
-    own_rows = ((kinds == _RECORD) & has_route) | _taken(one.takes, kinds)
+    own_rows = (kinds == _RECORD) & has_route
+    if one.takes is Takes.ALL:
+        own_rows |= kinds != _RECORD
+    elif one.takes is Takes.BARRIERS:
+        own_rows |= kinds == _BARRIER
     rows = batch if own_rows.all() else batch.filter(pa.array(own_rows))
     route = pc.if_else(rows.column(one.route).is_valid(), rows.column(one.route), rows.column(C.ROUTE))
     names = (C.KIND, C.CHECKPOINT, *one.columns)
     columns = [route, *(rows.column(name) for name in names)]
     own = [C.ROUTE, C.KIND, C.CHECKPOINT, *one.names]
     return pa.RecordBatch.from_arrays(columns, names=own)
-
-
-def _taken(takes: Takes, kinds: Array) -> Array:
-    wanted = {Takes.ALL: kinds != _RECORD, Takes.BARRIERS: kinds == _BARRIER}
-    found: Array = wanted.get(takes, np.zeros(len(kinds), dtype=bool))
-    return found

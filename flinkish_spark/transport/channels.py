@@ -14,7 +14,6 @@ TOPIC_BITS = 0x7FFFFFFF
 
 
 def channel_of(topics: Sequence[str], topic: str, partition: int) -> int:
-    """Return the number that the records of a partition have in ``_fs_channel``."""
     return partition if len(topics) == 1 else channel_by_name(topic, partition)
 
 

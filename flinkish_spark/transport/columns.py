@@ -100,45 +100,36 @@ _WORD = re.compile(r"\w+")
 
 
 def map_in_arrow(
-    frame: DataFrame,
-    worker: Worker,
-    columns: T.StructType | str,
-    resources: ResourceProfile | None = None,
+    frame: DataFrame, worker: Worker, columns: T.StructType | str, resources: ResourceProfile | None = None
 ) -> DataFrame:
     """Return what a worker makes of a frame in Arrow batches, whatever names the frame's columns have.
 
     `DataFrame.mapInArrow` reads each column's name as an expression. Where the frame is itself what a worker
     makes, both run in one pass; rows that are kept (`persist`) are not made again.
     """
-    said: dict[str, Any] = {} if resources is None else {"profile": resources}
     given, workers = frame, tuple[Worker, ...]([worker])
     before = getattr(frame, _PASS, None)
     if isinstance(before, _Pass) and resources is None and not frame.is_cached:
         given, workers = before.given, (*before.workers, worker)
-    run = worker if len(workers) == 1 else InTurn(workers)
-    if all(map(_WORD.fullmatch, given.columns)):
-        made = given.mapInArrow(run, columns, **said)
-    else:
+    run: Worker = worker if len(workers) == 1 else InTurn(workers)
+    plain = given
+    if not all(map(_WORD.fullmatch, given.columns)):
         plain = given.toDF(*(f"{PREFIX}column_{at}" for at in range(len(given.columns))))
-        made = plain.mapInArrow(_UnderTheirNames(run, tuple(given.columns)), columns, **said)
+        run = _UnderTheirNames(run, tuple(given.columns))
+    said: dict[str, Any] = {} if resources is None else {"profile": resources}
+    made = plain.mapInArrow(run, columns, **said)
     if resources is None and isinstance(made, DataFrame):
         setattr(made, _PASS, _Pass(given, workers, columns))
     return made
 
 
 def records_read_by(pieces: DataFrame, reader: Worker, columns: T.StructType) -> DataFrame:
-    """Return the records of a source that gives Spark only what is to be read; a worker reads it.
-
-    What works on the records in Python runs in the same pass.
-    """
+    """Return the records of a source that gives Spark only what is to be read; a worker reads it."""
     return as_records(map_in_arrow(pieces, reader, columns))
 
 
 def as_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]] = MappingProxyType({})) -> DataFrame:
-    """Return a frame of a source's records, so that its columns are known as the source's.
-
-    `made_of` has the columns of the source of which a column was made that is none of them.
-    """
+    """Return a frame whose columns are known as a source's, or as made of these."""
     # Workers import this module, too, and have no plans.
     from flinkish_spark.bridge.plans import named_records
 
@@ -160,10 +151,7 @@ def behind_records(frame: DataFrame, worker: Worker, columns: T.StructType) -> D
 def select_in_pass(
     frame: DataFrame, select: Worker, columns: T.StructType, used: Mapping[str, Iterable[str]]
 ) -> DataFrame | None:
-    """Return columns of a source's records as the pass makes them that reads these; None without one.
-
-    `used` has the columns that each of them is made of.
-    """
+    """Return columns, each made of `used` ones, as the pass makes them that reads a source; None without."""
     made_of, has_pass = getattr(frame, _MADE_OF, None), isinstance(getattr(frame, _PASS, None), _Pass)
     if made_of is None or not has_pass or frame.is_cached:
         return None
@@ -177,11 +165,9 @@ def select_in_pass(
 def behind_select(
     frame: DataFrame, names: Sequence[str], name_it: Callable[[DataFrame], DataFrame]
 ) -> DataFrame:
-    """Return a frame with at least these columns, under what an alias calls it.
-
-    What a worker makes stays as it is, so that the next worker runs in the same pass: the alias is put in
-    front of the worker.
-    """
+    """Return a frame with at least these columns, under an alias."""
+    # What a worker makes stays as it is, so that the next worker runs in the same pass: the alias is put in
+    # front of the worker.
     made = getattr(frame, _PASS, None)
     if not isinstance(made, _Pass) or frame.is_cached:
         return name_it(frame.select(*(F.col(quoted(name)) for name in names)))
@@ -269,11 +255,7 @@ class Origins:
     topics: tuple[str, ...] = ()
 
     def describe(self, channel: int, sequence: int) -> dict[str, Any]:
-        """Return topic, partition and offset, or channel and sequence."""
-        if self.topics:
-            return {
-                "topic": topic_of(self.topics, channel),
-                "partition": channel & 0xFFFFFFFF,
-                "offset": sequence,
-            }
-        return {"channel": channel, "sequence": sequence}
+        if not self.topics:
+            return {"channel": channel, "sequence": sequence}
+        topic, partition = topic_of(self.topics, channel), channel & 0xFFFFFFFF
+        return {"topic": topic, "partition": partition, "offset": sequence}

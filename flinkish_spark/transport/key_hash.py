@@ -72,14 +72,19 @@ def _fold(column: pa.Array, seeds: _Words) -> _Words:
 
 def _fold_valid(column: pa.Array, seeds: _Words) -> _Words:
     kind = column.type
-    if _is_of_bytes(kind):
+    if any(is_kind(kind) for is_kind in _OF_BYTES):
         return _hash_bytes(*_bytes_of(column), seeds)
     if pa.types.is_decimal128(kind):
         if kind.precision > _LONG_DECIMAL_DIGITS:
-            return _fold_valid(
-                pa.array([_java_bytes(value) for value in _unscaled(column)], pa.binary()), seeds
-            )
-        return _hash_long(_low_words(column), seeds)
+            # As Java's BigInteger says numbers: big-endian, in as few bytes as hold them with their sign.
+            numbers = _unscaled(column)
+            bits = ((number if number >= 0 else ~number).bit_length() for number in numbers)
+            pairs = zip(numbers, bits, strict=True)
+            said = [number.to_bytes(own // 8 + 1, "big", signed=True) for number, own in pairs]
+            return _fold_valid(pa.array(said, pa.binary()), seeds)
+        # The lower halves of 128-bit numbers.
+        words = np.frombuffer(column.buffers()[1], dtype=np.uint64)
+        return _hash_long(words[2 * column.offset :: 2][: len(column)], seeds)
     if pa.types.is_struct(kind):
         for part in column.flatten():
             seeds = _fold(part, seeds)
@@ -102,19 +107,7 @@ def _fold_lists(column: pa.Array, seeds: _Words) -> _Words:
     return folded
 
 
-def _is_of_bytes(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_large_binary(kind)
-    )
-
-
-def _low_words(column: pa.Array) -> _Words:
-    """Return the lower halves of 128-bit decimals."""
-    words = np.frombuffer(column.buffers()[1], dtype=np.uint64)
-    return words[2 * column.offset :: 2][: len(column)]
+_OF_BYTES = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
 
 
 def _unscaled(column: pa.Array) -> list[int]:
@@ -123,14 +116,9 @@ def _unscaled(column: pa.Array) -> list[int]:
     return [(upper << 64) | lower for upper, lower in zip(high, words[::2].tolist(), strict=True)]
 
 
-def _java_bytes(value: int) -> bytes:
-    """Return a number as Java's BigInteger does: big-endian, in as few bytes as hold it with its sign."""
-    bits = (value if value >= 0 else ~value).bit_length()
-    return value.to_bytes(bits // 8 + 1, "big", signed=True)
-
-
 def _as_int(column: pa.Array, seeds: _Words) -> _Words:
-    return _hash_int(_numbers(column, pa.int32()).astype(np.uint32).astype(np.uint64), seeds)
+    values = _numbers(column, pa.int32()).astype(np.uint32).astype(np.uint64)
+    return _mixed(_with_int(seeds + _P5 + np.uint64(_HALF), values))
 
 
 def _as_long(column: pa.Array, seeds: _Words) -> _Words:
@@ -195,10 +183,6 @@ def _with_word(hashes: _Words, values: _Words) -> _Words:
 
 def _round(hashes: _Words | np.uint64, values: _Words) -> _Words:
     return _rotated(hashes + values * _P2, 31) * _P1
-
-
-def _hash_int(values: _Words, seeds: _Words) -> _Words:
-    return _mixed(_with_int(seeds + _P5 + np.uint64(_HALF), values))
 
 
 def _hash_long(values: _Words, seeds: _Words) -> _Words:

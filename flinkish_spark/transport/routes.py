@@ -42,25 +42,19 @@ class OwnRows:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that say it."""
         by = ((INPUT, self.number), (C.SIDE, self.side))
         return (*(name for name, value in by if value is not None), *filter(None, [self.place]))
 
     def in_batch(self, records: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
         """Return the mask of own records; None if all are."""
         masks = [
-            _equal(records.column(name), value)
+            records.column(name).fill_null(-1).to_numpy() == value
             for name, value in ((INPUT, self.number), (C.SIDE, self.side))
             if value is not None
         ]
         if self.place is not None and records.column(self.place).null_count:
             masks.append(records.column(self.place).is_valid().to_numpy(zero_copy_only=False))
         return None if not masks else np.logical_and.reduce(masks)
-
-
-def _equal(column: pa.Array, value: int) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = column.fill_null(-1).to_numpy() == value
-    return found
 
 
 @dataclass(frozen=True)
@@ -87,19 +81,15 @@ class RecordRoutes:
         match self.distribution:
             case Distribution.BY_KEY:
                 return self._of_group[hashes % len(self._of_group)]
-            case Distribution.BY_CHANNEL:
-                return self._by_channel(records, self.routing.of_broadcast)
-            case Distribution.PASSING:
+            case Distribution.BY_CHANNEL | Distribution.PASSING:
                 # Where barriers go the operator only hands on what it gets.
-                return self._by_channel(records, self.routing.of_barrier)
+                passes = self.distribution is Distribution.PASSING
+                routes = self.routing.of_barrier if passes else self.routing.of_broadcast
+                channels = records.column(C.CHANNEL).fill_null(0).to_numpy()
+                return np.array(routes, dtype=np.int32)[channels % len(routes)]  # type: ignore[no-any-return]
             case Distribution.BROADCAST:
                 # One of them: the packer copies whole blocks for the others.
                 return np.full(records.num_rows, self.routing.of_broadcast[0], dtype=np.int32)
-
-    def _by_channel(self, records: pa.RecordBatch, routes: tuple[int, ...]) -> _Routes:
-        channels = records.column(C.CHANNEL).fill_null(0).to_numpy()
-        found: _Routes = np.array(routes, dtype=np.int32)[channels % len(routes)]
-        return found
 
     @cached_property
     def _of_group(self) -> _Routes:
@@ -145,35 +135,29 @@ class RouteRows:
     @property
     def columns(self) -> T.StructType:
         route = [T.StructField(C.ROUTE, T.IntegerType())] if self.controls else []
-        added = [
-            field
-            for one in self.inputs
-            for field in (
-                T.StructField(one.hash_name, T.LongType()),
-                T.StructField(one.route_name, T.IntegerType()),
-            )
-        ]
-        return T.StructType([*route, *self.given, *added])
+        columns = T.StructType([*route, *self.given])
+        for one in self.inputs:
+            columns = columns.add(one.hash_name, T.LongType()).add(one.route_name, T.IntegerType())
+        return columns
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        names = self.columns.names
         for all_columns in batches:
             batch = all_columns.select(self.given.names)
-            if not self.controls:
-                yield self._with_routes(batch)
-                continue
-            is_record = batch.column(C.KIND).to_numpy() == _RECORD
-            if not is_record.all():
-                yield from self._control(batch.filter(pa.array(~is_record)))
-                batch = batch.filter(pa.array(is_record))
-            if batch.num_rows:
-                nowhere = pa.array(np.zeros(batch.num_rows, dtype=np.int32))
-                yield self._with_routes(batch, nowhere)
+            front: list[pa.Array] = []
+            if self.controls:
+                is_record = batch.column(C.KIND).to_numpy() == _RECORD
+                if not is_record.all():
+                    control = self._control_columns(batch.filter(pa.array(~is_record)))
+                    yield pa.RecordBatch.from_arrays(control, names=names)
+                    batch = batch.filter(pa.array(is_record))
+                front = [pa.array(np.zeros(batch.num_rows, dtype=np.int32))]
+            if batch.num_rows or not self.controls:
+                added = [column for one in self.inputs for column in one.of(batch)]
+                yield pa.RecordBatch.from_arrays([*front, *batch.columns, *added], names=names)
 
-    def _with_routes(self, records: pa.RecordBatch, *front: pa.Array) -> pa.RecordBatch:
-        added = [column for one in self.inputs for column in one.of(records)]
-        return pa.RecordBatch.from_arrays([*front, *records.columns, *added], names=self._names)
-
-    def _control(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _control_columns(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        """Return the columns of control rows, each as often as it has routes."""
         control = zip(
             *(rows.column(name).to_pylist() for name in (C.KIND, C.CHANNEL, C.SEQUENCE)), strict=True
         )
@@ -184,18 +168,5 @@ class RouteRows:
                 routes += own
                 places += [place] * len(own)
         sent = rows.take(pa.array(places, pa.int64()))
-        none = [
-            column
-            for _ in self.inputs
-            for column in (pa.nulls(len(routes), pa.int64()), pa.nulls(len(routes), pa.int32()))
-        ]
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(routes, pa.int32()), *sent.columns, *none], names=self._names
-        )
-
-    @cached_property
-    def _names(self) -> list[str]:
-        return list(self.columns.names)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_names"}
+        none = [pa.nulls(len(routes), pa.int64()), pa.nulls(len(routes), pa.int32())] * len(self.inputs)
+        return [pa.array(routes, pa.int32()), *sent.columns, *none]

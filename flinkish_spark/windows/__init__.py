@@ -1,6 +1,6 @@
 """Windows of keyed streams: which there are, when they fire, what is computed.
 
-`flinkish_spark/operators/window_factory.py` runs them; docs/windows.md explains them.
+`flinkish_spark/operators/windowing.py` runs them; docs/windows.md explains them.
 """
 
 import lazy_loader

@@ -38,7 +38,7 @@ from flinkish_spark.operators.recorded_answers import (
     digest_of,
 )
 from flinkish_spark.transport.columns import CHANNEL, SEQUENCE
-from flinkish_spark.types.rows import OutputError, RowWriter, arrow_schema
+from flinkish_spark.types.rows import OutputError
 from flinkish_spark.worker.daemon import freeze_modules
 from flinkish_spark.worker.functions import ExpandRows, StatelessContext, records_of
 
@@ -118,7 +118,7 @@ class AsyncRows(ExpandRows):
     report: Callable[[AsyncStatistics], None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
+        write = self.writer()
         harness = CALLS_IN_HARNESS.get()
         name = self.kept_as if harness is None else f"{self.kept_as}-{harness.name}"
         waiting = _kept(name, self._opened)
@@ -126,8 +126,7 @@ class AsyncRows(ExpandRows):
         try:
             task = _Task(self, waiting)
             for batch in batches:
-                rows, of_row = task.made_of(batch)
-                yield self.batch_of(batch, rows, of_row, writer, schema)
+                yield write(batch, *task.made_of(batch))
         except GeneratorExit:
             raise
         except BaseException:
@@ -194,7 +193,6 @@ class _Task:
             if self._recorded is None:
                 self._waiting.run_until_complete(self._answered(values, asked, found))
             else:
-                self._look_up(asked, found, self._recorded)
                 work = self._recorded_answers(values, asked, found, self._recorded)
                 self._waiting.run_until_complete(work)
         except ElementFailed as failed:
@@ -203,14 +201,10 @@ class _Task:
             raise self._rows.function.blamed(batch, failed.at, error, says) from error
         if len(found) != len(values):
             raise InternalError(f"of {len(values)} elements {len(found)} have an answer")
-        return self._in_order(found)
-
-    def _in_order(self, found: dict[int, Answer]) -> tuple[list[Any], np.ndarray[Any, Any]]:
-        places = sorted(found)
         output = self._rows.outputs.names.index(self._rows.side)
-        rows = [found[at][output] for at in places]
+        rows = [found[at][output] for at in range(len(values))]
         counts = [len(one) for one in rows]
-        return [row for one in rows for row in one], np.repeat(np.array(places, dtype=np.int64), counts)
+        return [row for one in rows for row in one], np.repeat(np.arange(len(values)), counts)
 
     def _asked(
         self, values: Sequence[Any], asked: Sequence[AskedAbout], found: dict[int, Answer]
@@ -238,19 +232,6 @@ class _Task:
 
         await self._waiting.answer(self._asked(values, asked, found), take)
 
-    def _look_up(
-        self, asked: Sequence[AskedAbout], found: dict[int, Answer], recorded: RecordedAnswers
-    ) -> None:
-        earlier: list[tuple[AskedAbout, Answer, int]] = []
-        for at, one in enumerate(asked):
-            own = recorded.find(one)
-            if own is not None:
-                found[at] = own
-            elif (given := recorded.find_earlier(one)) is not None:
-                earlier.append((one, given, at))
-        for (_, _, at), answer in zip(earlier, recorded.append(earlier), strict=True):
-            found[at] = answer
-
     async def _recorded_answers(
         self,
         values: Sequence[Any],
@@ -258,18 +239,24 @@ class _Task:
         found: dict[int, Answer],
         recorded: RecordedAnswers,
     ) -> None:
-        def append(answers: list[tuple[int, Rows]]) -> list[tuple[int, Answer]]:
-            given = [(asked[at], self._rows.outputs.answer_of(rows), at) for at, rows in answers]
-            return list(zip([at for at, _ in answers], recorded.append(given), strict=True))
-
+        earlier: list[tuple[AskedAbout, Answer, int]] = []
+        for at, one in enumerate(asked):
+            own = recorded.find(one)
+            if own is not None:
+                found[at] = own
+            elif (left := recorded.find_earlier(one)) is not None:
+                earlier.append((one, left, at))
+        for (_, _, at), answer in zip(earlier, recorded.append(earlier), strict=True):
+            found[at] = answer
         missing = self._asked(values, asked, found)
         if not missing:
             return
 
-        def take(answers: list[tuple[int, Answer]]) -> None:
-            found.update(answers)
+        def append(answers: list[tuple[int, Rows]]) -> list[tuple[int, Answer]]:
+            given = [(asked[at], self._rows.outputs.answer_of(rows), at) for at, rows in answers]
+            return list(zip([at for at, _ in answers], recorded.append(given), strict=True))
 
-        durable = DurableAnswers(append, take, self._rows.spec.capacity)
+        durable = DurableAnswers[list[tuple[int, Answer]]](append, found.update, self._rows.spec.capacity)
         async with durable.written():
             await self._waiting.answer(missing, durable.put)
 

@@ -7,24 +7,17 @@ the first key group of the partition is called.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 from flinkish_spark.core.elements import Progress
 from flinkish_spark.functions.keyed import BroadcastProcessFunction
 from flinkish_spark.functions.stream import CheckpointedProcessFunction
-from flinkish_spark.operators.broadcast import (
-    BroadcastElementFailed,
-    BroadcastRun,
-    ContextFacts,
-    KeyedBroadcastOperator,
-)
-from flinkish_spark.operators.context import KeyedStateWithoutKey, NoKeyedState
-from flinkish_spark.operators.process import Check, ElementFailed, Elements, Emitted
-from flinkish_spark.state.descriptors import MapStateDescriptor, StateDescriptor
+from flinkish_spark.operators.broadcast import BroadcastRun, ContextFacts, KeyedBroadcastOperator
+from flinkish_spark.operators.context import NoKeyedState
+from flinkish_spark.operators.process import Check, Emitted
+from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import GroupLayout, GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.operator_state import (
@@ -32,27 +25,19 @@ from flinkish_spark.state.operator_state import (
     OperatorLists,
     OperatorListState,
     OperatorValueMismatch,
-    any_copy,
     redistribute,
 )
-from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.routing import Distribution
-from flinkish_spark.types.rows import OutputError, RowReader, RowWriter
 from flinkish_spark.worker.runners import (
     ElementRunner,
+    GroupRunner,
     InputRows,
     OutRows,
     PartitionDone,
     PartitionSide,
     RowShape,
-    blame_call,
-    row_of_element,
-    rows_between,
-    rows_written,
     runs,
 )
-
-Stored = TypeVar("Stored")
 
 
 @dataclass(frozen=True)
@@ -63,122 +48,69 @@ class UnkeyedBroadcast:
     descriptors: tuple[MapStateDescriptor, ...]
 
 
-class _Side(ABC):
-    """A partition's side of an operator; a :class:`.PartitionSide`."""
+class _KeyedSide(PartitionSide):
+    """The broadcast elements of a keyed operator."""
 
-    has_applications = False
-
-    def __init__(self, shape: RowShape) -> None:
-        self._shape = shape
-        self._write = partial(rows_written, shape, [RowWriter.of(fields) for fields in shape.outputs])
-
-    @abstractmethod
-    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone: ...
-
-    def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
-        return any_copy(values)
-
-    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        is_broadcast = isinstance(failure, BroadcastElementFailed)
-        way = Distribution.BROADCAST if is_broadcast else Distribution.BY_CHANNEL
-        shape = self._shape
-        own = [one if of.distribution is way else None for one, of in zip(inputs, shape.inputs, strict=True)]
-        return row_of_element(shape, own, failure)
-
-
-@runs(KeyedBroadcastOperator)
-def keyed_broadcast_runner(
-    operator: KeyedBroadcastOperator, uid: str, max_parallelism: int, shape: RowShape
-) -> ElementRunner:
-    """Return what runs a partition's broadcast elements, and then its key groups."""
-    runner = ElementRunner(operator, uid, max_parallelism, shape)
-    runner.side = _KeyedSide(shape, operator)
-    return runner
-
-
-class _KeyedSide(_Side):
     def __init__(self, shape: RowShape, operator: KeyedBroadcastOperator) -> None:
         super().__init__(shape)
         self._side = operator.side
 
     @property
     def has_applications(self) -> bool:  # type: ignore[override]
-        return bool(self._side.applications)
+        return bool(self._side.context.applications)
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
         def run(check: Check | None) -> Emitted:
             self._side.begin(value)
-            before, behind = sides_of(self._shape, inputs, Distribution.BROADCAST)
-            return self._side.process(behind, progress, check, before)
+            return self._side.process(self.elements(inputs, Distribution.BROADCAST), progress, check)
 
-        rows, _ = written_or_blamed(self._write, lambda check: (run(check), None))
-        return PartitionDone(rows, self._side.dump())
+        return PartitionDone(self.write(run), self._side.dump())
 
 
-class PartitionRunner:
+@runs(KeyedBroadcastOperator)
+class KeyedBroadcastRunner(ElementRunner):
+    """Runs a partition's broadcast elements, and then its key groups."""
+
+    def __init__(
+        self, operator: KeyedBroadcastOperator, uid: str, max_parallelism: int, shape: RowShape
+    ) -> None:
+        super().__init__(operator, uid, max_parallelism, shape)
+        self.side = _KeyedSide(shape, operator)
+
+
+class _UnkeyedRunner(PartitionSide, GroupRunner):
     """Runs an operator without keys: its elements are all on the broadcast route of their partition."""
 
-    def __init__(self, side: PartitionSide, uid: str, max_parallelism: int) -> None:
-        self.side: PartitionSide | None = side
-        self.row_of = side.row_of
-        self.counts: dict[str, int] = {}
+    def __init__(self, uid: str, max_parallelism: int, shape: RowShape) -> None:
+        super().__init__(shape)
+        self.counts = {}
         self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())
+
+    @property
+    def side(self) -> PartitionSide:  # type: ignore[override]
+        return self
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         raise AssertionError("an operator without keys has no key groups")
 
 
 @runs(UnkeyedBroadcast)
-def unkeyed_broadcast_runner(
-    given: UnkeyedBroadcast, uid: str, max_parallelism: int, shape: RowShape
-) -> PartitionRunner:
-    run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
-    return PartitionRunner(_UnkeyedSide(shape, run), uid, max_parallelism)
-
-
-class _UnkeyedSide(_Side):
-    def __init__(self, shape: RowShape, run: BroadcastRun) -> None:
-        super().__init__(shape)
-        self._run = run
+class UnkeyedBroadcastRunner(_UnkeyedRunner):
+    def __init__(self, given: UnkeyedBroadcast, uid: str, max_parallelism: int, shape: RowShape) -> None:
+        super().__init__(uid, max_parallelism, shape)
+        self._run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
-        def run(check: Check | None) -> tuple[Emitted, bytes | None]:
-            of_broadcast, broadcast = sides_of(self._shape, inputs, Distribution.BROADCAST)
-            before, behind = sides_of(self._shape, inputs, Distribution.BY_CHANNEL)
-            return self._run.run(value, broadcast, behind, progress, check, of_broadcast, before)
+        stored: bytes | None = None
 
-        return PartitionDone(*written_or_blamed(self._write, run))
+        def run(check: Check | None) -> Emitted:
+            nonlocal stored
+            broadcast = self.elements(inputs, Distribution.BROADCAST)
+            elements = self.elements(inputs, Distribution.BY_CHANNEL)
+            emitted, stored = self._run.run(value, broadcast, elements, progress, check)
+            return emitted
 
-
-def written_or_blamed(
-    write: Callable[[Emitted], Iterable[OutRows]],
-    run: Callable[[Check | None], tuple[Emitted, Stored]],
-) -> tuple[tuple[OutRows, ...], Stored]:
-    """Run a partition's micro-batch; return the rows that it emits, and what else comes of it."""
-    emitted, stored = run(None)
-    try:
-        return tuple(write(emitted)), stored
-    except OutputError:
-        blame_call(lambda: run(lambda emitted: [*write(emitted)]))
-        raise
-
-
-def sides_of(shape: RowShape, inputs: InputRows, way: Distribution) -> tuple[Elements, Elements]:
-    """Return the rows that come by one way, before the watermark and behind it, as elements without keys."""
-    before, behind = (_elements_of(shape, inputs, way, is_before=is_before) for is_before in (True, False))
-    return before, behind
-
-
-def _elements_of(shape: RowShape, inputs: InputRows, way: Distribution, *, is_before: bool) -> Elements:
-    values: list[Any] = []
-    times: list[int | None] = []
-    for given, one in zip(inputs, shape.inputs, strict=True):
-        rows = rows_between(given, one, is_before=is_before) if one.distribution is way else None
-        if rows is not None:
-            values += RowReader(one.fields, one.field_columns, ()).read(rows)[1]
-            is_timed = C.TIME in rows.schema.names
-            times += rows.column(C.TIME).to_pylist() if is_timed else [None] * rows.num_rows
-    return Elements(values, values, times)
+        return PartitionDone(self.write(run), stored)
 
 
 @dataclass(frozen=True)
@@ -189,33 +121,26 @@ class Checkpointed:
 
 
 @runs(Checkpointed)
-def list_state_runner(
-    given: Checkpointed, uid: str, max_parallelism: int, shape: RowShape
-) -> PartitionRunner:
-    states = _Declaring(uid, max_parallelism)
-    given.function.open(states)
-    return PartitionRunner(_ListSide(shape, given.function, states), uid, max_parallelism)
-
-
-class _ListSide(_Side):
+class ListStateRunner(_UnkeyedRunner):
     """A partition's copy of operator list state is a value of its own."""
 
-    def __init__(self, shape: RowShape, function: CheckpointedProcessFunction, states: _Declaring) -> None:
-        super().__init__(shape)
-        self._function, self._states, self._context = function, states, ContextFacts()
+    def __init__(self, given: Checkpointed, uid: str, max_parallelism: int, shape: RowShape) -> None:
+        super().__init__(uid, max_parallelism, shape)
+        self._function, self._context = given.function, ContextFacts()
+        self._states = _Declaring(uid, max_parallelism)
+        given.function.open(self._states)
 
     def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
         return redistribute(self._states.uid, self._states.descriptors, values, partitions)[partition]
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
-        def run(check: Check | None) -> tuple[Emitted, OperatorLists]:
-            lists = self._states.lists = OperatorLists(self._states.uid, self._states.descriptors, value)
+        def run(check: Check | None) -> Emitted:
+            self._states.lists = OperatorLists(self._states.uid, self._states.descriptors, value)
             self._context.check = check
-            before, behind = sides_of(self._shape, inputs, Distribution.BY_CHANNEL)
-            process = self._function.process_element
-            return self._context.process_sides(process, before, behind, progress), lists
+            elements = self.elements(inputs, Distribution.BY_CHANNEL)
+            return self._context.process_sides(self._function.process_element, elements, progress)
 
-        rows, lists = written_or_blamed(self._write, run)
+        rows, lists = self.write(run), self._states.lists
         return PartitionDone(rows, lists.dump() if lists.is_changed else None)
 
 
@@ -227,12 +152,11 @@ class _Declaring(NoKeyedState):
         self.descriptors: list[OperatorListDescriptor] = []
         self.lists: OperatorLists
 
-    def _refuse(self, descriptor: StateDescriptor) -> NoReturn:
-        raise KeyedStateWithoutKey(
-            f"operator '{self.uid}' asks for the state '{descriptor.name}', but its stream has no key; "
-            f'call get_operator_list_state(OperatorListDescriptor("{descriptor.name}", ...)), or put key_by()'
-            " before it and use a keyed function"
-        )
+    refusal = (
+        "operator '{uid}' asks for the state '{name}', but its stream has no key; call "
+        'get_operator_list_state(OperatorListDescriptor("{name}", ...)), or put key_by() before it and use '
+        "a keyed function"
+    )
 
     def get_operator_list_state(self, descriptor: OperatorListDescriptor) -> _CurrentItems:
         if descriptor.name in {one.name for one in self.descriptors}:
@@ -243,8 +167,6 @@ class _Declaring(NoKeyedState):
 
 class _CurrentItems:
     """An operator list state: that of the partition which has its turn."""
-
-    __slots__ = ("_declaring", "_descriptor")
 
     def __init__(self, declaring: _Declaring, descriptor: OperatorListDescriptor) -> None:
         self._declaring, self._descriptor = declaring, descriptor

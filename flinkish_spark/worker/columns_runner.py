@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain
 from flinkish_spark.core.iterators import called, elements_of
-from flinkish_spark.operators.columnar_windows import Rows, WindowFold
+from flinkish_spark.operators.columnar_windows import KeyedRows, WindowFold
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.vectorized import Batch, BatchContext, VectorizedProcessFunction, has_timers
 from flinkish_spark.state.key_group import GroupLayout, GroupState
@@ -35,14 +35,15 @@ from flinkish_spark.types.to_arrow import (
     strict_array,
 )
 from flinkish_spark.worker.runners import (
+    GroupRunner,
     InputRows,
     InputShape,
     OutRows,
-    PartitionSide,
     RowShape,
     rows_between,
     runs,
 )
+from flinkish_spark.worker.time import milliseconds
 
 
 def batch_of(frame: pd.DataFrame, kinds: Mapping[str, pa.DataType]) -> pa.RecordBatch:
@@ -92,9 +93,7 @@ def event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.
     if column is None:
         return pa.nulls(count, pa.int64())
     if pa.types.is_timestamp(column.type):
-        micros = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
-        is_null = column.is_null().to_numpy(zero_copy_only=False)
-        return pa.array(micros.fill_null(0).to_numpy() // 1000, mask=is_null)
+        return milliseconds(column)
     if not pa.types.is_integer(column.type):
         says = f"emitted a wrong event time: {name!r} is {column.type}, not LONG or TIMESTAMP"
         raise OutputError(says + first_of(column), first_valid(column))
@@ -123,10 +122,8 @@ _KEY = f"{PREFIX}key_"
 
 
 @runs(VectorizedProcessFunction, WindowFold)
-class ColumnsRunner:
+class ColumnsRunner(GroupRunner):
     """Runs what takes columns; it has one entry."""
-
-    side: PartitionSide | None = None
 
     def __init__(
         self,
@@ -135,19 +132,19 @@ class ColumnsRunner:
         max_parallelism: int,
         shape: RowShape,
     ) -> None:
-        self._function, self._shape = function, shape
+        self._function, self.shape = function, shape
         states = KeyedStates(uid, max_parallelism)
         function.open(states)
         self.layout = GroupLayout.of(states, shape.key_types)
         self.counts: dict[str, int] = {}
-        self._is_timed = any(C.TIME in one.schema.names for one in shape.inputs)
-        self._keys = [f"{_KEY}{at}" for at in range(len(shape.key_types))]
+        self.is_timed = any(C.TIME in one.schema.names for one in shape.inputs)
+        self.keys = [f"{_KEY}{at}" for at in range(len(shape.key_types))]
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         before, behind = (self._side(inputs, is_before=is_before) for is_before in (True, False))
         if isinstance(self._function, WindowFold):
             return self._folded(self._function, before, behind, group, progress)
-        return self._called(self._function, before, behind, group, progress)
+        return _Calls(self._function, self, group, progress).run(before, behind)
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         return 0, failure.at
@@ -162,62 +159,34 @@ class ColumnsRunner:
     ) -> Iterator[OutRows]:
         outcome = fold.run(self._rows(before), self._rows(behind), group, progress)
         self.counts = outcome.counts
-        yield from self._written(0, 0, outcome.before)
-        yield from self._written(0, BEHIND, outcome.behind)
-        if fold.late_output is None or fold.late_output.name not in self._shape.side_names:
-            return
-        # Somebody reads the side output of late elements.
-        side = 1 + self._shape.side_names.index(fold.late_output.name)
-        for first, late in ((0, outcome.late_before), (BEHIND, outcome.late_behind)):
-            yield from self._written(side, first, [] if late is None else [late])
+        names, tag = self.shape.side_names, fold.late_output
+        made = [(0, outcome.rows)]
+        if tag is not None and tag.name in names:
+            # Somebody reads the side output of late elements.
+            made.append((1 + names.index(tag.name), outcome.late))
+        for side, batches in made:
+            schema = self.shape.block_schemas[side]
+            for first, own in zip((0, BEHIND), batches, strict=True):
+                for batch in own:
+                    columns = batch.columns if self.shape.with_times else batch.columns[1:]
+                    rows = pa.RecordBatch.from_arrays(columns, names=schema.names)
+                    yield OutRows(side, first, as_schema(rows, schema))
+                    first += batch.num_rows
 
-    def _written(self, side: int, first: int, batches: Sequence[pa.RecordBatch]) -> Iterator[OutRows]:
-        schema = self._shape.block_schemas[side]
-        for batch in batches:
-            columns = batch.columns if self._shape.with_times else batch.columns[1:]
-            own = pa.RecordBatch.from_arrays(columns, names=schema.names)
-            yield OutRows(side, first, as_schema(own, schema))
-            first += batch.num_rows
-
-    def _rows(self, named: pa.RecordBatch | None) -> Rows | None:
+    def _rows(self, named: pa.RecordBatch | None) -> KeyedRows | None:
         if named is None:
             return None
-        return Rows(
+        return KeyedRows(
             named.column(C.KEY_HASH).to_numpy(),
-            tuple(named.column(name) for name in self._keys),
-            named.column(C.TIME) if self._is_timed else None,
-            named.select(list(self._shape.inputs[0].fields)),
+            tuple(named.column(name) for name in self.keys),
+            named.column(C.TIME) if self.is_timed else None,
+            named.select(list(self.shape.inputs[0].fields)),
         )
-
-    def _called(
-        self,
-        function: VectorizedProcessFunction,
-        before: pa.RecordBatch | None,
-        behind: pa.RecordBatch | None,
-        group: GroupState,
-        progress: Progress,
-    ) -> Iterator[OutRows]:
-        """Call a function of columns in the order of `operators/process.py`."""
-        given = [one for one in (before, behind) if one is not None]
-        timers = self._timers(function, given, group, progress)
-        call = _Calls(function, self._shape, group, progress, timers)
-        yield from call.fire(TimeDomain.PROCESSING_TIME, progress.processing_limit_ms)
-        yield from self._emitted(call, before)
-        # This order matters: the watermark stands before the timers fire that it makes due.
-        call.watermark_ms = progress.watermark_ms
-        yield from call.fire(TimeDomain.EVENT_TIME, progress.watermark_ms)
-        call.first = BEHIND
-        yield from self._emitted(call, behind)
-        if progress.drained_to_ms > progress.watermark_ms:
-            call.watermark_ms = progress.drained_to_ms
-            yield from call.fire(TimeDomain.EVENT_TIME, progress.drained_to_ms)
-        if timers is not None:
-            group.timers.replace(timers.queues, timers.hash_of)
 
     def _side(self, inputs: InputRows, *, is_before: bool) -> pa.RecordBatch | None:
         """Return the rows of all ways in on one side of the watermark; None without any."""
         parts = []
-        for rows, shape in zip(inputs, self._shape.inputs, strict=True):
+        for rows, shape in zip(inputs, self.shape.inputs, strict=True):
             own = rows_between(rows, shape, is_before=is_before)
             if own is not None:
                 parts.append(self._named(own, shape))
@@ -228,7 +197,7 @@ class ColumnsRunner:
     def _named(self, rows: pa.RecordBatch, shape: InputShape) -> pa.RecordBatch:
         """Return the rows of one way with the names that they have on all ways."""
         columns = {C.KEY_HASH: rows.column(C.KEY_HASH)}
-        if self._is_timed:
+        if self.is_timed:
             is_timed = C.TIME in rows.schema.names
             columns[C.TIME] = rows.column(C.TIME) if is_timed else pa.nulls(rows.num_rows, pa.int64())
         columns |= {f"{_KEY}{at}": rows.column(name) for at, name in enumerate(shape.key_columns)}
@@ -237,30 +206,6 @@ class ColumnsRunner:
         }
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
-    def _timers(
-        self,
-        function: VectorizedProcessFunction,
-        sides: Sequence[pa.RecordBatch],
-        group: GroupState,
-        progress: Progress,
-    ) -> BatchTimers | None:
-        """Return the timers of the keys that have rows, and of those whose timers are due."""
-        hashes = [group.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
-        # The function may have had some before the program was changed: they would be due for ever.
-        if not has_timers(function) and not any(map(len, hashes)):
-            return None
-        hashes += [one.column(C.KEY_HASH).to_numpy() for one in sides]
-        queues = group.timers.select(np.unique(np.concatenate(hashes)))
-        return BatchTimers(queues, group.timers.hash_of, self.layout.timers[TimeDomain.EVENT_TIME].keys)
-
-    def _emitted(self, call: _Calls, rows: pa.RecordBatch | None) -> Iterator[OutRows]:
-        if rows is None:
-            return
-        index = KeyIndex.of(rows.column(C.KEY_HASH).to_numpy(), [rows.column(name) for name in self._keys])
-        times = rows.column(C.TIME) if self._is_timed else None
-        batch = rows.select(list(self._shape.inputs[0].fields))
-        yield from call.process(batch, call.context(index, times))
-
 
 class _Calls:
     """The calls of a function in one micro-batch, and what it emits in them."""
@@ -268,35 +213,69 @@ class _Calls:
     def __init__(
         self,
         function: VectorizedProcessFunction,
-        shape: RowShape,
+        runner: ColumnsRunner,
         group: GroupState,
         progress: Progress,
-        timers: BatchTimers | None,
     ) -> None:
-        self._function, self._shape, self._group = function, shape, group
-        self._progress, self._timers = progress, timers
-        self.watermark_ms = progress.watermark_before_ms
+        self._function, self._runner, self.shape = function, runner, runner.shape
+        self._group, self._progress = group, progress
+        self._timers: BatchTimers | None = None
+        self._watermark_ms = progress.watermark_before_ms
         #: Sequence of the first row on this side of the watermark, and how many there are of each output.
-        self.first = 0
+        self._first = 0
         self._counts: dict[tuple[int, int], int] = {}
-        self._sides = {name: side for side, name in enumerate(shape.side_names, start=1)}
-        self._schemas = shape.block_schemas
+        self._sides = {name: side for side, name in enumerate(self.shape.side_names, start=1)}
+        self._schemas = self.shape.block_schemas
 
-    def fire(self, domain: TimeDomain, limit_ms: int) -> Iterator[OutRows]:
-        if self._timers is None:
+    def run(self, before: pa.RecordBatch | None, behind: pa.RecordBatch | None) -> Iterator[OutRows]:
+        """Call the function in the order of `operators/process.py`."""
+        progress, timers = self._progress, self._load_timers(before, behind)
+        yield from self._fire(TimeDomain.PROCESSING_TIME, progress.processing_limit_ms)
+        yield from self._process(before)
+        # This order matters: the watermark stands before the timers fire that it makes due.
+        self._watermark_ms = progress.watermark_ms
+        yield from self._fire(TimeDomain.EVENT_TIME, progress.watermark_ms)
+        self._first = BEHIND
+        yield from self._process(behind)
+        if progress.drained_to_ms > progress.watermark_ms:
+            self._watermark_ms = progress.drained_to_ms
+            yield from self._fire(TimeDomain.EVENT_TIME, progress.drained_to_ms)
+        if timers is not None:
+            self._group.timers.replace(timers.queues, timers.hash_of)
+
+    def _load_timers(self, *sides: pa.RecordBatch | None) -> BatchTimers | None:
+        """Load the timers of the keys that have rows, and of those whose timers are due."""
+        timers, runner = self._group.timers, self._runner
+        hashes = [timers.due(domain, limit_ms) for domain, limit_ms in self._progress.limits_ms.items()]
+        # The function may have had some before the program was changed: they would be due for ever.
+        if has_timers(self._function) or any(map(len, hashes)):
+            hashes += [one.column(C.KEY_HASH).to_numpy() for one in sides if one is not None]
+            queues = timers.select(np.unique(np.concatenate(hashes)))
+            key_types = runner.layout.timers[TimeDomain.EVENT_TIME].keys
+            self._timers = BatchTimers(queues, timers.hash_of, key_types)
+        return self._timers
+
+    def _fire(self, domain: TimeDomain, limit_ms: int) -> Iterator[OutRows]:
+        while self._timers is not None and (due := self._timers.take_due(domain, limit_ms)) is not None:
+            context = self._context(due[0], pa.array(due[1]))
+            yield from self._emitted(called(self._function.on_timers)(domain, context), context)
+
+    def _process(self, rows: pa.RecordBatch | None) -> Iterator[OutRows]:
+        if rows is None:
             return
-        while (due := self._timers.take_due(domain, limit_ms)) is not None:
-            context = self.context(due[0], pa.array(due[1]))
-            yield from self.emitted(called(self._function.on_timers)(domain, context), context)
+        runner = self._runner
+        index = KeyIndex.of(rows.column(C.KEY_HASH).to_numpy(), [rows.column(name) for name in runner.keys])
+        batch = rows.select(list(self.shape.inputs[0].fields))
+        context = self._context(index, rows.column(C.TIME) if runner.is_timed else None)
+        yield from self._emitted(called(self._function.process_batch)(batch, context), context)
 
-    def process(self, batch: pa.RecordBatch, context: BatchContext) -> Iterator[OutRows]:
-        yield from self.emitted(called(self._function.process_batch)(batch, context), context)
-
-    def context(self, index: KeyIndex, times: pa.Array | None) -> BatchContext:
+    def _context(self, index: KeyIndex, times: pa.Array | None) -> BatchContext:
         sides: list[tuple[OutputTag, Batch]] = []
-        return BatchContext(index, times, self._progress, self.watermark_ms, self._group, sides, self._timers)
+        return BatchContext(
+            index, times, self._progress, self._watermark_ms, self._group, sides, self._timers
+        )
 
-    def emitted(self, batches: Iterable[Batch] | None, context: BatchContext) -> Iterator[OutRows]:
+    def _emitted(self, batches: Iterable[Batch] | None, context: BatchContext) -> Iterator[OutRows]:
         for batch in elements_of(batches or ()):
             yield self._numbered(0, self._as_declared(0, batch))
         for tag, batch in context._sides:
@@ -310,10 +289,10 @@ class _Calls:
             yield self._numbered(side, rows)
 
     def _numbered(self, side: int, rows: pa.RecordBatch) -> OutRows:
-        at = (self.first, side)
+        at = (self._first, side)
         before = self._counts.get(at, 0)
         self._counts[at] = before + rows.num_rows
-        return OutRows(side, self.first + before, rows)
+        return OutRows(side, self._first + before, rows)
 
     def _as_declared(self, side: int, rows: Any) -> pa.RecordBatch:
         try:
@@ -321,12 +300,12 @@ class _Calls:
         except OutputError as error:
             if error.row is None:
                 raise
-            key = _key_of(rows, self._shape.inputs[0], error.row)
+            key = _key_of(rows, self.shape.inputs[0], error.row)
             raise OutputError(f"{error} (row {error.row} of the batch{key})", error.row) from error
 
     def _checked(self, side: int, rows: Any) -> pa.RecordBatch:
-        names = self._shape.outputs[side].names
-        schema, fields = self._schemas[side], self._shape.outputs[side]
+        names = self.shape.outputs[side].names
+        schema, fields = self._schemas[side], self.shape.outputs[side]
         kinds = dict(zip(names, schema.types[len(schema) - len(names) :], strict=True))
         if isinstance(rows, pd.DataFrame):
             rows = batch_of(rows, kinds)
@@ -336,7 +315,7 @@ class _Calls:
             )
         given = dict(zip(rows.schema.names, rows.columns, strict=True))
         timed = (
-            [event_times(given, self._function.event_time, rows.num_rows)] if self._shape.with_times else []
+            [event_times(given, self._function.event_time, rows.num_rows)] if self.shape.with_times else []
         )
         if self._function.event_time not in names:
             given.pop(self._function.event_time or "", None)

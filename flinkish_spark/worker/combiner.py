@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.core.elements import TimeDomain
-from flinkish_spark.core.errors import USER_FUNCTION_MARKER
 from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.core.subtask import counting_as
 from flinkish_spark.functions.aggregates import Fold
@@ -19,12 +17,11 @@ from flinkish_spark.operators.columnar_aggregates import (
     AggregateOverflow,
     ColumnAggregation,
     combine,
-    each_alone,
     fold_groups,
 )
-from flinkish_spark.operators.columnar_windows import WindowRules, folded_parts
+from flinkish_spark.operators.columnar_windows import WindowRules
 from flinkish_spark.operators.context import close_with
-from flinkish_spark.state.layered import Array, keys_rarely_repeat
+from flinkish_spark.state.layered import Array, group_numbers, keys_rarely_repeat
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.windows.time_window import NoEventTime
@@ -49,20 +46,17 @@ class Combiner:
         # Rows on two sides of the watermark are not combined: they go out on those sides.
         own = [rows.column(column) for column, _ in self.fields]
         batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
-        kept = rows.select(list(self.kept))
+        first = rows.select(list(self.kept))
         if keys_rarely_repeat(rows.column(C.KEY_HASH).to_numpy()):
             # Grouping them would cost more than fewer rows save behind the shuffle.
-            return self._named(kept, each_alone(self.aggregation, batch))
-        found = combine(self.aggregation, batch, _keys_and_sides(rows, self.keys))
-        first = kept.take(pa.array(found.first))
-        if C.TIME in self.kept:
-            latest = fold_groups(Fold.MAX, C.TIME, rows.column(C.TIME), found.groups, found.first)
-            first = first.set_column(self.kept.index(C.TIME), C.TIME, latest)
-        return self._named(first, found.partials)
-
-    def _named(self, first: pa.RecordBatch, partials: pa.RecordBatch) -> pa.RecordBatch:
-        names = [f"p{at}" for at in range(partials.num_columns)]
-        return pa.RecordBatch.from_arrays([*first.columns, *partials.columns], names=[*self.kept, *names])
+            groups = places = np.arange(rows.num_rows)
+        else:
+            groups, places = group_numbers(_keys_and_sides(rows, self.keys))
+            first = first.take(pa.array(places))
+            if C.TIME in self.kept:
+                latest = fold_groups(Fold.MAX, C.TIME, rows.column(C.TIME), groups, places)
+                first = first.set_column(self.kept.index(C.TIME), C.TIME, latest)
+        return _named(first, combine(self.aggregation, batch, groups, places).columns)
 
 
 @dataclass(frozen=True)
@@ -83,14 +77,12 @@ class WindowCombiner:
         own = [rows.column(column) for column, _ in self.fields]
         batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
         keys = _keys_and_sides(rows, self.keys)
-        parts, partials = folded_parts(self.rules, batch, keys, self._times(rows))
+        parts, partials = self.rules.fold(batch, keys, self._times(rows))
         first = rows.select(list(self.kept)).take(pa.array(parts.first))
         if self.rules.is_by_event_time:
             first = first.set_column(self.kept.index(C.TIME), C.TIME, pa.array(parts.first_ms))
         counts = np.bincount(parts.of_row, minlength=len(parts.first))
-        columns = [*partials, pa.array(counts), pa.array(parts.last_ms)]
-        names = [*self.kept, *(f"p{at}" for at in range(len(columns)))]
-        return pa.RecordBatch.from_arrays([*first.columns, *columns], names=names)
+        return _named(first, [*partials, pa.array(counts), pa.array(parts.last_ms)])
 
     @property
     def aggregation(self) -> ColumnAggregation:
@@ -124,8 +116,8 @@ class BlamedCombine:
             has_function = self.combine.aggregation.has_function
             if not isinstance(error, AggregateOverflow | NoEventTime) and not has_function:
                 raise
-            told = {"uid": self.uid, "error": f"{type(error).__name__}: {error}"}
-            raise OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(told)}") from error
+            says = f"{type(error).__name__}: {error}"
+            raise OperatorFailed.of_function(uid=self.uid, error=says) from error
 
     @cached_property
     def _opened(self) -> ColumnAggregation:
@@ -142,3 +134,8 @@ def _keys_and_sides(rows: pa.RecordBatch, keys: Sequence[str]) -> list[pa.Array]
     if is_before.any() and not is_before.all():
         columns.append(pa.array(is_before))
     return columns
+
+
+def _named(first: pa.RecordBatch, partials: Sequence[pa.Array]) -> pa.RecordBatch:
+    names = [*first.schema.names, *(f"p{at}" for at in range(len(partials)))]
+    return pa.RecordBatch.from_arrays([*first.columns, *partials], names=names)

@@ -88,21 +88,13 @@ def end_with_the_task() -> None:
 
     Without PySpark's daemon (on Windows) there is no such connection, and nothing is done.
     """
-    connection = _connection()
-    if connection is not None:
-        watch = Thread(target=_watch, args=(connection.fileno(),), name="flinkish-task-end", daemon=True)
-        watch.start()
-
-
-def _connection() -> socket | None:
-    """Return the connection to Spark: PySpark's daemon has it in the frame that runs the worker."""
+    # PySpark's daemon has the connection in the frame that runs the worker.
     frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code == daemon.worker.__code__:
-            found = frame.f_locals.get("sock")
-            return found if isinstance(found, socket) else None
+    while frame is not None and frame.f_code != daemon.worker.__code__:
         frame = frame.f_back
-    return None
+    found = None if frame is None else frame.f_locals.get("sock")
+    if isinstance(found, socket):
+        Thread(target=_watch, args=(found.fileno(),), name="flinkish-task-end", daemon=True).start()
 
 
 def _watch(descriptor: int) -> None:

@@ -6,12 +6,11 @@ Functions of the user's see records only; where control rows stand among them, t
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.elements import OutputTag, tag_name
-from flinkish_spark.core.errors import USER_FUNCTION_MARKER, UserFunctionError
+from flinkish_spark.core.errors import UserFunctionError
 from flinkish_spark.core.iterators import NOT_RUN, USER_ERRORS, elements_of, is_true, refuse_not_run
 from flinkish_spark.core.micro_batch import MicroBatch, micro_batch_of_task
 from flinkish_spark.core.subtask import Subtask, SubtaskFacts
@@ -32,6 +31,7 @@ from flinkish_spark.operators.context import Closes, close_operator
 from flinkish_spark.operators.lookup_join import LookupJoinRun, kept_answers
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.protocol.event_time import MIN_WATERMARK_MS, checked_time
+from flinkish_spark.state.layered import Array
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import CHANNEL, KIND, SEQUENCE, TIME, Kind, Origins
 from flinkish_spark.types.arrow_types import as_schema
@@ -117,8 +117,7 @@ class RowFunction:
             yield
         except USER_ERRORS as error:
             what, says = f"{method}() of operator '{self.name}'", describe_raised(error)
-            told = json.dumps({**self._known, "what": what, "error": says})
-            raise OperatorFailed(f"{USER_FUNCTION_MARKER} {told}") from error
+            raise OperatorFailed.of_function(**self._known, what=what, error=says) from error
 
     @property
     def _known(self) -> dict[str, Any]:
@@ -133,7 +132,7 @@ class RowFunction:
         facts = {**self._known, **places, "error": says}
         if self.what:
             facts["what"] = self.what
-        return OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}")
+        return OperatorFailed.of_function(**facts)
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[Any]:
@@ -146,20 +145,17 @@ class FilterRows:
     function: RowFunction
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        what = "the function of filter()"
         with self.function.opened():
             for batch in batches:
-                yield batch.filter(pa.array(self._kept(batch)))
-
-    def _kept(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
-        kept = np.zeros(batch.num_rows, dtype=bool)
-        at = -1
-        try:
-            for at, record in enumerate(records_of(batch)):
-                answer = self.function.call(record)
-                kept[at] = answer if type(answer) is bool else is_true(answer, "the function of filter()")
-        except USER_ERRORS as error:
-            raise self.function.blamed(batch, max(at, 0), error) from error
-        return kept
+                kept, at = np.zeros(batch.num_rows, dtype=bool), -1
+                try:
+                    for at, record in enumerate(records_of(batch)):
+                        answer = self.function.call(record)
+                        kept[at] = answer if type(answer) is bool else is_true(answer, what)
+                except USER_ERRORS as error:
+                    raise self.function.blamed(batch, max(at, 0), error) from error
+                yield batch.filter(pa.array(kept))
 
 
 @dataclass(frozen=True)
@@ -176,19 +172,17 @@ class ExpandRows:
         return T.StructType([*self.output, *self.carried])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
+        write = self.writer()
         with self.function.opened():
             for batch in batches:
-                rows, of_row = self._made(batch)
-                yield self.batch_of(batch, rows, of_row, writer, schema)
+                yield write(batch, *self._made(batch))
 
-    def batch_of(
-        self,
-        batch: pa.RecordBatch,
-        rows: list[Any],
-        of_row: np.ndarray[Any, Any],
-        writer: RowWriter,
-        schema: pa.Schema,
+    def writer(self) -> Callable[[pa.RecordBatch, list[Any], Array], pa.RecordBatch]:
+        """Return what makes a batch of another, of the rows that were made, and of which row each was."""
+        return partial(self._write, RowWriter.of(self.output), arrow_schema(self.columns))
+
+    def _write(
+        self, writer: RowWriter, schema: pa.Schema, batch: pa.RecordBatch, rows: list[Any], of_row: Array
     ) -> pa.RecordBatch:
         try:
             arrays = writer.write(rows)
@@ -200,7 +194,7 @@ class ExpandRows:
         made = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
         return as_schema(made, schema)
 
-    def _made(self, batch: pa.RecordBatch) -> tuple[list[Any], np.ndarray[Any, Any]]:
+    def _made(self, batch: pa.RecordBatch) -> tuple[list[Any], Array]:
         """Return what is made, and of which row each is."""
         made: list[Any] = []
         counts = np.zeros(batch.num_rows, dtype=np.int64)
@@ -243,7 +237,7 @@ class ProcessRows(ExpandRows):
         context = _Context(batch.column(TIME).to_pylist() if TIME in batch.schema.names else None)
 
         def rows(at: int, record: Any) -> Iterable[Any]:
-            context.begin(at)
+            context.at, context.emitted = at, {}
             # Whatever is read, the function runs to its end: what it emits where may depend on it.
             main = list(map(taken, elements_of(self.function.call(record, context) or ())))
             return main if self.side is None else context.emitted.get(self.side, ())
@@ -255,15 +249,11 @@ class _Context:
     """See :class:`~flinkish_spark.functions.stream.ProcessContext`."""
 
     def __init__(self, times_ms: list[int | None] | None) -> None:
-        self._times_ms, self._at = times_ms, 0
+        self._times_ms, self.at = times_ms, 0
         self.emitted: dict[str, list[Any]] = {}
 
-    def begin(self, at: int) -> None:
-        self._at = at
-        self.emitted = {}
-
     def timestamp(self) -> int | None:
-        return None if self._times_ms is None else self._times_ms[self._at]
+        return None if self._times_ms is None else self._times_ms[self.at]
 
     def current_watermark(self) -> int:
         return self._micro_batch.watermarks.least_ms
@@ -299,16 +289,16 @@ class AppendColumns:
         writer = RowWriter(arrow_schema(self.made))
         with self.function.opened():
             for batch in batches:
-                yield self._appended(batch, writer)
-
-    def _appended(self, batch: pa.RecordBatch, writer: RowWriter) -> pa.RecordBatch:
-        places = _places(batch)
-        records = batch if places is None else batch.take(pa.array(places))
-        arrays = self._arrays(records, writer)
-        if places is not None:
-            arrays = [array.take(_spread(places, batch.num_rows)) for array in arrays]
-        names = [*batch.schema.names, *self.names]
-        return pa.RecordBatch.from_arrays([*batch.columns, *arrays], names=names)
+                places = _places(batch)
+                arrays = self._arrays(batch if places is None else batch.take(pa.array(places)), writer)
+                if places is not None:
+                    # For each row which of the records it is; null where it is none.
+                    number = np.full(batch.num_rows, -1)
+                    number[places] = np.arange(len(places))
+                    record = pa.array(number, mask=number < 0)
+                    arrays = [array.take(record) for array in arrays]
+                names = [*batch.schema.names, *self.names]
+                yield pa.RecordBatch.from_arrays([*batch.columns, *arrays], names=names)
 
     def _arrays(self, records: pa.RecordBatch, writer: RowWriter) -> list[pa.Array]:
         rows: list[Any] = []
@@ -323,7 +313,7 @@ class AppendColumns:
             raise self.function.blamed(records, error.row or 0, error, f"it {error}") from error
 
 
-def _places(batch: pa.RecordBatch) -> np.ndarray[Any, Any] | None:
+def _places(batch: pa.RecordBatch) -> Array | None:
     """Return which rows are records; None if all of them are."""
     is_record = np.ones(batch.num_rows, np.bool_)
     if KIND in batch.schema.names:
@@ -333,15 +323,6 @@ def _places(batch: pa.RecordBatch) -> np.ndarray[Any, Any] | None:
     if mask is not None:
         is_record &= mask.to_numpy(zero_copy_only=False)
     return None if is_record.all() else np.flatnonzero(is_record)
-
-
-def _spread(places: np.ndarray[Any, Any], rows: int) -> pa.Array:
-    """Return, for each row of a batch, which of the records it is; null where it is none."""
-    number = np.zeros(rows, dtype=np.int64)
-    number[places] = np.arange(len(places))
-    is_other = np.ones(rows, dtype=bool)
-    is_other[places] = False
-    return pa.array(number, mask=is_other)
 
 
 @dataclass(frozen=True)
@@ -365,41 +346,30 @@ class TargetOf:
 
 
 @dataclass(frozen=True)
-class LookupRows:
+class LookupRows(ExpandRows):
     join: LookupJoin
-    name: str
-    output: T.StructType
-    carried: tuple[T.StructField, ...]
-    origins: Origins = field(default_factory=Origins)
     #: Name of the side output that is read; None for the main output.
     side: str | None = None
     #: By what name a worker keeps answers from one micro-batch to the next.
     kept_as: str = field(kw_only=True)
-    counts_as: str = ""
-    operator: str = ""
-
-    @property
-    def columns(self) -> T.StructType:
-        return T.StructType([*self.output, *self.carried])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        expand = ExpandRows(self._blame, self.output, self.carried)
-        writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
+        write = self.writer()
         with self._opened() as run:
             for batch in batches:
-                made, of_row = self._made(run, batch)
-                yield expand.batch_of(batch, made, np.array(of_row, dtype=np.int64), writer, schema)
+                made, of_row = self._joined(run, batch)
+                yield write(batch, made, np.array(of_row, dtype=np.int64))
 
     @contextmanager
     def _opened(self) -> Iterator[LookupJoinRun]:
         kept = None if self.join.cache is None else kept_answers(self.kept_as)
-        with self._blame.called("open"):
-            run = LookupJoinRun(self.join, self.name, 1, kept, self.counts_as)
+        with self.function.called("open"):
+            run = LookupJoinRun(self.join, self.function.name, kept, self.function.counts_as)
         freeze_modules()
-        with self._blame.closing(run):
+        with self.function.closing(run):
             yield run
 
-    def _made(self, run: LookupJoinRun, batch: pa.RecordBatch) -> tuple[list[object], list[int]]:
+    def _joined(self, run: LookupJoinRun, batch: pa.RecordBatch) -> tuple[list[object], list[int]]:
         values = list(records_of(batch))
         times = batch.column(TIME).to_pylist() if TIME in batch.schema.names else None
         try:
@@ -407,14 +377,10 @@ class LookupRows:
             # that the table itself does not change under the job's feet.
             emitted = run.run(values, times, SystemClock().wall_ms())
         except ElementFailed as failure:
-            raise self._blame.blamed(batch, max(failure.at, 0), failure.error) from failure.error
+            raise self.function.blamed(batch, max(failure.at, 0), failure.error) from failure.error
         if self.side is None:
             return emitted.rows, run.of_row
         return [row for row, _ in emitted.side.get(self.side, ())], run.of_side_row.get(self.side, [])
-
-    @property
-    def _blame(self) -> RowFunction:
-        return RowFunction(self.name, lambda record: record, origins=self.origins, operator=self.operator)
 
 
 @dataclass(frozen=True)
@@ -453,8 +419,8 @@ class TimeStage:
         try:
             final = task.finish()
         except UserFunctionError as error:
-            told = json.dumps({"uid": self.source, "what": _named(error), "error": error.why})
-            raise OperatorFailed(f"{USER_FUNCTION_MARKER} {told}") from error
+            what = _named(error)
+            raise OperatorFailed.of_function(uid=self.source, what=what, error=error.why) from error
         for channel, row in held.items():
             mark_ms = final[channel]
             yield self._with(row, {C.MARK: [MIN_WATERMARK_MS if mark_ms is None else mark_ms]})
@@ -472,8 +438,8 @@ class TimeStage:
                     raise ValueError("the event time must be milliseconds, got None")
                 times.append(int(time_ms))
         except USER_ERRORS as error:
-            function = self._blaming(f"the timestamp assigner of '{self.source}'")
-            raise function.blamed(batch, len(times), error) from error
+            what = f"the timestamp assigner of '{self.source}'"
+            raise self._blamed(what, batch, len(times), error) from error
         return times
 
     def _marks(
@@ -487,11 +453,14 @@ class TimeStage:
                 mark_ms = task.greatest(channel)
                 marks.append(MIN_WATERMARK_MS if mark_ms is None else mark_ms)
         except UserFunctionError as error:
-            raise self._blaming(_named(error)).blamed(batch, len(marks), error, error.why) from error
+            raise self._blamed(_named(error), batch, len(marks), error, error.why) from error
         return marks
 
-    def _blaming(self, what: str) -> RowFunction:
-        return RowFunction(self.source, lambda record: record, origins=self.origins, what=what)
+    def _blamed(
+        self, what: str, batch: pa.RecordBatch, at: int, error: BaseException, says: str = ""
+    ) -> OperatorFailed:
+        function = RowFunction(self.source, lambda record: record, origins=self.origins, what=what)
+        return function.blamed(batch, at, error, says)
 
     @staticmethod
     def _with(batch: pa.RecordBatch, added: dict[str, list[int]]) -> pa.RecordBatch:

@@ -22,14 +22,7 @@ from pyspark.sql.streaming.state import GroupState as SparkState
 
 from flinkish_spark.core.accumulators import tell_base
 from flinkish_spark.core.clock import wall_ms
-from flinkish_spark.core.elements import (
-    CLOSED,
-    DISCARDED,
-    MAX_WATERMARK_MS,
-    RESTORED,
-    Progress,
-    TimeDomain,
-)
+from flinkish_spark.core.elements import CLOSED, DISCARDED, MAX_WATERMARK_MS, RESTORED, TimeDomain
 from flinkish_spark.core.errors import STATE_MARKER, USER_FUNCTION_MARKER, FlinkishError, InternalError
 from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.core.micro_batch import MicroBatch, micro_batch_of_task
@@ -60,10 +53,9 @@ from flinkish_spark.worker.broadcast_runner import Checkpointed, UnkeyedBroadcas
 from flinkish_spark.worker.daemon import freeze_modules
 from flinkish_spark.worker.runners import (
     ElementRunner,
-    FindsRows,
     GroupRunner,
     InputRows,
-    OutRows,
+    PartitionSide,
     RowShape,
     runner_of,
 )
@@ -88,6 +80,10 @@ _STATE_FAULTS = (FrameError, StateMismatch)
 
 class OperatorFailed(RuntimeError):
     """Crosses the process boundary as text; its message starts with a marker."""
+
+    @classmethod
+    def of_function(cls, **facts: Any) -> OperatorFailed:
+        return cls(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}")
 
 
 @dataclass(frozen=True)
@@ -183,7 +179,11 @@ class KeyedOperator:
         # goes on with a report of when it was here: behind all records of the partition.
         kinds = frame[C.KIND].to_numpy()
         if self.spec.passing:
-            yield from self._handed_on(frame)
+            records = GroupRows(frame).of_kind(C.Kind.RECORD)
+            for number, passing in enumerate(self.spec.passing, start=len(self.spec.shape.inputs)):
+                blocks = [block for sequence, block in records if sequence == number]
+                if blocks:
+                    yield from passing.handed_on(blocks)
         is_control = (kinds != int(C.Kind.BARRIER)) & (kinds != int(C.Kind.RECORD))
         passing = frame[is_control][[C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE]]
         for kind, first, channel, second in passing.to_numpy().tolist():
@@ -198,13 +198,6 @@ class KeyedOperator:
         if len(checkpoints) == 1 and self._is_complete(barriers):
             (checkpoint,) = checkpoints
             yield Out(int(C.Kind.BARRIER), checkpoint, partition, checkpoint)
-
-    def _handed_on(self, frame: pd.DataFrame) -> Iterator[Out]:
-        records = GroupRows(frame).of_kind(C.Kind.RECORD)
-        for number, passing in enumerate(self.spec.passing, start=len(self.spec.shape.inputs)):
-            blocks = [block for sequence, block in records if sequence == number]
-            if blocks:
-                yield from passing.handed_on(blocks)
 
     def _is_complete(self, barriers: pd.DataFrame) -> bool:
         """Whether each input has shown the barriers of all of its channels; their sequence is the input."""
@@ -228,7 +221,10 @@ class KeyedOperator:
             due_before = _next_call_ms(entries)
             progress = self._micro_batch().progress(spec.uid)
             entries.clean_up(progress.processing_time_ms)
-            out = self._process(runner, entries, self._inputs(records), progress)
+            if runner.side is not None and self._begun != self._attempt:
+                raise InternalError("Spark called a key group in front of its partition's broadcast side")
+            inputs = self._inputs(records)
+            out = self._blaming(runner, inputs, lambda: list(runner.process(inputs, entries, progress)))
             if entries.is_changed:
                 policy = NO_BASE if isinstance(bases, NoBases) else self.spec.base_policy
                 state.update((entries.dump(bundle, policy, progress.processing_time_ms),))
@@ -273,7 +269,7 @@ class KeyedOperator:
                 stored = side.restored(former, partition, len(self.spec.broadcast_routes))
             inputs = self._inputs(arrived.of_kind(C.Kind.RECORD))
             progress = self._micro_batch().progress(self.spec.uid)
-            (done,) = self._blaming(side, inputs, lambda: [side.begin(stored, inputs, progress)])
+            done = self._blaming(side, inputs, lambda: side.begin(stored, inputs, progress))
         except (*_STATE_FAULTS, OperatorValueMismatch, BlockError) as error:
             raise OperatorFailed(f"{STATE_MARKER} operator '{self.spec.uid}': {error}") from error
         value = done.value if done.value is not None else (stored if seeds else None)
@@ -318,14 +314,7 @@ class KeyedOperator:
             found.append(in_order(blocks, shape.schema) if blocks else None)
         return found
 
-    def _process(
-        self, runner: GroupRunner, entries: GroupState, inputs: InputRows, progress: Progress
-    ) -> list[OutRows]:
-        if runner.side is not None and self._begun != self._attempt:
-            raise InternalError("Spark called a key group in front of its partition's broadcast side")
-        return self._blaming(runner, inputs, lambda: list(runner.process(inputs, entries, progress)))
-
-    def _blaming(self, runner: FindsRows, inputs: InputRows, run: Callable[[], list[R]]) -> list[R]:
+    def _blaming(self, runner: GroupRunner | PartitionSide, inputs: InputRows, run: Callable[[], R]) -> R:
         """Return what `run` returns; what a function of the user's raises gets the element's place."""
         try:
             return run()
@@ -352,8 +341,7 @@ class KeyedOperator:
     def _blame(self, says: str, **facts: Any) -> OperatorFailed:
         uid, name = self.spec.uid, self.spec.name
         named = {"what": f"the function of operator '{uid}' ({name})"} if name else {}
-        told = {"uid": uid, **named, **facts, "error": says}
-        return OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(told)}")
+        return OperatorFailed.of_function(**{"uid": uid, **named, **facts, "error": says})
 
     def _opened(self) -> GroupRunner:
         if self._runner is None:

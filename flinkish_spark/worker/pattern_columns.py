@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,10 +22,11 @@ from flinkish_spark.core.elements import (
     TimeDomain,
     Timer,
 )
+from flinkish_spark.functions.patterns import tells_of_lost
 from flinkish_spark.operators.columnar_patterns import (
     FAR_MS,
     NONE,
-    ColumnarSearch,
+    ColumnarMatcher,
     Events,
     Found,
     Outcome,
@@ -32,16 +34,15 @@ from flinkish_spark.operators.columnar_patterns import (
     stored_lists,
     too_long,
 )
-from flinkish_spark.operators.patterns import FoundMatch, PatternOperator
-from flinkish_spark.operators.process import GroupRun
+from flinkish_spark.operators.patterns import FoundMatch, FoundMatches, PatternOperator
 from flinkish_spark.operators.row_conditions import earlier_events, measured
-from flinkish_spark.operators.timed_rows import DueColumns, DueRows, WaitingRows
+from flinkish_spark.operators.timed_rows import DueColumns, DueRows
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.to_python import Take, to_values
-from flinkish_spark.worker.runners import ElementRunner, OutRows, RowShape, runs
+from flinkish_spark.worker.runners import ElementRunner, InputRows, OutRows, RowShape, runs
 from flinkish_spark.worker.timed_runner import TimedRunner, timed_runner
 
 
@@ -102,7 +103,7 @@ class _Field:
 class _Worked:
     """What becomes of one pattern in a micro-batch."""
 
-    search: ColumnarSearch
+    search: ColumnarMatcher
     stored: StoredMatches
     columns: _EventColumns
     outcome: Outcome
@@ -112,14 +113,9 @@ class _Paths:
     """What matches of one pattern have taken, made when it is asked for: it lives as long as one call."""
 
     def __init__(
-        self,
-        number: int,
-        worked: _Worked,
-        found: Found,
-        gather: Callable[[Any], Any],
-        take: Take | None,
+        self, number: int, worked: _Worked, found: Found, gather: Callable[[Any], Any], take: Take | None
     ) -> None:
-        chains, stages = worked.outcome.chains, worked.search.matcher.automaton.stages
+        chains, stages = worked.outcome.chains, worked.search.automaton.stages
         last = np.flatnonzero(found.stages != NONE)
         which, names, events = [last], [found.stages[last]], [found.events[last]]
         for at, link in chains.paths(found.chains):
@@ -160,57 +156,30 @@ class _Paths:
             yield FoundMatch(self._number, self._is_lost[one], self._times_ms[one], match)
 
 
-@dataclass
-class _FoundOfKey:
-    """What was found of a key; a :class:`~flinkish_spark.operators.patterns.FoundMatches`."""
-
-    paths: Sequence[_Paths]
-    #: Of several patterns: which, and the number of the match among its own; of one the numbers alone.
-    patterns: Sequence[int] | None
-    numbers: Sequence[int]
-    first_ms: int
-    last_ms: int
-
-    def __iter__(self) -> Iterator[FoundMatch]:
-        if self.patterns is None:
-            return self.paths[0].matches(self.numbers)
-        ways = zip(self.patterns, self.numbers, strict=True)
-        return (found for pattern, number in ways for found in self.paths[pattern].matches((number,)))
-
-
-@runs(PatternOperator)
-def pattern_runner(
-    operator: PatternOperator, uid: str, max_parallelism: int, shape: RowShape
-) -> ElementRunner:
-    if operator.timed is None or not operator.is_columnar:
-        return timed_runner(operator, uid, max_parallelism, shape)
-    as_columns = partial(PatternColumns, operator, shape)
-    return TimedRunner(operator, operator.timed, uid, max_parallelism, shape, as_columns)
-
-
-class PatternColumns:
-    """Matches of a :class:`~flinkish_spark.operators.patterns.PatternOperator` as columns.
+class PatternRunner(TimedRunner):
+    """Runs a :class:`~flinkish_spark.operators.patterns.PatternOperator` with matches as columns.
 
     Keys that can be done as columns have no entries as objects, and one timer, for what they have to do
     first; they come to the operator only to tell of what goes out. Others go through it as in any
-    :class:`.TimedRunner`. It is a :class:`.DueAsColumns`.
+    :class:`.TimedRunner`.
     """
 
-    def __init__(self, operator: PatternOperator, shape: RowShape, run: GroupRun) -> None:
-        self._operator, self._shape, self._run = operator, shape, run
-        self._searches = operator.columnar()
-        self.also_due = tuple(one.states[-1] for one in self._searches)
+    def __init__(self, operator: PatternOperator, uid: str, max_parallelism: int, shape: RowShape) -> None:
+        super().__init__(operator, uid, max_parallelism, shape)
+        self._patterns, self._searches = operator, operator.columnar()
+        self.also_due = [one.states[-1] for one in self._searches]
         self._element = operator.element
         self._worked: list[_Worked] = []
         #: What is counted, and what is made of matches as columns before the watermark and behind it.
-        self._counted: dict[str, int] = {}
+        self._counted: Counter[str] = Counter()
         self._measured: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
 
-    def written(self, others: Sequence[OutRows], counts: dict[str, int]) -> Iterator[OutRows]:
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         """Yield rows that are made as columns in front of the others, on each side of the watermark."""
+        others = list(super().process(inputs, group, progress))
         for name, count in self._counted.items():
             if count:
-                counts[name] = counts.get(name, 0) + count
+                self.counts[name] = self.counts.get(name, 0) + count
         for first, made in ((0, self._measured[0]), (BEHIND, self._measured[1])):
             own = [one for one in others if not one.side and one.first == first]
             batches = [*made, *(one.rows for one in own)]
@@ -218,10 +187,8 @@ class PatternColumns:
                 yield OutRows(0, first, batches[0] if len(batches) == 1 else pa.concat_batches(batches))
         yield from (one for one in others if one.side)
 
-    def prepare(
-        self, waiting: WaitingRows, late: Mapping[object, int], group: GroupState, progress: Progress
-    ) -> DueRows:
-        self._waiting = waiting
+    def _load_due(self, late: dict[object, int], group: GroupState, progress: Progress) -> DueRows:
+        waiting = self._waiting
         limit_ms, index = progress.limits_ms[TimeDomain.EVENT_TIME], waiting.index
         due = waiting.due_columns(limit_ms)
         is_left = self._run_columns(due, group, progress, limit_ms)
@@ -244,9 +211,9 @@ class PatternColumns:
         if len(left):
             for key, time_ms in waiting.first_new(is_left):
                 queue.register(Timer(time_ms, key, None))
-        self._operator.found = {}
+        self._patterns.found = {}
         for at, found in told.items():
-            self._operator.found[keys[at]] = found, MIN_WATERMARK_MS
+            self._patterns.found[keys[at]] = found, MIN_WATERMARK_MS
             queue.register(Timer(found.first_ms, keys[at], None))
         return waiting.due(limit_ms, is_left)
 
@@ -260,7 +227,7 @@ class PatternColumns:
         is_left |= (due.later_ms > FAR_MS) & (due.later_ms < (1 << 63) - 1)
         for search in self._searches:
             events, chains, matches = (group.columns(name, index, now_ms).column() for name in search.states)
-            stored = StoredMatches.read(events, chains, matches, search.matcher.automaton.start)
+            stored = StoredMatches.read(events, chains, matches, search.automaton.start)
             columns = _EventColumns(stored.events, due)
             is_left |= stored.is_odd
             if (np.abs(columns.times_ms[: columns.taken]) > FAR_MS).any():
@@ -269,15 +236,15 @@ class PatternColumns:
             if unknown.any():
                 is_left[np.repeat(np.arange(len(index)), due.counts)[unknown]] = True
             coming = Events(columns.taken, due.begins, due.counts, columns.times_ms, answers)
-            for leaf in search.matcher.looks_back:
+            for leaf in search.looks_back:
                 leaf.compare.columns = columns
-            outcome = search.matcher.run(coming, stored.partial, stored.chains, is_left, limit_ms)
+            outcome = search.run(coming, stored.partial, stored.chains, is_left, limit_ms)
             is_left = is_left | outcome.is_left
             self._worked.append(_Worked(search, stored, columns, outcome))
         return is_left
 
     @staticmethod
-    def _answers(search: ColumnarSearch, due: DueColumns) -> tuple[Array, Array]:
+    def _answers(search: ColumnarMatcher, due: DueColumns) -> tuple[Array, Array]:
         """Return the answers of each event as bits, and of which events one is not known."""
         count = len(due.times_ms)
         found, unknown = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=bool)
@@ -295,17 +262,17 @@ class PatternColumns:
         """Return what the operator is to tell of; what needs no function goes out as columns."""
         found = worked.outcome.found
         found = found.chosen(~self._is_left[found.keys])
-        if not self._operator.tells_of_lost and found.is_lost.any():
-            self._count(TIMED_OUT, int(found.is_lost.sum()))
+        if not tells_of_lost(self._patterns.function) and found.is_lost.any():
+            self._counted[TIMED_OUT] += int(found.is_lost.sum())
             found = found.chosen(~found.is_lost)
-        measures = self._operator.measures
+        measures = self._patterns.measures
         if measures is None:
             return found
         matches = found.chosen(~found.is_lost)
         columns = self._columns_of_matches(worked, matches, measures)
         if columns is None or not len(matches.keys):
             return found
-        self._count(MATCHES, len(matches.keys))
+        self._counted[MATCHES] += len(matches.keys)
         schema = self._shape.block_schemas[0]
         times = [pa.array(matches.times_ms)] if self._shape.with_times else []
         rows = pa.RecordBatch.from_arrays([*times, *columns], names=schema.names)
@@ -316,15 +283,12 @@ class PatternColumns:
                 side.append(rows if which.all() else rows.filter(pa.array(which)))
         return found.chosen(found.is_lost)
 
-    def _count(self, name: str, count: int) -> None:
-        self._counted[name] = self._counted.get(name, 0) + count
-
     def _columns_of_matches(
         self, worked: _Worked, found: Found, measures: Sequence[Expression]
     ) -> list[pa.Array] | None:
         """Return what is told of matches; None where that is not known in columns."""
         chains = worked.outcome.chains
-        numbers = {name: at for at, name in enumerate(worked.search.matcher.automaton.stages)}
+        numbers = {name: at for at, name in enumerate(worked.search.automaton.stages)}
         named: dict[tuple[str, bool], Array] = {}
         for one in measures:
             for name, is_last in earlier_events(one) or ():
@@ -346,9 +310,9 @@ class PatternColumns:
             made.append(column)
         return made
 
-    def _found(self, progress: Progress) -> dict[int, _FoundOfKey]:
+    def _found(self, progress: Progress) -> dict[int, FoundMatches]:
         """Return what is found, by the number of the key."""
-        self._counted, self._measured = {}, ([], [])
+        self._counted, self._measured = Counter(), ([], [])
         own = [self._to_tell(one, progress.watermark_ms) for one in self._worked]
         gather = self._element.gathering()
         paths = [
@@ -366,19 +330,24 @@ class PatternColumns:
         bounds = zip(begins.tolist(), [*begins[1:].tolist(), len(keys)], strict=True)
         first_ms = np.minimum.reduceat(times_ms, begins).tolist()
         last_ms = np.maximum.reduceat(times_ms, begins).tolist()
+        made: list[Callable[[], Iterator[FoundMatch]]]
         if len(own) == 1:
-            parts = [(None, range(begin, end)) for begin, end in bounds]
+            made = [partial(paths[0].matches, range(begin, end)) for begin, end in bounds]
         else:
+            # Which pattern, and the number of the match among its own.
             of_pattern = np.repeat(np.arange(len(own)), [len(one.keys) for one in own])[order].tolist()
             number = np.concatenate([np.arange(len(one.keys)) for one in own])[order].tolist()
-            parts = [(of_pattern[begin:end], number[begin:end]) for begin, end in bounds]
-        rows = zip(keys[begins].tolist(), parts, first_ms, last_ms, strict=True)
-        return {key: _FoundOfKey(paths, *part, first, last) for key, part, first, last in rows}
+            made = [
+                partial(_matches_of, paths, of_pattern[begin:end], number[begin:end]) for begin, end in bounds
+            ]
+        rows = zip(keys[begins].tolist(), first_ms, last_ms, made, strict=True)
+        return {key: FoundMatches(*found) for key, *found in rows}
 
-    def store(self, group: GroupState) -> None:
+    def _store(self, group: GroupState) -> None:
+        super()._store(group)
         index, columnar = self._waiting.index, ~self._is_left
         due_ms = self._later_ms.copy()
-        level = {OPENED: 0, CLOSED: 0}
+        now_ms = self._run.timers.processing_time_ms
         for worked in self._worked:
             outcome = worked.outcome
             np.minimum(due_ms, outcome.due_ms, out=due_ms)
@@ -387,21 +356,32 @@ class PatternColumns:
                 for partial in (worked.stored.partial, outcome.partial)
             )
             more = np.where(columnar, behind - before, 0)
-            level[OPENED] += int(more[more > 0].sum())
-            level[CLOSED] -= int(more[more < 0].sum())
+            self._counted[OPENED] += int(more[more > 0].sum())
+            self._counted[CLOSED] -= int(more[more < 0].sum())
             written = columnar & outcome.is_changed & (behind > 0)
             gone = columnar & outcome.is_changed & (behind == 0) & (before > 0)
             lists: Sequence[Any] = ()
             if written.any():
-                start = worked.search.matcher.automaton.start
+                start = worked.search.automaton.start
                 lists = stored_lists(outcome.partial, outcome.chains, written, start, worked.columns.stored)
             for at, name in enumerate(worked.search.states):
                 if written.any():
-                    self._columns_of(group, name).put([lists[at]], where=written)
+                    group.columns(name, index, now_ms).put([lists[at]], where=written)
                 if gone.any():
-                    self._columns_of(group, name).remove(gone)
-        self._counted |= level
+                    group.columns(name, index, now_ms).remove(gone)
         group.timers.set_only(TimeDomain.EVENT_TIME, index, due_ms, columnar)
 
-    def _columns_of(self, group: GroupState, name: str) -> Any:
-        return group.columns(name, self._waiting.index, self._run.timers.processing_time_ms)
+
+def _matches_of(
+    paths: Sequence[_Paths], patterns: Sequence[int], numbers: Sequence[int]
+) -> Iterator[FoundMatch]:
+    for pattern, number in zip(patterns, numbers, strict=True):
+        yield from paths[pattern].matches((number,))
+
+
+@runs(PatternOperator)
+def pattern_runner(
+    operator: PatternOperator, uid: str, max_parallelism: int, shape: RowShape
+) -> ElementRunner:
+    make = PatternRunner if operator.is_columnar else timed_runner
+    return make(operator, uid, max_parallelism, shape)

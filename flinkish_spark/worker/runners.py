@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,16 +14,20 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import Progress
 from flinkish_spark.core.errors import InternalError
+from flinkish_spark.operators.broadcast import BroadcastElementFailed
 from flinkish_spark.operators.process import (
+    Check,
     ElementFailed,
     Elements,
     Emitted,
     GroupRun,
     KeyedStreamOperator,
+    Sides,
     TimerFailed,
 )
 from flinkish_spark.state.key_group import GroupLayout, GroupState
 from flinkish_spark.state.layered import Array
+from flinkish_spark.state.operator_state import any_copy
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, block_schema
 from flinkish_spark.transport.routing import Distribution
@@ -86,7 +91,6 @@ class OutRows:
 
     @staticmethod
     def divided(side: int, rows: pa.RecordBatch, before: int) -> Iterator[OutRows]:
-        """Yield rows of which so many are before the watermark, and the others behind it."""
         if before:
             yield OutRows(side, 0, rows.slice(0, before))
         if before < rows.num_rows:
@@ -95,11 +99,6 @@ class OutRows:
 
 #: The rows of each input in their canonical order; None where an input has none.
 InputRows = Sequence[pa.RecordBatch | None]
-
-
-class FindsRows(Protocol):
-    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        """Return the input, and which of its rows is the element at which the function failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,29 +110,74 @@ class PartitionDone:
     value: bytes | None
 
 
-class PartitionSide(FindsRows, Protocol):
+class PartitionSide(ABC):
     """The part of an operator that belongs to a partition and to no key; it runs before the key groups."""
 
-    @property
-    def has_applications(self) -> bool:
-        """Return whether key groups without elements have something to do, too."""
+    #: Whether key groups without elements have something to do, too.
+    has_applications = False
 
+    def __init__(self, shape: RowShape) -> None:
+        self.shape = shape
+        self._writers = [RowWriter.of(fields) for fields in shape.outputs]
+
+    @abstractmethod
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
         """Work through the rows that have no key, with what was stored for the partition."""
 
     def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
         """Return what a partition begins with, of what all partitions of a savepoint had."""
+        return any_copy(values)
+
+    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+        """Return the input, and which of its rows is the element at which the function failed."""
+        is_broadcast = isinstance(failure, BroadcastElementFailed)
+        way = Distribution.BROADCAST if is_broadcast else Distribution.BY_CHANNEL
+        shape = self.shape
+        own = [one if of.distribution is way else None for one, of in zip(inputs, shape.inputs, strict=True)]
+        return row_of_element(shape, own, failure)
+
+    def write(self, run: Callable[[Check | None], Emitted]) -> tuple[OutRows, ...]:
+        emitted = run(None)
+        try:
+            return tuple(self._rows(emitted))
+        except OutputError:
+            blame_call(lambda: run(lambda emitted: [*self._rows(emitted)]))
+            raise
+
+    def elements(self, inputs: InputRows, way: Distribution) -> Sides:
+        """Return rows that come by one way, before the watermark and behind it, as elements without keys."""
+        before, behind = (self._elements(inputs, way, is_before=is_before) for is_before in (True, False))
+        return before, behind
+
+    def _elements(self, inputs: InputRows, way: Distribution, *, is_before: bool) -> Elements:
+        values: list[Any] = []
+        times: list[int | None] = []
+        for given, one in zip(inputs, self.shape.inputs, strict=True):
+            rows = rows_between(given, one, is_before=is_before) if one.distribution is way else None
+            if rows is not None:
+                values += RowReader(one.fields, one.field_columns, ()).read(rows)[1]
+                is_timed = C.TIME in rows.schema.names
+                times += rows.column(C.TIME).to_pylist() if is_timed else [None] * rows.num_rows
+        return Elements(values, values, times)
+
+    def _rows(self, emitted: Emitted) -> Iterator[OutRows]:
+        return rows_written(self.shape, self._writers, emitted)
 
 
-class GroupRunner(FindsRows, Protocol):
+class GroupRunner(ABC):
     """An opened operator; `counts` is what was counted in the last call of `process`, by name."""
 
     layout: GroupLayout
     counts: dict[str, int]
-    side: PartitionSide | None
+    side: PartitionSide | None = None
 
+    @abstractmethod
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         """Work through the rows of a key group; the group's state is changed behind it."""
+
+    @abstractmethod
+    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+        """Return the input, and which of its rows is the element at which the function failed."""
 
 
 #: Makes the runner of an operator: of that, its uid, the maximum parallelism, and the shape of its rows.
@@ -160,9 +204,7 @@ def runner_of(operator: object, uid: str, max_parallelism: int, shape: RowShape)
 
 
 @runs(KeyedStreamOperator)
-class ElementRunner:
-    side: PartitionSide | None = None
-
+class ElementRunner(GroupRunner):
     def __init__(
         self, operator: KeyedStreamOperator, uid: str, max_parallelism: int, shape: RowShape
     ) -> None:
@@ -179,9 +221,10 @@ class ElementRunner:
         self.counts = emitted.counts
         # First, since it names the field of a row that is not as it was declared; states keep results, too.
         try:
-            written = list(self.written(emitted))
+            written = self._written(emitted)
         except OutputError:
-            self._blame_call(inputs, group, progress)
+            # Nothing is stored yet.
+            blame_call(lambda: self._run_again(inputs, group, progress))
             raise
         self._store(group)
         yield from written
@@ -194,15 +237,6 @@ class ElementRunner:
     def _prepared(
         self, inputs: InputRows, group: GroupState, progress: Progress
     ) -> tuple[list[Elements], list[Elements]]:
-        before, behind, hash_of = self._elements(inputs)
-        self._load(group, hash_of, progress)
-        return before, behind
-
-    def _store(self, group: GroupState) -> None:
-        group.store(self._run.states, self._run.timers)
-
-    def _elements(self, inputs: InputRows) -> tuple[list[Elements], list[Elements], dict[object, int]]:
-        """Return the elements before the watermark, those behind it, and the hashes of their keys."""
         hash_of = dict[object, int]()
         sides: dict[bool, list[Elements]] = {True: [], False: []}
         for number, (rows, shape) in enumerate(zip(inputs, self._shape.inputs, strict=True)):
@@ -214,16 +248,15 @@ class ElementRunner:
                 hash_of.update(zip(keys, part.column(C.KEY_HASH).to_numpy().tolist(), strict=True))
                 times = part.column(C.TIME).to_pylist() if C.TIME in part.schema.names else None
                 elements.append(Elements(keys, values, times, shape.entry))
-        return sides[True], sides[False], hash_of
+        self._load(group, hash_of, progress)
+        return sides[True], sides[False]
 
-    def _blame_call(self, inputs: InputRows, group: GroupState, progress: Progress) -> None:
-        """Raise the error of the element or timer that emitted a wrong row; nothing is stored yet."""
+    def _store(self, group: GroupState) -> None:
+        group.store(self._run.states, self._run.timers)
 
-        def again() -> None:
-            before, behind = self._prepared(inputs, group, progress)
-            self._run.run_checked(before, progress, behind, lambda emitted: [*self.written(emitted)])
-
-        blame_call(again)
+    def _run_again(self, inputs: InputRows, group: GroupState, progress: Progress) -> None:
+        before, behind = self._prepared(inputs, group, progress)
+        self._run.run_checked(before, progress, behind, self._written)
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         return row_of_element(self._shape, inputs, failure)
@@ -233,8 +266,8 @@ class ElementRunner:
         group.load(run.states, run.timers, hash_of, progress, also)
         self._operator.apply(run, progress)
 
-    def written(self, emitted: Emitted) -> Iterator[OutRows]:
-        return rows_written(self._shape, self._writers, emitted)
+    def _written(self, emitted: Emitted) -> list[OutRows]:
+        return list(rows_written(self._shape, self._writers, emitted))
 
 
 def row_of_element(shape: RowShape, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
@@ -261,34 +294,26 @@ def blame_call(again: Callable[[], object]) -> None:
 
 def rows_written(shape: RowShape, writers: Sequence[RowWriter], emitted: Emitted) -> Iterator[OutRows]:
     """Yield what was emitted as rows of each output, those before the watermark first."""
-    yield from _output(shape, writers, 0, emitted.rows, emitted.times_ms, emitted.before)
-    for side, name in enumerate(shape.side_names, start=1):
+    outputs: list[tuple[list[Any], list[int | None], int]] = [
+        (emitted.rows, emitted.times_ms, emitted.before)
+    ]
+    for name in shape.side_names:
         # What is emitted to a side output that nobody reads is dropped, as in Flink.
-        found = emitted.side.get(name, [])
-        rows, times_ms = [row for row, _ in found], [time_ms for _, time_ms in found]
-        yield from _output(shape, writers, side, rows, times_ms, emitted.side_before.get(name, 0))
-
-
-def _output(
-    shape: RowShape,
-    writers: Sequence[RowWriter],
-    side: int,
-    rows: list[Any],
-    times_ms: list[int | None],
-    before: int,
-) -> Iterator[OutRows]:
-    if not rows:
-        return
-    try:
-        arrays = writers[side].write(rows)
-    except OutputError as error:
-        if side:
-            raise OutputError(f"to the side output '{shape.side_names[side - 1]}': {error}") from error
-        raise
-    if shape.with_times:
-        arrays = [pa.array(times_ms, pa.int64()), *arrays]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=shape.block_schemas[side])
-    yield from OutRows.divided(side, batch, before)
+        found, before = emitted.side.get(name, []), emitted.side_before.get(name, 0)
+        outputs.append(([row for row, _ in found], [time_ms for _, time_ms in found], before))
+    for side, (rows, times_ms, before) in enumerate(outputs):
+        if not rows:
+            continue
+        try:
+            arrays = writers[side].write(rows)
+        except OutputError as error:
+            if side:
+                raise OutputError(f"to the side output '{shape.side_names[side - 1]}': {error}") from error
+            raise
+        if shape.with_times:
+            arrays = [pa.array(times_ms, pa.int64()), *arrays]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=shape.block_schemas[side])
+        yield from OutRows.divided(side, batch, before)
 
 
 def rows_between(rows: pa.RecordBatch | None, shape: InputShape, *, is_before: bool) -> pa.RecordBatch | None:

@@ -50,7 +50,6 @@ class _AroundWorker:
 
     @property
     def columns(self) -> T.StructType:
-        """Columns that come out: those of the worker, any of which may be null."""
         return nullable(self.made)
 
 
@@ -106,27 +105,21 @@ class TakeTimes:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            times = batch.column(self.column)
-            if times.null_count and self._lacks_one(batch, times):
-                raise BadRecordError(NULL_TIME)
+            names, times = batch.schema.names, batch.column(self.column)
+            if times.null_count:
+                is_null = times.is_null().to_numpy(zero_copy_only=False)
+                if C.KIND in names:
+                    is_null &= batch.column(C.KIND).to_numpy() == int(C.Kind.RECORD)
+                if is_null.any():
+                    raise BadRecordError(NULL_TIME)
             if pa.types.is_timestamp(times.type):
-                times = _milliseconds(times)
-            own = {
-                name: column
-                for name, column in zip(batch.schema.names, batch.columns, strict=True)
-                if name not in (C.TIME, C.MARK)
-            }
-            yield pa.RecordBatch.from_arrays([*own.values(), times], names=[*own, C.TIME])
-
-    @staticmethod
-    def _lacks_one(batch: pa.RecordBatch, times: pa.Array) -> bool:
-        if C.KIND not in batch.schema.names:
-            return True
-        is_record = batch.column(C.KIND).to_numpy() == int(C.Kind.RECORD)
-        return bool((is_record & times.is_null().to_numpy(zero_copy_only=False)).any())
+                times = milliseconds(times)
+            own = [name for name in names if name not in (C.TIME, C.MARK)]
+            columns = [*(batch.column(name) for name in own), times]
+            yield pa.RecordBatch.from_arrays(columns, names=[*own, C.TIME])
 
 
-def _milliseconds(times: pa.Array) -> pa.Array:
+def milliseconds(times: pa.Array) -> pa.Array:
     """Return times as milliseconds since 1970, rounded down as Spark's `unix_millis` does."""
     micros = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
     whole = micros.fill_null(0).to_numpy() // 1_000

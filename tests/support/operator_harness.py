@@ -507,9 +507,10 @@ class BroadcastHarness(OperatorHarness):
             side.begin(copy)
             if broadcast:
                 own_values = list(map(taken, values))
-                self._collect(side.process(Elements(values, own_values, times), progress))
+                given = Elements(values, own_values, times)
+                self._collect(side.process((Elements((), ()), given), progress))
             self._copies[partition] = side.dump() or copy
-            woken = set(by_group) | (set(self._values) if side.applications else set())
+            woken = set(by_group) | (set(self._values) if side.context.applications else set())
             for group in sorted(woken):
                 if group % len(self._copies) == partition:
                     own = by_group.get(group, [])

@@ -8,8 +8,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain
-from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.window_loop import LoopedWindows, looped_windows
+from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND

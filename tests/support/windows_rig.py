@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.operators.windowing import window_operator
 from tests.support.operator_harness import OperatorHarness
 from tests.support.windows_support import INPUT, TINY
 

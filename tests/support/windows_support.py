@@ -10,8 +10,7 @@ from typing import Any
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.process import KeyedStreamOperator
-from flinkish_spark.operators.window_factory import window_operator
-from flinkish_spark.operators.windowing import WindowOperator
+from flinkish_spark.operators.windowing import WindowOperator, window_operator
 from flinkish_spark.state import ReducingStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.windows import (

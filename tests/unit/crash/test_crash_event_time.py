@@ -10,7 +10,7 @@ import pytest
 
 from flinkish_spark.cep import CEP
 from flinkish_spark.core.elements import MIN_WATERMARK_MS
-from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.windows import (
     EventTimeSessionWindows,

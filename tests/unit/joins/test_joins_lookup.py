@@ -34,7 +34,7 @@ from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.worker.functions import LookupRows
+from flinkish_spark.worker.functions import LookupRows, RowFunction
 from tests.support.joins_support import LEFT
 
 USERS = "name STRING, age LONG"
@@ -51,7 +51,7 @@ class Table(LookupTable):
 
 def run_of(table, **given):
     given = {"key_of": lambda e: e[0]} | given
-    return LookupJoinRun(LookupJoin(LEFT, USERS, table=table, **given), "lookup", 4)
+    return LookupJoinRun(LookupJoin(LEFT, USERS, table=table, **given), "lookup")
 
 
 def test_the_keys_of_a_batch_are_asked_for_once_and_rows_come_in_the_order_of_the_elements() -> None:
@@ -221,7 +221,7 @@ def test_a_row_of_one_field_may_be_its_value() -> None:
     # So does SqliteTable return it, where there is one column.
     for rows in (["ann"], [("ann",)], [{"name": "ann"}]):
         join = LookupJoin(LEFT, "name STRING", key_of=lambda e: e[0], table=Table({"a": rows}))
-        assert LookupJoinRun(join, "lookup", 4).run([("a", 1)], None, 0).rows == [("a", 1, "ann")]
+        assert LookupJoinRun(join, "lookup").run([("a", 1)], None, 0).rows == [("a", 1, "ann")]
 
 
 def test_rows_that_are_declared_as_a_struct_have_its_fields() -> None:
@@ -302,7 +302,7 @@ def test_table_and_function_are_closed_whatever_failed_and_errors_name_the_opera
 ) -> None:
     noted: list[str] = []
     join = LookupJoin(LEFT, USERS, lambda e: e.k, Noted(noted, fails), function=NotedFunction(noted))
-    worker = LookupRows(join, "found", parse_ddl("n LONG"), (), kept_as="found")
+    worker = LookupRows(RowFunction("found", join.key_of), parse_ddl("n LONG"), (), join, kept_as="found")
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "n": [1]})
     with pytest.raises(Exception, match=told) as caught:
         list(worker(iter([batch] if fails else [])))

@@ -31,7 +31,7 @@ from flinkish_spark.operators.columnar_aggregates import (
 from flinkish_spark.operators.process import ElementFailed, GroupRun, KeyedStreamOperator
 from flinkish_spark.state import StateTtl
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
-from flinkish_spark.state.layered import KeyIndex
+from flinkish_spark.state.layered import KeyIndex, group_numbers
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
@@ -144,9 +144,9 @@ class Vectorised:
         keys, partials = [], []
         for rows in parts:
             batch = self.batch(rows)
-            combined = combine(self.aggregation, batch, [batch.column("k")])
-            keys.append(batch.column("k").take(pa.array(combined.first)))
-            partials.append(combined.partials)
+            groups, first = group_numbers([batch.column("k")])
+            keys.append(batch.column("k").take(pa.array(first)))
+            partials.append(combine(self.aggregation, batch, groups, first))
         key = pa.concat_arrays(keys)
         hashes = np.array([{None: -7, "a": 3, "b": 11}[one] for one in key.to_pylist()])
         index = KeyIndex.of(hashes, [key])
@@ -223,9 +223,9 @@ def test_the_second_step_runs_where_functions_over_columns_run() -> None:
         batch = pa.RecordBatch.from_arrays(
             [pa.array(one) for one in zip(*rows, strict=True)], ["k", "n", "v"]
         )
-        combined = combine(aggregation, batch, [batch.column("k")])
-        hashes = pa.array([len(key) + ord(key[0]) for key in combined.partials.column("k").to_pylist()])
-        arrays = [hashes, *combined.partials.columns]
+        partials = combine(aggregation, batch, *group_numbers([batch.column("k")]))
+        hashes = pa.array([len(key) + ord(key[0]) for key in partials.column("k").to_pylist()])
+        arrays = [hashes, *partials.columns]
         given = pa.RecordBatch.from_arrays(arrays, names=[C.KEY_HASH, "c0", "c1", "c2"])
         group = GroupState(runner.layout, value, MemoryBases())
         out = list(runner.process([given], group, Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, 0)))
@@ -244,8 +244,9 @@ def test_a_reduction_of_ones_own_over_columns() -> None:
     alone = ReducedRows(max, "LONG")
     batch = pa.RecordBatch.from_pydict({"value": [3, 5, 4]})
     assert alone.state_type() == "bigint"
-    assert combine(alone, batch, [pa.array(["a", "a", "b"])]).partials.to_pydict() == {"value": [5, 4]}
-    nothing = combine(alone, batch.slice(0, 0), [pa.array([], pa.string())]).partials
+    groups = group_numbers([pa.array(["a", "a", "b"])])
+    assert combine(alone, batch, *groups).to_pydict() == {"value": [5, 4]}
+    nothing = combine(alone, batch.slice(0, 0), *group_numbers([pa.array([], pa.string())]))
     assert nothing.to_pydict() == {"value": []}
 
 

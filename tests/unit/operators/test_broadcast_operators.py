@@ -241,13 +241,13 @@ def test_a_copy_that_is_known_is_not_read_again_and_one_that_failed_is() -> None
     one = make(Failing(), parallelism=1)
     side = one._keyed.side
     one.broadcast(("x", 1))
-    tables = side.tables
+    tables = side.context.tables
     one.push(("a", 1, "x"))
-    assert side.tables is tables
+    assert side.context.tables is tables
     with pytest.raises(BroadcastElementFailed):
         one.broadcast(("y", 13))
     one.push(("a", 1, "x"))
-    assert side.tables is not tables
+    assert side.context.tables is not tables
     assert one.copies(RULES) == [{"x": (1, "X")}]
 
 
@@ -312,15 +312,16 @@ class Allowed(BroadcastProcessFunction):
 
 def test_a_function_without_keys_has_broadcast_state_too() -> None:
     run, progress = BroadcastRun(Allowed(), [SEEN], "op", 4), Progress(MIN_WATERMARK_MS, 7, 100)
-    emitted, value = run.run(
-        None, Elements([None], [(1, 50)], [3]), Elements([None] * 2, [1, 2], [8, 9]), progress
-    )
+    nothing = Elements((), ())
+    rules, elements = Elements([None], [(1, 50)], [3]), Elements([None] * 2, [1, 2], [8, 9])
+    emitted, value = run.run(None, (nothing, rules), (nothing, elements), progress)
     assert emitted.rows == [("rule", 1, 50, 7), (2, 9, 7, 100)]
     assert emitted.times_ms == [3, 9]
     assert emitted.side == {"news": [("1", 8)]}
     assert value is not None
     again = BroadcastRun(Allowed(), [SEEN], "op", 4)
-    emitted, unchanged = again.run(value, Elements([], []), Elements([None], [1]), progress)
+    elements = Elements([None], [1])
+    emitted, unchanged = again.run(value, (nothing, nothing), (nothing, elements), progress)
     assert (emitted.rows, emitted.side, unchanged) == ([], {"news": [("1", None)]}, None)
 
 

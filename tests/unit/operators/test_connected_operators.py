@@ -8,7 +8,7 @@ import pytest
 
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.functions.keyed import KeyedCoProcessFunction
-from flinkish_spark.operators.process import ElementFailed, KeyedCoProcessOperator
+from flinkish_spark.operators.process import ElementFailed, KeyedProcessOperator
 from flinkish_spark.state import ListStateDescriptor, StateTtl, ValueStateDescriptor
 from tests.support.effort import seeds
 from tests.support.operator_harness import OperatorHarness
@@ -77,7 +77,7 @@ class Model:
 
 def make(**given):
     return OperatorHarness(
-        KeyedCoProcessOperator(Match()),
+        KeyedProcessOperator(Match()),
         key=lambda e: e[0],
         key_type="STRING",
         max_parallelism=2,
@@ -114,7 +114,7 @@ def test_a_failure_names_the_input_s_element() -> None:
         def process_element2(self, payment, ctx):
             raise ValueError("no")
 
-    one = OperatorHarness(KeyedCoProcessOperator(Failing()), key=lambda e: e[0], key_type="STRING")
+    one = OperatorHarness(KeyedProcessOperator(Failing()), key=lambda e: e[0], key_type="STRING")
     one.push(("a", 1), 0)
     with pytest.raises(ElementFailed, match="ValueError: no"):
         one.push(("a", 2), 0, source=1)
@@ -130,7 +130,7 @@ def test_a_timer_without_on_timer_says_so() -> None:
         def process_element2(self, value, ctx):
             return None
 
-    one = OperatorHarness(KeyedCoProcessOperator(Silent()), key=lambda e: e, key_type="STRING")
+    one = OperatorHarness(KeyedProcessOperator(Silent()), key=lambda e: e, key_type="STRING")
     one.push("a", 0, source=1)
     one.push("a", 0)
     with pytest.raises(Exception, match=r"Silent registered a timer for 5 but has no on_timer"):

@@ -30,6 +30,7 @@ from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.worker import keyed_operator
+from flinkish_spark.worker.pattern_columns import PatternRunner
 from flinkish_spark.worker.runners import RowShape
 from flinkish_spark.worker.timed_runner import TimedRunner
 from tests.support import effort
@@ -171,9 +172,9 @@ class Subtask(ColumnsHarness):
         if as_columns:
             runner = make(operator, "found", GROUPS, shape)
             assert isinstance(runner, TimedRunner)
-            assert (runner.columns is not None) == self.is_columnar
+            assert isinstance(runner, PatternRunner) == self.is_columnar
         else:
-            runner = TimedRunner(operator, operator.timed, "found", GROUPS, shape)
+            runner = TimedRunner(operator, "found", GROUPS, shape)
         policy = BasePolicy(smallest_bytes=900, smallest_delta_rows=3)
         own = {"max_parallelism": GROUPS, "restore": restore, "policy": policy, "bases": bases}
         super().__init__(runner, fields, 0, travels, None, ("late", "lost"), **own)

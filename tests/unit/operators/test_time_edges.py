@@ -11,7 +11,7 @@ from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Pro
 from flinkish_spark.core.micro_batch import MicroBatch
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.operators.process import Elements, GroupRun
-from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.timers import TimerQueue

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flinkish_spark import KeyedProcessFunction, MapStateDescriptor, ValueStateDescriptor
 from flinkish_spark.core.elements import TimeDomain
-from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, TimerReport
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.records import SinkAck, TaskAck, TimeReport

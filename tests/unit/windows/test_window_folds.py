@@ -11,7 +11,7 @@ from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS,
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.window_contents import OPEN
-from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.windows import (
     AggregateWindow,
     EventTimeSessionWindows,

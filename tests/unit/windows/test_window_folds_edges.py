@@ -23,7 +23,7 @@ from flinkish_spark.operators import columnar_windows as column_windows
 from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
 from flinkish_spark.operators.columnar_windows import ELEMENTS, LAST_MS
 from flinkish_spark.operators.window_contents import OPEN
-from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.planning.factories import FoldingWindows
 from flinkish_spark.planning.sent_columns import Transport, folding_windows
 from flinkish_spark.savepoints.group_edits import next_timers

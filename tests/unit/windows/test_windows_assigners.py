@@ -8,7 +8,7 @@ import pytest
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.operators.merging_windows import Merge, MergingWindowSet
+from flinkish_spark.operators.windowing import Merge, MergingWindowSet
 from flinkish_spark.windows import (
     GLOBAL_WINDOW,
     ContinuousEventTimeTrigger,

@@ -9,7 +9,7 @@ from pyspark import cloudpickle
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Progress, TimeDomain
 from flinkish_spark.operators.process import Elements, GroupRun, TimerFailed
-from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.state.timers import TimerQueue
 from flinkish_spark.windows import (
     EventTimeSessionWindows,

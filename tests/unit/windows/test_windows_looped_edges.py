@@ -13,8 +13,8 @@ from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Pro
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.context import close_operator
 from flinkish_spark.operators.process import ElementFailed, TimerFailed
-from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.window_loop import looped_windows
+from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.state.evolution import StateMismatch

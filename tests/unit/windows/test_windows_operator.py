@@ -9,8 +9,7 @@ import pytest
 from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.operators.process import ElementFailed
-from flinkish_spark.operators.window_factory import window_operator
-from flinkish_spark.operators.windowing import WindowStateRefused
+from flinkish_spark.operators.windowing import WindowStateRefused, window_operator
 from flinkish_spark.state import ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.windows import (

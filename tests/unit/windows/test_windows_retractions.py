@@ -14,7 +14,7 @@ from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.joins.spec import WindowJoin
 from flinkish_spark.operators.columnar_windows import column_windows
 from flinkish_spark.operators.process import ElementFailed
-from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.windows import (
     AggregateWindow,
     ContinuousEventTimeTrigger,

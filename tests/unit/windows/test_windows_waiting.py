@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
-from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.windows import (
     AggregateWindow,
     EventTimeSessionWindows,

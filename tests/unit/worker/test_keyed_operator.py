@@ -19,7 +19,7 @@ from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER
 from flinkish_spark.functions.keyed import KeyedCoProcessFunction
-from flinkish_spark.operators.process import KeyedCoProcessOperator, KeyedProcessOperator
+from flinkish_spark.operators.process import KeyedProcessOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction, sum_by_key
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import describe_group
@@ -91,9 +91,8 @@ def operator(
     inputs=1,
 ):
     function = function or RunningTotal()
-    runs = KeyedProcessOperator(function) if isinstance(function, KeyedProcessFunction) else function
-    if isinstance(function, KeyedCoProcessFunction):
-        runs = KeyedCoProcessOperator(function)
+    is_plain = isinstance(function, KeyedProcessFunction | KeyedCoProcessFunction)
+    runs = KeyedProcessOperator(function) if is_plain else function
     came = InputShape(arrow_schema(INPUT), ("user", "amount"), ("c0", "c1"), ("c0",), is_behind_operator)
     shape = RowShape(
         inputs=tuple(replace(came, entry=number) for number in range(inputs)),
