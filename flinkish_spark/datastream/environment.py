@@ -440,36 +440,6 @@ class StreamExecutionEnvironment:
         """
         self._dependencies.add_python_file(to_path(file_path))
 
-    def set_python_requirements(
-        self,
-        requirements_file_path: str | os.PathLike[str],
-        requirements_cache_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        """Let workers, and this process, import what a requirements file names.
-
-        The driver's pip installs it now, into a folder that Spark sends to executors: they need neither pip
-        nor a network, but must be of the driver's kind. What jobs run on (pyspark, pyarrow, pandas, numpy...)
-        is on each worker, and stays: a requirement of another version is refused.
-
-        Parameters
-        ----------
-        requirements_file_path
-            As of ``pip install -r``.
-        requirements_cache_dir
-            A folder of packages, as ``pip download -d`` fills it; then pip asks no index.
-
-        Raises
-        ------
-        ConfigError
-            There is no such file or folder, or it is the second call.
-        EnvironmentFault
-            pip fails; or there are compiled packages, and executors of another kind.
-        """
-        self._dependencies.set_python_requirements(
-            to_path(requirements_file_path),
-            None if requirements_cache_dir is None else to_path(requirements_cache_dir),
-        )
-
     def add_python_archive(self, archive_path: str | os.PathLike[str], target_dir: str | None = None) -> None:
         """Have an archive unpacked beside Spark's files; functions find it by ``SparkFiles.get(target_dir)``.
 
