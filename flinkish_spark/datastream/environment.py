@@ -63,9 +63,8 @@ from flinkish_spark.job.cancellation import SignalledStop
 from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecutionResult, told
 from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
-from flinkish_spark.job.explanation import print_tree
 from flinkish_spark.job.live_line import CLEAR_LINE, LiveLine, can_show, is_notebook
-from flinkish_spark.job.plan_forms import PlanForm, markdown, plan_in
+from flinkish_spark.job.plan_forms import PlanForm, markdown, plan_in, print_tree
 from flinkish_spark.job.reporting import JobReporter, reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor

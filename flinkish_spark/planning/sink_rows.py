@@ -6,7 +6,7 @@ import enum
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -20,13 +20,13 @@ from flinkish_spark.operators.recorded_answers import Recording
 from flinkish_spark.planning.async_calls import is_async
 from flinkish_spark.planning.logical_plan import LogicalPlan
 from flinkish_spark.planning.partitioning import is_partitioning
-from flinkish_spark.planning.stream_graph import StreamGraph
+from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode
 from flinkish_spark.planning.transforms import (
     InWorkers,
+    ReadRows,
     RecordFunction,
     RowByRow,
     Transform,
-    named_field,
     read_functions,
     transformed,
 )
@@ -57,41 +57,36 @@ class _Kind(enum.Enum):
     MOVING = "MOVING"
 
 
-@dataclass(frozen=True, eq=False)
-class OnePass:
-    steps: tuple[RowByRow | InWorkers, ...]
-
-    def over(self, frame: DataFrame) -> DataFrame:
-        for step in self.steps:
-            frame = step.over(frame)
-        return frame
-
-    @property
-    def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
-        """Column with each field that comes out, without its name, and that field."""
-        return self.steps[-1].fields
-
-    @property
-    def named_fields(self) -> list[Column]:
-        return [named_field(column, field) for column, field in self.fields]
-
-
 def functions_before_sink(
     spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, columns: Sequence[str]
-) -> tuple[T.StructType, OnePass | None]:
+) -> tuple[T.StructType, tuple[ReadRows, ...] | None]:
     """Return the fields of records behind functions, and these in one pass; None where that cannot be."""
-    steps: list[RowByRow | InWorkers] = []
+    steps: list[ReadRows] = []
     control = _PLACED if any(map(is_async, functions)) else _CONTROL
-    made, runs = schema, [(kind, tuple(run)) for kind, run in itertools.groupby(functions, _kind_of)]
-    for kind, given in runs:
-        made, step = _step_of(spark, kind, given, made, columns, control)
+    made, runs = schema, [(kind, list(run)) for kind, run in itertools.groupby(functions, _kind_of)]
+    for kind, run in runs:
+        given: Sequence[object] = run
+        step: ReadRows | None = None
+        if kind is _Kind.OF_RECORDS:
+            own = [one for one in given if isinstance(one, RecordFunction)]
+            step = InWorkers.of(own, made, columns, control)
+            made = step.schema
+        elif kind is _Kind.OF_FRAMES:
+            made, read = read_functions(spark, run, made, columns)
+            check_field_names(made, "the result of a transform")
+            step = read if isinstance(read, RowByRow) else None
         if step is None:
             _check_places(functions)
-            # What one run comes to is known; functions are called no more than needed.
-            return made if len(runs) == 1 else _schema_behind(spark, functions, schema), None
+            if kind is _Kind.OF_FRAMES and len(runs) == 1:
+                # What it comes to is known; functions are called no more than needed.
+                return made, None
+            frame = spark.createDataFrame([], schema)
+            for function in functions:
+                frame = transformed(frame, function)
+            return frame.schema, None
         columns = step.outputs
         steps.append(step)
-    return made, OnePass(tuple(steps))
+    return made, tuple(steps)
 
 
 def _check_places(functions: Sequence[Transform]) -> None:
@@ -106,34 +101,6 @@ def _check_places(functions: Sequence[Transform]) -> None:
                 what_to_do="say it with functions of single records: map(), flat_map(), filter(); or call "
                 "transform() behind the async function",
             )
-
-
-def _step_of(
-    spark: SparkSession,
-    kind: _Kind,
-    functions: Sequence[Transform],
-    schema: T.StructType,
-    columns: Sequence[str],
-    control: T.StructType,
-) -> tuple[T.StructType, RowByRow | InWorkers | None]:
-    if kind is _Kind.OF_RECORDS:
-        own: Sequence[object] = functions
-        found = InWorkers.of(
-            [one for one in own if isinstance(one, RecordFunction)], schema, columns, control
-        )
-        return found.schema, found
-    if kind is _Kind.OF_FRAMES:
-        made, read = read_functions(spark, functions, schema, columns)
-        check_field_names(made, "the result of a transform")
-        return made, read if isinstance(read, RowByRow) else None
-    return _schema_behind(spark, functions, schema), None
-
-
-def _schema_behind(spark: SparkSession, functions: Sequence[Transform], schema: T.StructType) -> T.StructType:
-    frame = spark.createDataFrame([], schema)
-    for function in functions:
-        frame = transformed(frame, function)
-    return frame.schema
 
 
 def _kind_of(function: Transform) -> _Kind:
@@ -162,15 +129,11 @@ class SinkPart:
     #: Which output of the operator at the chain's end it is; None where that has only one.
     side: int | None = None
     #: What the transforms do, if they look at each row by itself; the functions are not called again then.
-    one_pass: OnePass | None = None
+    one_pass: tuple[ReadRows, ...] | None = None
 
     @property
     def is_apart(self) -> bool:
         return bool(self.transforms) and self.one_pass is None
-
-    @property
-    def place(self) -> tuple[int, int | None]:
-        return self.stream, self.side
 
     @cached_property
     def is_own(self) -> Column:
@@ -186,12 +149,13 @@ class SinkPart:
         if self.one_pass is None:
             return Selection([*map(F.col, C.SINK_CONTROL), *self._own_fields()])
         # Under its name: a map is hashed as JSON, in which that stands.
-        named = [(own.alias(field.name), field.dataType) for own, field in self.one_pass.fields]
+        last = self.one_pass[-1]
+        named = [(own.alias(field.name), field.dataType) for own, field in last.fields]
         hashed = F.xxhash64(*[hashable(own, kind) for own, kind in named])
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         own_hash = F.when(is_record, hashed).otherwise(F.col(C.HASH)).alias(C.HASH)
         control = [own_hash if name == C.HASH else F.col(name) for name in C.SINK_CONTROL]
-        return Selection([*control, *self.one_pass.named_fields])
+        return Selection([*control, *last.named_fields])
 
     @property
     def has_async(self) -> bool:
@@ -239,7 +203,7 @@ class PlannedSink:
     def rows(self) -> tuple[tuple[int, int | None], ...] | None:
         if any(part.transforms for part in self.parts):
             return None
-        return tuple(part.place for part in self.parts)
+        return tuple((part.stream, part.side) for part in self.parts)
 
 
 def _moved(channel: int, number: int) -> int:
@@ -259,7 +223,7 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
     # Each part has barriers, and channels that begin with 0: they are told apart by the part's number.
     kind, channel = F.col(C.KIND), F.col(C.CHANNEL)
     is_barrier, is_report = kind == int(C.Kind.BARRIER), kind >= C.FIRST_REPORT
-    found: DataFrame | None = None
+    frames = []
     for number, part in enumerate(planned.parts):
         rows = _rows_of(frame, planned, part, streams)
         by = number * planned.reporters
@@ -269,9 +233,8 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
                 C.CHANNEL: F.when(is_barrier, channel + _moved(0, number)).otherwise(channel),
             }
         )
-        found = moved if found is None else found.union(moved)
-    assert found is not None
-    return found
+        frames.append(moved)
+    return reduce(DataFrame.union, frames)
 
 
 class JoinedRows:
@@ -328,7 +291,9 @@ def over_the_union(
 def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: int) -> DataFrame:
     rows = frame if streams == 1 and part.side is None else frame.where(part.is_own)
     if not part.is_apart:
-        return part.with_control.of(rows if part.one_pass is None else part.one_pass.over(rows))
+        for step in part.one_pass or ():
+            rows = step.over(rows)
+        return part.with_control.of(rows)
     records = part.records_only.of(rows.where(F.col(C.KIND) == int(C.Kind.RECORD)))
     for function in part.transforms:
         records = transformed(records, function)
@@ -403,12 +368,10 @@ class PlannedJob:
     recordings: tuple[Recording, ...] = ()
     #: Paths that are branches of one scan: each by the operator's uid and the name of its input.
     branches: tuple[tuple[tuple[str, str], ...], ...] = ()
+    #: DataFrame functions that are done in Arrow, in the pass that reads a source.
+    in_arrow: frozenset[StreamNode] = frozenset()
     #: What was translated.
     logical: LogicalPlan = field(default_factory=lambda: LogicalPlan(StreamGraph()))
-
-    @property
-    def chain_names(self) -> frozenset[str]:
-        return frozenset(chain.name for chain in self.chains)
 
     @property
     def read_by(self) -> dict[Chain, tuple[str, ...]]:

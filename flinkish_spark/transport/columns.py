@@ -164,14 +164,19 @@ def select_in_pass(
 
     `used` has the columns that each of them is made of.
     """
-    made_of, has_pass = getattr(frame, _MADE_OF, None), isinstance(getattr(frame, _PASS, None), _Pass)
-    if made_of is None or not has_pass or frame.is_cached:
+    made_of = getattr(frame, _MADE_OF, None)
+    if made_of is None or not is_made_by_workers(frame) or frame.is_cached:
         return None
     found = {
         name: sorted({one for own in names for one in made_of.get(own, [own])})
         for name, names in used.items()
     }
     return as_records(map_in_arrow(frame, select, columns), found)
+
+
+def is_made_by_workers(frame: DataFrame) -> bool:
+    """Whether workers make the rows of a frame, so that a further one runs in the same pass."""
+    return isinstance(getattr(frame, _PASS, None), _Pass)
 
 
 def behind_select(
