@@ -176,7 +176,7 @@ def check_can_be_sent(function: object, what: str, uid: str) -> None:
         raise UserFunctionError(
             f"the function {what} '{uid}' cannot be sent to the workers",
             why=f"{type(error).__name__}: {error}",
-            what_to_do="make sessions, locks and connections in open(), not before",
+            what_to_do="make sessions, locks and connections in open(), not outside of it",
             uid=uid,
         ) from error
 
