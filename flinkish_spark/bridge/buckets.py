@@ -29,20 +29,6 @@ _PACKAGES = {
 }
 
 
-def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
-    """Refuse a bucket that Spark, which reaches it by Hadoop, does not see as this process does."""
-    pass_on(spark, place)
-    with _probe(store) as key:
-        _check_driver(spark, place, key)
-
-
-def check_bucket_in_tasks(spark: SparkSession, place: StoreSpec, store: Store) -> None:
-    """Refuse a bucket that Python in tasks does not reach as this process does."""
-    # Also where tasks run in the driver's JVM: their Python has the environment that it was started with.
-    with _probe(store) as key:
-        _check_executors(spark, place, key)
-
-
 @contextmanager
 def _probe(store: Store) -> Iterator[str]:
     key = f"{_PROBES}/{uuid.uuid4().hex}"
@@ -105,24 +91,31 @@ def _s3a_settings(place: StoreSpec) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _check_driver(spark: SparkSession, place: StoreSpec, key: str) -> None:
+def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
+    """Refuse a bucket that Spark, which reaches it by Hadoop, does not see as this process does."""
+    pass_on(spark, place)
     url = place.hadoop_url
-    try:
-        path = jvm(spark).org.apache.hadoop.fs.Path(f"{url}/{key}")
-        is_there = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(path)
-    except Exception as error:
-        scheme = url.partition(":")[0]
-        is_missing = "ClassNotFound" in str(error) or "No FileSystem for scheme" in str(error)
-        what_to_do = (
-            f"put the JARs of {_PACKAGES[scheme]} on Spark's class path (spark.driver.extraClassPath "
-        )
-        what_to_do += "and spark.executor.extraClassPath), or into spark.jars.packages"
-        raise EnvironmentFault(
-            f"Spark cannot reach the job directory {url}",
-            why=said(error),
-            what_to_do=what_to_do if is_missing else _how_hadoop_is_told(scheme),
-            url=url,
-        ) from error
+    with _probe(store) as key:
+        try:
+            path = jvm(spark).org.apache.hadoop.fs.Path(f"{url}/{key}")
+            is_there = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(path)
+        except Exception as error:
+            scheme = url.partition(":")[0]
+            what_to_do = f"set spark.hadoop.fs.{scheme}.* as for any table there"
+            if "ClassNotFound" in str(error) or "No FileSystem for scheme" in str(error):
+                what_to_do = (
+                    f"put the JARs of {_PACKAGES[scheme]} on Spark's class path (spark.driver.extraClassPath "
+                    "and spark.executor.extraClassPath), or into spark.jars.packages"
+                )
+            elif scheme == "hdfs":
+                what_to_do = "set HADOOP_CONF_DIR before the session starts, or spark.hadoop.dfs.*, as for "
+                what_to_do += "any table there"
+            raise EnvironmentFault(
+                f"Spark cannot reach the job directory {url}",
+                why=said(error),
+                what_to_do=what_to_do,
+                url=url,
+            ) from error
     if not is_there:
         raise EnvironmentFault(
             f"Spark does not see in {url} what this process has written to {place.url}",
@@ -132,14 +125,9 @@ def _check_driver(spark: SparkSession, place: StoreSpec, key: str) -> None:
         )
 
 
-def _how_hadoop_is_told(scheme: str) -> str:
-    if scheme == "hdfs":
-        return "set HADOOP_CONF_DIR before the session starts, or spark.hadoop.dfs.*, as for any table there"
-    return f"set spark.hadoop.fs.{scheme}.* as for any table there"
-
-
-def _check_executors(spark: SparkSession, place: StoreSpec, key: str) -> None:
-    """Refuse executors whose tasks do not reach the bucket as this process does."""
+def check_bucket_in_tasks(spark: SparkSession, place: StoreSpec, store: Store) -> None:
+    """Refuse a bucket that Python in tasks does not reach as this process does."""
+    # Also where tasks run in the driver's JVM: their Python has the environment that it was started with.
     text = place.to_text()
 
     def why_blind(_: Iterable[int]) -> Iterable[str]:
@@ -153,7 +141,8 @@ def _check_executors(spark: SparkSession, place: StoreSpec, key: str) -> None:
             return [f"{socket.gethostname()}: {type(error).__name__}: {error}"]
         return []
 
-    blind = sorted(set(asked_of_executors(spark, why_blind)))
+    with _probe(store) as key:
+        blind = sorted(set(asked_of_executors(spark, why_blind)))
     if blind:
         is_hdfs = place.url.startswith("hdfs:")
         given = (

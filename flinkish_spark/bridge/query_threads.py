@@ -60,11 +60,11 @@ class QueryThreads:
             thread.interrupt()
 
     def stacks(self) -> tuple[str, ...]:
-        return tuple(f"{thread.getName()}: {self._frames(thread)}" for thread in self._own())
-
-    def _frames(self, thread: Any) -> str:
-        frames = list(thread.getStackTrace())[:_MOST_FRAMES]
-        return " < ".join(str(frame.toString()) for frame in frames)
+        found = []
+        for thread in self._own():
+            frames = list(thread.getStackTrace())[:_MOST_FRAMES]
+            found.append(f"{thread.getName()}: {' < '.join(str(frame.toString()) for frame in frames)}")
+        return tuple(found)
 
     def _own(self) -> Iterator[Any]:
         tasks = self.tasks()

@@ -18,15 +18,6 @@ _ROOTS = (
 )
 
 
-def end_with_refusal(text: str) -> str:
-    """Return the text of an error of Spark's with our last sentence in it at its end, too."""
-    ours = _OURS.findall(text)
-    if not ours:
-        return text
-    sentence = _SQLSTATE.sub("", ours[-1])
-    return f"{text.rstrip()}\n\n{sentence}"
-
-
 def say_refusals_last() -> None:
     """Let the text of each of Spark's errors end with our refusal, if it holds one; may be repeated."""
     for module, name in _ROOTS:
@@ -38,6 +29,8 @@ def say_refusals_last() -> None:
 def _ending(text_of: Callable[[Any], str]) -> Callable[[Any], str]:
     @functools.wraps(text_of)
     def text_that_ends(error: Any) -> str:
-        return end_with_refusal(text_of(error))
+        text = text_of(error)
+        ours = _OURS.findall(text)
+        return f"{text.rstrip()}\n\n{_SQLSTATE.sub('', ours[-1])}" if ours else text
 
     return text_that_ends

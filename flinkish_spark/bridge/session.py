@@ -16,7 +16,6 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +58,6 @@ WITHOUT_JVM = (
 
 #: PySpark turns the exceptions that it knows into its own; Delta's refusals are among them.
 FROM_THE_JVM = (Py4JJavaError, CapturedException, PySparkException)
-
-
-@dataclass(frozen=True, slots=True)
-class SparkProbe:
-    version: str
-    has_shim: bool
-    has_kafka_source: bool
-    has_delta: bool
-    has_avro: bool
 
 
 def jvm(spark: SparkSession) -> Any:
@@ -135,6 +125,10 @@ def has_kafka_source(spark: SparkSession) -> bool:
     return has_class(spark, "org.apache.spark.sql.kafka010.KafkaSourceProvider")
 
 
+def has_avro(spark: SparkSession) -> bool:
+    return has_class(spark, "org.apache.spark.sql.avro.AvroFileFormat")
+
+
 def has_delta_format(spark: SparkSession) -> bool:
     """Say if ``format("delta")`` means something, whoever provides it."""
     if getattr(spark, "_jvm", None) is None:
@@ -160,16 +154,6 @@ def default_file_system(spark: SparkSession) -> str:
 
 def has_checkpoint_files(spark: SparkSession) -> bool:
     return getattr(spark, "_jvm", None) is not None and has_class(spark, LOCAL_CHECKPOINT_FILES)
-
-
-def probe(spark: SparkSession) -> SparkProbe:
-    return SparkProbe(
-        version=spark.version,
-        has_shim=has_shim(spark),
-        has_kafka_source=has_kafka_source(spark),
-        has_delta=has_class(spark, "org.apache.spark.sql.delta.DeltaLog"),
-        has_avro=has_class(spark, "org.apache.spark.sql.avro.AvroFileFormat"),
-    )
 
 
 def calls_python(frame: DataFrame) -> bool:

@@ -156,10 +156,8 @@ def ship_tree(
 def ship_archive(spark: SparkSession, what: str, archive: Path, target: str) -> None:
     """Ship an archive as it is; tasks find what is in it in a folder of that name, below Spark's files."""
     suffix = _suffix_of(what, archive)
-    with archive.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     is_tar = suffix == ".tar"
-    name = f"{OWN_PREFIX}{digest}{'.tar.gz' if is_tar else suffix}"
+    name = f"{OWN_PREFIX}{_digest(archive)}{'.tar.gz' if is_tar else suffix}"
     names = {text.rpartition("#")[2]: text for text in spark.sparkContext.listArchives}
     if target in names:
         if names[target].endswith(f"/{name}#{target}"):
@@ -260,26 +258,25 @@ def _check_text(place: Path) -> None:
 
 
 def _packed(target: Path, entries: Iterable[tuple[str, Path]], is_executable: bool) -> str:
-    """Write a zip; return what stands for its content."""
-    digest = hashlib.sha256()
+    """Write a zip that is the same for the same content; return what stands for that."""
     with zipfile.ZipFile(target, "w") as archive:
         for name, place in entries:
             info = zipfile.ZipInfo(name, _LONG_AGO)
             info.create_system = 3
             if name.endswith("/"):
                 info.external_attr = (stat.S_IFDIR | 0o755) << 16
-                digest.update(f"folder {name!r}\n".encode())
                 archive.writestr(info, b"")
                 continue
             may_run = is_executable or bool(place.stat().st_mode & stat.S_IXUSR)
             info.external_attr = (stat.S_IFREG | (0o755 if may_run else 0o644)) << 16
-            content = hashlib.sha256()
             with place.open("rb") as source, archive.open(info, "w", force_zip64=True) as packed:
-                while read := source.read(_COPIED_AT_ONCE):
-                    content.update(read)
-                    packed.write(read)
-            digest.update(f"file {name!r} {may_run} {content.hexdigest()}\n".encode())
-    return digest.hexdigest()[:16]
+                shutil.copyfileobj(source, packed, _COPIED_AT_ONCE)
+    return _digest(target)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _suffix_of(what: str, archive: Path) -> str:

@@ -32,7 +32,8 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.job_dir import JOB_KEY, job_place, open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.asking import Reply, ReplyKind, describe
+from flinkish_spark.job.asking import describe
+from flinkish_spark.job.requests import Reply, ReplyKind
 from flinkish_spark.job.stored_job import StoredJob
 
 if TYPE_CHECKING:

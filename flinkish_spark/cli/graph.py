@@ -51,7 +51,6 @@ def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
 
 def _shown(found: JobGraph, form: str | None, history: StatisticsHistory | None) -> str:
     # Here and not above: other commands can do without.
-    from flinkish_spark.job.explanation import text
-    from flinkish_spark.job.plan_forms import PlanForm, plan_in
+    from flinkish_spark.job.plan_forms import PlanForm, plan_in, text
 
     return text(found, history) if form is None else plan_in(found, PlanForm(form))

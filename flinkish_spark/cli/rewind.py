@@ -31,11 +31,10 @@ from flinkish_spark.cli.client import (
 from flinkish_spark.core.store import CreateResult
 from flinkish_spark.job.asking import (
     Patience,
-    ReplyKind,
     ask_until_interrupted,
     describe,
 )
-from flinkish_spark.job.requests import RequestKind
+from flinkish_spark.job.requests import ReplyKind, RequestKind
 from flinkish_spark.job.rewind import RewindStatus, what_became_of
 from flinkish_spark.job.stored_job import (
     CheckpointView,

@@ -25,8 +25,7 @@ from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.functions.stream import CheckpointedProcessFunction, KeySelector, ProcessFunction
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
-from flinkish_spark.job.explanation import print_tree
-from flinkish_spark.job.plan_forms import markdown
+from flinkish_spark.job.plan_forms import markdown, print_tree
 from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
 from flinkish_spark.joins.spec import JoinType, ProcessJoinFunction
 from flinkish_spark.planning.async_calls import AsyncTransform

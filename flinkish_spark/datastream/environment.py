@@ -63,9 +63,8 @@ from flinkish_spark.job.cancellation import SignalledStop
 from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecutionResult, told
 from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
-from flinkish_spark.job.explanation import print_tree
 from flinkish_spark.job.live_line import CLEAR_LINE, LiveLine, can_show, is_notebook
-from flinkish_spark.job.plan_forms import PlanForm, markdown, plan_in
+from flinkish_spark.job.plan_forms import PlanForm, markdown, plan_in, print_tree
 from flinkish_spark.job.reporting import JobReporter, reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
@@ -439,36 +438,6 @@ class StreamExecutionEnvironment:
             It cannot be read or copied.
         """
         self._dependencies.add_python_file(to_path(file_path))
-
-    def set_python_requirements(
-        self,
-        requirements_file_path: str | os.PathLike[str],
-        requirements_cache_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        """Let workers, and this process, import what a requirements file names.
-
-        The driver's pip installs it now, into a folder that Spark sends to executors: they need neither pip
-        nor a network, but must be of the driver's kind. What jobs run on (pyspark, pyarrow, pandas, numpy...)
-        is on each worker, and stays: a requirement of another version is refused.
-
-        Parameters
-        ----------
-        requirements_file_path
-            As of ``pip install -r``.
-        requirements_cache_dir
-            A folder of packages, as ``pip download -d`` fills it; then pip asks no index.
-
-        Raises
-        ------
-        ConfigError
-            There is no such file or folder, or it is the second call.
-        EnvironmentFault
-            pip fails; or there are compiled packages, and executors of another kind.
-        """
-        self._dependencies.set_python_requirements(
-            to_path(requirements_file_path),
-            None if requirements_cache_dir is None else to_path(requirements_cache_dir),
-        )
 
     def add_python_archive(self, archive_path: str | os.PathLike[str], target_dir: str | None = None) -> None:
         """Have an archive unpacked beside Spark's files; functions find it by ``SparkFiles.get(target_dir)``.

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -49,24 +48,16 @@ def shim_jar() -> Path:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Pinned:
-    """A line of the pinned list; `minors` are the versions of Spark that it is for, of a broker none."""
-
-    role: str
-    minors: frozenset[str]
-    coordinate: str
-
-
-def _lines() -> list[_Pinned]:
+def _lines() -> list[tuple[str, list[str], str]]:
+    """Return the lines of the pinned list: role, versions of Spark (of a broker none), Maven coordinate."""
     lines = (_HERE / "pinned.txt").read_text(encoding="utf-8").splitlines()
     parts = [line.split() for line in lines if line.strip() and not line.startswith("#")]
-    return [_Pinned(role, frozenset(minors.split(",")), coordinate) for role, minors, coordinate in parts]
+    return [(role, minors.split(","), coordinate) for role, minors, coordinate in parts]
 
 
 def spark_minors() -> list[str]:
     """Return the minor versions of Spark for which JARs are pinned, the oldest first."""
-    found = {minor for line in _lines() if line.role == "spark" for minor in line.minors}
+    found = {minor for role, minors, _ in _lines() if role == "spark" for minor in minors}
     return sorted(found, key=SparkMinor.of)
 
 
@@ -85,7 +76,7 @@ def spark_home() -> Path:
 def pinned(role: Role, spark: str | None = None) -> list[str]:
     """Return the Maven coordinates of one role, in the order of the pinned list."""
     if role == "broker":
-        return [line.coordinate for line in _lines() if line.role == role]
+        return [coordinate for known, _, coordinate in _lines() if known == role]
     minor = running_minor() if spark is None else spark
     if minor not in spark_minors():
         raise JarMissing(
@@ -94,7 +85,7 @@ def pinned(role: Role, spark: str | None = None) -> list[str]:
             what_to_do="use one of these, or a version of flinkish_spark that knows yours",
             minor=minor,
         )
-    return [line.coordinate for line in _lines() if line.role == role and minor in line.minors]
+    return [coordinate for known, minors, coordinate in _lines() if known == role and minor in minors]
 
 
 def has_pinned_delta(spark: str) -> bool:
@@ -142,7 +133,11 @@ def download(directory: str | Path) -> list[Path]:
     where = Path(directory).resolve()
     with tempfile.TemporaryDirectory() as scratch:
         # A fresh cache each time: this directory is all that is to be left on the machine.
-        retrieve("".join(map(_ivy_dependency, pinned("spark"))), ivy_settings(), Path(scratch), where)
+        named = ""
+        for group, artifact, version in (one.split(":") for one in pinned("spark")):
+            named += f'<dependency org="{group}" name="{artifact}" rev="{version}" transitive="false" '
+            named += 'conf="default->default"/>'
+        retrieve(named, ivy_settings(), Path(scratch), where)
     return pinned_jars(directory)
 
 
@@ -175,12 +170,6 @@ def retrieve(dependencies: str, settings: Path, cache: Path, where: Path) -> Non
             what_to_do="see to the network (JAVA_TOOL_OPTIONS says a proxy) and to the rights there",
             directory=where,
         )
-
-
-def _ivy_dependency(coordinate: str) -> str:
-    group, artifact, version = coordinate.split(":")
-    named = f'org="{group}" name="{artifact}" rev="{version}"'
-    return f'<dependency {named} transitive="false" conf="default->default"/>'
 
 
 def _unpinned_delta(where: Path, minor: str, *, must_be_there: bool) -> list[str]:

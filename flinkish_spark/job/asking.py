@@ -6,25 +6,22 @@ The rules of the files are in :mod:`flinkish_spark.job.requests`. A request that
 
 from __future__ import annotations
 
-import enum
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from flinkish_spark.job.requests import (
     KEPT_MS,
     Claim,
     Claimant,
-    OutsideAnswer,
     OutsideRequest,
+    Reply,
+    ReplyKind,
     RequestFiles,
     RequestKind,
     StopMode,
 )
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
-from flinkish_spark.protocol.codec import Stored, stored
-from flinkish_spark.protocol.failures import CheckpointFailureReason
-from flinkish_spark.protocol.ids import CheckpointId
 
 _POLL_MS = 100
 #: A job takes a request within half a second, also while it recovers or waits for its restart, unless
@@ -37,39 +34,6 @@ _LEFT_TO_NEXT_START = (
 )
 
 assert KEPT_MS > 100 * _POLL_MS, "an answer must not be deleted before its asker can have read it"
-
-
-class ReplyKind(enum.Enum):
-    """An `OutsideOutcome`, or that there is no answer."""
-
-    COMPLETED = "COMPLETED"
-    REFUSED = "REFUSED"
-    ABORTED = "ABORTED"
-    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
-    LEFT_TO_NEXT_START = "LEFT_TO_NEXT_START"
-    UNKNOWN = "UNKNOWN"
-    #: Nobody took the request, and it was taken back: nothing was done and nothing will be.
-    NOT_TAKEN = "NOT_TAKEN"
-    #: The job took the request and has not answered in time: it may still be carried out.
-    NOT_ANSWERED = "NOT_ANSWERED"
-
-
-@dataclass(frozen=True, slots=True)
-class Reply(Stored):
-    kind: ReplyKind = field(metadata=stored("outcome"))
-    #: The checkpoint that was taken for it; None if there was none, or nobody said.
-    checkpoint: CheckpointId | None = None
-    #: Why it was not completed, where the job gave a reason.
-    reason: CheckpointFailureReason | None = None
-    #: The reason in words; for a savepoint that is complete, where it is.
-    text: str = ""
-
-    @classmethod
-    def of(cls, answer: OutsideAnswer) -> Reply:
-        kind, text = ReplyKind(answer.outcome.value), answer.text
-        if kind is ReplyKind.LEFT_TO_NEXT_START:
-            text = f"{text}: {_LEFT_TO_NEXT_START}" if text else _LEFT_TO_NEXT_START
-        return cls(kind, answer.checkpoint, answer.reason, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +93,12 @@ def ask_until_interrupted(
         files.create(request)
         return _wait(job, request, files, patience)
     except KeyboardInterrupt:
-        taken_back = _take_back(request, files)
-        raise AskingInterrupted(_interrupted(taken_back)) from None
+        reply = Reply(
+            ReplyKind.NOT_ANSWERED, text="interrupted; the job has taken the request and carries it out"
+        )
+        if _take_back(request, files):
+            reply = Reply(ReplyKind.NOT_TAKEN, text="interrupted; the request was taken back")
+        raise AskingInterrupted(reply) from None
     finally:
         files.delete()
 
@@ -140,7 +108,9 @@ def _wait(job: StoredJob, request: OutsideRequest, files: RequestFiles, patience
     while True:
         answer = files.answer()
         if answer is not None:
-            return Reply.of(answer)
+            if answer.kind is not ReplyKind.LEFT_TO_NEXT_START:
+                return answer
+            return replace(answer, text=": ".join(filter(None, (answer.text, _LEFT_TO_NEXT_START))))
         waited_ms = job.clock.monotonic_ms() - begin_ms
         is_taken = is_taken or files.claimed() is not None
         if not is_taken and waited_ms >= patience.taken_within_ms:
@@ -169,13 +139,6 @@ def _not_taken(job: StoredJob, request: OutsideRequest, waited_ms: int) -> str:
         f"nobody took the request within {_seconds(waited_ms)}, and it was taken back: "
         "the job does not run, or has only begun to start; a standby takes none"
     )
-
-
-def _interrupted(taken_back: bool) -> Reply:
-    if taken_back:
-        return Reply(ReplyKind.NOT_TAKEN, text="interrupted; the request was taken back")
-    text = "interrupted; the job has taken the request and carries it out"
-    return Reply(ReplyKind.NOT_ANSWERED, text=text)
 
 
 def _seconds(duration_ms: int) -> str:

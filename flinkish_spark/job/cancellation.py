@@ -55,7 +55,10 @@ class _Attempt:
 
     def interrupt(self, for_ms: int) -> None:
         try:
-            self.hangs_in = "; ".join((*_of_this_process(), *self._threads.stacks()))
+            # The threads of this Python that stage micro-batches, and those of the JVM.
+            stacks = map(traceback.extract_stack, sys._current_frames().values())
+            own = [one for one in stacks if any(frame.filename == epoch_writer.__file__ for frame in one)]
+            self.hangs_in = "; ".join((*map(_told, own), *self._threads.stacks()))
             LOG.warning(
                 "a micro-batch has not ended %s s after its cancellation; interrupted again, it is in %s",
                 for_ms // 1000,
@@ -116,14 +119,6 @@ class QueryCancellation:
             for_ms=for_ms,
             hangs_in=attempt.hangs_in,
         )
-
-
-def _of_this_process() -> tuple[str, ...]:
-    """Return where the threads of this Python stand that stage micro-batches, for people."""
-    stacks = map(traceback.extract_stack, sys._current_frames().values())
-    return tuple(
-        _told(stack) for stack in stacks if any(one.filename == epoch_writer.__file__ for one in stack)
-    )
 
 
 def _told(stack: traceback.StackSummary) -> str:

@@ -6,18 +6,14 @@ import logging
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
-from importlib import metadata
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge.buckets import pass_on
-from flinkish_spark.bridge.session import asked_of_executors, runs_tasks_itself
 from flinkish_spark.bridge.session_files import (
     OWN_PREFIX,
     add_to_python_path,
@@ -25,7 +21,7 @@ from flinkish_spark.bridge.session_files import (
     ship_archive,
     ship_tree,
 )
-from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import instance_of, unusable
 
 if TYPE_CHECKING:
@@ -40,10 +36,6 @@ _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _MODULE = re.compile(r"[^\W\d]\w*")
 #: Packed folders of Python; they are unpacked, so what is compiled in them can be imported, too.
 _PACKED = (".zip", ".egg", ".whl")
-#: What jobs run on: every worker has it already, and two copies in one process do not go together.
-_OWN = ("flinkish-spark", "pyspark", "py4j", "pyarrow", "pandas", "numpy", "kafka-python")
-_LINES_OF_PIP = 8
-_LOGIN = re.compile(r"//[^/\s]*@")
 
 
 class Dependencies:
@@ -52,7 +44,6 @@ class Dependencies:
     def __init__(self, spark: SparkSession, place: StoreSpec) -> None:
         self._spark, self._place = spark, place
         self._files: dict[str, str] = {}
-        self._has_requirements = False
 
     @property
     def cached_files(self) -> Mapping[str, str]:
@@ -75,34 +66,6 @@ class Dependencies:
             # What is elsewhere was copied to a new place.
             origin = file_path if "://" in file_path else str(place)
             add_to_python_path(self._spark, what, origin, ship_tree(self._spark, what, parts))
-
-    def set_python_requirements(self, file_path: str, cache_dir: str | None) -> None:
-        if self._has_requirements:
-            raise ConfigError(
-                "set_python_requirements() was called twice",
-                why="what was installed first stays importable until the session ends",
-                what_to_do="put all requirements into one file",
-            )
-        with ExitStack() as stack:
-            copied = self._local_copy("the requirements file", file_path)
-            requirements = stack.enter_context(copied)
-            if not requirements.is_file():
-                raise unusable("requirements_file_path", file_path, wanted="a file", what_to_do="name a file")
-            cache = None
-            if cache_dir is not None:
-                copied = self._local_copy("the folder of cached packages", cache_dir)
-                cache = stack.enter_context(copied)
-                if not cache.is_dir():
-                    wanted, what_to_do = "a folder", "name the folder that `pip download -d` has filled"
-                    raise unusable("requirements_cache_dir", cache_dir, wanted=wanted, what_to_do=what_to_do)
-            installed = Path(stack.enter_context(tempfile.TemporaryDirectory()), "installed")
-            installed.mkdir()
-            _install(requirements, cache, installed)
-            _check_platform(self._spark, installed)
-            what = "what pip has installed"
-            name = ship_tree(self._spark, what, [("", installed)])
-            add_to_python_path(self._spark, what, str(installed), name)
-        self._has_requirements = True
 
     def add_python_archive(self, archive_path: str, target_dir: str | None) -> None:
         what = f"the archive {archive_path!r:.200}"
@@ -199,72 +162,4 @@ def _check_module(what: str, name: str) -> None:
             f"{what} cannot be imported",
             why=f"{name!r} is no name of a module",
             what_to_do="give it a name of letters, digits and _",
-        )
-
-
-def _install(requirements: Path, cache: Path | None, target: Path) -> None:
-    """Let pip install requirements into a folder, without what every worker has already."""
-    constraints = target.with_name("constraints.txt")
-    constraints.write_text("".join(f"{name}=={version}\n" for name, version in _installed_own().items()))
-    command = [sys.executable, "-m", "pip", "install", "--target", str(target), "--requirement"]
-    command += [str(requirements), "--constraint", str(constraints), "--no-compile", "--no-input"]
-    command += ["--disable-pip-version-check", "--no-warn-script-location"]
-    if cache is not None:
-        command += ["--no-index", "--find-links", str(cache)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()][-_LINES_OF_PIP:]
-        raise EnvironmentFault(
-            f"pip did not install the requirements of {requirements}",
-            why=_LOGIN.sub("//", " | ".join(lines)) or f"it ended with status {done.returncode}",
-            what_to_do="look whether the packages are there for this Python; what jobs run on "
-            f"({', '.join(_OWN)}) keeps the version that is installed",
-            requirements=str(requirements),
-        )
-    _remove_own(target)
-
-
-def _installed_own() -> dict[str, str]:
-    found = {}
-    for name in _OWN:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _remove_own(target: Path) -> None:
-    """Delete the packages that jobs run on: they are installed in the same versions."""
-    for package in metadata.distributions(path=[str(target)]):
-        if re.sub(r"[-_.]+", "-", package.metadata["Name"]).lower() not in _OWN:
-            continue
-        for file in package.files or ():
-            path = Path(os.path.normpath(target / file))
-            if path.is_relative_to(target):
-                path.unlink(missing_ok=True)
-    for folder, _, _ in os.walk(target, topdown=False):
-        if folder != str(target) and not os.listdir(folder):
-            os.rmdir(folder)
-
-
-def _check_platform(spark: SparkSession, installed: Path) -> None:
-    """Refuse compiled packages where executors are of another kind than the driver."""
-    if runs_tasks_itself(spark) or not any(installed.rglob("*.so")):
-        return
-
-    def kind(_: Iterable[int]) -> list[str]:
-        import sys
-        import sysconfig
-
-        return [f"{sysconfig.get_platform()} {sys.implementation.cache_tag}"]
-
-    (here,) = kind(())
-    other = sorted(set(asked_of_executors(spark, kind)) - {here})
-    if other:
-        raise EnvironmentFault(
-            "the requirements have compiled packages, and executors are of another kind",
-            why=f"pip has installed for {here}, there is {', '.join(other)}",
-            what_to_do="run the driver on such a machine (--deploy-mode cluster), or ship an environment "
-            "that was packed there: spark.archives and spark.pyspark.python",
         )

@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
     WITHOUT_JVM,
-    SparkProbe,
     asked_of_executors,
     blind_hosts,
+    has_avro,
+    has_class,
     has_delta_format,
+    has_kafka_source,
+    has_shim,
     jvm,
     nearest_folder,
-    probe,
     runs_tasks_itself,
 )
 from flinkish_spark.checkpoint.ownership import JobLock
@@ -180,14 +182,10 @@ def _looked(about: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Findi
     try:
         yield from look()
     except FlinkishError as error:
-        yield _refusal(about, error)
+        says = f"{error.what}, because {error.why}" if error.why else error.what
+        yield Finding(about, Health.REFUSED, says, error.what_to_do)
     except Exception as error:
         yield Finding(about, Health.REFUSED, said(error) or type(error).__name__, "see what it says")
-
-
-def _refusal(about: str, error: FlinkishError) -> Finding:
-    says = f"{error.what}, because {error.why}" if error.why else error.what
-    return Finding(about, Health.REFUSED, says, error.what_to_do)
 
 
 def _software() -> Iterator[Finding]:
@@ -214,39 +212,37 @@ def _session(spark: SparkSession) -> Iterator[Finding]:
     java = jvm(spark).java.lang.System.getProperty("java.version")
     master = spark.sparkContext.master
     yield Finding("session", Health.FINE, f"Spark {spark.version} at {master}, Java {java}")
-    found = probe(spark)
     # A fork of Delta Lake has classes of its own.
-    yield from _jars(replace(found, has_delta=found.has_delta or has_delta_format(spark)))
+    has_delta = has_class(spark, "org.apache.spark.sql.delta.DeltaLog") or has_delta_format(spark)
+    own = (has_shim(spark), has_kafka_source(spark), has_delta, has_avro(spark))
+    yield from _jars(spark.version, [name for name, is_there in zip(_JARS, own, strict=True) if is_there])
 
 
-def _jars(found: SparkProbe) -> Iterator[Finding]:
+_JARS = ("flinkish_spark", "Spark's Kafka source", "Delta Lake", "Spark's Avro")
+
+
+def _jars(version: str, there: Sequence[str]) -> Iterator[Finding]:
     """Say which JARs a session has; that one is not there is no fault, unless it cannot be had."""
     start = "for a job that needs it: configure_spark_with_packages(...), or `flinkish jars DIR`"
-    why_no_delta, get_delta = how_to_get_delta(".".join(found.version.split(".")[:2]))
+    why_no_delta, get_delta = how_to_get_delta(".".join(version.split(".")[:2]))
     has_own, own, get_own = True, "its JAR is in this package", start
     try:
         shim_jar()
     except JarMissing as error:
         has_own, own, get_own = False, error.what, error.what_to_do
-    for about, is_there, can_be_had, without, to_do in (
-        ("flinkish_spark", found.has_shim, has_own, f"{own}; jobs work without it", get_own),
+    for about, can_be_had, without, to_do in zip(
+        _JARS,
+        (has_own, True, not why_no_delta, True),
         (
-            "Spark's Kafka source",
-            found.has_kafka_source,
-            True,
+            f"{own}; jobs work without it",
             'jobs without a frame of format("kafka") work without it',
-            start,
-        ),
-        (
-            "Delta Lake",
-            found.has_delta,
-            not why_no_delta,
             "jobs without Delta tables work without it",
-            get_delta if why_no_delta else start,
+            "jobs without files of Avro work without it",
         ),
-        ("Spark's Avro", found.has_avro, True, "jobs without files of Avro work without it", start),
+        (get_own, start, get_delta if why_no_delta else start, start),
+        strict=True,
     ):
-        if is_there:
+        if about in there:
             yield Finding(f"JAR of {about}", Health.FINE, "it is there")
         else:
             health = Health.FINE if can_be_had else Health.WARNING

@@ -16,13 +16,12 @@ from flinkish_spark.checkpoint.retention import CheckpointPins
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
 from flinkish_spark.checkpoint.statistics import UserMetricKeeper
-from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
+from flinkish_spark.contracts.manifest import Manifest, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext
 from flinkish_spark.contracts.source import JobPlace, SourceNode
 from flinkish_spark.core.accumulators import as_results
 from flinkish_spark.core.clock import Clock, Threads
 from flinkish_spark.core.config import CheckpointConfig
-from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Observer
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.watchdog import Wait
@@ -173,6 +172,17 @@ class JobSettings:
     def place(self, control: Path) -> JobPlace:
         return JobPlace(self.job_dir, str(control))
 
+    def sink_context(
+        self,
+        uid: str,
+        schema: T.StructType,
+        job: JobUuid,
+        epoch: OwnerEpoch,
+        timeline: Timeline = NO_TIMELINE,
+    ) -> SinkContext:
+        place = self.job_dir.below(f"sinks/{uid}")
+        return SinkContext(job, epoch, uid, schema, self.checkpoint, self.name, place, self.clock, timeline)
+
 
 @dataclass
 class JobProgress:
@@ -232,26 +242,3 @@ class JobProgress:
         for ack in acks:
             self.rows_by_sink[ack.sink] = self.rows_by_sink.get(ack.sink, 0) + ack.rows
         return sum(task.dropped for ack in acks for task in ack.tasks)
-
-
-def sink_context(
-    uid: str,
-    schema: T.StructType,
-    job: JobUuid,
-    epoch: OwnerEpoch,
-    settings: JobSettings,
-    timeline: Timeline = NO_TIMELINE,
-) -> SinkContext:
-    place = settings.job_dir.below(f"sinks/{uid}")
-    checkpoint, name, clock = settings.checkpoint, settings.name, settings.clock
-    return SinkContext(job, epoch, uid, schema, checkpoint, name, place, clock, timeline)
-
-
-def manifest_context(
-    job: JobUuid,
-    epoch: OwnerEpoch,
-    settings: JobSettings,
-    job_dir: JobDir,
-    timeline: Timeline = NO_TIMELINE,
-) -> ManifestContext:
-    return ManifestContext(job, epoch, settings.name, job_dir.store, timeline)

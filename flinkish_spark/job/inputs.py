@@ -18,7 +18,6 @@ from flinkish_spark.core.errors import FlinkishError, InputLostError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.watchdog import note_failure
-from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 
 if TYPE_CHECKING:
@@ -40,7 +39,8 @@ class Inputs:
 
     def check(self) -> bool:
         committed = self.log.batches(COMMITS)
-        position = self._logged(max(committed)) if committed else None
+        text = self.log.read(OFFSETS, max(committed)) if committed else None
+        position = None if text is None else LoggedOffsets.parse(text)
         return self._ask(lambda node: node.source.check_input(self.job_dir, node.uid, position))
 
     def check_identity(self) -> bool:
@@ -71,10 +71,6 @@ class Inputs:
                 note_failure(f"source '{node.uid}': {error}")
                 could_ask = False
         return could_ask
-
-    def _logged(self, batch: BatchId) -> LoggedOffsets | None:
-        text = self.log.read(OFFSETS, batch)
-        return None if text is None else LoggedOffsets.parse(text)
 
 
 class DroppedRecords:
@@ -113,11 +109,8 @@ def pending_records(sources: Sequence[SourceNode], query: StreamingQuery) -> dic
         return {}
     found: dict[str, int] = {}
     read, there = (
-        LoggedOffsets(tuple(_offsets(text) for text in texts))
-        for texts in (
-            [one.endOffset for one in last.sources],
-            [one.latestOffset for one in last.sources],
-        )
+        LoggedOffsets(tuple(_offsets(getattr(one, name)) for one in last.sources))
+        for name in ("endOffset", "latestOffset")
     )
     for node in sources:
         end, newest = node.source.extent(read), node.source.extent(there)

@@ -38,6 +38,10 @@ def is_notebook() -> bool:
     return "ipykernel" in sys.modules
 
 
+def _width() -> int:
+    return shutil.get_terminal_size().columns - 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """The amount read at some time, over all sources that say it."""
@@ -86,14 +90,14 @@ class LiveLine:
         self._over.set()
         self._thread.join(1)
         # How it stood at the end stays, unless an error says that better.
-        self._write(CLEAR_LINE if error is not None else f"{CLEAR_LINE}{self.text(self._width())}\n")
+        self._write(CLEAR_LINE if error is not None else f"{CLEAR_LINE}{self.text(_width())}\n")
 
     def _draw(self) -> None:
         try:
             while not self._over.wait(_REFRESH_S):
                 self._hold_bars()
                 # Back to its beginning: what others write begins there, and not behind the line.
-                self._write(f"{CLEAR_LINE}{self.text(self._width())}\r")
+                self._write(f"{CLEAR_LINE}{self.text(_width())}\r")
         except Exception:
             # The job goes on without it.
             LOG.debug("the live line has ended", exc_info=True)
@@ -105,10 +109,6 @@ class LiveLine:
         except (OSError, ValueError):
             # The terminal is gone.
             self._over.set()
-
-    @staticmethod
-    def _width() -> int:
-        return shutil.get_terminal_size().columns - 1
 
     def text(self, width: int) -> str:
         """Return the line; what does not fit is left out, the last first."""

@@ -6,6 +6,7 @@ import logging
 import os
 import posixpath
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
@@ -20,13 +21,13 @@ from flinkish_spark.bridge.session import (
 )
 from flinkish_spark.connectors.delta.sink import DeltaSink
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
+from flinkish_spark.contracts.manifest import ManifestContext
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import EnvironmentFault, GraphError, JobDirError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.engine import JobSettings, manifest_context, sink_context
+from flinkish_spark.job.engine import JobSettings
 from flinkish_spark.planning.planner import Planner
-from flinkish_spark.planning.rules.cut_chains import chains_to
 from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import sources_of, uid_of
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
@@ -66,9 +67,25 @@ def check_source_names(sources: Sequence[SourceNode]) -> None:
 def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
     """Refuse topics that a job reads twice, or reads and writes; dead letters count as written."""
     for first, second in permutations(graph.sources, 2):
-        _check_topics(first, second)
+        topic = next((one for one in second.source.topics if _reads(first, one)), None)
+        if topic is not None:
+            raise GraphError(
+                f"the sources '{first.uid}' and '{second.uid}' read the same topic '{topic}'",
+                why="their offsets could not be told apart in Spark's log",
+                what_to_do="read it once and use the stream twice",
+                topic=topic,
+            )
     for first, second in combinations((node for node in graph.sources if node.source.topic_pattern), 2):
-        _check_patterns(first, second)
+        ours, theirs = first.source.topic_pattern, second.source.topic_pattern
+        if TopicPattern(ours).may_match_what(TopicPattern(theirs)):
+            raise GraphError(
+                f"the patterns of the sources '{first.uid}' and '{second.uid}' may match the same topic",
+                why=f"{ours!r} and {theirs!r} do not begin with different letters, and the offsets of a "
+                "topic that both read could not be told apart in Spark's log",
+                what_to_do="read the topics of both with one source, whose metadata tells them apart; or "
+                "with KafkaRecordsSource, which logs its offsets under its uid",
+                patterns=(ours, theirs),
+            )
     for sink in planned.sinks:
         both = sorted({topic for topic in sink.sink.topics for node in graph.sources if _reads(node, topic)})
         if both:
@@ -81,34 +98,8 @@ def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
 
 
 def _reads(node: SourceNode, topic: str) -> bool:
-    source = node.source
-    return topic in source.topics or (
-        bool(source.topic_pattern) and topic in TopicPattern(source.topic_pattern)
-    )
-
-
-def _check_topics(first: SourceNode, second: SourceNode) -> None:
-    for topic in second.source.topics:
-        if first.uid != second.uid and _reads(first, topic):
-            raise GraphError(
-                f"the sources '{first.uid}' and '{second.uid}' read the same topic '{topic}'",
-                why="their offsets could not be told apart in Spark's log",
-                what_to_do="read it once and use the stream twice",
-                topic=topic,
-            )
-
-
-def _check_patterns(first: SourceNode, second: SourceNode) -> None:
-    ours, theirs = first.source.topic_pattern, second.source.topic_pattern
-    if first.uid != second.uid and TopicPattern(ours).may_match_what(TopicPattern(theirs)):
-        raise GraphError(
-            f"the patterns of the sources '{first.uid}' and '{second.uid}' may match the same topic",
-            why=f"{ours!r} and {theirs!r} do not begin with different letters, and the offsets of a topic "
-            "that both read could not be told apart in Spark's log",
-            what_to_do="read the topics of both with one source, whose metadata tells them apart; or with "
-            "KafkaRecordsSource, which logs its offsets under its uid",
-            patterns=(ours, theirs),
-        )
+    pattern = node.source.topic_pattern
+    return topic in node.source.topics or (bool(pattern) and topic in TopicPattern(pattern))
 
 
 _NOBODY = JobUuid("0" * 32)
@@ -135,7 +126,7 @@ def check_before_start(
     check_spark_version(job_dir, spark.version)
     # Brokers take their time, and so does the plan: these two have nothing to do with each other.
     begun = {
-        node.uid: _Begun(partial(_check_source, spark, node, settings, job_dir), settings)
+        node.uid: _begun(partial(_check_source, spark, node, settings, job_dir), settings)
         for node in graph.sources
         if node.source.is_checked_apart
     }
@@ -153,41 +144,37 @@ def check_before_start(
     _check_delta_paths(planned)
     for node in graph.sources:
         if node.uid in begun:
-            begun[node.uid].end()
+            begun[node.uid]()
         else:
             _check_source(spark, node, settings, job_dir)
+    owner = job_dir.known_uuid() or _NOBODY
     for sink in planned.sinks:
-        job = job_dir.known_uuid() or _NOBODY
-        context = sink_context(sink.uid, sink.schema, job, OwnerEpoch(0), settings)
+        context = settings.sink_context(sink.uid, sink.schema, owner, OwnerEpoch(0))
         with span(f"sink '{sink.uid}' to be checked"):
             sink.sink.preflight(spark, context)
     if settings.manifest is not None:
-        owner = job_dir.known_uuid() or _NOBODY
-        settings.manifest.preflight(spark, manifest_context(owner, OwnerEpoch(0), settings, job_dir))
+        context_of_manifest = ManifestContext(owner, OwnerEpoch(0), settings.name, job_dir.store)
+        settings.manifest.preflight(spark, context_of_manifest)
     _restore(restore, graph, planned, settings, job_dir).check()
     _check_meaning(planned, job_dir)
     check_rescale(job_dir, settings.job_dir, graph.sources, settings.shuffle_partitions)
     return planned
 
 
-class _Begun:
-    """A check that runs in a thread of its own while others run, and raises where its turn is."""
+def _begun(check: Callable[[], None], settings: JobSettings) -> Callable[[], None]:
+    """Begin a check in a thread of its own; return what waits for its end, and raises what it raised."""
+    end: Future[None] = Future()
 
-    def __init__(self, check: Callable[[], None], settings: JobSettings) -> None:
-        self._check = check
-        self._failure: BaseException | None = None
-        self._thread = settings.threads.start("flinkish-check-source", self._run)
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._check()
+            check()
         except BaseException as error:
-            self._failure = error
+            end.set_exception(error)
+        else:
+            end.set_result(None)
 
-    def end(self) -> None:
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+    settings.threads.start("flinkish-check-source", run)
+    return end.result
 
 
 def _check_source(spark: SparkSession, node: SourceNode, settings: JobSettings, job_dir: JobDir) -> None:
@@ -245,7 +232,7 @@ def fixed_settings(graph: StreamGraph, planned: PlannedJob, settings: JobSetting
         # Spark finds state and offsets by position in the plan, and the plan follows the streams
         # in the order in which sinks read them.
         "operators": [node.uid for node in graph.operators],
-        "streams": _streams(graph, planned),
+        "streams": _streams(planned),
     }
 
 
@@ -325,13 +312,12 @@ def _record_spark_version(job_dir: JobDir, running: str) -> None:
     job_dir.record_spark(running)
 
 
-def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
+def _streams(planned: PlannedJob) -> list[str]:
     """Return where each stream that sinks read begins, in the plan's order, dead letters last."""
     bases: dict[int, str] = {}
-    for index, sink in enumerate(planned.sinks):
-        ends: list[tuple[str, ...]] = [(sink.uid,)]
-        if index < len(graph.sinks):
-            ends = [tuple(map(uid_of, ways)) for _, ways in chains_to(graph, graph.sinks[index].parent)]
+    for sink in planned.sinks:
+        own = planned.logical.ends.get(sink.uid)
+        ends = [(sink.uid,)] if own is None else [tuple(map(uid_of, end.paths)) for end in own]
         for stream, uids in zip(sink.streams, ends, strict=True):
             bases.setdefault(stream, "+".join(dict.fromkeys(uids)))
     return [bases[stream] for stream in sorted(bases)]
@@ -408,24 +394,18 @@ def _check_state(planned: PlannedJob) -> None:
 
 def _check_sink_uids(graph: StreamGraph, planned: PlannedJob) -> None:
     """Refuse a uid that the user chose and dead letters of a source or sink need."""
-    declared = graph.uids()
-    for sink in planned.sinks[len(graph.sinks) :]:
-        if sink.uid in declared:
-            raise GraphError(
-                f"the uid '{sink.uid}' is used twice",
-                why="a source's dead-letter sink has that uid",
-                what_to_do="choose another uid",
-                uid=sink.uid,
-            )
+    taken = [(sink.uid, "a source's dead-letter sink has") for sink in planned.sinks[len(graph.sinks) :]]
     for node in graph.sinks:
-        for uid, _ in node.sink.parts(node.uid):
-            if uid != node.uid and uid in declared:
-                raise GraphError(
-                    f"the uid '{uid}' is used twice",
-                    why=f"the dead letters of sink '{node.uid}' have that uid",
-                    what_to_do="choose another uid",
-                    uid=uid,
-                )
+        parts = (uid for uid, _ in node.sink.parts(node.uid) if uid != node.uid)
+        taken += [(uid, f"the dead letters of sink '{node.uid}' have") for uid in parts]
+    for uid, who in taken:
+        if uid in graph.uids():
+            raise GraphError(
+                f"the uid '{uid}' is used twice",
+                why=f"{who} that uid",
+                what_to_do="choose another uid",
+                uid=uid,
+            )
 
 
 def _check_delta_paths(planned: PlannedJob) -> None:

@@ -17,7 +17,8 @@ from flinkish_spark.contracts.sink import ShownOrder
 from flinkish_spark.core.errors import CommittableLostError, CorruptObjectError, FencedError, InternalError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.watchdog import note_failure
-from flinkish_spark.job.rewind import Rewinder, SourcePositions
+from flinkish_spark.job.inputs import Inputs
+from flinkish_spark.job.rewind import Rewinder
 from flinkish_spark.protocol import recovery as R
 from flinkish_spark.protocol.decisions import Decision, RewindIntent
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
@@ -76,7 +77,7 @@ class Recovery:
         self,
         job: JobContext,
         confirmation: Confirmation,
-        positions: SourcePositions,
+        inputs: Inputs,
         *,
         reseeding: Reseeding,
         replaying: Replaying,
@@ -86,7 +87,7 @@ class Recovery:
         self._committers, self._pins, self._confirmation = job.committers, job.pins, confirmation
         self._clock, self._must_give_up = job.clock, job.must_give_up
         self._reseeding, self._replaying = reseeding, replaying
-        self._rewinder = Rewinder(job, positions, self._patiently, self._wait)
+        self._rewinder = Rewinder(job, inputs, self._patiently, self._wait)
         self._on_confirmed, self._is_swept = on_confirmed, False
         #: What could not be confirmed, with the decision as it was then.
         self._lost: dict[CheckpointId, tuple[Decision, CommittableLostError]] = {}
@@ -196,7 +197,9 @@ class Recovery:
     ) -> None:
         match step:
             case R.FinishRewind():
-                self._finish_rewind()
+                intent = self._job_dir.open_rewind()
+                if intent is not None:  # else the store has shown since that it is finished
+                    self._rewinder.finish(intent)
             case R.RestoreLog(checkpoint):
                 self._restore_log(decisions[checkpoint])
             case R.Confirm(checkpoint):
@@ -211,14 +214,19 @@ class Recovery:
                     self._ownership.check()
                     self._job_dir.delete_staged(staged[name].lineage, name)
             case R.RefuseOrder(_, reason):
-                self._refuse_order(reason)
+                order = self._job_dir.rewind_order()
+                if order is not None:  # else it was closed in between
+                    self._rewinder.refuse(order, reason)
             case R.Rewind(first_removed, reason, target, order_id):
                 order = self._job_dir.rewind_order() if order_id else None
                 kind = RewindKind.PLAIN if order is None else RewindKind.TO_CHECKPOINT
                 self._rewinder.open(kind, first_removed, target, reason, order)
             case R.Reseed(first_removed, target):
                 decision = None if target is None else decisions[target]
-                self._put_state_back(decision)
+                if decision is not None and not self._pins.why_not_restorable(decision.checkpoint):
+                    # Spark may have cleaned its state away; the micro-batches after it are aborted by now.
+                    self._ownership.check()
+                    self._pins.restore(decision.checkpoint)
                 self._reseeding.export(decision, Lineage(facts.lineage.value + 1))
                 reason = "Spark's checkpoint has to begin anew"
                 self._rewinder.open(RewindKind.RESEED, first_removed, target, reason)
@@ -238,18 +246,6 @@ class Recovery:
             # What comes after it may be whole; the start fails only where this state is needed.
             LOG.error("checkpoint %s cannot be gone back to: %s", decision.checkpoint, error)
             self._unpinnable.add(decision.checkpoint)
-
-    def _put_state_back(self, decision: Decision | None) -> None:
-        """Make Spark's state that of a checkpoint, which it may have cleaned away since."""
-        # The micro-batches after it are aborted by now.
-        if decision is not None and not self._pins.why_not_restorable(decision.checkpoint):
-            self._ownership.check()
-            self._pins.restore(decision.checkpoint)
-
-    def _finish_rewind(self) -> None:
-        intent = self._job_dir.open_rewind()
-        if intent is not None:  # else the store has shown since that it is finished
-            self._rewinder.finish(intent)
 
     def _restore_log(self, decision: Decision) -> None:
         at = decision.batch
@@ -280,11 +276,6 @@ class Recovery:
         decision, lost = self._lost[checkpoint]
         self._replaying.replay(decision, lost, self._abort_sink, self._patiently)
         del self._lost[checkpoint]
-
-    def _refuse_order(self, reason: str) -> None:
-        order = self._job_dir.rewind_order()
-        if order is not None:  # else it was closed in between
-            self._rewinder.refuse(order, reason)
 
     def _abort(self, staged: StagedBatch, reason: str) -> None:
         LOG.info("aborting micro-batch %s of owner %s: %s", staged.batch, staged.owner_epoch, reason)
@@ -355,11 +346,6 @@ def _by_sink(committables: Sequence[Committable]) -> dict[str, list[Committable]
     return dict(grouped)
 
 
-def _is_behind(staged: StagedBatch, newest: Decision) -> bool:
-    """Return whether a micro-batch of the live lineage is not covered by the newest decision."""
-    return staged.lineage > newest.lineage or staged.batch > newest.batch
-
-
 @dataclass(frozen=True)
 class RestoredFrom:
     checkpoint: CheckpointId
@@ -393,7 +379,8 @@ def sweep_after_stop(job: JobContext) -> None:
     if newest is not None and job_dir.receipt(newest.checkpoint) is None:
         # Decided and interrupted: the next start commits what it names.
         newest = None
-    kept = [c for s in staged if newest is None or _is_behind(s, newest) for c in s.committables]
+    behind = [s for s in staged if newest is None or s.lineage > newest.lineage or s.batch > newest.batch]
+    kept = [c for s in behind for c in s.committables]
     for committer in job.committers.values():
         try:
             committer.sweep(kept, frozenset)

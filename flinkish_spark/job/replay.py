@@ -186,27 +186,19 @@ class _Replay:
         return text
 
     def run(self, plan: ReplayPlan) -> dict[BatchId, StagedBatch]:
-        parts = self.parts
-        log = parts.job.log.begin_replay(self.decision.checkpoint)
-        before = self._before()
+        parts, job, checkpoint = self.parts, self.parts.job, self.decision.checkpoint
+        log, before = job.log.begin_replay(checkpoint), self._before()
         if before is not None:
             parts.engine.pins(log).restore(before.checkpoint)
-        query = parts.engine.plan(parts.control())
-        context = StagingContext(
-            parts.job.job,
-            parts.job.ownership,
-            parts.job.job_dir.lineage(),
-            parts.job.blocks,
-            parts.job.clock,
-            log,
-            self.decision.checkpoint,
+        query, lineage = parts.engine.plan(parts.control()), job.job_dir.lineage()
+        staging = query.staging(
+            StagingContext(job.job, job.ownership, lineage, job.blocks, job.clock, log, checkpoint)
         )
-        staging = query.staging(context)
         staged: dict[BatchId, StagedBatch] = {}
         for part in plan.batches:
-            parts.job.ownership.check()
+            job.ownership.check()
             log.restore(OFFSETS, part.batch, self._offsets(part.batch))
-            writer = _ReplayWriter(part, plan.sink, staging, parts.attempts, AdmissionGate(parts.job.clock))
+            writer = _ReplayWriter(part, plan.sink, staging, parts.attempts, AdmissionGate(job.clock))
             self._run_one(query, log, writer)
             if writer.staged is not None:
                 staged[part.batch] = writer.staged
@@ -231,49 +223,38 @@ class _Replay:
             raise QueryFailed(f"micro-batch {batch} was to be replayed, and Spark did not run it")
 
     def finish(self, plan: ReplayPlan, batches: tuple[StagedBatch, ...]) -> None:
-        parts, checkpoint = self.parts, self.decision.checkpoint
-        restaged = RestagedEpoch(
-            checkpoint,
-            self.number,
-            parts.job.ownership.epoch,
-            parts.job.clock.wall_ms(),
-            plan.sink,
-            str(self.lost.why or self.lost.what),
-            batches,
-        )
-        parts.job.ownership.check()
-        parts.job.observer.before(Step.RESTAGED, str(checkpoint))
+        job, checkpoint, why = self.parts.job, self.decision.checkpoint, str(self.lost.why or self.lost.what)
+        epoch, now_ms = job.ownership.epoch, job.clock.wall_ms()
+        restaged = RestagedEpoch(checkpoint, self.number, epoch, now_ms, plan.sink, why, batches)
+        job.ownership.check()
+        job.observer.before(Step.RESTAGED, str(checkpoint))
         # With this create the checkpoint names what was staged again; before it, it names what is aborted.
-        created = parts.job.job_dir.create_restaged(restaged)
-        parts.job.observer.after(Step.RESTAGED, str(checkpoint))
-        parts.job.log.end_replay()
+        created = job.job_dir.create_restaged(restaged)
+        job.observer.after(Step.RESTAGED, str(checkpoint))
+        job.log.end_replay()
         if created is CreateResult.EXISTS:
             # Ours is swept, since nothing names it; the confirmation goes by what is there.
             LOG.warning("checkpoint %s was replayed by somebody else at the same time", checkpoint)
 
 
+@dataclass
 class _ReplayWriter:
     """The function given to foreachBatch during a replay."""
 
-    def __init__(
-        self,
-        part: BatchReplay,
-        sink: str,
-        staging: Staging,
-        attempts: Iterator[int],
-        gate: AdmissionGate,
-    ) -> None:
-        self.part, self._sink, self.gate = part, sink, gate
-        self._staging, self._attempts = staging, attempts
-        self.staged: StagedBatch | None = None
-        self.failure: BaseException | None = None
+    part: BatchReplay
+    sink: str
+    staging: Staging
+    attempts: Iterator[int]
+    gate: AdmissionGate
+    staged: StagedBatch | None = None
+    failure: BaseException | None = None
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         try:
             if BatchId(batch_id) != self.part.batch:
                 raise QueryFailed(f"Spark replays micro-batch {batch_id}, expected is {self.part.batch}")
-            only = frozenset({self._sink} if self.part.lost else ())
-            staged = self._staging.stage_only(frame, self.part.batch, next(self._attempts), only)
+            only = frozenset({self.sink} if self.part.lost else ())
+            staged = self.staging.stage_only(frame, self.part.batch, next(self.attempts), only)
             self.staged = staged if self.part.lost else None
         except BaseException as error:
             self.failure = error

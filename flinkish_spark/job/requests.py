@@ -28,7 +28,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,7 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import CreateResult, SealedObjects
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import Stored, member, object_of, text_of
+from flinkish_spark.protocol.codec import Stored, member, object_of, stored, text_of
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, OwnerEpoch, checked_name
@@ -152,19 +152,19 @@ class OutsideRequest:
 
     @classmethod
     def from_json(cls, name: str, value: Any) -> OutsideRequest:
-        stored = object_of(value, "a request")
+        told = object_of(value, "a request")
         return cls(
             name,
-            RequestKind(member(stored, "kind")),
-            OwnerEpoch(member(stored, "owner_epoch")),
-            member(stored, "asked_at_ms"),
-            text_of(member(stored, "target"), "target"),
-            StopMode(member(stored, "stop_mode")),
+            RequestKind(member(told, "kind")),
+            OwnerEpoch(member(told, "owner_epoch")),
+            member(told, "asked_at_ms"),
+            text_of(member(told, "target"), "target"),
+            StopMode(member(told, "stop_mode")),
         )
 
 
-class OutsideOutcome(enum.Enum):
-    """The end of a request; all but the last as in `answers.AnswerKind`."""
+class ReplyKind(enum.Enum):
+    """The end of a request, for who asked: as in `answers.AnswerKind`, or that nobody knows it."""
 
     #: It is done; of CANCEL and REWIND: it has begun.
     COMPLETED = "COMPLETED"
@@ -178,20 +178,27 @@ class OutsideOutcome(enum.Enum):
     LEFT_TO_NEXT_START = "LEFT_TO_NEXT_START"
     #: The process that took the request ended before it answered.
     UNKNOWN = "UNKNOWN"
+    #: Nobody took the request, and it was taken back: nothing was done and nothing will be. Never stored.
+    NOT_TAKEN = "NOT_TAKEN"
+    #: The job took the request and has not answered in time: it may still be carried out. Never stored.
+    NOT_ANSWERED = "NOT_ANSWERED"
 
 
 @dataclass(frozen=True, slots=True)
-class OutsideAnswer(Stored):
+class Reply(Stored):
     """The answer to a request, as it is stored; see :class:`.CheckpointAnswer`."""
 
-    outcome: OutsideOutcome
+    kind: ReplyKind = field(metadata=stored("outcome"))
+    #: The checkpoint that was taken for it; None if there was none, or nobody said.
     checkpoint: CheckpointId | None = None
+    #: Why it was not completed, where the job gave a reason.
     reason: CheckpointFailureReason | None = None
+    #: The reason in words; for a savepoint that is complete, where it is.
     text: str = ""
 
     @classmethod
-    def of(cls, answer: CheckpointAnswer) -> OutsideAnswer:
-        return cls(OutsideOutcome(answer.kind.value), answer.checkpoint, answer.reason, answer.text)
+    def of(cls, answer: CheckpointAnswer) -> Reply:
+        return cls(ReplyKind(answer.kind.value), answer.checkpoint, answer.reason, answer.text)
 
 
 class Claimant(enum.Enum):
@@ -233,12 +240,12 @@ class RequestFiles:
     def claimed(self) -> Claim | None:
         return self._objects.optional(self._key(Part.CLAIM), "claim", Claim.from_json)
 
-    def give_answer(self, answer: OutsideAnswer) -> None:
+    def give_answer(self, answer: Reply) -> None:
         """Answer; the first answer stays."""
         self._store.create_if_absent(self._key(Part.ANSWER), seal("answer", answer.to_json()))
 
-    def answer(self) -> OutsideAnswer | None:
-        return self._objects.optional(self._key(Part.ANSWER), "answer", OutsideAnswer.from_json)
+    def answer(self) -> Reply | None:
+        return self._objects.optional(self._key(Part.ANSWER), "answer", Reply.from_json)
 
     def delete(self) -> None:
         for part in Part:
@@ -294,7 +301,7 @@ class Inbox:
 
     def answer(self, name: str, answer: CheckpointAnswer) -> None:
         """Answer a request that :meth:`take` returned, before the process lets the job go."""
-        self._answer(name, OutsideAnswer.of(answer))
+        self._answer(name, Reply.of(answer))
 
     def _found(self) -> dict[str, set[Part]]:
         found: dict[str, set[Part]] = {}
@@ -325,7 +332,7 @@ class Inbox:
             request = files.request()
         except (CorruptObjectError, JobDirError) as error:
             LOG.warning("a request is refused: %s", error)
-            self._answer(name, OutsideAnswer(OutsideOutcome.REFUSED, text=_one_line(error)))
+            self._answer(name, Reply(ReplyKind.REFUSED, text=" ".join(str(error).split())))
             return None
         if request is None or request.owner_epoch > self._mine[-1]:
             # Taken back, or for the owner that has followed this one.
@@ -339,7 +346,7 @@ class Inbox:
             claim = files.claim(Claim(Claimant.OWNER, self._mine[-1]))
         except (CorruptObjectError, JobDirError) as error:
             LOG.warning("a request whose claim cannot be read: %s", error)
-            self._answer(name, OutsideAnswer(OutsideOutcome.UNKNOWN, text=_one_line(error)))
+            self._answer(name, Reply(ReplyKind.UNKNOWN, text=" ".join(str(error).split())))
             return False
         if claim.by is Claimant.ASKER:
             self._settle(name)
@@ -348,7 +355,11 @@ class Inbox:
             # The owner that has followed this one settles it.
             return False
         if claim.owner_epoch not in self._mine:
-            self._answer(name, _unknown(claim.owner_epoch))
+            text = (
+                f"owner {claim.owner_epoch} took it and ended before it answered: it may or may not have "
+                "been carried out. Look at `flinkish checkpoints list` before you ask again"
+            )
+            self._answer(name, Reply(ReplyKind.UNKNOWN, text=text))
             return False
         if files.request() is None:
             # Taken back between the look and the claim, which the asker had deleted by then.
@@ -357,7 +368,7 @@ class Inbox:
         refusal = self._refusal(request)
         if refusal:
             LOG.info("a request for %s is refused: %s", request.kind.value, refusal)
-            self._answer(name, OutsideAnswer(OutsideOutcome.REFUSED, text=refusal))
+            self._answer(name, Reply(ReplyKind.REFUSED, text=refusal))
             return False
         LOG.info("asked from outside: %s %s", request.kind.value, request.target)
         with self._lock:
@@ -375,11 +386,11 @@ class Inbox:
             return f"it was asked {age_ms // 1_000} s ago, by the clock of this machine; ask again"
         return ""
 
-    def _answer(self, name: str, answer: OutsideAnswer) -> None:
+    def _answer(self, name: str, answer: Reply) -> None:
         try:
             RequestFiles(self._job_dir, name).give_answer(answer)
         except StoreError as error:
-            LOG.warning("the answer %s to a request is not written: %s", answer.outcome.value, error)
+            LOG.warning("the answer %s to a request is not written: %s", answer.kind.value, error)
         self._settle(name)
 
     def _settle(self, name: str) -> None:
@@ -397,18 +408,6 @@ class Inbox:
                 del self._settled[name]
         for name in old:
             RequestFiles(self._job_dir, name).delete()
-
-
-def _unknown(owner: OwnerEpoch) -> OutsideAnswer:
-    text = (
-        f"owner {owner} took it and ended before it answered: it may or may not have been carried out. "
-        "Look at `flinkish checkpoints list` before you ask again"
-    )
-    return OutsideAnswer(OutsideOutcome.UNKNOWN, text=text)
-
-
-def _one_line(error: FlinkishError) -> str:
-    return " ".join(str(error).split())
 
 
 #: How often the job directory is looked at; in a bucket each look is two requests.

@@ -49,6 +49,7 @@ from flinkish_spark.protocol.records import Outcome
 if TYPE_CHECKING:
     from flinkish_spark.checkpoint.context import JobContext
     from flinkish_spark.checkpoint.retention import CheckpointPins
+    from flinkish_spark.job.inputs import Inputs
 
 LOG = logging.getLogger(__name__)
 
@@ -88,22 +89,13 @@ def why_refused(job_dir: JobDir, pins: CheckpointPins, target: CheckpointId) -> 
 
 
 @dataclass(frozen=True)
-class SourcePositions:
-    #: Sets their consumer groups back to a position, also downwards.
-    lower: Callable[[LoggedOffsets], None]
-    #: Returns why the input from a position on cannot be read again; empty if it can. It raises an
-    #: EnvironmentFault with `restartable` set if that cannot be said now.
-    why_lost: Callable[[LoggedOffsets], str]
-
-
-@dataclass(frozen=True)
 class Rewinder:
     """Writes intents and carries them out; Spark is not running."""
 
     #: Whose log is set back, and whose sinks take back what they have committed.
     job: JobContext
     #: What the sources do about it.
-    positions: SourcePositions
+    inputs: Inputs
     #: Repeats a question to an outside system until it is answered.
     patiently: Callable[[Callable[[], None]], None]
     #: Called before an outside system is asked again; raises if the job is being torn down.
@@ -111,12 +103,14 @@ class Rewinder:
 
     def why_refused(self, order: RewindOrder) -> str:
         """Return why an order cannot be carried out; asks sources and tables, too."""
-        why = why_refused(self.job.job_dir, self.job.pins, order.target) or self._why_input_is_lost(
-            order.target
-        )
+        answers: list[str] = []
+        why = why_refused(self.job.job_dir, self.job.pins, order.target)
+        if not why:
+            position = self._position(order.target)
+            self.patiently(lambda: answers.append(self.inputs.why_lost(position)))
+            why = answers[-1]
         if why or order.tables is Tables.KEEP:
             return why
-        answers: list[str] = []
 
         def ask(committer: Committer) -> None:
             answers.append(committer.why_not_superseded(order.target))
@@ -124,11 +118,6 @@ class Rewinder:
         for committer in self.job.committers.values():
             self.patiently(partial(ask, committer))
         return next(filter(None, answers), "")
-
-    def _why_input_is_lost(self, target: CheckpointId) -> str:
-        position, answers = self._position(target), list[str]()
-        self.patiently(lambda: answers.append(self.positions.why_lost(position)))
-        return answers[-1]
 
     def refuse(self, order: RewindOrder, reason: str) -> None:
         """Close an order that cannot be carried out, and raise RewindRefused."""
@@ -222,7 +211,7 @@ class Rewinder:
 
     def _lower_offsets(self, target: CheckpointId) -> None:
         position = self._position(target)
-        self.patiently(lambda: self.positions.lower(position))
+        self.patiently(lambda: self.inputs.lower(position))
 
     def _position(self, target: CheckpointId) -> LoggedOffsets:
         decision = self.job.job_dir.decision(target)

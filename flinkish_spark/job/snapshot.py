@@ -94,10 +94,7 @@ class JobSnapshot:
     @property
     def is_over(self) -> bool:
         """Return whether the job certainly does not run."""
-        report = self.report
-        has_ended = report is not None and report.status.is_terminal
-        is_newest = report is not None and report.owner_epoch == self.owner_epoch
-        return self.life is OwnerLife.ENDED or (has_ended and is_newest)
+        return self.life is OwnerLife.ENDED or self._says_its_end
 
     @property
     def seems_gone(self) -> bool:
@@ -111,13 +108,19 @@ class JobSnapshot:
         except CorruptObjectError:
             return None
 
+    @property
+    def _says_its_end(self) -> bool:
+        """Whether the newest owner has reported that the job is over."""
+        report = self.report
+        return report is not None and report.owner_epoch == self.owner_epoch and report.status.is_terminal
+
     @cached_property
     def status(self) -> JobStatus:
         """The job's status; SUSPENDED if its process has ended before it did, for its next start goes on."""
         report = self.report
         if self.owner_epoch.value == 0:
             return JobStatus.CREATED
-        if report is not None and report.owner_epoch == self.owner_epoch and report.status.is_terminal:
+        if report is not None and self._says_its_end:
             return report.status
         if self.seems_gone:
             return JobStatus.SUSPENDED
@@ -128,9 +131,7 @@ class JobSnapshot:
 
     @property
     def was_cut_off(self) -> bool:
-        report = self.report
-        is_over = report is not None and report.status.is_terminal and report.owner_epoch == self.owner_epoch
-        return self.owner_epoch.value > 0 and self.seems_gone and not is_over
+        return self.owner_epoch.value > 0 and self.seems_gone and not self._says_its_end
 
     @property
     def waits(self) -> tuple[ReportedWait, ...]:

@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -41,12 +41,11 @@ from flinkish_spark.checkpoint.spark_log import (
     place_of_bases,
 )
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext, micro_batch_in
-from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
+from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import (
     Committer,
     GroupOffsets,
     JoiningWriter,
-    SinkContext,
     SinkWriter,
     StageRequest,
     StageResult,
@@ -65,7 +64,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.micro_batch import MICRO_BATCH_PROPERTY
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.cancellation import QueryCancellation
-from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery, manifest_context, sink_context
+from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery
 from flinkish_spark.job.inputs import DroppedRecords, pending_records
 from flinkish_spark.job.preflight import check_before_start, record_job
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
@@ -76,14 +75,15 @@ from flinkish_spark.planning.job_graph import job_graph, name_operators
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import (
     DeferredPass,
+    JoinedByWorkers,
     JoinedRows,
     PlannedJob,
     PlannedSink,
+    UnionRows,
+    WorkersRows,
     over_the_union,
-    select_sink_rows,
 )
 from flinkish_spark.planning.stream_graph import StreamGraph
-from flinkish_spark.planning.times import NO_MARKING, LatencyMarking
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid
@@ -102,6 +102,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 LOG = logging.getLogger(__name__)
+
+
+#: A micro-batch that is being staged.
+Rows = UnionRows | WorkersRows
 
 
 class SettingsChanged(EnvironmentFault):
@@ -158,6 +162,8 @@ class StagedParts:
     batch: BatchId
     checkpoint: CheckpointId
     leased: Mapping[str, int]
+    #: Numbers of records that sinks have counted, by the rows that they read.
+    counted: dict[object, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ class SinkPass:
     #: In one go if they are joined, else of the same rows and one behind the other.
     sinks: tuple[PlannedSink, ...]
     writers: Mapping[str, SinkWriter]
-    joined: JoinedRows | None = None
+    joined: JoinedRows | JoinedByWorkers | None = None
 
     @property
     def readings(self) -> int:
@@ -176,10 +182,9 @@ class SinkPass:
         return sum(self.writers[sink.uid].passes * sink.readings for sink in self.sinks)
 
 
-def _joined(
-    spark: SparkSession, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter]
-) -> list[SinkPass]:
+def _joined(rows: Rows, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter]) -> list[SinkPass]:
     """Return the sinks whose writers stage in one go: two or more of a class."""
+    spark = rows.frame.sparkSession
     by_class: dict[type, list[tuple[PlannedSink, Mapping[str, Column]]]] = {}
     for sink in sinks:
         writer = writers[sink.uid]
@@ -190,17 +195,11 @@ def _joined(
         if len(members) < 2:
             continue
         over = [(sink, over_the_union(spark, sink, columns)) for sink, columns in members]
-        able = [(sink, columns) for sink, columns in over if columns is not None]
-        if len(able) > 1:
-            found.append(SinkPass(tuple(sink for sink, _ in able), writers, JoinedRows(able)))
+        joined = rows.join([(sink, columns) for sink, columns in over if columns is not None])
+        if joined is not None:
+            together = tuple(sink for sink, _ in over if sink.uid in joined.columns)
+            found.append(SinkPass(together, writers, joined))
     return found
-
-
-def _staged_by(writers: Sequence[SinkWriter], requests: Sequence[StageRequest]) -> Sequence[StageResult]:
-    if len(writers) == 1:
-        return [writers[0].stage(requests[0])]
-    joining = [one for one in writers if isinstance(one, JoiningWriter)]
-    return type(joining[0]).stage_all(list(zip(joining, requests, strict=True)))
 
 
 class SinkStaging:
@@ -242,26 +241,25 @@ class SinkStaging:
         frame.sparkSession.sparkContext.setLocalProperty(MICRO_BATCH_PROPERTY, told)
         frame.sparkSession.sparkContext.setLocalProperty(CACHED_FILES_PROPERTY, self._cached_files)
         self._tallies.begin()
-        if self._deferred is not None:
-            frame = self._deferred.over(frame)
+        rows: Rows = UnionRows(frame, self._streams) if self._deferred is None else self._deferred.over(frame)
         if not sinks:
-            frame.write.format("noop").mode("overwrite").save()
-        passes = self._passes_of(frame, sinks)
+            rows.run()
+        passes = self._passes_of(rows, sinks)
         if sum(one.readings for one in passes) > 1:
             # Otherwise each would run the operators again, and a task that is retried in between could
             # stage other rows for one sink, or another barrier for the same one.
-            kept = frame.persist()
+            kept = rows.keep()
             try:
                 return self._stage_sinks(kept, batch, attempt, passes)
             finally:
-                kept.unpersist()
-        return self._stage_sinks(frame, batch, attempt, passes)
+                kept.release()
+        return self._stage_sinks(rows, batch, attempt, passes)
 
-    def _passes_of(self, frame: DataFrame, sinks: frozenset[str]) -> Sequence[SinkPass]:
+    def _passes_of(self, rows: Rows, sinks: frozenset[str]) -> Sequence[SinkPass]:
         found = self._passes.get(sinks)
         if found is None:
             own = [sink for sink in self._sinks if sink.uid in sinks]
-            joined = _joined(frame.sparkSession, own, self._writers)
+            joined = _joined(rows, own, self._writers)
             # Sinks of the same rows one behind the other: the first counts them.
             together: dict[object, list[PlannedSink]] = {}
             for sink in own:
@@ -272,7 +270,7 @@ class SinkStaging:
         return found
 
     def _stage_sinks(
-        self, frame: DataFrame, batch: BatchId, attempt: int, passes: Sequence[SinkPass]
+        self, rows: Rows, batch: BatchId, attempt: int, passes: Sequence[SinkPass]
     ) -> StagedBatch:
         context = self._context
         began_at_ms = context.clock.wall_ms()
@@ -281,8 +279,7 @@ class SinkStaging:
         own = [sink for sink in self._sinks if sink.uid in staging]
         leased = {sink.uid: context.blocks.lease() for sink in own}
         parts = StagedParts(batch, checkpoint, leased)
-        counted: dict[object, int] = {}
-        works = [partial(self._stage_pass, frame, one, parts, counted) for one in passes]
+        works = [partial(self._stage_pass, rows, one, parts) for one in passes]
         # This order matters: the first evaluates the rows. Others beside it could run an operator twice.
         staged = [one for work in (works[:1], works[1:]) for found in self._run_all(work) for one in found]
         found = {ack.sink: (ack, payloads) for ack, payloads in staged}
@@ -302,33 +299,33 @@ class SinkStaging:
         )
 
     def _stage_pass(
-        self, frame: DataFrame, over: SinkPass, parts: StagedParts, counted: dict[object, int]
+        self, rows: Rows, over: SinkPass, parts: StagedParts
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
         if over.joined is not None:
-            return self._staged(over.joined.of(frame), over.sinks, parts, counted, over.joined.columns)
-        if self._deferred is not None:
-            return self._staged(frame, over.sinks, parts, counted)
-        return [
-            one
-            for sink in over.sinks
-            for one in self._staged(select_sink_rows(frame, sink, self._streams), (sink,), parts, counted)
-        ]
+            made: Any = over.joined
+            return self._staged(rows.of_sinks(made), over.sinks, parts, over.joined.columns)
+        own = ((sink, rows.of_sink(sink)) for sink in over.sinks)
+        return [one for sink, made in own for one in self._staged(made, (sink,), parts)]
 
     def _staged(
         self,
         rows: DataFrame,
         sinks: Sequence[PlannedSink],
         parts: StagedParts,
-        counted: dict[object, int],
         columns: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
         clock, uids = self._context.clock, [sink.uid for sink in sinks]
-        requests = [self._request(rows, sink, parts, counted, columns.get(sink.uid, {})) for sink in sinks]
+        requests = [self._request(rows, sink, parts, columns.get(sink.uid, {})) for sink in sinks]
         place = f"in {'sink' if len(uids) == 1 else 'one of the sinks'} {', '.join(map(repr, uids))}"
         began_ms = clock.monotonic_ms()
         try:
             with span(f"micro-batch {parts.batch} to be staged {place}"):
-                results = _staged_by([self._writers[uid] for uid in uids], requests)
+                if len(uids) == 1:
+                    results: Sequence[StageResult] = [self._writers[uids[0]].stage(requests[0])]
+                else:
+                    writers = [self._writers[uid] for uid in uids]
+                    joining = [one for one in writers if isinstance(one, JoiningWriter)]
+                    results = type(joining[0]).stage_all(list(zip(joining, requests, strict=True)))
         except Exception as error:
             with_place(error, place)
             raise
@@ -336,20 +333,15 @@ class SinkStaging:
         done = list[tuple[SinkAck, Sequence[Any]]]()
         for sink, result in zip(sinks, results, strict=True):
             ack = SinkAck(sink.uid, result.tasks, took_ms, result.bytes)
-            counted.setdefault(sink.rows, ack.rows)
+            parts.counted.setdefault(sink.rows, ack.rows)
             done.append((ack, result.payloads))
         return done
 
     def _request(
-        self,
-        rows: DataFrame,
-        sink: PlannedSink,
-        parts: StagedParts,
-        counted: Mapping[object, int],
-        columns: Mapping[str, str],
+        self, rows: DataFrame, sink: PlannedSink, parts: StagedParts, columns: Mapping[str, str]
     ) -> StageRequest:
         # A sink of the same rows has counted them; the digests must agree in the end.
-        known = None if sink.rows is None else counted.get(sink.rows)
+        known = None if sink.rows is None else parts.counted.get(sink.rows)
         count = partial(self._count_records, rows) if known is None else partial(int, known)
         inputs = partial(self._input_offsets, parts.batch)
         block = parts.leased[sink.uid]
@@ -396,14 +388,8 @@ class AsyncCosts(AccumulatorParam[Mapping[str, AsyncStatistics]]):
         return {uid: value1.get(uid, nothing).merged(value2.get(uid, nothing)) for uid in sorted(both)}
 
 
-@dataclass(frozen=True)
-class _Reported:
-    """Adds what a task reports; travels in the plan."""
-
-    costs: Accumulator[Mapping[str, AsyncStatistics]]
-
-    def __call__(self, uid: str, cost: AsyncStatistics) -> None:
-        self.costs.add({uid: cost})
+def _add_cost(costs: Accumulator[Mapping[str, AsyncStatistics]], uid: str, cost: AsyncStatistics) -> None:
+    costs.add({uid: cost})
 
 
 #: How often Spark is asked for its progress; it keeps the last hundred micro-batches.
@@ -417,9 +403,6 @@ class SparkEngine:
         self, spark: SparkSession, graph: StreamGraph, settings: JobSettings, job_dir: JobDir
     ) -> None:
         self._spark, self._graph, self._settings, self._job_dir = spark, graph, settings, job_dir
-        self._savepoints = JobSavepoints(
-            spark, settings.name, settings.job_dir, settings.shuffle_partitions, job_dir
-        )
         self._checked: PlannedJob | None = None
         self._job = ""
         self._retentions: dict[str, AnswerRetention] = {}
@@ -449,7 +432,7 @@ class SparkEngine:
             settings.threads.start("flinkish-warm-up", partial(warm_up, self._spark))
         planned = check_before_start(self._spark, self._graph, settings, self._job_dir)
         self._checked = planned
-        self._graph = replace(self._graph, begun_chains=planned.chain_names)
+        self._graph = replace(self._graph, begun_chains=frozenset(chain.name for chain in planned.chains))
 
     def lock(self) -> OwnerLock:
         ends_with_this_process(self._spark)
@@ -482,14 +465,20 @@ class SparkEngine:
         return pins_of(log, place, self._settings.clock, copies)
 
     def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
-        contexts = _contexts(self._planned, job, ownership, self._settings)
-        return {s.uid: s.sink.create_committer(self._spark, contexts[s.uid]) for s in self._planned.sinks}
+        made = {}
+        for one in self._planned.sinks:
+            context = self._settings.sink_context(
+                one.uid, one.schema, job, ownership.epoch, ownership.timeline
+            )
+            made[one.uid] = one.sink.create_committer(self._spark, context)
+        return made
 
     def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:
         wanted = self._settings.manifest
         if wanted is None:
             return NO_MANIFEST
-        context = manifest_context(job, ownership.epoch, self._settings, self._job_dir, ownership.timeline)
+        name, store = self._settings.name, self._job_dir.store
+        context = ManifestContext(job, ownership.epoch, name, store, ownership.timeline)
         return wanted.create_writer(self._spark, context)
 
     def plan(self, control: ControlFile) -> QueryPlan:
@@ -502,8 +491,8 @@ class SparkEngine:
             settings.place(control.path),
             partitions,
             beginning,
-            marking=NO_MARKING if settings.latencies is None else LatencyMarking(self._spark),
-            calls=AsyncPlace(settings.job_dir, self._job, workers, _Reported(self._costs)),
+            marks_latency=settings.latencies is not None,
+            calls=AsyncPlace(settings.job_dir, self._job, workers, partial(_add_cost, self._costs)),
             bundles_per_partition=self._savepoints.bundles_per_partition(beginning),
             recorded=self._savepoints.layout_so_far(),
         )
@@ -518,10 +507,10 @@ class SparkEngine:
         return why_no_savepoint_at(target, self._settings.job_dir)
 
     def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
-        self._savepoints.write(decision, target, log, self._planned, self.sources)
+        self._savepoints.write(decision, target, log)
 
     def reseeding(self, log: SparkLog) -> Reseeding:
-        return self._savepoints.reseeding(log, self._planned, self.sources)
+        return self._savepoints.reseeding(log)
 
     def restored_from(self) -> RestoredFrom | None:
         seed = self._savepoints.beginning().seed
@@ -544,6 +533,12 @@ class SparkEngine:
     def _costs(self) -> Accumulator[Mapping[str, AsyncStatistics]]:
         return self._spark.sparkContext.accumulator({}, AsyncCosts())
 
+    @cached_property
+    def _savepoints(self) -> JobSavepoints:
+        settings, partitions = self._settings, self._settings.shuffle_partitions
+        place = self._spark, settings.name, settings.job_dir, partitions, self._job_dir
+        return JobSavepoints(*place, self._planned, self.sources)
+
     @property
     def planned(self) -> PlannedJob | None:
         return self._checked
@@ -554,59 +549,53 @@ class SparkEngine:
         return self._checked
 
 
+@dataclass(frozen=True)
 class SparkPlan:
     """A :class:`~flinkish_spark.job.engine.QueryPlan`."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        planned: PlannedJob,
-        settings: JobSettings,
-        dropped: DroppedRecords | None,
-        shuffle_partitions: int,
-        costs: Accumulator[Mapping[str, AsyncStatistics]],
-        sources: Sequence[SourceNode],
-    ) -> None:
-        self._spark, self._planned, self._settings, self._dropped = spark, planned, settings, dropped
-        self._costs, self._sources = costs, sources
-        self._shuffle_partitions = shuffle_partitions
+    spark: SparkSession
+    planned: PlannedJob
+    settings: JobSettings
+    dropped: DroppedRecords | None
+    shuffle_partitions: int
+    costs: Accumulator[Mapping[str, AsyncStatistics]]
+    sources: Sequence[SourceNode]
 
     @property
     def channels(self) -> Mapping[str, ExpectedChannels]:
-        return {sink.uid: sink.channels for sink in self._planned.sinks}
+        return {sink.uid: sink.channels for sink in self.planned.sinks}
 
     @property
     def time(self) -> TimePlan:
-        return self._planned.time
+        return self.planned.time
 
     def staging(self, context: StagingContext) -> Staging:
-        contexts = _contexts(self._planned, context.job, context.ownership, self._settings)
-        sinks = self._planned.sinks
-        writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
-        bases = place_of_bases(self._settings.job_dir, context.log)
-        tallies, files = TaskTallies(self._spark), self._settings.cached_files
-        together = JobThreads(self._spark)
-        measures = self._settings.user_metrics.on_staged
+        owner, writers = context.ownership, {}
+        for one in self.planned.sinks:
+            of_sink = self.settings.sink_context(
+                one.uid, one.schema, context.job, owner.epoch, owner.timeline
+            )
+            writers[one.uid] = one.sink.create_writer(self.spark, of_sink)
         staging = SinkStaging(
-            sinks,
+            self.planned.sinks,
             writers,
             context,
-            tallies,
-            bases,
-            files,
-            together,
-            self._sources,
-            measures,
-            self._planned.deferred,
+            TaskTallies(self.spark),
+            place_of_bases(self.settings.job_dir, context.log),
+            self.settings.cached_files,
+            JobThreads(self.spark),
+            self.sources,
+            self.settings.user_metrics.on_staged,
+            self.planned.deferred,
         )
-        tracker = self._settings.latencies
+        tracker = self.settings.latencies
         if tracker is None:
             return staging
-        uids = [source_of(one.uid) for one in self._planned.time.reporters]
+        uids = [source_of(one.uid) for one in self.planned.time.reporters]
         return TrackedStaging(staging, tracker, uids, context.clock)
 
     def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
-        trigger = {"processingTime": f"{self._settings.trigger_ms} milliseconds"}
+        trigger = {"processingTime": f"{self.settings.trigger_ms} milliseconds"}
         return self._start(log, write, trigger)
 
     def start_once(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
@@ -615,38 +604,31 @@ class SparkPlan:
     def _start(
         self, log: SparkLog, write: Callable[[Any, int], None], trigger: Mapping[str, Any]
     ) -> RunningQuery:
-        settings = self._settings
+        settings = self.settings
         # Spark makes the encoder of a frame under the settings of the thread's session, not of the frame's.
-        with active_session(self._spark):
+        with active_session(self.spark):
             query = start_query(
-                self._spark,
-                self._planned,
+                self.spark,
+                self.planned,
                 write,
                 name=settings.name,
                 checkpoint_location=log.hadoop_url,
                 trigger=trigger,
-                shuffle_partitions=self._shuffle_partitions,
+                shuffle_partitions=self.shuffle_partitions,
                 job_dir=settings.job_dir,
             )
-        return SparkQuery(self._spark, query, settings, self._dropped, self._costs, self._sources)
+        return SparkQuery(self, query)
 
 
 class SparkQuery:
     """A :class:`~flinkish_spark.job.engine.RunningQuery`."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        query: StreamingQuery,
-        settings: JobSettings,
-        dropped: DroppedRecords | None,
-        costs: Accumulator[Mapping[str, AsyncStatistics]],
-        sources: Sequence[SourceNode] = (),
-    ) -> None:
-        self._query, self._clock, self._dropped, self._costs = query, settings.clock, dropped, costs
-        self._sources = sources
+    def __init__(self, plan: SparkPlan, query: StreamingQuery) -> None:
+        settings = plan.settings
+        self._query, self._clock, self._dropped, self._costs = query, settings.clock, plan.dropped, plan.costs
+        self._sources = plan.sources
         self._cancellation = QueryCancellation(
-            spark, query, settings.cancellation, settings.clock, settings.threads
+            plan.spark, query, settings.cancellation, settings.clock, settings.threads
         )
         self._asked_ms = self._clock.monotonic_ms()
 
@@ -684,10 +666,3 @@ class SparkQuery:
         if self._dropped is not None:
             self._dropped.read(self._query)
             self._asked_ms = self._clock.monotonic_ms()
-
-
-def _contexts(
-    planned: PlannedJob, job: JobUuid, ownership: Ownership, settings: JobSettings
-) -> dict[str, SinkContext]:
-    epoch, timeline = ownership.epoch, ownership.timeline
-    return {s.uid: sink_context(s.uid, s.schema, job, epoch, settings, timeline) for s in planned.sinks}

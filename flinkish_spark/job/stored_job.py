@@ -22,12 +22,11 @@ from flinkish_spark.core.upstream_cut import upstream_cut
 from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord, Verdict
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid, Lineage, checked_name
-from flinkish_spark.protocol.lineage import LineageHistory, RetainedCheckpoint, why_not_rewindable
+from flinkish_spark.protocol.lineage import RetainedCheckpoint, why_not_rewindable
 from flinkish_spark.protocol.statistics import (
     CheckpointDurations,
     CheckpointStatistics,
     CheckpointStatus,
-    ParticipantStatistics,
     StatisticsHistory,
 )
 from flinkish_spark.protocol.time_plan import counts_of, late_of
@@ -83,25 +82,14 @@ class StoredJob:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredCheckpoint:
-    checkpoint: CheckpointId
-    trigger: TriggerRecord | None
-    decision: Decision | None
-    receipt: Receipt | None
-
-    @property
-    def commit(self) -> Decision | None:
-        is_commit = self.decision is not None and self.decision.verdict is Verdict.COMMIT
-        return self.decision if is_commit else None
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointView:
     """One checkpoint, of the job directory and of the statistics."""
 
     checkpoint: CheckpointId
-    #: None if nothing of it is in the job directory any more.
-    stored: StoredCheckpoint | None
+    #: Each None if it is not in the job directory, or not any more.
+    trigger: TriggerRecord | None
+    decision: Decision | None
+    receipt: Receipt | None
     #: None if they do not know it.
     statistics: CheckpointStatistics | None
     #: The lineage whose rewind left it behind; None for a live one.
@@ -111,16 +99,9 @@ class CheckpointView:
     why_not_rewindable: str
 
     @property
-    def decision(self) -> Decision | None:
-        return None if self.stored is None else self.stored.decision
-
-    @property
     def commit(self) -> Decision | None:
-        return None if self.stored is None else self.stored.commit
-
-    @property
-    def receipt(self) -> Receipt | None:
-        return None if self.stored is None else self.stored.receipt
+        is_commit = self.decision is not None and self.decision.verdict is Verdict.COMMIT
+        return self.decision if is_commit else None
 
     @property
     def status(self) -> CheckpointStatus:
@@ -133,18 +114,16 @@ class CheckpointView:
 
     @property
     def purpose(self) -> CheckpointPurpose:
-        trigger = None if self.stored is None else self.stored.trigger
-        known = (self.statistics, trigger, self.decision)
+        known = (self.statistics, self.trigger, self.decision)
         # One of them is there, or nobody would know of the checkpoint.
         return next(one.purpose for one in known if one is not None)
 
     @property
     def triggered_at_ms(self) -> int | None:
-        trigger = None if self.stored is None else self.stored.trigger
         if self.statistics is not None:
             return self.statistics.trigger_at_ms
-        if trigger is not None:
-            return trigger.triggered_at_ms
+        if self.trigger is not None:
+            return self.trigger.triggered_at_ms
         return None if self.decision is None else self.decision.triggered_at_ms or None
 
     @property
@@ -199,23 +178,6 @@ class CheckpointView:
         }
 
 
-def stored_checkpoints(job: StoredJob, ids: Iterable[CheckpointId]) -> dict[CheckpointId, StoredCheckpoint]:
-    objects = SealedObjects(job.job_dir.store, "the job directory")
-    found = {}
-    for checkpoint in ids:
-        key = f"checkpoints/{checkpoint}/trigger.json"
-        stored = StoredCheckpoint(
-            checkpoint,
-            objects.optional(key, "trigger", TriggerRecord.from_json),
-            job.job_dir.decision(checkpoint),
-            job.job_dir.receipt(checkpoint),
-        )
-        # The job deletes trigger, decision and receipt in this order, maybe at this moment.
-        if stored.trigger is not None or stored.decision is not None:
-            found[checkpoint] = stored
-    return found
-
-
 def known_ids(job: StoredJob, history: StatisticsHistory | None) -> tuple[CheckpointId, ...]:
     return tuple(sorted({*job.job_dir.decided_ids(), *(one.checkpoint for one in _all_of(history))}))
 
@@ -224,23 +186,39 @@ def checkpoint_views(
     job: StoredJob, history: StatisticsHistory | None, wanted: Collection[CheckpointId] | None = None
 ) -> tuple[CheckpointView, ...]:
     """Return the checkpoints that are wanted and known, by rising id; all that are known for None."""
-    listed = job.job_dir.decided_ids()
-    looked_at = listed if wanted is None else tuple(one for one in listed if one in wanted)
-    stored = stored_checkpoints(job, looked_at)
+    job_dir, objects = job.job_dir, SealedObjects(job.job_dir.store, "the job directory")
+    listed = job_dir.decided_ids()
+    stored: dict[CheckpointId, tuple[TriggerRecord | None, Decision | None, Receipt | None]] = {}
+    unread = set[CheckpointId]()
+    for checkpoint in listed:
+        if wanted is not None and checkpoint not in wanted:
+            unread.add(checkpoint)
+            continue
+        key = f"checkpoints/{checkpoint}/trigger.json"
+        trigger = objects.optional(key, "trigger", TriggerRecord.from_json)
+        found = trigger, job_dir.decision(checkpoint), job_dir.receipt(checkpoint)
+        # The job deletes trigger, decision and receipt in this order, maybe at this moment.
+        if trigger is not None or found[1] is not None:
+            stored[checkpoint] = found
     measured = {one.checkpoint: one for one in _all_of(history) if wanted is None or one.checkpoint in wanted}
-    lineages = job.job_dir.history()
-    commits = _retained(job, stored.values())
-    known = stored.keys() | (set(listed) - set(looked_at))
-    return tuple(
-        CheckpointView(
-            checkpoint,
-            stored.get(checkpoint),
-            measured.get(checkpoint),
-            _superseded_by(stored.get(checkpoint), lineages),
-            why_not_rewindable(checkpoint, known, commits, lineages),
+    lineages, pinned = job_dir.history(), job.pins().pinned()
+    commits = {
+        checkpoint: RetainedCheckpoint(
+            checkpoint, decision.lineage, receipt is not None, checkpoint in pinned
         )
-        for checkpoint in sorted(stored.keys() | measured.keys())
-    )
+        for checkpoint, (_, decision, receipt) in stored.items()
+        if decision is not None and decision.verdict is Verdict.COMMIT
+    }
+    known = stored.keys() | unread
+    views = []
+    for checkpoint in sorted(stored.keys() | measured.keys()):
+        commit = commits.get(checkpoint)
+        rewind = None if commit is None else lineages.superseded_by(checkpoint, commit.lineage)
+        superseded_by = None if rewind is None else rewind.lineage
+        why_not = why_not_rewindable(checkpoint, known, tuple(commits.values()), lineages)
+        parts = stored.get(checkpoint, (None, None, None))
+        views.append(CheckpointView(checkpoint, *parts, measured.get(checkpoint), superseded_by, why_not))
+    return tuple(views)
 
 
 def _all_of(history: StatisticsHistory | None) -> Iterable[CheckpointStatistics]:
@@ -251,28 +229,10 @@ def _all_of(history: StatisticsHistory | None) -> Iterable[CheckpointStatistics]
     return (*(one for one in newest if one is not None), *history.entries)
 
 
-def _retained(job: StoredJob, stored: Iterable[StoredCheckpoint]) -> tuple[RetainedCheckpoint, ...]:
-    pinned = job.pins().pinned()
-    return tuple(
-        RetainedCheckpoint(
-            one.checkpoint, one.commit.lineage, one.receipt is not None, one.checkpoint in pinned
-        )
-        for one in stored
-        if one.commit is not None
-    )
-
-
-def _superseded_by(stored: StoredCheckpoint | None, lineages: LineageHistory) -> Lineage | None:
-    if stored is None or stored.commit is None:
-        return None
-    rewind = lineages.superseded_by(stored.checkpoint, stored.commit.lineage)
-    return None if rewind is None else rewind.lineage
-
-
 def details_of(job: StoredJob, view: CheckpointView) -> dict[str, Any]:
     """Return what `checkpoints show --json` says; see `docs/command-line.md`."""
     # Committables are counted and hooks are named: what is in them belongs to systems outside.
-    commit = None if view.stored is None else view.stored.commit
+    commit, receipt = view.commit, view.receipt
     why_not = view.why_not_rewindable or job.pins().why_not_restorable(view.checkpoint)
     participants = () if view.statistics is None else view.statistics.participants
     return {
@@ -280,16 +240,12 @@ def details_of(job: StoredJob, view: CheckpointView) -> dict[str, Any]:
         "can_be_rewound_to": not why_not,
         "why_not": why_not,
         "owner_epoch": None if view.decision is None else int(view.decision.owner_epoch),
-        "participants": [_participant(one) for one in participants],
+        # What was not measured is null, as everywhere on the command line.
+        "participants": [asdict(one) | {"kind": one.kind.value} for one in participants],
         "unlisted": None if view.statistics is None else view.statistics.unlisted,
         **({} if commit is None else _of_commit(commit)),
-        **({} if view.receipt is None else _of_receipt(view)),
+        **({} if receipt is None else _of_receipt(receipt)),
     }
-
-
-def _participant(one: ParticipantStatistics) -> dict[str, Any]:
-    """Return all fields: what was not measured is null, as everywhere on the command line."""
-    return asdict(one) | {"kind": one.kind.value}
 
 
 def _of_commit(commit: Decision) -> dict[str, Any]:
@@ -333,9 +289,7 @@ def _upstream(offsets_text: str) -> list[dict[str, Any]]:
     ]
 
 
-def _of_receipt(view: CheckpointView) -> dict[str, Any]:
-    receipt = view.receipt
-    assert receipt is not None
+def _of_receipt(receipt: Receipt) -> dict[str, Any]:
     return {
         "answers": {sink: dict(Counter(answers)) for sink, answers in receipt.answers.items()},
         "group_offsets": {

@@ -67,7 +67,7 @@ from flinkish_spark.job.inputs import Inputs, until_answered
 from flinkish_spark.job.recovery import Recovered, Recovery, RestoredFrom, sweep_after_stop, tell_restored
 from flinkish_spark.job.replay import Replayer
 from flinkish_spark.job.requests import LOOK_IN_BUCKET_MS, LOOK_MS, Outside, RewindOrdered
-from flinkish_spark.job.rewind import PendingRewind, RewindRefused, SourcePositions, order_rewind
+from flinkish_spark.job.rewind import PendingRewind, RewindRefused, order_rewind
 from flinkish_spark.job.standby import LockWait, wait_for_lock
 from flinkish_spark.job.timeline import settle_timeline
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Schedule
@@ -250,13 +250,11 @@ class JobControl:
         coordinator = self._coordinator
         return () if coordinator is None else coordinator.held()
 
-    @property
-    def is_tearing_down(self) -> bool:
+    def must_give_up(self) -> bool:
+        if self.is_starting:
+            return self.end_wanted.is_set()
         coordinator = self._coordinator
         return self.cancel_wanted.is_set() or (coordinator is not None and coordinator.is_stopping)
-
-    def must_give_up(self) -> bool:
-        return self.end_wanted.is_set() if self.is_starting else self.is_tearing_down
 
     def prepare(self, coordinator: CheckpointCoordinator) -> None:
         """Switch the timer of a coordinator that does not run yet: its first look at it may trigger."""
@@ -318,11 +316,6 @@ class LastCheckpoint:
 _WATCH_MS = 100
 #: How long listeners may take to hear of a job that is left.
 _TOLD_MS = 1_000
-
-
-class _Turn(enum.Enum):
-    OVER = "OVER"
-    TAKE_OVER_AGAIN = "TAKE_OVER_AGAIN"
 
 
 @dataclass(frozen=True)
@@ -416,7 +409,7 @@ class Supervisor:
                 self.states.on(JobEvent.SUSPEND, "told to end while it stood by")
                 return
             self._lock = waiting
-            while self._run_owned() is _Turn.TAKE_OVER_AGAIN:
+            while self._run_owned():
                 self._blocks.forget()
         except FencedError:
             self.states.on(JobEvent.SUSPEND, "a newer owner has the job")
@@ -468,20 +461,21 @@ class Supervisor:
         self.control.over()
         # It may be a listener that hangs; then nobody can be told.
         told = threading.Event()
-        self._settings.threads.start("flinkish-left", partial(self._tell_left, error, told))
+
+        def tell() -> None:
+            for change in (partial(self.states.on, JobEvent.CANCEL), partial(self.states.over, error)):
+                with contextlib.suppress(IllegalTransitionError):
+                    change()
+            told.set()
+
+        self._settings.threads.start("flinkish-left", tell)
         self._settings.clock.wait(told, _TOLD_MS)
         if self._lock is not None:
             self._lock.release()
         self._on_left(error)
 
-    def _tell_left(self, error: CancellationTimedOut, told: threading.Event) -> None:
-        with contextlib.suppress(IllegalTransitionError):
-            self.states.on(JobEvent.CANCEL)
-        with contextlib.suppress(IllegalTransitionError):
-            self.states.over(error)
-        told.set()
-
-    def _run_owned(self) -> _Turn:
+    def _run_owned(self) -> bool:
+        """Run the job under one ownership; return whether it has to be taken over once more."""
         self._owned = owned = self._own()
         job = owned.job
         try:
@@ -489,41 +483,42 @@ class Supervisor:
             with self._waiting("sinks and sources to say what they hold"):
                 is_to_be_taken_over_again = settle_timeline(job)
             if is_to_be_taken_over_again:
-                return _Turn.TAKE_OVER_AGAIN
+                return True
             self._outside.start(self._settings.threads, job.ownership.epoch)
             try:
-                turn = self._run_queries(owned)
-                if turn is _Turn.OVER:
+                is_ordered_back = self._run_queries(owned)
+                if not is_ordered_back:
                     self._ended(owned)
-                return turn
+                return is_ordered_back
             finally:
                 with self._waiting("the thread that takes requests to end"):
                     self._outside.stop()
         except Interrupted:
             self._ended(owned)
-            return _Turn.OVER
+            return False
         finally:
             self._owned = None
             with self._waiting("the sinks' connections to be closed"):
                 job.close()
 
-    def _run_queries(self, owned: _Owned) -> _Turn:
+    def _run_queries(self, owned: _Owned) -> bool:
+        """Start the query until the job is over; return whether it is to go back."""
         ownership = owned.job.ownership
         while True:
             try:
                 if self._run_query(owned) is QueryEnd.OVER:
-                    return _Turn.OVER
+                    return False
                 self._goes_on("behind the last checkpoint timers were left, or input went on")
             except Interrupted:
-                return _Turn.OVER
+                return False
             except RewindOrdered as order:
                 self._goes_on(str(order))
                 # Spark goes on cleaning the folder of a query that has ended, by the highest
                 # version that it saw: the rewound one gets a folder that Spark does not know.
-                return _Turn.TAKE_OVER_AGAIN
+                return True
             except Exception as error:
                 if not self._survives(classify(error, self._place()), owned.inputs):
-                    return _Turn.OVER
+                    return False
             # A zombie must not seal the id that the newer owner is about to decide.
             ownership.check()
             # Ids that were pending are never used again, whatever became of their barriers.
@@ -653,7 +648,7 @@ class Supervisor:
         recovery = Recovery(
             job,
             confirmation,
-            SourcePositions(owned.inputs.lower, owned.inputs.why_lost),
+            owned.inputs,
             on_confirmed=self._on_recovered,
             reseeding=self._engine.reseeding(job.log),
             replaying=replayer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -17,12 +18,11 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.functions.async_io import AsyncBatchFunction
 from flinkish_spark.operators.async_wait import AsyncSpec, AsyncStatistics
 from flinkish_spark.operators.recorded_answers import Outputs, Readers, Recording, Stream
-from flinkish_spark.planning.declare import check_can_be_sent, inferred_output
+from flinkish_spark.planning.declare import check_can_be_sent
 from flinkish_spark.planning.logical_plan import Asking
-from flinkish_spark.planning.stream_graph import Input, Path, SideNode, TransformNode, operator_of, uid_of
-from flinkish_spark.planning.transforms import RowTransform, TransformSettings, carried
+from flinkish_spark.planning.stream_graph import Path, SideNode, TransformNode, operator_of, uid_of
+from flinkish_spark.planning.transforms import RowTransform, TransformSettings, carried, emitted_fields
 from flinkish_spark.transport.columns import Worker
-from flinkish_spark.types.schemas import output_schema
 from flinkish_spark.worker.async_rows import AnswerPlace, AsyncRows
 from flinkish_spark.worker.functions import RowFunction
 
@@ -85,7 +85,7 @@ class AsyncTransform(RowTransform):
         uid, answers = settings.uid, None
         if self.readers is not None and place.job_dir is not None:
             answers = AnswerPlace(place.job_dir, answers_folder(uid, self.path_name), self.readers)
-        report = None if place.report is None else _Reporting(place.report, uid)
+        report = None if place.report is None else partial(place.report, uid)
         rows = AsyncRows(
             function,
             self.output,
@@ -103,26 +103,11 @@ class AsyncTransform(RowTransform):
         return rows, rows.columns
 
 
-@dataclass(frozen=True)
-class _Reporting:
-    report: Callable[[str, AsyncStatistics], None]
-    uid: str
-
-    def __call__(self, cost: AsyncStatistics) -> None:
-        self.report(self.uid, cost)
-
-
 def async_calls(spec: AsyncSpec, output: OutputType | None, uid: str) -> AsyncTransform:
-    function = spec.function
-    called: Any
-    if isinstance(function, AsyncBatchFunction):
-        called = function.async_invoke_batch
-    else:
-        called = function.async_invoke
-    if output is None:
-        fields = inferred_output(called, f"'{uid}'", is_iterable=True)
-    else:
-        fields = output_schema(output, uid)
+    function: Any = spec.function
+    is_batch = isinstance(function, AsyncBatchFunction)
+    called = function.async_invoke_batch if is_batch else function.async_invoke
+    fields = emitted_fields(output, called, uid, is_iterable=True)
     check_can_be_sent(spec, "of", uid)
     settings = AsyncSettings(uid, main=fields, uid=uid)
     return AsyncTransform(RowFunction(uid, called), fields, settings, spec=spec)
@@ -158,7 +143,7 @@ class AsyncCalls:
     def __init__(self, asking: Mapping[tuple[str, str], Asking], place: AsyncPlace) -> None:
         self._place, self._asking = place, asking
         #: What is recorded, as the planner has come by it.
-        self._recordings: dict[str, Recording] = {}
+        self.recordings: dict[str, Recording] = {}
 
     def on_path(self, function: Any, path: Path, stream: Stream) -> Any:
         """Return a function as it runs on a path; one that is not async stays as it is."""
@@ -173,22 +158,16 @@ class AsyncCalls:
             raise _no_common_places(settings, name)
         if asking.readers is not None:
             folder = answers_folder(settings.uid, name)
-            self._recordings[folder] = Recording(folder, stream, asking.readers)
+            self.recordings[folder] = Recording(folder, stream, asking.readers)
         return replace(function, place=self._place, path_name=name, readers=asking.readers, stream=stream)
 
-    def on_input(self, one: Input) -> Input:
+    def between(self, path: Path) -> Path:
         """Return what is between two keyed operators, as it runs there."""
-        return replace(one, paths=tuple(map(self._between, one.paths)))
 
-    def _between(self, path: Path) -> Path:
         def placed(step: TransformNode) -> TransformNode:
             return replace(step, function=self.on_path(step.function, path, Stream.OF_MICRO_BATCH))
 
         return path.changed(placed)
-
-    @property
-    def recordings(self) -> tuple[Recording, ...]:
-        return tuple(self._recordings.values())
 
 
 def _no_common_places(settings: AsyncSettings, name: str) -> GraphError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -12,14 +14,13 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.plans import calls_python
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
-from flinkish_spark.planning.declare import KeyColumn, KeyPart, check_same_fields, key_worker, key_workers
+from flinkish_spark.planning.declare import KeyPart, check_same_fields, key_workers
 from flinkish_spark.planning.partitioning import ByPartitioner, Spread, is_partitioning
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import (
     Input,
     Key,
     KeyedNode,
-    KeyFunction,
     Path,
     Step,
     StreamGraph,
@@ -51,7 +52,7 @@ from flinkish_spark.transport.columns import InTurn, Origins, Worker, with_posit
 from flinkish_spark.transport.routes import OwnRows
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
-from flinkish_spark.worker.functions import AppendColumns, TimeStage
+from flinkish_spark.worker.functions import TimeStage
 from flinkish_spark.worker.time import KeepsTimes, OnlyRecords, PassControl, TakeTimes
 
 _ORIGIN = T.StructField(ORIGIN, T.LongType())
@@ -98,53 +99,45 @@ def check_said_between(graph: StreamGraph, tasks: int) -> None:
         for upstream in upstreams(node):
             if operator_of(upstream.base) is not None:
                 for path in upstream.paths:
-                    steps = [one for one in path.steps if isinstance(one, TransformNode)]
-                    _check_chained(graph, node.uid, steps)
-                    _check_said(node.uid, [one.function for one in steps], tasks)
+                    _check_said(graph, node.uid, path, tasks)
 
 
-_IN_FRONT = "functions between keyed operators run in the tasks of the one in front, as its records come"
-
-
-def _check_chained(graph: StreamGraph, uid: str, steps: Sequence[TransformNode]) -> None:
-    for step in steps:
-        function: object = step.function
-        if isinstance(function, RecordFunction) and graph.chained_of(step) is not Chained.ALWAYS:
+def _check_said(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
+    moved, in_front = "", "functions between keyed operators run in the tasks of the one in front"
+    for step in path.steps:
+        function: object = step.function if isinstance(step, TransformNode) else None
+        if isinstance(function, ByPartitioner):
+            moved = "partition_custom()"
+        elif is_partitioning(function):
+            moved = "global_()" if function == Spread(1) else ""
+        if not isinstance(function, RecordFunction):
+            continue
+        name = function.settings.name
+        where = f"'{name}' stands in front of the keyed operator '{uid}' and behind another one"
+        if graph.chained_of(step) is not Chained.ALWAYS:
             raise GraphError(
-                f"'{function.settings.name}' stands between the keyed operator '{uid}' and another one, and "
-                "is to have tasks of its own (start_new_chain, disable_chaining)",
-                why=_IN_FRONT,
+                f"'{name}' stands between the keyed operator '{uid}' and another one, and is to have tasks "
+                "of its own (start_new_chain, disable_chaining)",
+                why=f"{in_front}, as its records come",
                 what_to_do="leave that out; or call the function in front of the first keyed operator, or "
                 "behind the last one",
                 uid=uid,
             )
-
-
-def _check_said(uid: str, steps: Sequence[object], tasks: int) -> None:
-    moved = ""
-    for step in steps:
-        if isinstance(step, ByPartitioner):
-            moved = "partition_custom()"
-        elif is_partitioning(step):
-            moved = "global_()" if step == Spread(1) else ""
-        if not isinstance(step, RecordFunction):
-            continue
-        where = f"'{step.settings.name}' stands in front of the keyed operator '{uid}' and behind another one"
         if moved:
             raise GraphError(
                 f"{where}, and {moved} says which records it sees in one task",
-                why=_IN_FRONT,
+                why=f"{in_front}, as its records come",
                 what_to_do=f"leave {moved} out; or call key_by() with the key that belongs together, and "
                 "give the function as a keyed one",
                 uid=uid,
             )
-        if step.settings.parallelism not in (None, tasks):
+        if function.settings.parallelism not in (None, tasks):
             raise ConfigError(
-                f"{where}, and set_parallelism({step.settings.parallelism}) was called on it",
-                why=f"{_IN_FRONT}, and these are {tasks}",
+                f"{where}, and set_parallelism({function.settings.parallelism}) was called on it",
+                why=f"{in_front}, and these are {tasks}",
                 what_to_do=f"leave it out, or say {tasks}",
                 setting="parallelism",
-                value=step.settings.parallelism,
+                value=function.settings.parallelism,
             )
 
 
@@ -175,20 +168,28 @@ def shared_inputs(
     frame_of_all = (*streams, *passing)[0]
     frame = frame_of_all.frame
     control = T.StructType([f for f in frame.schema if f.name in (*C.CONTROL, C.TIME)])
-    beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
-    dealt, keys = [], []
+    beside = T.StructType([field for field in control if field.name not in (C.KIND, C.CHECKPOINT)])
+    dealt, keys = list[DealtRows](), list[tuple[KeyPart, ...]]()
     for number, (input_, stream) in enumerate(zip(inputs, streams, strict=True)):
-        begun = _Begun(frame, stream.schema, _columns_of(stream), C.SEQUENCE, input_)
-        if _has_frames_in_front(input_):
-            begun = _behind_frames_of(node.uid, begun, stream, number)
-        frame, given = begun.frame, T.StructType([*beside, *begun.schema])
-        worker, made = worker_between(node.uid, begun.rest, given)
-        own, key = _keys(node, input_, made)
-        workers = tuple(one for one in (worker, key) if one is not None)
-        parts = [] if key is None else [field for field in key.columns if field.name in key.names]
-        taken = T.StructType([*fields_of(made), *parts])
+        schema, columns, place = stream.schema, _columns_of(stream), C.SEQUENCE
+        frames, rest = _frames_in_front(input_)
+        if frames:
+            schema, read = read_functions(frame.sparkSession, frames, schema, columns)
+            if isinstance(read, Spoiler):
+                raise _not_row_by_row(node.uid, read)
+            check_field_names(schema, "the result of a transform")
+            place = f"{PREFIX}way{number}_place"
+            columns = tuple(f"{PREFIX}way{number}_in{at}" for at in range(len(schema)))
+            marked = frame.withColumn(place, F.when(_is_of(stream), F.col(C.SEQUENCE)))
+            frame = read.beside(marked, place, columns)
+        given = T.StructType([*beside, *schema])
+        worker, made = worker_between(node.uid, rest, given)
+        reader = node.uid, node.entries[input_.entry].keys
+        of_keys, made, (own,) = key_workers(made, [reader], Origins())
+        workers: tuple[Worker, ...] = of_keys if worker is None else (worker, *of_keys)
+        taken = T.StructType([one for one in made if one.name not in beside.names])
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
-        dealt.append(DealtRows(stream.side, begun.columns, given, InTurn(workers), taken, names, begun.place))
+        dealt.append(DealtRows(stream.side, columns, given, InTurn(workers), taken, names, place))
         keys.append(own)
     for number, stream in enumerate(passing, start=len(dealt)):
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(stream.schema)))
@@ -201,47 +202,23 @@ def shared_inputs(
     return [(own, fields_of(one.made), key) for own, one, key in zip(rows, dealt, keys, strict=True)]
 
 
-@dataclass(frozen=True, eq=False)
-class _Begun:
-    """How far the plan of a path has come: the frame of all paths, its fields there, and what remains."""
-
-    frame: DataFrame
-    schema: T.StructType
-    columns: tuple[str, ...]
-    #: Column that is null in rows that are not its own, if DataFrame functions were on it.
-    place: str
-    rest: Input
-
-
 def _columns_of(stream: TaggedStream) -> tuple[str, ...]:
     return stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
 
 
-def _has_frames_in_front(input_: Input) -> bool:
-    return len(input_.paths) == 1 and any(frame_function(step) is not None for step in input_.paths[0].steps)
-
-
-def _behind_frames_of(uid: str, begun: _Begun, stream: TaggedStream, number: int) -> _Begun:
-    (path,) = begun.rest.paths
+def _frames_in_front(input_: Input) -> tuple[list[Transform], Input]:
+    """Return the DataFrame functions that stand first on the one path of an input, and the rest of it."""
+    path, *others = input_.paths
+    if others or all(frame_function(step) is None for step in path.steps):
+        return [], input_
     steps = [
         step
         for step in path.steps
         if not (isinstance(step, TransformNode) and is_partitioning(step.function))
     ]
+    frames = [function for step in steps if (function := frame_function(step)) is not None]
     behind = next((at for at, step in enumerate(steps) if frame_function(step) is None), len(steps))
-    frames = [step.function for step in steps[:behind] if isinstance(step, TransformNode)]
-    rest = replace(begun.rest, paths=(replace(path, steps=tuple(steps[behind:])),))
-    if not frames:
-        return replace(begun, rest=rest)
-    spark = begun.frame.sparkSession
-    schema, read = read_functions(spark, frames, stream.schema, begun.columns)
-    if isinstance(read, Spoiler):
-        raise _not_row_by_row(uid, read)
-    check_field_names(schema, "the result of a transform")
-    place = f"{PREFIX}way{number}_place"
-    names = tuple(f"{PREFIX}way{number}_in{at}" for at in range(len(schema)))
-    marked = begun.frame.withColumn(place, F.when(_is_of(stream), F.col(C.SEQUENCE)))
-    return _Begun(read.beside(marked, place, names), schema, names, place, rest)
+    return frames[:behind], replace(input_, paths=(replace(path, steps=tuple(steps[behind:])),))
 
 
 def _is_of(stream: TaggedStream) -> Column:
@@ -254,32 +231,23 @@ def _dealt(
 ) -> list[SharedRows]:
     if any(one.worker.workers for one in inputs):
         return _dealt_by_workers(stream.frame, tuple(map(_without_dropped, inputs)), control)
-    if not has_expressions:
-        return [
-            SharedRows(
-                stream.frame,
-                _own(stream, one),
-                tuple(zip(one.columns, one.made.names, strict=True)),
-            )
+    frame, columns = stream.frame, [one.columns for one in inputs]
+    if has_expressions:
+        # An expression of the user's names the fields of its own path, so that columns need other names.
+        own = [
+            F.col(quoted(column)).alias(name)
             for one in inputs
+            for column, name in zip(one.columns, one.names, strict=True)
         ]
-    # An expression of the user's names the fields of its own path, so that columns need other names.
-    own = [
-        F.col(quoted(column)).alias(name)
-        for one in inputs
-        for column, name in zip(one.columns, one.names, strict=True)
-    ]
-    sides = [C.SIDE] if stream.outputs else []
-    places = dict.fromkeys(one.place for one in inputs if one.place != C.SEQUENCE)
-    frame = stream.frame.select(*control.names, *sides, *places, *own)
-    return [
-        SharedRows(frame, _own(stream, one), tuple(zip(one.names, one.made.names, strict=True)))
-        for one in inputs
-    ]
-
-
-def _own(stream: TaggedStream, one: DealtRows) -> OwnRows:
-    return OwnRows(side=one.side if stream.outputs else None, place=one.place)
+        sides = [C.SIDE] if stream.outputs else []
+        places = dict.fromkeys(one.place for one in inputs if one.place != C.SEQUENCE)
+        frame = frame.select(*control.names, *sides, *places, *own)
+        columns = [one.names for one in inputs]
+    found = []
+    for one, names in zip(inputs, columns, strict=True):
+        owned = OwnRows(side=one.side if stream.outputs else None, place=one.place)
+        found.append(SharedRows(frame, owned, tuple(zip(names, one.made.names, strict=True))))
+    return found
 
 
 def _dealt_by_workers(
@@ -298,18 +266,6 @@ def _without_dropped(one: DealtRows) -> DealtRows:
     if one.place == C.SEQUENCE:
         return one
     return replace(one, worker=InTurn((OnlyRecords(), *one.worker.workers)))
-
-
-def _keys(
-    node: KeyedNode, input_: Input, made: T.StructType
-) -> tuple[tuple[KeyPart, ...], AppendColumns | None]:
-    """Return what an input is keyed by, and what makes that of its records in Python."""
-    keys: Sequence[Key] = node.entries[input_.entry].keys
-    functions = [key for key in keys if isinstance(key, KeyFunction)]
-    if not functions:
-        return tuple(key for key in keys if not isinstance(key, KeyFunction)), None
-    worker = key_worker(functions[0], made, node.uid, Origins())
-    return tuple(map(KeyColumn, worker.names)), worker
 
 
 def _functions(uid: str, path: Path) -> tuple[RecordFunction, ...]:
@@ -331,23 +287,18 @@ def behind_frames(uid: str, upstream: Upstream, stream: TaggedStream) -> tuple[T
 
 def _through(uid: str, steps: Sequence[Step], stream: TaggedStream) -> TaggedStream:
     made = TaggedStream(stream.alone(), stream.schema, stream.channels)
-    frames: list[Transform] = []
-    records: list[RecordFunction] = []
+    functions: list[Any] = []
     for step in steps:
         assert isinstance(step, TransformNode), "refused where it was declared"
-        function = frame_function(step)
-        if function is not None:
-            made, records = _behind_workers(made, records), []
-            frames.append(function)
-        elif isinstance(step.function, RecordFunction):
-            made, frames = _behind_functions(uid, made, frames), []
-            records.append(step.function)
-    return _behind_functions(uid, made, frames)
+        if not is_partitioning(step.function):
+            functions.append(step.function)
+    for is_of_records, run in groupby(functions, lambda function: isinstance(function, RecordFunction)):
+        own = list(run)
+        made = _behind_workers(made, own) if is_of_records else _behind_functions(uid, made, own)
+    return made
 
 
 def _behind_functions(uid: str, stream: TaggedStream, functions: Sequence[Transform]) -> TaggedStream:
-    if not functions:
-        return stream
     frame = stream.frame
     schema, found = read_functions(frame.sparkSession, functions, stream.schema, stream.schema.names)
     if isinstance(found, Spoiler):
@@ -369,8 +320,6 @@ def _not_row_by_row(uid: str, found: Spoiler) -> GraphError:
 
 
 def _behind_workers(stream: TaggedStream, functions: Sequence[RecordFunction]) -> TaggedStream:
-    if not functions:
-        return stream
     control = _control(stream)
     found = InWorkers.of(functions, stream.schema, stream.schema.names, T.StructType(control))
     own = [column.alias(field.name) for column, field in found.fields]
@@ -399,7 +348,7 @@ class RecordStream:
     frame: DataFrame
     origins: Origins
     #: Returns the control columns of the barriers that belong to records that are not marked.
-    load_barriers: Callable[[], DataFrame]
+    barriers: Callable[[], DataFrame]
     #: On how many channels each barrier comes.
     channels: ExpectedChannels
     is_marked: bool = False
@@ -412,10 +361,6 @@ class RecordStream:
     has_kept_times: bool = False
     #: Fields of the records, where the frame has some that may be null only in control rows.
     fields: T.StructType | None = None
-
-    @property
-    def barriers(self) -> DataFrame:
-        return self.load_barriers()
 
     @property
     def schema(self) -> T.StructType:
@@ -455,9 +400,12 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
     frame = found.in_arrow(stream.frame, keeps_times=keeps_times)
     if frame is None and keeps_times:
         frame = found.keeping_times(stream.frame)
+    elif frame is None and stream.is_marked:
+        control = [name for name in stream.frame.columns if name.startswith(PREFIX)]
+        frame = found.over(stream.frame).select(*control, *found.named_fields)
     elif frame is None:
         # No record is without fields, so they stay what they are: also those that must not be null.
-        frame = found.beside_control(stream.frame) if stream.is_marked else found.of_records(stream.frame)
+        frame = found.of_records(stream.frame)
     made = found.schema if stream.is_marked else None
     return replace(stream, frame=frame, has_kept_times=keeps_times, fields=made)
 
@@ -467,7 +415,7 @@ def _behind_record_function(stream: RecordStream, function: RecordFunction) -> R
     kept = function.keeping_times() if stream.is_timed else function
     if not stream.is_marked:
         return replace(stream, frame=kept(stream.frame), has_kept_times=stream.is_timed)
-    if kept.moves_rows:
+    if kept.settings.parallelism is not None:
         raise MustStandApart
     worker, made = kept.worker_of(stream.frame.schema)
     passing = PassControl(worker, made)
@@ -511,7 +459,10 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
             time = F.when(F.col(C.KIND) == int(C.Kind.RECORD), time)
         stream = replace(stream, frame=plain.withColumn(C.TIME, time))
     elif assigner is None or isinstance(assigner, str):
-        stream = replace(stream, frame=_with_times_of(plain, TakeTimes(named_time(plain, assigner))))
+        take = TakeTimes(named_time(plain, assigner))
+        # A time beside the columns of a source leaves them what they are.
+        timed = C.behind_records(plain, take, take.columns(plain.schema))
+        stream = replace(stream, frame=timed)
     function = None if assigner is None or isinstance(assigner, str | Column) else assigner
     if strategy.generator is None and function is None:
         return stream
@@ -522,11 +473,6 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
         return replace(stream, frame=C.map_in_arrow(timed, stage, columns))
     passing = PassControl(stage, columns)
     return replace(stream, frame=C.map_in_arrow(timed, passing, passing.columns))
-
-
-def _with_times_of(frame: DataFrame, take: TakeTimes) -> DataFrame:
-    # A time beside the columns of a source leaves them what they are.
-    return C.behind_records(frame, take, take.columns(frame.schema))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -568,15 +514,10 @@ class Branch:
         return cls(read, records, tuple(readers))
 
 
-@dataclass(frozen=True, eq=False)
-class BranchRows:
-    rows: SharedRows
-    schema: T.StructType
-    keys: list[tuple[KeyPart, ...]]
-
-
-def branch_rows(stream: RecordStream, branches: Sequence[Branch]) -> list[BranchRows]:
-    """Return the rows of branches that begin with a stream, all in one frame."""
+def branch_rows(
+    stream: RecordStream, branches: Sequence[Branch]
+) -> list[tuple[SharedRows, T.StructType, list[tuple[KeyPart, ...]]]]:
+    """Return the rows of branches that begin with a stream, all in one frame, with fields and keys."""
     # Where there are functions of Python, DealRows runs those of all branches in one worker for each task;
     # else Spark has the fields of all branches beside each other.
     beside = nullable(one for one in stream.frame.schema if one.name in _BESIDE)
@@ -597,8 +538,7 @@ def branch_rows(stream: RecordStream, branches: Sequence[Branch]) -> list[Branch
         keys.append(own)
     rows = _rows_of_branches(stream, frame, dealt, beside)
     return [
-        BranchRows(own, fields_of(one.made), of_readers)
-        for own, one, of_readers in zip(rows, dealt, keys, strict=True)
+        (own, fields_of(one.made), of_readers) for own, one, of_readers in zip(rows, dealt, keys, strict=True)
     ]
 
 

@@ -101,24 +101,15 @@ def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> No
         )
 
 
-def check_late_output(tag: OutputTag, schema: T.StructType, uid: str) -> None:
-    declared = output_schema(tag.output, uid)
-    kinds = [[field.dataType.simpleString() for field in one] for one in (schema, declared)]
-    if kinds[0] != kinds[1]:
-        raise _unfit_for_late(tag, schema, declared, uid)
-
-
-def check_late_row(tag: OutputTag, schema: T.StructType, uid: str) -> None:
-    """Raise SchemaError if no element with these fields can go out by a tag, whose types may be others."""
+def check_late_output(tag: OutputTag, schema: T.StructType, uid: str, *, types_may_differ: bool) -> None:
+    """Raise SchemaError if elements with these fields cannot go out by a tag."""
     # At the start of a job: the first late element may come after weeks.
     declared = output_schema(tag.output, uid)
-    if len(declared) != len(schema):
-        raise _unfit_for_late(tag, schema, declared, uid)
-
-
-def _unfit_for_late(tag: OutputTag, schema: T.StructType, declared: T.StructType, uid: str) -> SchemaError:
+    ours, theirs = ([field.dataType.simpleString() for field in one] for one in (schema, declared))
+    if len(ours) == len(theirs) if types_may_differ else ours == theirs:
+        return
     shown = [", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in (schema, declared)]
-    return SchemaError(
+    raise SchemaError(
         f"late elements of '{uid}' are ({shown[0]}), and the OutputTag '{tag.name}' says ({shown[1]})",
         what_to_do="give the tag the fields of the stream",
         uid=uid,
@@ -126,16 +117,13 @@ def _unfit_for_late(tag: OutputTag, schema: T.StructType, declared: T.StructType
 
 
 def check_keyed_function(function: object, uid: str) -> None:
-    if not isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
-        given = (
-            f"the class {function.__name__}" if isinstance(function, type) else f"a {type(function).__name__}"
-        )
+    kinds: tuple[type, ...] = (KeyedProcessFunction, VectorizedProcessFunction)
+    kind = next((one for one in kinds if isinstance(function, one)), None)
+    if kind is None:
         raise GraphError(
-            f"process() of '{uid}' got {given}",
+            f"process() of '{uid}' got {_what(function)}",
             what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
         )
-    is_plain = isinstance(function, KeyedProcessFunction)
-    kind: type = KeyedProcessFunction if is_plain else VectorizedProcessFunction
     check_methods(function, kind, f"'{uid}'")
 
 
@@ -188,7 +176,7 @@ def check_can_be_sent(function: object, what: str, uid: str) -> None:
         raise UserFunctionError(
             f"the function {what} '{uid}' cannot be sent to the workers",
             why=f"{type(error).__name__}: {error}",
-            what_to_do="make sessions, locks and connections in open(), not in __init__",
+            what_to_do="make sessions, locks and connections in open(), not outside of it",
             uid=uid,
         ) from error
 
@@ -225,17 +213,15 @@ def record_call(function: Any, method: str, uid: str | None = None) -> RecordCal
     if isinstance(function, kind):
         check_methods(function, kind, _where(method, uid))
         return RecordCall(getattr(function, method), function)
-    if not callable(function) or (isinstance(function, type) and issubclass(function, RichFunction)):
+    is_class, why = isinstance(function, type), ""
+    is_wrong = not callable(function) or (is_class and issubclass(function, RichFunction))
+    if not is_wrong and method == "filter" and is_class and function.__module__ != "builtins":
+        is_wrong, why = True, "what a class makes is there, and so keeps every record"
+    if is_wrong:
         raise GraphError(
             f"{_where(method, uid)} got {_what(function)}",
+            why=why,
             what_to_do=f"give it a function of one record, or an instance of a {kind.__name__} subclass",
-            uid=uid or "",
-        )
-    if method == "filter" and isinstance(function, type) and function.__module__ != "builtins":
-        raise GraphError(
-            f"{_where(method, uid)} got {_what(function)}",
-            why="what a class makes is there, and so keeps every record",
-            what_to_do="give it a function of one record, or an instance of a FilterFunction subclass",
             uid=uid or "",
         )
     check_function(function, f"the function of {_where(method, uid)}", 1, is_rows=method == "flat_map")
@@ -510,20 +496,9 @@ KeyPart = str | KeyColumn | Column
 
 
 def with_computed_keys(
-    frame: DataFrame, keys: Sequence[Key], uid: str, origins: Origins
-) -> tuple[DataFrame, tuple[KeyPart, ...]]:
-    """Return a frame with the columns that a function makes keys in, and what it is keyed by then."""
-    functions = [key for key in keys if isinstance(key, KeyFunction)]
-    if not functions:
-        return frame, tuple(key for key in keys if not isinstance(key, KeyFunction))
-    worker = key_worker(functions[0], frame.schema, uid, origins)
-    return map_in_arrow(frame, worker, worker.columns), tuple(map(KeyColumn, worker.names))
-
-
-def with_keys_of_all(
     frame: DataFrame, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
 ) -> tuple[DataFrame, list[tuple[KeyPart, ...]]]:
-    """As :func:`with_computed_keys`, for operators that share the rows: one pass calls all functions."""
+    """Return a frame with the columns that functions make keys in, and what each operator is keyed by."""
     workers, schema, found = key_workers(frame.schema, operators, origins)
     return (map_in_arrow(frame, InTurn(workers), schema) if workers else frame), found
 

@@ -78,6 +78,16 @@ class OperatorFactory(Protocol):
         """Return the operator for the fields of its inputs; called at each planning."""
 
 
+class _OfKey:
+    """State of a key, for as long as the program says."""
+
+    needs_event_time = False
+    ttl: StateTtl | None
+
+    def __post_init__(self) -> None:
+        check_ttl("ttl", self.ttl)
+
+
 @dataclass(frozen=True)
 class Windows:
     spec: WindowSpec
@@ -109,43 +119,37 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Reducing:
+class Reducing(_OfKey):
     reduce: ReduceFunction | Callable[[Any, Any], Any]
     ttl: StateTtl | None = None
-    needs_event_time: bool = False
 
     def __post_init__(self) -> None:
         reducer("reduce", self.reduce)
-        check_ttl("ttl", self.ttl)
+        super().__post_init__()
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         return ReduceOperator(self.reduce, ddl_of(schemas[0]), self.ttl)
 
 
 @dataclass(frozen=True)
-class Aggregating:
+class Aggregating(_OfKey):
     aggregate: AggregateFunction
     accumulator_type: StateType
     ttl: StateTtl | None = None
-    needs_event_time: bool = False
-
-    def __post_init__(self) -> None:
-        check_ttl("ttl", self.ttl)
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         return AggregateOperator(self.aggregate, self.accumulator_type, self.ttl)
 
 
 @dataclass(frozen=True)
-class OverChangelog:
+class OverChangelog(_OfKey):
     #: The field with the kinds.
     row_kind: str
     #: How long what is known of a key lives.
     ttl: StateTtl | None = None
-    needs_event_time: bool = False
 
     def __post_init__(self) -> None:
-        check_ttl("ttl", self.ttl)
+        super().__post_init__()
         instance_of("row_kind", self.row_kind, str, what_to_do='give "_row_kind"')
 
     def kind_at(self, schema: T.StructType) -> int:
@@ -205,31 +209,29 @@ class Normalizing(OverChangelog):
 
 
 @dataclass(frozen=True)
-class FoldingElements:
+class FoldingElements(_OfKey):
     """A sum, a least or a greatest of a field, element by element."""
 
     aggregate: ElementAggregate
     ttl: StateTtl | None = None
-    needs_event_time: bool = False
-
-    def __post_init__(self) -> None:
-        check_ttl("ttl", self.ttl)
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         ddl = ddl_of(schemas[0])
         return ReduceOperator(element_reduce(self.aggregate, ddl), ddl, self.ttl)
 
 
+class _OverColumns(_OfKey):
+    def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
+        return MergePartials(aggregation, self.ttl)
+
+
 @dataclass(frozen=True)
-class FoldingColumns:
+class FoldingColumns(_OverColumns):
     """An aggregate over columns, most of it in front of the shuffle; once per key and micro-batch."""
 
     #: A fold of an element, or a table of them.
     columns: ElementAggregate | tuple[AggregateColumn, ...]
     ttl: StateTtl | None = None
-
-    def __post_init__(self) -> None:
-        check_ttl("ttl", self.ttl)
 
     def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         if not isinstance(self.columns, tuple):
@@ -237,12 +239,9 @@ class FoldingColumns:
         own = [AggregateColumn(key, Fold.FIRST, key) for key in keys if key in schema.names]
         return Columns([*own, *self.columns], ddl_of(schema))
 
-    def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
-        return MergePartials(aggregation, self.ttl)
-
 
 @dataclass(frozen=True)
-class ReducingColumns:
+class ReducingColumns(_OverColumns):
     """A reduction by a function of the user's, once per key and micro-batch; in part before the shuffle."""
 
     reduce: ReduceFunction | Callable[[Any, Any], Any]
@@ -250,25 +249,19 @@ class ReducingColumns:
 
     def __post_init__(self) -> None:
         reducer("reduce", self.reduce)
-        check_ttl("ttl", self.ttl)
+        super().__post_init__()
 
     def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         return ReducedRows(self.reduce, ddl_of(schema))
 
-    def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
-        return MergePartials(aggregation, self.ttl)
-
 
 @dataclass(frozen=True)
-class AggregatingColumns:
+class AggregatingColumns(_OverColumns):
     """An aggregate of the user's, once per key and micro-batch; in part before the shuffle."""
 
     aggregate: AggregateFunction
     accumulator_type: StateType
     ttl: StateTtl | None = None
-
-    def __post_init__(self) -> None:
-        check_ttl("ttl", self.ttl)
 
     def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         return AggregatedRows(self.aggregate, ddl_of(schema), self.accumulator_type)
@@ -296,7 +289,9 @@ class FoldingWindows:
         return Columns(self.columns, ddl)
 
     def key_places(self, schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
-        return () if isinstance(self.columns, ElementChoice) else own_keys(schema, keys)
+        if isinstance(self.columns, ElementChoice):
+            return ()
+        return tuple(at for at, key in enumerate(keys) if isinstance(key, str) and key in schema.names)
 
     def over_columns(
         self, windows: ColumnWindows, schema: T.StructType, keys: Sequence[object]
@@ -326,10 +321,6 @@ def with_retraction_field(spec: WindowSpec, result: T.StructType) -> T.StructTyp
 
 #: Aggregates over columns of all elements of a key.
 ColumnFolding = FoldingColumns | ReducingColumns | AggregatingColumns
-
-
-def own_keys(schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
-    return tuple(at for at, key in enumerate(keys) if isinstance(key, str) and key in schema.names)
 
 
 def fields_of(aggregation: ColumnAggregation) -> T.StructType:
@@ -388,7 +379,7 @@ class RowPatterns:
     #: The key's columns that are fields; they come out in front where one row is told per match.
     keys: tuple[str, ...]
     late_output: OutputTag | None = None
-    needs_event_time: bool = True
+    needs_event_time = True
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         fields = schemas[0]

@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column
 
 from flinkish_spark.connectors.two_phase import TwoPhaseCommitSink
-from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.planning.async_calls import is_async
 from flinkish_spark.planning.factories import (
@@ -26,9 +25,8 @@ from flinkish_spark.planning.factories import (
     Windows,
 )
 from flinkish_spark.planning.logical_plan import LogicalPlan, Reader, TaskGroup
-from flinkish_spark.planning.optimizer import optimize
+from flinkish_spark.planning.optimizer import is_set_apart, optimize
 from flinkish_spark.planning.partitioning import ByPartitioner, Narrow, Spread, is_partitioning
-from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import (
     Base,
@@ -60,8 +58,6 @@ from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.worker.broadcast_runner import Checkpointed
 
-#: Paths that are branches of one scan, by operator and input.
-_Branches = tuple[tuple[tuple[str, str], ...], ...]
 #: What stands in a job graph as an operator. Unions, moves and side outputs are parts of edges.
 _Node = SourceNode | TransformNode | TimedNode | KeyedNode | SinkNode
 
@@ -74,9 +70,8 @@ _OF_STATE = {
 
 def job_graph(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | None = None) -> JobGraph:
     """Describe what Spark runs of a program; what leads to no sink is not in it."""
-    if planned is None:
-        return JobGraph(job, tuple(_Reading(optimize(graph), tasks).operators()))
-    return JobGraph(job, tuple(_Reading(planned.logical, tasks, planned.branches).operators()))
+    logical = optimize(graph) if planned is None else planned.logical
+    return JobGraph(job, tuple(_Reading(logical, tasks, planned).operators()))
 
 
 def name_operators(graph: StreamGraph, tasks: int) -> None:
@@ -86,13 +81,14 @@ def name_operators(graph: StreamGraph, tasks: int) -> None:
     for _ in reading.operators():
         pass
     for node, own in reading.ids.items():
-        settings = None if isinstance(node, SourceNode | SinkNode | KeyedNode) else _settings_of(node)
+        settings = _settings_of(node)
         if settings is not None and id(settings) not in known:
             known.add(id(settings))
             settings.operator = own
 
 
 def job_graph_to(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
+    """Describe what is in front of the end of one stream."""
     alone = graph.ending_with(node)
     return JobGraph(job, tuple(_Reading(optimize(alone), tasks).operators_in_front_of(alone.sinks[0])))
 
@@ -121,46 +117,33 @@ class _Passage:
     def is_in_branch(self, at: int) -> bool:
         return self.branch_from is not None and at >= self.branch_from
 
-    def is_evaluated(self, at: int) -> bool:
-        return self.deferred_from is not None and at >= self.deferred_from
-
     @property
     def moves(self) -> bool:
         return not (self.is_behind_state and isinstance(self.end, KeyedNode))
 
 
-@dataclass
-class _Arriving:
-    front: _Node
-    edge: JobEdge
-
-
 class _Reading:
-    def __init__(self, plan: LogicalPlan, tasks: int, branches: _Branches | None = None) -> None:
-        self._plan, self._graph, self._tasks, self._branches = plan, plan.graph, tasks, branches
+    def __init__(self, plan: LogicalPlan, tasks: int, planned: PlannedJob | None = None) -> None:
+        self._plan, self._graph, self._tasks, self._planned = plan, plan.graph, tasks, planned
         self._runs: Counter[_Node] = Counter()
-        self._edges: dict[_Node, list[_Arriving]] = {}
-        self._ids: dict[_Node, str] = {}
+        #: By what they lead to: each by what is in front, the entry, and the output of that.
+        self._edges: dict[_Node, dict[tuple[_Node, int, str], JobEdge]] = {}
+        self.ids: dict[_Node, str] = {}
         self._parallelism: dict[_Node, int | None] = {}
+        self._read()
 
     def operators(self) -> Iterator[JobOperator]:
-        self._read()
-        made: dict[_Node, JobOperator] = {}
-        for sink in self._graph.sinks:
-            self._make(sink, made)
-        yield from made.values()
+        yield from self._made(self._graph.sinks)
         yield from self._beside_sources()
 
-    @property
-    def ids(self) -> Mapping[_Node, str]:
-        return self._ids
+    def operators_in_front_of(self, sink: SinkNode) -> Iterable[JobOperator]:
+        return self._made(front for front, *_ in self._edges[sink])
 
-    def operators_in_front_of(self, sink: SinkNode) -> Iterator[JobOperator]:
-        self._read()
+    def _made(self, nodes: Iterable[_Node]) -> Iterable[JobOperator]:
         made: dict[_Node, JobOperator] = {}
-        for arriving in self._edges[sink]:
-            self._make(arriving.front, made)
-        yield from made.values()
+        for node in nodes:
+            self._make(node, made)
+        return made.values()
 
     # -- the plan, as the planner makes it: each part as often as it stands there ---------------------
     def _read(self) -> None:
@@ -217,7 +200,7 @@ class _Reading:
     def _is_branch(self, reader: Reader) -> bool:
         """Whether a path runs beside others behind one scan; the planner has seen what cannot."""
         known = reader.operator.uid, reader.name
-        return self._branches is None or any(known in own for own in self._branches)
+        return self._planned is None or any(known in own for own in self._planned.branches)
 
     def _read_base(self, base: Base, seen: set[KeyedNode]) -> None:
         operator = operator_of(base)
@@ -247,10 +230,10 @@ class _Reading:
             if isinstance(step, TransformNode) and is_partitioning(step.function):
                 moved += [_ship_of(step)] if passage.moves else []
                 continue
-            runs = at > passage.counts_from or passage.is_evaluated(at - 1)
-            self._note(
-                front, step, self._between(passage, front, passage.path.steps[:at], moved, output), runs
-            )
+            is_evaluated = passage.deferred_from is not None and at > passage.deferred_from
+            runs = at > passage.counts_from or is_evaluated
+            edge = self._between(passage, front, passage.path.steps[:at], moved, output)
+            self._note(front, step, edge, runs)
             self._runs[step] += runs
             front, output, moved = step, "", []
         self._note(front, passage.end, self._into_end(passage, front, moved, output), True)
@@ -263,7 +246,7 @@ class _Reading:
         moved: Sequence[ShipStrategy],
         output: str,
     ) -> JobEdge:
-        step = steps[-1]
+        step, at = steps[-1], len(steps) - 1
         if passage.moves:
             settings = _settings_of(step)
             if settings is not None and settings.parallelism is not None:
@@ -273,16 +256,15 @@ class _Reading:
             if moved:
                 why = Why.MOVED if moved[-1].is_shuffle else Why.SAME_TASKS
                 return JobEdge("", moved[-1], why, 0, output, tuple(moved[:-1]))
-        is_first = isinstance(front, KeyedNode) or passage.deferred_from == len(steps) - 1
+        both = _settings_of(front) is not None and _settings_of(step) is not None
+        is_first = isinstance(front, KeyedNode) or passage.deferred_from == at
         if is_first and isinstance(passage.end, SinkNode):
-            return JobEdge("", ShipStrategy.FORWARD, Why.EVALUATED, 0, output)
-        at = len(steps) - 1
-        both = _is_of_records(front) and _is_of_records(step)
-        if passage.is_in_branch(at) and _is_of_records(step):
-            begins = not both or not passage.is_in_branch(at - 1)
-            return JobEdge("", ShipStrategy.FORWARD, Why.BRANCHES if begins else Why.SAME_PASS, 0, output)
-        is_one_pass = _ends_in_python(front) and _begins_in_python(step)
-        why = Why.SAME_PASS if is_one_pass else Why.SAME_TASKS
+            why = Why.EVALUATED
+        elif passage.is_in_branch(at) and _settings_of(step) is not None:
+            why = Why.SAME_PASS if both and passage.is_in_branch(at - 1) else Why.BRANCHES
+        else:
+            is_one_pass = self._ends_in_python(front) and self._begins_in_python(step)
+            why = Why.SAME_PASS if is_one_pass else Why.SAME_TASKS
         return JobEdge("", ShipStrategy.FORWARD, why, 0, output)
 
     def _into_end(
@@ -299,118 +281,109 @@ class _Reading:
 
     def _note(self, front: _Node, behind: _Node, edge: JobEdge, counts: bool) -> None:
         """Keep an edge; one that is there on another path, too, is what holds on both."""
-        there = self._edges.setdefault(behind, [])
-        for known in there:
-            same = (known.edge.entry, known.edge.output) == (edge.entry, edge.output)
-            if known.front is front and same:
-                kept = edge if known.edge.why is Why.SAME_PASS else known.edge
-                known.edge = replace(kept, runs=known.edge.runs + counts)
-                return
-        there.append(_Arriving(front, replace(edge, runs=int(counts))))
+        there = self._edges.setdefault(behind, {})
+        place = front, edge.entry, edge.output
+        known = there.get(place, replace(edge, runs=0))
+        kept = edge if known.why is Why.SAME_PASS else known
+        there[place] = replace(kept, runs=known.runs + counts)
+
+    def _is_in_arrow(self, node: _Node) -> bool:
+        """Whether a transform is done in the pass that reads records; only the planner knows."""
+        return self._planned is not None and node in self._planned.in_arrow
+
+    def _begins_in_python(self, node: _Node) -> bool:
+        if isinstance(node, TimedNode):
+            return _is_function(node.strategy.timestamps)
+        return _settings_of(node) is not None or self._is_in_arrow(node)
+
+    def _ends_in_python(self, node: _Node) -> bool:
+        if isinstance(node, TimedNode) and node.strategy.generator is not None:
+            return True
+        return self._begins_in_python(node)
 
     # -- operators ----------------------------------------------------------------------------------
     def _make(self, node: _Node, made: dict[_Node, JobOperator]) -> None:
         if node in made:
             return
-        arriving = self._edges.get(node, [])
-        for one in arriving:
-            self._make(one.front, made)
-        edges = [replace(one.edge, source=self._ids[one.front]) for one in arriving]
+        arriving = self._edges.get(node, {})
+        for front, *_ in arriving:
+            self._make(front, made)
+        edges = [replace(edge, source=self.ids[front]) for (front, *_), edge in arriving.items()]
         if len(edges) > 1 and not isinstance(node, KeyedNode):
             edges = [replace(one, why=Why.STREAMS_MEET) if one.why.is_chained else one for one in edges]
-        self._ids[node] = self._id_of(node, edges)
+        self.ids[node] = self._id_of(node, edges)
         self._parallelism[node] = self._tasks_of(node, arriving)
         made[node] = self._described(node, tuple(edges))
 
     def _described(self, node: _Node, edges: tuple[JobEdge, ...]) -> JobOperator:
-        own, runs = self._ids[node], self._runs[node]
-        tasks = self._parallelism[node]
+        keys: tuple[str, ...] = ()
+        uid, groups, shares, settings = "", None, "", _settings_of(node)
         match node:
             case SourceNode():
-                name, runs_in = self._graph.names.get(node.uid, node.uid), _where_read(node.source)
-                does = type(node.source).__name__
-                return JobOperator(own, node.uid, name, does, OperatorKind.SOURCE, runs_in, runs=runs)
+                uid, kind, does = node.uid, OperatorKind.SOURCE, type(node.source).__name__
+                name, is_python = self._graph.names.get(uid, uid), node.source.kind != Source.kind
             case KeyedNode():
-                name, does = self._graph.names.get(node.uid, node.uid), _what(node.function)
+                uid, kind, does = node.uid, OperatorKind.STATEFUL, _what(node.function)
+                name, is_python = self._graph.names.get(uid, uid), True
                 keys = tuple(dict.fromkeys(_key(key) for entry in node.entries for key in entry.keys))
-                return JobOperator(
-                    own,
-                    node.uid,
-                    name,
-                    does,
-                    OperatorKind.STATEFUL,
-                    RunsIn.PYTHON,
-                    keys,
-                    tasks,
-                    node.max_parallelism,
-                    runs,
-                    edges,
-                    self._first_sharing(node),
-                )
+                groups = node.max_parallelism
+                for first, *others in ([one for one, _ in group.members] for group in self._plan.groups):
+                    shares = _digest(["uid", first.uid]) if node in others else shares
             case SinkNode():
-                does, kind = type(node.sink).__name__, OperatorKind.SINK
-                runs_in = _where_staged(node.sink)
-                return JobOperator(own, node.uid, node.uid, does, kind, runs_in, (), tasks, None, runs, edges)
+                uid, kind, does = node.uid, OperatorKind.SINK, type(node.sink).__name__
+                name, is_python = uid, isinstance(node.sink, TwoPhaseCommitSink) or bool(node.sink.topics)
             case TimedNode():
-                is_plain = node.strategy.generator is None and not _is_function(node.strategy.timestamps)
-                runs_in = RunsIn.JVM if is_plain else RunsIn.PYTHON
-                name, kind = "Timestamps/Watermarks", OperatorKind.TIMESTAMPS
-                return JobOperator(own, "", name, "", kind, runs_in, (), tasks, None, runs, edges)
-        settings = _settings_of(node)
-        if settings is None:
-            name = f"transform {_name(node.function)}"
-            kind, runs_in, does = OperatorKind.TRANSFORM, RunsIn.JVM, "DataFrame function"
-        else:
-            side = getattr(node.function, "side", None)
-            name = f"{settings.name} [{side}]" if side else settings.name
-            kind, runs_in = OperatorKind.FUNCTION, RunsIn.PYTHON
-            does = "lookup join" if hasattr(node.function, "join") else "function of single records"
-            if is_async(node.function):
-                does = "async function"
-        return JobOperator(own, "", name, does, kind, runs_in, (), tasks, None, runs, edges)
-
-    def _first_sharing(self, node: KeyedNode) -> str:
-        for group in self._plan.groups:
-            first, *others = (operator for operator, _ in group.members)
-            if node in others:
-                return _digest(["uid", first.uid])
-        return ""
+                kind, name, does = OperatorKind.TIMESTAMPS, "Timestamps/Watermarks", ""
+                is_python = self._ends_in_python(node)
+            case TransformNode() if settings is None:
+                kind, does = OperatorKind.TRANSFORM, "DataFrame function"
+                name, is_python = f"transform {_name(node.function)}", self._is_in_arrow(node)
+            case TransformNode():
+                assert settings is not None
+                kind, is_python, side = OperatorKind.FUNCTION, True, getattr(node.function, "side", None)
+                name = f"{settings.name} [{side}]" if side else settings.name
+                does = "lookup join" if hasattr(node.function, "join") else "function of single records"
+                does = "async function" if is_async(node.function) else does
+        runs_in = RunsIn.PYTHON if is_python else RunsIn.JVM
+        tasks, runs = self._parallelism[node], self._runs[node]
+        own = self.ids[node]
+        return JobOperator(own, uid, name, does, kind, runs_in, keys, tasks, groups, runs, edges, shares)
 
     def _id_of(self, node: _Node, edges: Sequence[JobEdge]) -> str:
         """Return an id that depends on nothing but the program: the same in every process."""
         if isinstance(node, SourceNode | KeyedNode | SinkNode):
             return _digest(["uid", node.uid])
-        place = [_sort_of(node), [[e.source, e.ship.value, e.output, e.entry] for e in edges]]
+        sort = "timestamps"
+        if isinstance(node, TransformNode):
+            sort = "transform" if _settings_of(node) is None else type(node.function).__name__
+        place = [sort, [[e.source, e.ship.value, e.output, e.entry] for e in edges]]
         number = 0
-        while (found := _digest([*place, number])) in self._ids.values():
+        while (found := _digest([*place, number])) in self.ids.values():
             number += 1
         return found
 
-    def _tasks_of(self, node: _Node, arriving: Sequence[_Arriving]) -> int | None:
+    def _tasks_of(self, node: _Node, arriving: Mapping[tuple[_Node, int, str], JobEdge]) -> int | None:
         if isinstance(node, KeyedNode):
             return self._tasks
-        settings = None if isinstance(node, SourceNode | SinkNode) else _settings_of(node)
+        settings = _settings_of(node)
         if settings is not None and settings.parallelism is not None:
             return int(settings.parallelism)
         if len(arriving) != 1:
             return None
-        (one,) = arriving
-        if one.edge.ship is ShipStrategy.GLOBAL:
+        (((front, *_), edge),) = arriving.items()
+        if edge.ship is ShipStrategy.GLOBAL:
             return 1
-        if one.edge.ship.is_shuffle:
-            return self._moved_to(node)
-        return None if one.edge.ship is ShipStrategy.RESCALE else self._parallelism[one.front]
-
-    def _moved_to(self, node: _Node) -> int:
-        before = node.parent if isinstance(node, TransformNode | TimedNode | SinkNode) else None
-        if isinstance(before, TransformNode) and isinstance(before.function, Spread | ByPartitioner):
-            return before.function.parallelism or self._tasks
-        return self._tasks
+        if edge.ship.is_shuffle:
+            before = node.parent if isinstance(node, TransformNode | TimedNode | SinkNode) else None
+            moved = before.function if isinstance(before, TransformNode) else None
+            asked = moved.parallelism if isinstance(moved, Spread | ByPartitioner) else None
+            return asked or self._tasks
+        return None if edge.ship is ShipStrategy.RESCALE else self._parallelism[front]
 
     def _beside_sources(self) -> Iterator[JobOperator]:
         for source in self._graph.sources:
             for uid in source.source.side_uids(source.uid):
-                front = self._ids.get(source) or _digest(["uid", source.uid])
+                front = self.ids.get(source) or _digest(["uid", source.uid])
                 edge = JobEdge(front, ShipStrategy.FORWARD, Why.EVALUATED, output=uid)
                 own, kind = _digest(["uid", uid]), OperatorKind.SINK
                 yield JobOperator(own, uid, uid, "dead letters", kind, RunsIn.JVM, (), None, None, 1, (edge,))
@@ -422,22 +395,6 @@ def _settings_of(step: _Node) -> TransformSettings | None:
     return getattr(step.function, "settings", None)
 
 
-def _is_of_records(node: _Node) -> bool:
-    return _settings_of(node) is not None
-
-
-def _begins_in_python(node: _Node) -> bool:
-    if isinstance(node, TimedNode):
-        return _is_function(node.strategy.timestamps)
-    return _is_of_records(node)
-
-
-def _ends_in_python(node: _Node) -> bool:
-    if isinstance(node, TimedNode):
-        return _is_function(node.strategy.timestamps) or node.strategy.generator is not None
-    return _is_of_records(node)
-
-
 def _ship_of(step: TransformNode) -> ShipStrategy:
     match step.function:
         case Narrow():
@@ -447,23 +404,8 @@ def _ship_of(step: TransformNode) -> ShipStrategy:
     return ShipStrategy.GLOBAL if step.function == Spread(1) else ShipStrategy.REBALANCE
 
 
-def _where_read(source: Source) -> RunsIn:
-    return RunsIn.JVM if source.kind == Source.kind else RunsIn.PYTHON
-
-
-def _where_staged(sink: Sink) -> RunsIn:
-    in_python = isinstance(sink, TwoPhaseCommitSink) or bool(sink.topics)
-    return RunsIn.PYTHON if in_python else RunsIn.JVM
-
-
 def _is_function(timestamps: object) -> bool:
     return timestamps is not None and not isinstance(timestamps, str | Column)
-
-
-def _sort_of(node: TransformNode | TimedNode) -> str:
-    if isinstance(node, TimedNode):
-        return "timestamps"
-    return "transform" if _settings_of(node) is None else type(node.function).__name__
 
 
 def _key(key: Key) -> str:

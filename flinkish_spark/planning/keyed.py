@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -20,7 +20,7 @@ from flinkish_spark.operators.process import FilterRecords, KeyedProcessOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.between import SharedRows
 from flinkish_spark.planning.declare import (
-    check_late_row,
+    check_late_output,
     check_same_fields,
 )
 from flinkish_spark.planning.factories import (
@@ -33,6 +33,7 @@ from flinkish_spark.planning.factories import (
     RowPatterns,
     Windows,
 )
+from flinkish_spark.planning.meaning import meaning_of
 from flinkish_spark.planning.sent_columns import (
     RENAME,
     Folded,
@@ -42,10 +43,12 @@ from flinkish_spark.planning.sent_columns import (
     transport_of,
     without_event_times,
 )
+from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedNode, SideNode
 from flinkish_spark.planning.times import SourceMarkers, subtask_in
-from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
+from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import ScanRole
+from flinkish_spark.protocol.savepoints import OperatorShape
 from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import (
@@ -53,7 +56,6 @@ from flinkish_spark.transport.blocks import (
     BlockPacker,
     BlockUnpacker,
     Calls,
-    Combine,
     TimeReport,
 )
 from flinkish_spark.transport.branches import INPUT, DealBlocks, DealtBlocks, Takes
@@ -73,28 +75,69 @@ from flinkish_spark.worker.keyed_operator import (
 )
 from flinkish_spark.worker.runners import InputShape, RowShape
 
+STATE_DDL = "value BINARY"
+#: When a key group's entries move out of its state value; tests that crash jobs make it small.
+BASE_POLICY = BasePolicy()
+
 
 @dataclass(frozen=True)
-class KeyedRoutes:
+class KeyedParts:
+    """What a keyed operator's plan is made of."""
+
+    node: KeyedNode
+    #: In their order, by entry.
+    inputs: tuple[KeyedInput, ...]
+    #: Outputs of operators in front, in one frame with the inputs, that those behind this one read.
+    passing: tuple[KeyedInput, ...]
+    #: The operator's among those who report to the driver.
+    number: int
+    bundling: Bundling
+    #: The side outputs that are read.
+    sides: Sequence[SideNode]
+    #: Key groups and their state, if the lineage begins with state of this operator.
+    seed: DataFrame | None
+    #: Of the sources that it reads itself, if latency is measured; those of others come with the rows.
+    markers: SourceMarkers | None
+    #: What errors call it beside its uid; empty if nobody has said one.
+    name: str
+    #: Tells what it adds to accumulators from what others add; empty in all chains but the first.
+    counts_as: str
+    #: Name of the chain in which it runs.
+    chain: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Operator:
+    """A keyed operator before its rows are brought to it."""
+
+    parts: KeyedParts
     routing: Routing
-    #: Its number among those who report to the driver.
-    operator: int
-    #: Whether one of its inputs is broadcast.
-    has_broadcast: bool
-    uid: str
-    counts_as: str = ""
+    #: What travels of its inputs, and behind them of what passes it.
+    sent: tuple[Sent, ...]
+    #: Fields of the main output, of side outputs, and of what passes, as they stand in the frame.
+    outputs: tuple[T.StructType, ...]
+    spec: KeyedOperatorSpec
 
-    def of_inputs(self, inputs: Sequence[KeyedInput], sent: Sequence[Sent]) -> DataFrame:
-        """Send a packed record to its key group's route, and a barrier to every partition of the operator."""
-        return rows_of_operators([self], [inputs], [sent])
+    @property
+    def has_broadcast(self) -> bool:
+        return isinstance(self.parts.node.function, BroadcastFunctions)
 
-    def of_seed(self, seed: DataFrame, uid: str) -> DataFrame:
+    @property
+    def timed(self) -> tuple[bool, ...]:
+        """Whether rows of each output have event times."""
+        shape = self.spec.shape
+        return (*(shape.with_times for _ in shape.outputs), *(one.has_times for one in self.parts.passing))
+
+    def with_seed(self, rows: DataFrame) -> DataFrame:
         """Send each key group its state, which the first micro-batch brings."""
+        seed, routing = self.parts.seed, self.routing
+        if seed is None:
+            return rows
         # What partitions keep beside their key groups goes to every partition, which chooses: there may be
         # another number of them.
         group = F.col("key_group")
-        own_route = F.array(F.element_at(_int_array(self.routing.of_group), group + 1))
-        routes = F.when(group <= C.FIRST_PARTITION_GROUP, _int_array(self.routing.of_broadcast)).otherwise(
+        own_route = F.array(F.element_at(_int_array(routing.of_group), group + 1))
+        routes = F.when(group <= C.FIRST_PARTITION_GROUP, _int_array(routing.of_broadcast)).otherwise(
             own_route
         )
         states = seed.select(
@@ -105,86 +148,79 @@ class KeyedRoutes:
             group.cast("long").alias(C.SEQUENCE),
             F.col("value").alias(C.BLOCK),
         )
-        return named_scan(states, ScanRole.SEED, uid)
+        return rows.unionByName(named_scan(states, ScanRole.SEED, self.parts.node.uid))
 
     def packer(self, number: int, given: KeyedInput, sent: Sent) -> BlockPacker:
-        first_barrier = self.routing.of_barrier[0]
-        return BlockPacker(
-            arrow_schema(sent.transport.schema),
-            None if given.reports_as is None else TimeReport(given.reports_as, first_barrier),
-            self._combine(number, sent),
-            number,
-            copies=self.routing.of_broadcast if given.distribution is Distribution.BROADCAST else (),
-            calls=self._calls(given.distribution),
-        )
-
-    def _combine(self, number: int, sent: Sent) -> Combine | None:
-        if sent.folded is None or sent.folded.combiner is None:
-            return None
-        counts_as = f"{self.counts_as}/input {number}" if self.counts_as else ""
-        return BlamedCombine(self.uid, self.routing.bundling.key_groups, sent.folded.combiner, counts_as)
-
-    @property
-    def control_routes(self) -> ControlRoutes:
-        return ControlRoutes(self.routing, self.operator, self.has_broadcast)
-
-    def _calls(self, distribution: Distribution) -> Calls | None:
-        """Return whom records call besides where there is a broadcast side."""
+        uid, counts_as, combine = self.parts.node.uid, self.parts.counts_as, None
+        if sent.folded is not None and sent.folded.combiner is not None:
+            own = f"{counts_as}/input {number}" if counts_as else ""
+            combine = BlamedCombine(uid, self.parts.bundling.key_groups, sent.folded.combiner, own)
+        is_broadcast = given.distribution is Distribution.BROADCAST
+        calls = None
         # A key group needs that of its partition before it. What a broadcast element wants done with keyed
         # state concerns all key groups.
-        if not self.has_broadcast or distribution in (Distribution.BY_CHANNEL, Distribution.PASSING):
-            return None
-        is_broadcast = distribution is Distribution.BROADCAST
-        return Calls(self.operator, self.routing.of_bundle if is_broadcast else self.routing.of_broadcast)
+        if self.has_broadcast and given.distribution in (Distribution.BY_KEY, Distribution.BROADCAST):
+            called = self.routing.of_bundle if is_broadcast else self.routing.of_broadcast
+            calls = Calls(self.parts.number, called)
+        return BlockPacker(
+            arrow_schema(sent.transport.schema),
+            None if given.reports_as is None else TimeReport(given.reports_as, self.routing.of_barrier[0]),
+            combine,
+            number,
+            copies=self.routing.of_broadcast if is_broadcast else (),
+            calls=calls,
+        )
 
-    def of_control(self) -> Column:
+    def control_routes(self) -> Column:
         """Return the routes of a control row: a barrier goes everywhere, a call to its key group."""
-        kind = F.col(C.KIND)
-        is_own_call = (kind == int(C.Kind.WAKE)) & (F.col(C.CHANNEL) == self.operator)
-        called = F.element_at(_int_array(self.routing.of_bundle), F.col(C.SEQUENCE).cast("int") + 1)
-        also = _int_array(self.routing.of_broadcast) if self.has_broadcast else None
-        all_called = F.array(called) if also is None else F.concat(F.array(called), also)
-        routes = F.when(kind == int(C.Kind.BARRIER), _int_array(self.routing.of_barrier))
-        same = F.get(_int_array(self.routing.of_barrier), subtask_in(F.col(C.CHANNEL)))
+        kind, routing = F.col(C.KIND), self.routing
+        is_own_call = (kind == int(C.Kind.WAKE)) & (F.col(C.CHANNEL) == self.parts.number)
+        called = F.array(F.element_at(_int_array(routing.of_bundle), F.col(C.SEQUENCE).cast("int") + 1))
+        if self.has_broadcast:
+            called = F.concat(called, _int_array(routing.of_broadcast))
+        routes = F.when(kind == int(C.Kind.BARRIER), _int_array(routing.of_barrier))
+        same = F.get(_int_array(routing.of_barrier), subtask_in(F.col(C.CHANNEL)))
         routes = routes.when(kind == int(C.Kind.MARKER), F.array(same))
         # Reports to the driver, and calls of operators behind this one, only pass by: one partition will do.
-        return routes.when(is_own_call, all_called).otherwise(_int_array(self.routing.of_barrier[:1]))
+        return routes.when(is_own_call, called).otherwise(_int_array(routing.of_barrier[:1]))
 
 
-def rows_of_operators(
-    routes: Sequence[KeyedRoutes],
-    inputs: Sequence[Sequence[KeyedInput]],
-    sent: Sequence[Sequence[Sent]],
-    chains: Sequence[str] = (),
-) -> DataFrame:
-    """Send rows into operators that share tasks; what several inputs of them read is scanned once."""
+def _rows_of(operators: Sequence[_Operator]) -> DataFrame:
+    """Send rows into operators that share tasks; what several inputs of them read is scanned once.
+
+    A packed record goes to its key group's route, and a barrier to every partition of the operators.
+    """
+    shares = [
+        _Share(place, number, one, given, sent)
+        for place, one in enumerate(operators)
+        for number, (given, sent) in enumerate(
+            zip((*one.parts.inputs, *one.parts.passing), one.sent, strict=True)
+        )
+    ]
     together: dict[int, list[_Share]] = {}
-    for place, parts in enumerate(zip(routes, inputs, sent, strict=True)):
-        for number, (given, one) in enumerate(zip(*parts[1:], strict=True)):
-            share = _Share(place, number, parts[0], given, one)
-            frame = given.frames[0] if given.shared is None else given.shared.frame
-            together.setdefault(id(frame), []).append(share)
-    frames = [_packed(shares, chains) for shares in together.values()]
-    apart = [[at for at, given in enumerate(own) if len(given.frames) == 2] for own in inputs]
-    targets = [(one.of_control(), own) for one, own in zip(routes, apart, strict=True) if own]
-    if targets:
-        # Whatever their records come from, they share the barriers of the control source, or there is one
-        # of them.
-        barriers = next(given.frames[1] for own in inputs for given in own if len(given.frames) == 2)
-        frames.append(named_scan(_spread(barriers, targets), ScanRole.BARRIERS))
-    rows = frames[0]
-    for frame in frames[1:]:
-        rows = rows.unionByName(frame)
-    return rows
+    for share in shares:
+        together.setdefault(id(share.frame), []).append(share)
+    frames = [_packed(own, is_alone=len(operators) == 1) for own in together.values()]
+    apart = [share for share in shares if len(share.given.frames) == 2]
+    if apart:
+        # Of a control source there is one frame, whichever input has it.
+        targets = [
+            (one.control_routes(), [share.number for share in apart if share.operator is one])
+            for one in dict.fromkeys(share.operator for share in apart)
+        ]
+        frames.append(named_scan(_spread(apart[0].given.frames[1], targets), ScanRole.BARRIERS))
+    return reduce(DataFrame.unionByName, frames)
 
 
 @dataclass(frozen=True)
 class _Share:
     """One input of operators that share a frame; what is computed for it has its place in the name."""
 
+    #: Of the operator among those that share tasks.
     place: int
+    #: Of the input among the operator's.
     number: int
-    routes: KeyedRoutes
+    operator: _Operator
     given: KeyedInput
     sent: Sent
 
@@ -231,7 +267,7 @@ class _Share:
     def record_routes(self) -> RecordRoutes:
         names, shared = self.names, self.given.shared
         return RecordRoutes(
-            self.routes.routing,
+            self.operator.routing,
             self.given.distribution,
             tuple(names[name] for name in self.sent.chosen.key_names),
             f"{self._prefix}{C.KEY_HASH}",
@@ -240,7 +276,7 @@ class _Share:
         )
 
     def dealt(self, marks: Sequence[str], takes: Takes) -> DealtBlocks:
-        packer = self.routes.packer(self.number, self.given, self.sent)
+        packer = self.operator.packer(self.number, self.given, self.sent)
         names, routes = self.names, self.record_routes
         columns = (routes.hash_name, *names.values(), *marks)
         return DealtBlocks(routes.route_name, columns, (C.KEY_HASH, *names, *marks), packer, takes)
@@ -253,7 +289,7 @@ def _is_own(rows: SharedRows) -> Column:
     return found & (F.col(C.KIND) == int(C.Kind.RECORD)) if C.KIND in rows.frame.columns else found
 
 
-def _packed(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
+def _packed(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
     """Return the blocks of inputs whose rows stand in one frame, and the control rows between them."""
     # A record may be for several, with another route to each; so its routes are among the columns.
     frame, first = shares[0].frame, shares[0].place
@@ -266,11 +302,12 @@ def _packed(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
         own = one.record_routes.own
         wanted |= dict.fromkeys([*one.names.values(), *own.columns])
     # Behind all expressions of the user's, which might know the columns by an alias.
-    narrow = C.behind_select(frame, [*wanted], lambda rows: _scan_of(rows, shares, chains))
-    controls = {one.place: one.routes.control_routes for one in shares} if has_control else {}
+    narrow = C.behind_select(frame, [*wanted], lambda rows: _scan_of(rows, shares, is_alone=is_alone))
+    operators = dict.fromkeys(one.operator for one in shares) if has_control else ()
+    controls = (ControlRoutes(one.routing, one.parts.number, one.has_broadcast) for one in operators)
     route = RouteRows(
         tuple(one.record_routes for one in shares),
-        tuple(controls.values()),
+        tuple(controls),
         T.StructType([narrow.schema[name] for name in wanted]),
     )
     takes = [Takes.ALL] + [Takes.BARRIERS if one.place == first else Takes.NONE for one in shares[1:]]
@@ -278,16 +315,14 @@ def _packed(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
     return C.map_in_arrow(C.map_in_arrow(narrow, route, route.columns), deal, deal.columns)
 
 
-def _scan_of(frame: DataFrame, shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
-    """Return a frame so that the source in it is known by the first input, and by the chains of others."""
-    sources = [one.given.source for one in shares]
-    if sources[0] is None:
+def _scan_of(frame: DataFrame, shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
+    """Return a frame so that the source in it is known by its name, and by the chains of all who read it."""
+    named = [(one.operator.parts.chain, one.given.source) for one in shares]
+    inputs = [(chain, name) for chain, name in named if name is not None]
+    if not inputs:
         return frame
-    if not chains:
-        return named_scan(frame, ScanRole.RECORDS, sources[0])
-    inputs = [(chains[one.place], source) for one, source in zip(shares, sources, strict=True)]
-    named = tuple((chain, name) for chain, name in inputs if name is not None)
-    return named_scan(frame, ScanRole.RECORDS, named[0][1], named)
+    # What is read for one operator alone may stand in several chains.
+    return named_scan(frame, ScanRole.RECORDS, inputs[0][1], () if is_alone and len(inputs) == 1 else inputs)
 
 
 def _spread(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]) -> DataFrame:
@@ -313,143 +348,54 @@ def _int_array(values: Sequence[int]) -> Column:
     return F.expr(f"array({', '.join(map(str, values))})")
 
 
-STATE_DDL = "value BINARY"
-#: When a key group's entries move out of its state value; tests that crash jobs make it small.
-BASE_POLICY = BasePolicy()
-
-
-@dataclass(frozen=True)
-class KeyedParts:
-    """What a keyed operator's plan is made of besides its node."""
-
-    #: In their order, by entry.
-    inputs: tuple[KeyedInput, ...]
-    #: The operator's among those who report to the driver.
-    number: int
-    partitions: int
-    #: Of key groups; see :class:`.Bundling`.
-    bundles_per_partition: int = BUNDLES_PER_PARTITION
-    #: Outputs of operators in front, in one frame with the inputs, that those behind this one read.
-    passing: tuple[KeyedInput, ...] = ()
-    #: The side outputs that are read.
-    sides: Sequence[SideNode] = ()
-    #: Key groups and their state, if the lineage begins with state of this operator.
-    seed: DataFrame | None = None
-    #: Of the sources that it reads itself, if latency is measured; those of others come with the rows.
-    markers: SourceMarkers | None = None
-    #: What errors call it beside its uid; empty if nobody has said one.
-    name: str = ""
-    #: Tells what it adds to accumulators from what others add; empty in all chains but the first.
-    counts_as: str = ""
-    #: Name of the chain in which it runs.
-    chain: str = ""
-
-
-@dataclass(frozen=True)
-class KeyedPlan:
-    #: Control columns and fields; the fields of side outputs stand behind those of the main output, and
-    #: behind them those of outputs that have passed. Operators that share tasks have one frame.
-    frame: DataFrame
-    #: Of its key, as Spark writes them.
-    key_types: tuple[str, ...]
-    #: Columns of `frame` with the fields of each output, the main one first.
-    outputs: tuple[tuple[str, ...], ...]
-    #: Of each output, whether its rows have event times.
-    timed: tuple[bool, ...]
-    #: Of the main output.
-    schema: T.StructType
-    #: Which of the outputs the main one is.
-    first_output: int = 0
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """What is known of an operator before its rows are brought to it."""
-
-    node: KeyedNode
-    parts: KeyedParts
-    routes: KeyedRoutes
-    #: What travels of its inputs.
-    sent: tuple[Sent, ...]
-    #: The same of what passes it.
-    passing: tuple[Sent, ...]
-    #: Fields of the main output, of side outputs, and of what passes, as they stand in the frame.
-    outputs: tuple[T.StructType, ...]
-    spec: KeyedOperatorSpec
-
-    @property
-    def main(self) -> T.StructType:
-        return self.spec.shape.outputs[0]
-
-    @property
-    def timed(self) -> tuple[bool, ...]:
-        shape = self.spec.shape
-        return (*(shape.with_times for _ in shape.outputs), *(one.has_times for one in self.parts.passing))
-
-    @property
-    def key_types(self) -> tuple[str, ...]:
-        return tuple(kind.simpleString() for kind in self.spec.shape.key_types)
-
-    def beside(self, rows: DataFrame) -> DataFrame:
-        parts, routing = self.parts, self.routes.routing
-        if parts.seed is not None:
-            rows = rows.unionByName(self.routes.of_seed(parts.seed, self.node.uid))
-        if parts.markers is not None:
-            rows = rows.unionByName(parts.markers.routed(routing.of_barrier))
-        return rows
-
-
-def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
-    one = _prepared(node, parts)
-    rows = one.beside(one.routes.of_inputs((*parts.inputs, *parts.passing), (*one.sent, *one.passing)))
-    frame = _applied(rows, KeyedOperator(one.spec), [one])
-    outputs = tuple(tuple(fields.names) for fields in one.outputs)
-    return KeyedPlan(frame, one.key_types, outputs, one.timed, one.main)
-
-
-def plan_shared(operators: Sequence[tuple[KeyedNode, KeyedParts]]) -> list[KeyedPlan]:
-    """Plan operators that share tasks: one pass over one frame, with the outputs of each."""
-    found: list[_Prepared] = []
-    for place, (node, parts) in enumerate(operators):
+def plan_operators(operators: Sequence[KeyedParts]) -> list[tuple[TaggedStream, OperatorShape]]:
+    """Plan operators that share tasks: one pass over one frame, with the outputs of each, main ones first."""
+    found: list[_Operator] = []
+    for place, parts in enumerate(operators):
         own = None if len(operators) == 1 else place
-        found.append(_prepared(node, parts, own, sum(len(one.outputs) for one in found)))
-    rows = rows_of_operators(
-        [one.routes for one in found],
-        [one.parts.inputs for one in found],
-        [one.sent for one in found],
-        [one.parts.chain for one in found],
-    )
+        found.append(_operator_of(parts, own, sum(len(one.outputs) for one in found)))
+    rows = _rows_of(found)
     for one in found:
-        rows = one.beside(rows)
+        rows = one.with_seed(rows)
+        if one.parts.markers is not None:
+            rows = rows.unionByName(one.parts.markers.routed(one.routing.of_barrier))
     run = tuple(KeyedOperator(one.spec) for one in found)
-    frame = _applied(rows, run[0] if len(run) == 1 else SharedTasks(run), found)
-    outputs = tuple(tuple(fields.names) for one in found for fields in one.outputs)
-    timed = tuple(of_output for one in found for of_output in one.timed)
-    return [KeyedPlan(frame, one.key_types, outputs, timed, one.main, one.spec.first_output) for one in found]
-
-
-def _applied(
-    rows: DataFrame, operator: KeyedOperator | SharedTasks, prepared: Sequence[_Prepared]
-) -> DataFrame:
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
-        operator, EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout
+        run[0] if len(run) == 1 else SharedTasks(run),
+        EMITTED,
+        STATE_DDL,
+        "append",
+        GroupStateTimeout.NoTimeout,
     )
-    timed = tuple(of_output for one in prepared for of_output in one.timed)
-    unpacker = BlockUnpacker(tuple(fields for one in prepared for fields in one.outputs), timed)
-    named = named_operators(applied, [one.node.uid for one in prepared])
-    return C.map_in_arrow(named, unpacker, unpacker.columns)
+    timed = tuple(of_output for one in found for of_output in one.timed)
+    fields = tuple(of_output for one in found for of_output in one.outputs)
+    unpacker = BlockUnpacker(fields, timed)
+    named = named_operators(applied, [one.parts.node.uid for one in found])
+    frame = C.map_in_arrow(named, unpacker, unpacker.columns)
+    outputs = tuple(tuple(of_output.names) for of_output in fields)
+    made = []
+    for one in found:
+        node, shape = one.parts.node, one.spec.shape
+        stream = TaggedStream(
+            frame,
+            shape.outputs[0],
+            frozenset(range(one.parts.bundling.partitions)),
+            outputs=outputs if len(outputs) > 1 else (),
+            timed=timed,
+            side=one.spec.first_output,
+            by_workers=frame,
+        )
+        key_types = tuple(kind.simpleString() for kind in shape.key_types)
+        made.append((stream, OperatorShape(node.max_parallelism, key_types, meaning_of(node))))
+    return made
 
 
-def _prepared(
-    node: KeyedNode, parts: KeyedParts, place: int | None = None, first_output: int = 0
-) -> _Prepared:
+def _operator_of(parts: KeyedParts, place: int | None, first_output: int) -> _Operator:
     """Return what is known of an operator; `place` is that among those that share tasks with it."""
-    bundling = Bundling(node.max_parallelism, parts.partitions, parts.bundles_per_partition)
-    routing = Routing(bundling, place or 0)
+    node, routing = parts.node, Routing(parts.bundling, place or 0)
     sent = tuple(columns_sent(node, given) for given in parts.inputs)
-    has_broadcast = isinstance(node.function, BroadcastFunctions)
-    routes = KeyedRoutes(routing, parts.number, has_broadcast, node.uid, parts.counts_as)
-    passing = tuple(_whole(node, given) for given in parts.passing)
+    whole = [transport_of(node, given, ()) for given in parts.passing]
+    passing = tuple(Sent(one, one) for one in whole)
     has_times = all(one.has_times for one in parts.inputs)
     operator, shape = operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
     # Functions know the names that were declared; in the frame no name may be there twice.
@@ -459,7 +405,7 @@ def _prepared(
     outputs = (first, *(_renamed(fields, first_output + number) for number, fields in enumerate(sides, 1)))
     spec = KeyedOperatorSpec(
         uid=node.uid,
-        bundling=bundling,
+        bundling=parts.bundling,
         operator=operator,
         shape=shape,
         upstream_channels=tuple(given.channels for given in (*parts.inputs, *parts.passing)),
@@ -471,24 +417,18 @@ def _prepared(
         base_policy=BASE_POLICY,
         name=parts.name,
         passing=tuple(
-            PassingRows(arrow_schema(one.transport.schema), _passing_columns(one), number)
-            for number, one in enumerate(passing, start=len(shape.outputs))
+            PassingRows(
+                arrow_schema(one.schema),
+                tuple(name for name in (C.TIME, *one.field_names) if name in one.schema.names),
+                number,
+            )
+            for number, one in enumerate(whole, start=len(shape.outputs))
         ),
         counts_as=parts.counts_as,
         chain=parts.chain,
         first_output=first_output,
     )
-    return _Prepared(node, parts, routes, sent, passing, outputs, spec)
-
-
-def _whole(node: KeyedNode, given: KeyedInput) -> Sent:
-    transport = transport_of(node, given, ())
-    return Sent(transport, transport)
-
-
-def _passing_columns(sent: Sent) -> tuple[str, ...]:
-    times = (C.TIME,) if C.TIME in sent.transport.schema.names else ()
-    return (*times, *sent.transport.field_names)
+    return _Operator(parts, routing, (*sent, *passing), outputs, spec)
 
 
 def operator_and_shape(
@@ -503,7 +443,18 @@ def operator_and_shape(
     schemas = _schemas(node, inputs)
     main = _main_output(node, schemas, sent[0].folded)
     shape = RowShape(
-        inputs=tuple(map(_input_shape, inputs, sent)),
+        inputs=tuple(
+            InputShape(
+                schema=arrow_schema(one.transport.schema),
+                fields=tuple(given.schema.names if one.folded is None else one.folded.fields),
+                field_columns=one.transport.field_names,
+                key_columns=one.transport.key_names,
+                is_behind_operator=given.source is None,
+                entry=given.entry,
+                distribution=given.distribution,
+            )
+            for given, one in zip(inputs, sent, strict=True)
+        ),
         key_types=_key_types(node, inputs, sent),
         outputs=(main, *(side.output for side in sides)),
         side_names=tuple(side.tag.name for side in sides),
@@ -511,19 +462,6 @@ def operator_and_shape(
     )
     tags = [side.tag for side in sides]
     return _operator(node, schemas, sent[0].folded, tags, has_times=has_times), shape
-
-
-def _input_shape(given: KeyedInput, sent: Sent) -> InputShape:
-    fields = given.schema.names if sent.folded is None else sent.folded.fields
-    return InputShape(
-        schema=arrow_schema(sent.transport.schema),
-        fields=tuple(fields),
-        field_columns=sent.transport.field_names,
-        key_columns=sent.transport.key_names,
-        is_behind_operator=given.source is None,
-        entry=given.entry,
-        distribution=given.distribution,
-    )
 
 
 def _schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType]:
@@ -606,5 +544,5 @@ def _operator(
         for tag, schema in function.late_outputs(*schemas):
             # What is read by that name may be declared by another tag: both sides' may have one name.
             for declared in (tag, *(one for one in read if one.name == tag.name)):
-                check_late_row(declared, schema, node.uid)
+                check_late_output(declared, schema, node.uid, types_may_differ=True)
     return function.create(*schemas)

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flinkish_spark.operators.recorded_answers import Readers
 from flinkish_spark.planning.beginning import NOTHING, Beginning
-from flinkish_spark.planning.counting import NOTHING_COUNTS, Counting
-from flinkish_spark.planning.stream_graph import Base, KeyedNode, Path, StreamGraph
+from flinkish_spark.planning.partitioning import ByPartitioner
+from flinkish_spark.planning.stream_graph import (
+    Base,
+    KeyedEntry,
+    KeyedNode,
+    KeyFunction,
+    Path,
+    SideNode,
+    Step,
+    StreamGraph,
+    TransformNode,
+    Upstream,
+    operator_of,
+    upstreams,
+)
+from flinkish_spark.planning.transforms import LookupTransform, RowTransform
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout
 
 
@@ -81,6 +95,97 @@ class Asking:
 
 
 @dataclass(frozen=True, eq=False)
+class Counting:
+    """Where each function and operator counts; it may stand in several places."""
+
+    #: By function or operator the node and the chain in which it counts, in the order of the plan.
+    first: Mapping[object, tuple[object, Chain]]
+    #: Numbers of steps, by identity, in the same order.
+    steps: Mapping[int, int]
+
+    def counts(self, known_as: object, node: object, chain: Chain) -> bool:
+        return known_as in self.first and self.first[known_as] == (node, chain)
+
+    def on_path(self, path: Path, chain: Chain) -> tuple[bool, ...]:
+        """Return what counts of all that a path in a chain has: paths that differ in it are planned apart."""
+        functions = [(counted_as(step), step) for step in path.steps]
+        operators = [(node.uid, node) for node in operators_below(path.base)]
+        return tuple(
+            self.counts(known_as, node, chain)
+            for known_as, node in [*operators, *functions]
+            if known_as is not None
+        )
+
+    def step(self, step: TransformNode, chain: Chain, path: Path, *front: str) -> TransformNode:
+        """Return a step whose function knows as what it counts, if it does; `front` tells its paths apart."""
+        function, known_as = step.function, counted_as(step)
+        if known_as is None or not self.counts(known_as, step, chain):
+            return step
+        number = list(self.first).index(known_as)
+        taken = ".".join(str(self.steps[id(one)]) for one in path.steps)
+        base = path.base
+        named = f"{base.parent.uid}.{base.tag.name}" if isinstance(base, SideNode) else base.uid
+        counts_as = f"function {number:04}/{chain.name}/{','.join((*front, named, taken))}"
+        if isinstance(function, RowTransform):
+            row = replace(function.function, counts_as=counts_as)
+            return TransformNode(step.parent, replace(function, function=row))
+        assert isinstance(function, LookupTransform | ByPartitioner)
+        return TransformNode(step.parent, replace(function, counts_as=counts_as))
+
+    def between(self, upstream: Upstream, chain: Chain) -> Upstream:
+        """Return what an operator reads of another one, with functions that know as what they count."""
+        inputs = []
+        for one in upstream.inputs:
+            numbered = enumerate(one.paths)
+            paths = (self._counted(path, chain, str(one.entry), str(number)) for number, path in numbered)
+            inputs.append(replace(one, paths=tuple(paths)))
+        return Upstream(tuple(inputs))
+
+    def _counted(self, path: Path, chain: Chain, *front: str) -> Path:
+        return path.changed(lambda step: self.step(step, chain, path, *front))
+
+    def entry(self, node: KeyedNode, at: int, chain: Chain, of: str) -> KeyedEntry:
+        """Return an entry of an operator whose key functions know as what they count."""
+        entry = node.entries[at]
+        if not self.counts(node.uid, node, chain):
+            return entry
+        counts_as = f"{node.uid}/{chain.name}/keys {at} {of}"
+        keys = (
+            replace(key, counts_as=counts_as) if isinstance(key, KeyFunction) else key for key in entry.keys
+        )
+        return replace(entry, keys=tuple(keys))
+
+    def keys(self, node: KeyedNode, chain: Chain, of: str) -> KeyedNode:
+        entries = (self.entry(node, at, chain, of) for at in range(len(node.entries)))
+        return replace(node, entries=tuple(entries))
+
+    def operator(self, node: KeyedNode, chain: Chain) -> str:
+        """Return as what an operator counts; empty if it does not."""
+        return f"{node.uid}/{chain.name}" if self.counts(node.uid, node, chain) else ""
+
+
+def counted_as(step: Step) -> object:
+    """Return what is one function where it is counted, if it can add to accumulators; else None."""
+    # Its outputs are nodes of their own, each of which runs all of it. Two connected streams have other
+    # calls.
+    match step.function if isinstance(step, TransformNode) else None:
+        case RowTransform(function=function) as transform if function.rich is not None:
+            return id(transform.settings), id(step.parent), getattr(function.call, "__name__", "")
+        case LookupTransform() as transform if transform.join.function is not None:
+            return id(transform.settings), id(step.parent), ""
+        case ByPartitioner() as transform if transform.rich is not None:
+            return id(transform), id(step.parent), ""
+    return None
+
+
+def operators_below(base: Base) -> tuple[KeyedNode, ...]:
+    operator = operator_of(base)
+    if operator is None:
+        return ()
+    return (operator, *(node for upstream in upstreams(operator) for node in operators_below(upstream.base)))
+
+
+@dataclass(frozen=True, eq=False)
 class LogicalPlan:
     graph: StreamGraph
     beginning: Beginning = NOTHING
@@ -97,7 +202,7 @@ class LogicalPlan:
     #: By async operator and path (place_async_calls).
     calls: Mapping[tuple[str, str], Asking] = field(default_factory=dict)
     #: Which functions add to accumulators, and as what (count_functions).
-    counting: Counting = NOTHING_COUNTS
+    counting: Counting = field(default_factory=lambda: Counting({}, {}))
 
     @property
     def may_share(self) -> bool:

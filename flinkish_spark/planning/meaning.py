@@ -67,15 +67,15 @@ HARMLESS: Mapping[type, frozenset[str]] = {
     AggregateWindow: frozenset({"aggregate", "accumulator_type", "then"}),
     ReduceWindow: frozenset({"reduce", "then"}),
     ProcessWindow: frozenset({"process"}),
-    Reducing: frozenset({"reduce", "ttl", "needs_event_time"}),
+    Reducing: frozenset({"reduce", "ttl"}),
     ReducingColumns: frozenset({"reduce", "ttl"}),
-    Aggregating: frozenset({"aggregate", "accumulator_type", "ttl", "needs_event_time"}),
+    Aggregating: frozenset({"aggregate", "accumulator_type", "ttl"}),
     AggregatingColumns: frozenset({"aggregate", "accumulator_type", "ttl"}),
-    FoldingElements: frozenset({"ttl", "needs_event_time"}),
+    FoldingElements: frozenset({"ttl"}),
     FoldingColumns: frozenset({"ttl"}),
-    ChangelogAggregating: frozenset({"aggregate", "accumulator_type", "ttl", "needs_event_time"}),
-    ChangelogFolding: frozenset({"ttl", "needs_event_time"}),
-    Normalizing: frozenset({"ttl", "needs_event_time"}),
+    ChangelogAggregating: frozenset({"aggregate", "accumulator_type", "ttl"}),
+    ChangelogFolding: frozenset({"ttl"}),
+    Normalizing: frozenset({"ttl"}),
     # Who joins is decided when a result is made, of elements that wait without a mark of the type.
     **dict.fromkeys(
         (IntervalJoin, WindowJoin),
@@ -91,7 +91,7 @@ HARMLESS: Mapping[type, frozenset[str]] = {
     Stage: frozenset({"name", "condition", "until"}),
     AfterMatchSkip: frozenset({"raises"}),
     # What is kept are rows, which another text reads as well.
-    RowPatterns: frozenset({"keys", "late_output", "needs_event_time"}),
+    RowPatterns: frozenset({"keys", "late_output"}),
 }
 
 #: What is told in place of a field's value.

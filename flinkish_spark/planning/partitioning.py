@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
@@ -23,18 +22,6 @@ from flinkish_spark.worker.functions import AppendColumns, RowFunction, TargetOf
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-class LocatedTransform(ABC):
-    """A DataFrame function that the planner tells where records come from."""
-
-    @abstractmethod
-    def located(self, origins: Origins) -> Self:
-        """Return the same for records of which it is known where they come from."""
-
-    @abstractmethod
-    def __call__(self, frame: DataFrame) -> DataFrame:
-        """Return the transformed frame; called by the planner, or once per micro-batch."""
 
 
 # A row goes where its place says, never where a counter or chance does: a task that Spark repeats must send
@@ -83,7 +70,7 @@ class Narrow:
 
 
 @dataclass(frozen=True)
-class ByPartitioner(LocatedTransform):
+class ByPartitioner:
     """Sends each row to the task that a function chooses."""
 
     name: str

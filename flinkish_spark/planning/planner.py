@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, reduce
 from typing import Any
 
 from pyspark import cloudpickle
@@ -32,8 +32,13 @@ from flinkish_spark.planning.between import (
     transform_records,
     with_times,
 )
-from flinkish_spark.planning.declare import check_same_fields, with_keys_of_all
-from flinkish_spark.planning.inputs import (
+from flinkish_spark.planning.declare import check_same_fields, with_computed_keys
+from flinkish_spark.planning.keyed import KeyedParts, plan_operators
+from flinkish_spark.planning.logical_plan import End, LogicalPlan, Reader, SharedScan, TaskGroup
+from flinkish_spark.planning.optimizer import is_set_apart, optimize, plan_of_stream
+from flinkish_spark.planning.partitioning import ByPartitioner, Spread, shuffle_partitions
+from flinkish_spark.planning.sent_columns import (
+    KeyedInput,
     PlannedStream,
     frames_of,
     has_expression,
@@ -41,13 +46,6 @@ from flinkish_spark.planning.inputs import (
     of_branch,
     of_source,
 )
-from flinkish_spark.planning.keyed import KeyedParts, KeyedPlan, plan_keyed, plan_shared
-from flinkish_spark.planning.logical_plan import End, LogicalPlan, Reader, SharedScan, TaskGroup
-from flinkish_spark.planning.meaning import meaning_of
-from flinkish_spark.planning.optimizer import optimize, plan_of_stream
-from flinkish_spark.planning.partitioning import LocatedTransform, Spread, shuffle_partitions
-from flinkish_spark.planning.rules.set_apart import is_set_apart
-from flinkish_spark.planning.sent_columns import KeyedInput
 from flinkish_spark.planning.sink_rows import (
     DeferredPass,
     PlannedJob,
@@ -56,6 +54,7 @@ from flinkish_spark.planning.sink_rows import (
     TaggedStream,
     fields_in,
     functions_before_sink,
+    sink_workers,
     tag,
 )
 from flinkish_spark.planning.stream_graph import (
@@ -74,17 +73,22 @@ from flinkish_spark.planning.stream_graph import (
     scans_of,
     upstreams,
 )
-from flinkish_spark.planning.times import NO_MARKING, LatencyMarking, NoMarking, plan_times, reporters
-from flinkish_spark.planning.transforms import LookupTransform, RowTransform, Spoiler, Transform, transformed
+from flinkish_spark.planning.times import SourceMarkers, plan_times, reporters
+from flinkish_spark.planning.transforms import (
+    LookupTransform,
+    RowTransform,
+    Spoiler,
+    Transform,
+    frame_function,
+    transformed,
+)
 from flinkish_spark.protocol.alignment import Announced
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout, ScanRole
 from flinkish_spark.protocol.savepoints import OperatorShape
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
-from flinkish_spark.transport.key_hash import can_hash
 from flinkish_spark.transport.routing import Distribution
-from flinkish_spark.transport.sink_rows import ToSinkRows
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import check_field_names
 
@@ -124,14 +128,6 @@ SOURCE_CHANNELS = frozenset({0})
 _Place = tuple[int, tuple[int, ...], str, tuple[str, ...], tuple[bool, ...], bool]
 
 
-@dataclass(frozen=True)
-class _ChainEnd:
-    """A part of the tagged union: the end of a chain."""
-
-    chain: Chain
-    stream: TaggedStream
-
-
 class Planner:
     """Translates one logical plan; each node of it once, however many sinks read it."""
 
@@ -141,15 +137,16 @@ class Planner:
         place: JobPlace,
         partitions: int,
         beginning: Beginning = NOTHING,
-        marking: LatencyMarking | NoMarking = NO_MARKING,
+        marks_latency: bool = False,
         calls: AsyncPlace = NO_PLACE,
         bundles_per_partition: int = BUNDLES_PER_PARTITION,
         recorded: PlanLayout | None = None,
     ) -> None:
         self._spark, self._bundles_per_partition = spark, bundles_per_partition
-        self._beginning, self._marking, self._recorded = beginning, marking, recorded
+        self._beginning, self._recorded, self._marks_latency = beginning, recorded, marks_latency
         self._place, self._async_place = place, calls
         self._partitions = partitions
+        self._control: DataFrame | None = None
         self._planned: dict[_Place, PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
         self._read: dict[str, T.StructType] = {}
@@ -157,15 +154,16 @@ class Planner:
         self._shared: dict[str, TaggedStream] = {}
         #: By chain the plans of what is read behind its operators, where these stand in a line.
         self._lines: dict[str, Mapping[int, TaggedStream]] = {}
+        #: What the tagged union is made of, in its order.
+        self._ends: dict[Chain, TaggedStream] = {}
+        self._in_arrow: set[StreamNode] = set()
         #: Paths that are branches of one scan, by operator and input.
         self._branches: list[tuple[tuple[str, str], ...]] = []
 
-    @cached_property
     def _barriers(self) -> DataFrame:
-        return load_control(self._spark, self._place.control_path).select(*C.CONTROL)
-
-    def _load_barriers(self) -> DataFrame:
-        return self._barriers
+        if self._control is None:
+            self._control = load_control(self._spark, self._place.control_path).select(*C.CONTROL)
+        return self._control
 
     def _begin(self, logical: LogicalPlan) -> None:
         self._logical, self._graph = logical, logical.graph
@@ -177,24 +175,21 @@ class Planner:
         self._begin(optimize(graph, self._beginning, self._recorded))
         for group in self._logical.groups:
             self._plan_group(group)
-        ends: list[_ChainEnd] = []
-        sinks = [*self._plan_sinks(ends), *self._plan_side_outputs(ends)]
-        union = self._united(ends, {part.stream for sink in sinks for part in sink.parts if part.has_async})
-        deferred = self._deferred(ends, sinks)
+        sinks = [*self._plan_sinks(), *self._plan_side_outputs()]
+        union = self._united({part.stream for sink in sinks for part in sink.parts if part.has_async})
+        deferred = self._deferred(sinks)
         time = plan_times(self._logical, lambda path, chain, name: self.stream(path, chain, (name,)))
-        bundlings = {
-            uid: Bundling(shape.max_parallelism, self._partitions, self._bundles_per_partition)
-            for uid, shape in self._operators.items()
-        }
+        bundlings = {uid: self._bundling(shape.max_parallelism) for uid, shape in self._operators.items()}
         return PlannedJob(
             union,
             tuple(sinks),
-            tuple(end.chain for end in ends),
+            tuple(self._ends),
             self._operators,
             replace(time, bundlings=bundlings),
-            self._calls.recordings,
+            tuple(self._calls.recordings.values()),
             tuple(self._branches),
             deferred,
+            frozenset(self._in_arrow),
             self._logical,
             read=self._read,
         )
@@ -202,105 +197,75 @@ class Planner:
     def records(self, graph: StreamGraph, node: StreamNode) -> DataFrame:
         """Return a node's records as a plain streaming DataFrame, outside of any checkpoint."""
         self._begin(plan_of_stream(graph, node))
-        found: DataFrame | None = None
+        frames = []
         for end in self._logical.all_ends:
             rest = list(end.chain.inputs)
             for path in end.paths:
                 own = tuple(rest.pop(0) for _ in scans_of(path.base))
-                frame = _records_of(self.stream(path, end.chain, own))
-                found = frame if found is None else found.unionByName(frame)
-        assert found is not None
-        return found
+                frames.append(_records_of(self.stream(path, end.chain, own)))
+        return reduce(DataFrame.unionByName, frames)
 
-    def _plan_sinks(self, chain_ends: list[_ChainEnd]) -> Iterator[PlannedSink]:
+    def _plan_sinks(self) -> Iterator[PlannedSink]:
         for node in self._graph.sinks:
             ends = self._logical.ends[node.uid]
-            parts = [self._part(chain_ends, self._plan_end(end, node.uid), end.chain) for end in ends]
+            parts = [self._part(self._plan_end(end, node.uid), end.chain) for end in ends]
             schema = parts[0][1]
             for _, other in parts[1:]:
                 check_same_fields(schema, other, f"the sink '{node.uid}'")
             own = tuple(part for part, _ in parts)
             yield PlannedSink(node.uid, node.sink, schema, own, len(self._reporters))
 
-    def _plan_side_outputs(self, chain_ends: list[_ChainEnd]) -> Iterator[PlannedSink]:
+    def _plan_side_outputs(self) -> Iterator[PlannedSink]:
         peers = [sink for node in self._graph.sinks for _, sink in node.sink.parts(node.uid)]
         for source in self._graph.sources:
             for uid in source.source.side_uids(source.uid):
                 chain = Chain((source.uid,), (), (uid,))
                 moved = self._beginning.positioned(source, chain, source.uid)
                 for side in moved.side_outputs(self._spark, source.uid, self._place, peers):
-                    letters = RecordStream(
-                        source.uid, side.frame, Origins(), self._load_barriers, SOURCE_CHANNELS
-                    )
-                    part, schema = self._part(chain_ends, self._with_barriers([letters], chain), chain)
+                    letters = RecordStream(source.uid, side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
+                    part, schema = self._part(self._with_barriers([letters], chain), chain)
                     yield PlannedSink(side.uid, side.sink, schema, (part,), len(self._reporters))
 
-    def _united(self, ends: Sequence[_ChainEnd], asked: set[int]) -> DataFrame:
+    def _united(self, asked: set[int]) -> DataFrame:
         """Return what stands at the ends of all chains; `asked` are those whose records are asked about."""
-        union: DataFrame | None = None
-        for index, end in enumerate(ends):
-            shown = [at for at, other in enumerate(ends) if other.stream.frame is end.stream.frame]
+        ends, frames = list(self._ends.items()), []
+        for index, (chain, stream) in enumerate(ends):
+            shown = [at for at, (_, other) in enumerate(ends) if other.frame is stream.frame]
             if index != shown[0]:
                 continue
+            by_side: list[int] = []
+            if chain.name in self._shared:
+                # Operators that share tasks are several streams; an output that nobody reads is in any.
+                first = {self._shared[ends[at][0].name].side: at for at in shown}
+                for output in range(len(stream.outputs)):
+                    by_side.append(first[output] if output in first else by_side[-1])
             beside = [C.SEQUENCE] if asked.intersection(shown) else []
-            tagged = tag(end.stream, index, beside, self._by_side(ends, shown))
-            named = named_chain(tagged, end.chain)
-            union = named if union is None else union.unionByName(named, allowMissingColumns=True)
-        assert union is not None
-        return union
+            frames.append(named_chain(tag(stream, index, beside, by_side), chain))
+        return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
 
-    def _deferred(self, ends: Sequence[_ChainEnd], sinks: Sequence[PlannedSink]) -> DeferredPass | None:
-        """Return the last pass of the plan, if it makes the rows of one sink alone."""
-        if len(ends) > 1 or len(sinks) > 1 or len(sinks[0].parts) > 1:
-            return None
-        (end,), (part,) = ends, sinks[0].parts
-        stream, schema = end.stream, sinks[0].schema
-        made = None if stream.by_workers is None else C.pass_of(stream.by_workers)
-        if made is None or not all(can_hash(one.dataType) for one in schema):
+    def _deferred(self, sinks: Sequence[PlannedSink]) -> DeferredPass | None:
+        """Return the last pass of the plan, if it makes the rows of all sinks."""
+        (chain, first), *others = self._ends.items()
+        made = None if first.by_workers is None else C.pass_of(first.by_workers)
+        if made is None or any(other.by_workers is not first.by_workers for _, other in others):
             return None
         given, worker = made
-        names = tuple(stream.outputs[stream.side] if stream.outputs else part.fields)
-        rows = ToSinkRows(schema, names, part.side)
-        workers = [worker, rows]
-        if part.transforms:
-            if (functions := part.functions) is None:
-                return None
-            # Named as in the union, where the functions find them.
-            union = T.StructType(
-                [T.StructField(n, f.dataType) for n, f in zip(part.columns, stream.schema, strict=True)]
-            )
-            given_to = ToSinkRows(union, names, part.side, has_hash=False)
-            rows = ToSinkRows(schema, functions.outputs, second=C.HASH)
-            workers = [worker, given_to, *functions.workers, rows]
-        pass_of_all = C.InTurn(tuple(workers))
-        if len(cloudpickle.dumps(pass_of_all)) > _MOST_PICKLED:  # type: ignore[no-untyped-call]
+        workers = {sink.uid: sink_workers(sink, list(self._ends.values())) for sink in sinks}
+        of_sinks = {uid: own for uid, own in workers.items() if own is not None}
+        size = len(cloudpickle.dumps((worker, of_sinks)))  # type: ignore[no-untyped-call]
+        if len(of_sinks) < len(workers) or size > _MOST_PICKLED:
             return None
-        named = named_scan(given, ScanRole.RECORDS, stream.source) if stream.source else given
-        return DeferredPass(named_chain(named, end.chain), pass_of_all, rows.columns)
+        named = named_scan(given, ScanRole.RECORDS, first.source) if first.source else given
+        return DeferredPass(named_chain(named, chain), worker, of_sinks)
 
-    def _by_side(self, ends: Sequence[_ChainEnd], shown: Sequence[int]) -> list[int]:
-        """Return by output which stream of the union it is, where operators that share tasks are several."""
-        if ends[shown[0]].chain.name not in self._shared:
-            return []
-        first = {self._shared[ends[at].chain.name].side: at for at in shown}
-        found: list[int] = []
-        for output in range(len(ends[shown[0]].stream.outputs)):
-            found.append(first[output] if output in first else found[-1])
-        return found
-
-    def _part(
-        self, ends: list[_ChainEnd], tagged: TaggedStream, chain: Chain
-    ) -> tuple[SinkPart, T.StructType]:
-        index = next((i for i, end in enumerate(ends) if end.chain == chain), len(ends))
-        if index == len(ends):
-            ends.append(_ChainEnd(chain, replace(tagged, transforms=())))
-        fields = tuple(tagged.schema.names)
-        places = fields_in(tagged)
+    def _part(self, tagged: TaggedStream, chain: Chain) -> tuple[SinkPart, T.StructType]:
+        frame = self._ends.setdefault(chain, replace(tagged, transforms=())).frame
+        fields, places = tuple(tagged.schema.names), fields_in(tagged)
         own = tagged.outputs[tagged.side] if tagged.outputs else fields
-        frame = ends[index].stream.frame
-        named_by = next(i for i, end in enumerate(ends) if end.stream.frame is frame)
+        named_by = next(i for i, end in enumerate(self._ends.values()) if end.frame is frame)
         columns = tuple(f"s{named_by}_{places.index(name)}" for name in own)
         side = tagged.side if tagged.outputs else None
+        index = list(self._ends).index(chain)
         part = SinkPart(index, columns, fields, tagged.channels, tagged.transforms, side)
         if not tagged.transforms:
             return part, tagged.schema
@@ -336,7 +301,7 @@ class Planner:
 
     def _with_barriers(self, streams: Sequence[RecordStream], chain: Chain) -> TaggedStream:
         """Return records of sources and their control rows, as an operator's output has them."""
-        by_workers = streams[0].frame if isinstance(self._marking, NoMarking) else None
+        by_workers = streams[0].frame
         streams = [stream.records_only() for stream in streams]
         first = streams[0]
         fields = [F.col(quoted(name)) for name in first.schema.names]
@@ -346,23 +311,29 @@ class Planner:
             tagged = TaggedStream(
                 named, first.schema, first.channels, by_workers=by_workers, source=first.source
             )
-            return self._marking.beside(tagged, self._graph, chain.inputs)
-        found: DataFrame | None = None
-        for stream in streams:
-            records = stream.frame.select(
-                F.lit(int(C.Kind.RECORD)).alias(C.KIND),
-                F.lit(0).cast("long").alias(C.CHECKPOINT),
-                C.CHANNEL,
-                C.SEQUENCE,
-                *fields,
+            return self._with_markers(tagged, chain)
+        kind = (F.lit(int(C.Kind.RECORD)).alias(C.KIND), F.lit(0).cast("long").alias(C.CHECKPOINT))
+        frames = [
+            named_scan(
+                stream.frame.select(*kind, C.CHANNEL, C.SEQUENCE, *fields), ScanRole.RECORDS, stream.source
             )
-            named = named_scan(records, ScanRole.RECORDS, stream.source)
-            found = named if found is None else found.unionByName(named)
-        assert found is not None
-        barriers = named_scan(first.barriers, ScanRole.BARRIERS)
-        frame = found.unionByName(barriers, allowMissingColumns=True)
-        tagged = TaggedStream(frame, first.schema, first.channels)
-        return self._marking.beside(tagged, self._graph, chain.inputs)
+            for stream in streams
+        ]
+        barriers = named_scan(first.barriers(), ScanRole.BARRIERS)
+        frame = reduce(DataFrame.unionByName, frames).unionByName(barriers, allowMissingColumns=True)
+        return self._with_markers(TaggedStream(frame, first.schema, first.channels), chain)
+
+    def _with_markers(self, stream: TaggedStream, chain: Chain) -> TaggedStream:
+        markers = self._markers(chain.inputs)
+        if markers is None:
+            return stream
+        # Behind: of the first partition of a DataFrame Spark writes a file even if it holds no record.
+        united = stream.frame.unionByName(markers.alone(), allowMissingColumns=True)
+        return replace(stream, frame=united, by_workers=None)
+
+    def _markers(self, inputs: Iterable[str]) -> SourceMarkers | None:
+        numbers = tuple(map(self._reporters.index, inputs)) if self._marks_latency else ()
+        return SourceMarkers(self._spark, numbers) if numbers else None
 
     # -- streams ------------------------------------------------------------------------------------------
 
@@ -406,13 +377,14 @@ class Planner:
             return self._plan_base(path.base, chain, names, marked=marked)
         parent = self._stream(path.upto(-1), chain, names, marked=marked)
         if is_set_apart(self._graph, path.steps):
-            parent = _spread(parent)
+            parent = _behind(parent, Spread(None))
         step = path.steps[-1]
         if isinstance(step, TransformNode):
-            function = self._function(step, path, chain, names, parent)
-            if isinstance(parent, TaggedStream):
-                return replace(parent, transforms=(*parent.transforms, function))
-            return transform_records(parent, function)
+            made = _behind(parent, self._function(step, path, chain, names, parent))
+            is_of_source = isinstance(made, RecordStream) and frame_function(step) is not None
+            if is_of_source and C.is_made_by_workers(made.frame):
+                self._in_arrow.add(step)
+            return made
         assert isinstance(parent, RecordStream), "refused where it was declared"
         return with_times(parent, step.strategy)
 
@@ -422,16 +394,17 @@ class Planner:
         self._check_resources(step)
         counted = self._logical.counting.step(step, chain, path, *names).function
         function = self._calls.on_path(counted, path, _stream_of(parent))
-        if isinstance(parent, RecordStream) and isinstance(function, LocatedTransform):
+        if isinstance(parent, RecordStream) and isinstance(
+            function, RowTransform | LookupTransform | ByPartitioner
+        ):
             return function.located(parent.origins)
         return function
 
     def _check_resources(self, step: TransformNode) -> None:
-        function: object = step.function
-        if not isinstance(function, RowTransform | LookupTransform) or function.settings.resources is None:
+        settings = getattr(step.function, "settings", None)
+        if settings is None or settings.resources is None:
             return
-        settings = function.settings
-        why = why_no_resources(self._spark, function.settings.resources)
+        why = why_no_resources(self._spark, settings.resources)
         if why:
             raise ConfigError(
                 f"set_resources() was called on '{settings.name}', and this Spark has no resources for it",
@@ -465,12 +438,10 @@ class Planner:
             source = source.with_own_time() or source
         frame = source.load_marked(self._spark, self._place) if marked else None
         if frame is not None:
-            return RecordStream(
-                name, frame, origins, self._load_barriers, Announced.ANNOUNCED, is_marked=True
-            )
+            return RecordStream(name, frame, origins, self._barriers, Announced.ANNOUNCED, is_marked=True)
         records, has_channels = source.load(self._spark, self._place), source.has_channels
         return RecordStream(
-            name, records, origins, self._load_barriers, SOURCE_CHANNELS, has_channels=has_channels
+            name, records, origins, self._barriers, SOURCE_CHANNELS, has_channels=has_channels
         )
 
     # -- keyed operators ----------------------------------------------------------------------------------
@@ -486,7 +457,7 @@ class Planner:
                 given.append(self._of_source(counted, upstream, chain, own))
             else:
                 given += self._of_operator(counted, upstream, chain, own)
-        return self._operator(node, chain, given)
+        return self._operators_of([self._parts(node, chain, given)])[0]
 
     def _of_source(
         self, node: KeyedNode, upstream: Upstream, chain: Chain, names: tuple[str, ...]
@@ -511,24 +482,12 @@ class Planner:
 
     def _between(self, upstream: Upstream, chain: Chain) -> tuple[Input, ...]:
         counted = self._logical.counting.between(upstream, chain)
-        return tuple(map(self._calls.on_input, counted.inputs))
+        return tuple(replace(one, paths=tuple(map(self._calls.between, one.paths))) for one in counted.inputs)
 
-    def _operator(
-        self, node: KeyedNode, chain: Chain, given: list[KeyedInput], passing: Sequence[KeyedInput] = ()
-    ) -> TaggedStream:
-        return self._output(node, plan_keyed(node, self._parts(node, chain, given, passing)))
-
-    def _output(self, node: KeyedNode, planned: KeyedPlan) -> TaggedStream:
-        self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types, meaning_of(node))
-        return TaggedStream(
-            frame=planned.frame,
-            schema=planned.schema,
-            channels=frozenset(range(self._partitions)),
-            outputs=planned.outputs if len(planned.outputs) > 1 else (),
-            timed=planned.timed,
-            side=planned.first_output,
-            by_workers=planned.frame,
-        )
+    def _operators_of(self, operators: Sequence[KeyedParts]) -> list[TaggedStream]:
+        made = plan_operators(operators)
+        self._operators |= {one.node.uid: shape for one, (_, shape) in zip(operators, made, strict=True)}
+        return [stream for stream, _ in made]
 
     def _parts(
         self, node: KeyedNode, chain: Chain, given: list[KeyedInput], passing: Sequence[KeyedInput] = ()
@@ -536,18 +495,21 @@ class Planner:
         # Elements of an entry come before those of the next one, whatever they are read of.
         given.sort(key=lambda one: one.entry)
         return KeyedParts(
+            node=node,
             inputs=tuple(given),
-            number=self._reporters.index(node.uid),
-            partitions=self._partitions,
-            bundles_per_partition=self._bundles_per_partition,
             passing=tuple(passing),
+            number=self._reporters.index(node.uid),
+            bundling=self._bundling(node.max_parallelism),
             sides=self._graph.sides_of(node),
             seed=self._beginning.state_of(self._spark, node.uid, chain),
-            markers=self._marking.of(self._graph, [one.source for one in given if one.source is not None]),
+            markers=self._markers(one.source for one in given if one.source is not None),
             name=self._graph.names.get(node.uid, ""),
             counts_as=self._logical.counting.operator(node, chain),
             chain=chain.name,
         )
+
+    def _bundling(self, max_parallelism: int) -> Bundling:
+        return Bundling(max_parallelism, self._partitions, self._bundles_per_partition)
 
     def _shared_inputs(
         self,
@@ -586,7 +548,8 @@ class Planner:
             streams = [line[id(input_.base)] for input_ in inputs]
             passing = {id(base): line[id(base)] for base in known.passing}
             shared = self._shared_inputs(counted, inputs, streams, tuple(passing.values()))
-            planned = self._operator(one, chain, [*given, *shared[: len(inputs)]], shared[len(inputs) :])
+            own = [*given, *shared[: len(inputs)]]
+            (planned,) = self._operators_of([self._parts(one, chain, own, shared[len(inputs) :])])
             made = {id(one): planned.schema}
             made |= {id(side): side.output for side in self._graph.sides_of(one)}
             made |= {base: stream.schema for base, stream in passing.items()}
@@ -607,10 +570,9 @@ class Planner:
             self._parts(operator, chain, [one for _, one in sorted(own, key=lambda known: known[0])])
             for (operator, chain), own in zip(group.members, inputs, strict=True)
         ]
-        operators = [operator for operator, _ in group.members]
-        plans = plan_shared(list(zip(operators, parts, strict=True)))
-        for (operator, chain), planned in zip(group.members, plans, strict=True):
-            self._shared[chain.name] = self._output(operator, planned)
+        self._shared |= zip(
+            (chain.name for _, chain in group.members), self._operators_of(parts), strict=True
+        )
 
     def _read_scan(self, scan: SharedScan) -> Iterator[tuple[Reader, KeyedInput]]:
         """Yield the inputs of those who read a scan; what several do in front runs as the first's."""
@@ -629,9 +591,10 @@ class Planner:
                 yield from self._read_alike(readers)
         self._branches.append(tuple((one.operator.uid, one.name) for own, _ in branches for one in own))
         made = branch_rows(stream, [branch for _, branch in branches])
-        for (readers, _), rows in zip(branches, made, strict=True):
-            for reader, keys in zip(readers, rows.keys, strict=True):
-                yield reader, of_branch(stream, rows, keys, self._reporters, reader.name)
+        for (readers, _), (rows, schema, keys) in zip(branches, made, strict=True):
+            for reader, own in zip(readers, keys, strict=True):
+                given = of_branch(stream, rows, own, self._reporters, reader.name)
+                yield reader, replace(given, schema=schema)
 
     def _branch(self, stream: RecordStream, readers: Sequence[Reader], common: int) -> Branch | Spoiler:
         """Return what is behind the common steps; what spoils it if it cannot run beside others."""
@@ -660,7 +623,7 @@ class Planner:
             together = [(kind, [one for own, one in known if own is kind]) for kind in (False, True)]
         for by_expression, own in together:
             frames = frames_of(stream, by_expression=by_expression)
-            with_keys, found = with_keys_of_all(frames[0], self._keys(own), stream.origins)
+            with_keys, found = with_computed_keys(frames[0], self._keys(own), stream.origins)
             for reader, keys in zip(own, found, strict=True):
                 frames_with_keys = (with_keys, *frames[1:])
                 yield reader, of_source(stream, frames_with_keys, keys, self._reporters, reader.name)
@@ -679,10 +642,10 @@ def _records_of(stream: PlannedStream) -> DataFrame:
     return frame
 
 
-def _spread(stream: PlannedStream) -> PlannedStream:
+def _behind(stream: PlannedStream, function: Transform) -> PlannedStream:
     if isinstance(stream, TaggedStream):
-        return replace(stream, transforms=(*stream.transforms, Spread(None)))
-    return transform_records(stream, Spread(None))
+        return replace(stream, transforms=(*stream.transforms, function))
+    return transform_records(stream, function)
 
 
 def _stream_of(stream: PlannedStream) -> Stream:

@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.plans import calls_python
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.operators.columnar_aggregates import MergePartials
 from flinkish_spark.operators.columnar_windows import (
@@ -20,13 +21,14 @@ from flinkish_spark.operators.columnar_windows import (
     column_windows_or_why_not,
 )
 from flinkish_spark.operators.windowing import WindowOperator
-from flinkish_spark.planning.between import SharedRows
+from flinkish_spark.planning.between import RecordStream, SharedRows, functions_between
 from flinkish_spark.planning.declare import (
     KeyColumn,
     KeyPart,
     check_late_output,
     no_such_key,
     refuse_unfit_key,
+    with_computed_keys,
 )
 from flinkish_spark.planning.factories import (
     ColumnFolding,
@@ -34,7 +36,8 @@ from flinkish_spark.planning.factories import (
     fields_of,
     with_retraction_field,
 )
-from flinkish_spark.planning.stream_graph import KeyedNode
+from flinkish_spark.planning.sink_rows import TaggedStream
+from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
@@ -69,6 +72,74 @@ class KeyedInput:
     @property
     def has_times(self) -> bool:
         return C.TIME in self.frames[0].columns
+
+
+PlannedStream = RecordStream | TaggedStream
+
+
+def keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters: Sequence[str]) -> KeyedInput:
+    """Return the input of an operator's entry where one path leads into it, with nothing on it."""
+    entry = node.entries[at]
+    if isinstance(stream, RecordStream):
+        frames = frames_of(stream, by_expression=has_expression(entry))
+        first, (keys,) = with_computed_keys(frames[0], [(node.uid, entry.keys)], stream.origins)
+        made = of_source(stream, (first, *frames[1:]), keys, reporters, stream.source)
+    else:
+        functions_between(node.uid, stream.transforms)
+        for key in entry.keys:
+            if isinstance(key, Column) and calls_python(stream.alone(), key):
+                raise GraphError(
+                    f"the key of operator '{node.uid}' is an expression that calls a function in Python",
+                    why="behind an operator Spark would call it for barriers, which have no fields",
+                    what_to_do="give key_by() the function itself, and key=; or compute a column in front",
+                )
+        frame, (keys,) = with_computed_keys(stream.alone(), [(node.uid, entry.keys)], Origins())
+        made = KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
+    return replace(made, entry=at, distribution=entry.distribution)
+
+
+def frames_of(stream: RecordStream, *, by_expression: bool) -> tuple[DataFrame, ...]:
+    """Return records and barriers of a source, in one frame if they may be."""
+    # An expression of the user's must not see rows without fields, and times alone are such.
+    stream = stream.records_only() if by_expression else stream
+    return (stream.frame,) if stream.is_marked else (stream.frame, stream.barriers())
+
+
+def has_expression(entry: KeyedEntry) -> bool:
+    return any(isinstance(key, Column) for key in entry.keys)
+
+
+def of_source(
+    stream: RecordStream,
+    frames: tuple[DataFrame, ...],
+    keys: tuple[KeyPart, ...],
+    reporters: Sequence[str],
+    name: str,
+) -> KeyedInput:
+    """Return an input of an operator by its name in the chain, which may not be that of the scan."""
+    is_timed = C.TIME in stream.frame.columns
+    return KeyedInput(
+        frames,
+        stream.schema,
+        stream.channels,
+        stream.origins,
+        keys,
+        source=name,
+        reports_as=reporters.index(name) if is_timed else None,
+    )
+
+
+def of_branch(
+    stream: RecordStream,
+    rows: SharedRows,
+    keys: tuple[KeyPart, ...],
+    reporters: Sequence[str],
+    name: str,
+) -> KeyedInput:
+    beside = [name for name in (C.CHANNEL, C.SEQUENCE, C.TIME) if name in rows.frame.columns]
+    view = rows.frame.select(*beside, *rows.named)
+    made = of_source(stream, (view, stream.barriers()), keys, reporters, name)
+    return replace(made, shared=rows)
 
 
 @dataclass(frozen=True)
@@ -162,7 +233,7 @@ def folding_windows(
     output = with_retraction_field(function.spec, result)
     check_field_names(output, f"the output of '{uid}'", RENAME)
     if function.spec.late_output is not None:
-        check_late_output(function.spec.late_output, schema, uid)
+        check_late_output(function.spec.late_output, schema, uid, types_may_differ=False)
     windows = column_windows_or_why_not(function.spec)
     if isinstance(windows, NotOverColumns):
         by_element = function.by_element(schema, keys, result)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -20,13 +20,13 @@ from flinkish_spark.operators.recorded_answers import Recording
 from flinkish_spark.planning.async_calls import is_async
 from flinkish_spark.planning.logical_plan import LogicalPlan
 from flinkish_spark.planning.partitioning import is_partitioning
-from flinkish_spark.planning.stream_graph import StreamGraph
+from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode
 from flinkish_spark.planning.transforms import (
     InWorkers,
+    ReadRows,
     RecordFunction,
     RowByRow,
     Transform,
-    named_field,
     read_functions,
     transformed,
 )
@@ -36,6 +36,8 @@ from flinkish_spark.protocol.savepoints import OperatorShape
 from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Worker
+from flinkish_spark.transport.key_hash import can_hash
+from flinkish_spark.transport.sink_rows import PACKED, EachSink, PackBatches, ToSinkRows, UnpackBatches
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.schemas import check_field_names
@@ -58,41 +60,36 @@ class _Kind(enum.Enum):
     MOVING = "MOVING"
 
 
-@dataclass(frozen=True, eq=False)
-class OnePass:
-    steps: tuple[RowByRow | InWorkers, ...]
-
-    def over(self, frame: DataFrame) -> DataFrame:
-        for step in self.steps:
-            frame = step.over(frame)
-        return frame
-
-    @property
-    def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
-        """Column with each field that comes out, without its name, and that field."""
-        return self.steps[-1].fields
-
-    @property
-    def named_fields(self) -> list[Column]:
-        return [named_field(column, field) for column, field in self.fields]
-
-
 def functions_before_sink(
     spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, columns: Sequence[str]
-) -> tuple[T.StructType, OnePass | None]:
+) -> tuple[T.StructType, tuple[ReadRows, ...] | None]:
     """Return the fields of records behind functions, and these in one pass; None where that cannot be."""
-    steps: list[RowByRow | InWorkers] = []
+    steps: list[ReadRows] = []
     control = _PLACED if any(map(is_async, functions)) else _CONTROL
-    made, runs = schema, [(kind, tuple(run)) for kind, run in itertools.groupby(functions, _kind_of)]
-    for kind, given in runs:
-        made, step = _step_of(spark, kind, given, made, columns, control)
+    made, runs = schema, [(kind, list(run)) for kind, run in itertools.groupby(functions, _kind_of)]
+    for kind, run in runs:
+        given: Sequence[object] = run
+        step: ReadRows | None = None
+        if kind is _Kind.OF_RECORDS:
+            own = [one for one in given if isinstance(one, RecordFunction)]
+            step = InWorkers.of(own, made, columns, control)
+            made = step.schema
+        elif kind is _Kind.OF_FRAMES:
+            made, read = read_functions(spark, run, made, columns)
+            check_field_names(made, "the result of a transform")
+            step = read if isinstance(read, RowByRow) else None
         if step is None:
             _check_places(functions)
-            # What one run comes to is known; functions are called no more than needed.
-            return made if len(runs) == 1 else _schema_behind(spark, functions, schema), None
+            if kind is _Kind.OF_FRAMES and len(runs) == 1:
+                # What it comes to is known; functions are called no more than needed.
+                return made, None
+            frame = spark.createDataFrame([], schema)
+            for function in functions:
+                frame = transformed(frame, function)
+            return frame.schema, None
         columns = step.outputs
         steps.append(step)
-    return made, OnePass(tuple(steps))
+    return made, tuple(steps)
 
 
 def _check_places(functions: Sequence[Transform]) -> None:
@@ -107,34 +104,6 @@ def _check_places(functions: Sequence[Transform]) -> None:
                 what_to_do="say it with functions of single records: map(), flat_map(), filter(); or call "
                 "transform() behind the async function",
             )
-
-
-def _step_of(
-    spark: SparkSession,
-    kind: _Kind,
-    functions: Sequence[Transform],
-    schema: T.StructType,
-    columns: Sequence[str],
-    control: T.StructType,
-) -> tuple[T.StructType, RowByRow | InWorkers | None]:
-    if kind is _Kind.OF_RECORDS:
-        own: Sequence[object] = functions
-        found = InWorkers.of(
-            [one for one in own if isinstance(one, RecordFunction)], schema, columns, control
-        )
-        return found.schema, found
-    if kind is _Kind.OF_FRAMES:
-        made, read = read_functions(spark, functions, schema, columns)
-        check_field_names(made, "the result of a transform")
-        return made, read if isinstance(read, RowByRow) else None
-    return _schema_behind(spark, functions, schema), None
-
-
-def _schema_behind(spark: SparkSession, functions: Sequence[Transform], schema: T.StructType) -> T.StructType:
-    frame = spark.createDataFrame([], schema)
-    for function in functions:
-        frame = transformed(frame, function)
-    return frame.schema
 
 
 def _kind_of(function: Transform) -> _Kind:
@@ -163,15 +132,11 @@ class SinkPart:
     #: Which output of the operator at the chain's end it is; None where that has only one.
     side: int | None = None
     #: What the transforms do, if they look at each row by itself; the functions are not called again then.
-    one_pass: OnePass | None = None
+    one_pass: tuple[ReadRows, ...] | None = None
 
     @property
     def is_apart(self) -> bool:
         return bool(self.transforms) and self.one_pass is None
-
-    @property
-    def place(self) -> tuple[int, int | None]:
-        return self.stream, self.side
 
     @cached_property
     def is_own(self) -> Column:
@@ -187,17 +152,18 @@ class SinkPart:
         if self.one_pass is None:
             return Selection([*map(F.col, C.SINK_CONTROL), *self._own_fields()])
         # Under its name: a map is hashed as JSON, in which that stands.
-        named = [(own.alias(field.name), field.dataType) for own, field in self.one_pass.fields]
+        last = self.one_pass[-1]
+        named = [(own.alias(field.name), field.dataType) for own, field in last.fields]
         hashed = F.xxhash64(*[hashable(own, kind) for own, kind in named])
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         own_hash = F.when(is_record, hashed).otherwise(F.col(C.HASH)).alias(C.HASH)
         control = [own_hash if name == C.HASH else F.col(name) for name in C.SINK_CONTROL]
-        return Selection([*control, *self.one_pass.named_fields])
+        return Selection([*control, *last.named_fields])
 
     @property
     def functions(self) -> InWorkers | None:
         """The transforms, if all of them are functions of single records."""
-        steps = () if self.one_pass is None or self.has_async else self.one_pass.steps
+        steps = () if self.one_pass is None or self.has_async else self.one_pass
         return steps[0] if len(steps) == 1 and isinstance(steps[0], InWorkers) else None
 
     @property
@@ -246,7 +212,7 @@ class PlannedSink:
     def rows(self) -> tuple[tuple[int, int | None], ...] | None:
         if any(part.transforms for part in self.parts):
             return None
-        return tuple(part.place for part in self.parts)
+        return tuple((part.stream, part.side) for part in self.parts)
 
 
 def _moved(channel: int, number: int) -> int:
@@ -266,7 +232,7 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
     # Each part has barriers, and channels that begin with 0: they are told apart by the part's number.
     kind, channel = F.col(C.KIND), F.col(C.CHANNEL)
     is_barrier, is_report = kind == int(C.Kind.BARRIER), kind >= C.FIRST_REPORT
-    found: DataFrame | None = None
+    frames = []
     for number, part in enumerate(planned.parts):
         rows = _rows_of(frame, planned, part, streams)
         by = number * planned.reporters
@@ -276,9 +242,8 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
                 C.CHANNEL: F.when(is_barrier, channel + _moved(0, number)).otherwise(channel),
             }
         )
-        found = moved if found is None else found.union(moved)
-    assert found is not None
-    return found
+        frames.append(moved)
+    return reduce(DataFrame.union, frames)
 
 
 class JoinedRows:
@@ -335,7 +300,9 @@ def over_the_union(
 def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: int) -> DataFrame:
     rows = frame if streams == 1 and part.side is None else frame.where(part.is_own)
     if not part.is_apart:
-        return part.with_control.of(rows if part.one_pass is None else part.one_pass.over(rows))
+        for step in part.one_pass or ():
+            rows = step.over(rows)
+        return part.with_control.of(rows)
     records = part.records_only.of(rows.where(F.col(C.KIND) == int(C.Kind.RECORD)))
     for function in part.transforms:
         records = transformed(records, function)
@@ -399,18 +366,137 @@ class TaggedStream:
 
 
 @dataclass(frozen=True)
+class SinkWorkers:
+    """Make a sink's rows of those that the stream's workers make."""
+
+    workers: tuple[Worker, ...]
+    columns: T.StructType
+
+    @property
+    def has_functions(self) -> bool:
+        return len(self.workers) > 1
+
+
+def sink_workers(sink: PlannedSink, streams: Sequence[TaggedStream]) -> SinkWorkers | None:
+    """Return what makes a sink's rows of the stream that it reads; None if Spark has a part in it."""
+    part, fields = sink.parts[0], sink.schema
+    if len(sink.parts) > 1 or not all(can_hash(one.dataType) for one in fields):
+        return None
+    stream = streams[part.stream]
+    # A sink of a side output has a part of the main one's stream.
+    in_stream = fields_in(stream)
+    names = tuple(in_stream[int(column.rpartition("_")[2])] for column in part.columns)
+    if not part.transforms:
+        rows = ToSinkRows(fields, names, part.side)
+        return SinkWorkers((rows,), rows.columns)
+    if (functions := part.functions) is None:
+        return None
+    # Named as in the union, where the functions find them.
+    kinds = stream.frame.schema
+    in_union = [T.StructField(n, kinds[own].dataType) for n, own in zip(part.columns, names, strict=True)]
+    given = ToSinkRows(T.StructType(in_union), names, part.side, has_hash=False)
+    rows = ToSinkRows(fields, functions.outputs, second=C.HASH)
+    return SinkWorkers((given, *functions.workers, rows), rows.columns)
+
+
+@dataclass(frozen=True)
 class DeferredPass:
-    """What the streaming query ends with, and the workers that make the only sink's rows of that.
+    """What the streaming query ends with, and the workers that make the rows of sinks of that.
 
     They run in the pass that stages: rows between two passes would go to the JVM and back.
     """
 
     frame: DataFrame
+    #: Makes the rows of the stream.
     worker: Worker
-    columns: T.StructType
+    sinks: Mapping[str, SinkWorkers]
 
-    def over(self, frame: DataFrame) -> DataFrame:
-        return C.map_in_arrow(frame, self.worker, self.columns)
+    def over(self, frame: DataFrame) -> WorkersRows:
+        return WorkersRows(frame, self.worker, self.sinks)
+
+
+@dataclass(frozen=True)
+class JoinedByWorkers:
+    """Sinks whose rows one pass makes."""
+
+    #: Of each sink by its uid, the column for each name that its writer reads.
+    columns: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class UnionRows:
+    """A micro-batch as the union of all streams, of which Spark takes each sink's rows."""
+
+    frame: DataFrame
+    streams: int
+
+    def run(self) -> None:
+        """Evaluate the micro-batch for no sink."""
+        _run(self.frame)
+
+    def keep(self) -> UnionRows:
+        """Evaluate the micro-batch once, for several passes."""
+        return replace(self, frame=self.frame.persist())
+
+    def release(self) -> None:
+        self.frame.unpersist()
+
+    def of_sink(self, sink: PlannedSink) -> DataFrame:
+        return select_sink_rows(self.frame, sink, self.streams)
+
+    def join(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> JoinedRows | None:
+        return JoinedRows(sinks) if len(sinks) > 1 else None
+
+    def of_sinks(self, joined: JoinedRows) -> DataFrame:
+        return joined.of(self.frame)
+
+
+@dataclass(frozen=True)
+class WorkersRows:
+    """A micro-batch of which workers make each sink's rows."""
+
+    frame: DataFrame
+    worker: Worker
+    sinks: Mapping[str, SinkWorkers]
+
+    def run(self) -> None:
+        """Evaluate the micro-batch for no sink."""
+        _run(self._packed())
+
+    def keep(self) -> WorkersRows:
+        """Evaluate the micro-batch once, for several passes."""
+        return replace(self, frame=self._packed().persist(), worker=UnpackBatches())
+
+    def _packed(self) -> DataFrame:
+        return C.map_in_arrow(self.frame, C.InTurn((self.worker, PackBatches())), PACKED)
+
+    def release(self) -> None:
+        self.frame.unpersist()
+
+    def of_sink(self, sink: PlannedSink) -> DataFrame:
+        own = self.sinks[sink.uid]
+        return C.map_in_arrow(self.frame, C.InTurn((self.worker, *own.workers)), own.columns)
+
+    def join(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> JoinedByWorkers | None:
+        """Return the sinks of which one pass can make the rows; None if there are not two."""
+        able: dict[str, Mapping[str, str]] = {}
+        for sink, columns in sinks:
+            part = sink.parts[0]
+            fields = dict(zip(part.columns, part.fields, strict=True))
+            named = {name: fields[one] for name, one in columns.items() if isinstance(one, str)}
+            if len(named) == len(columns) and not self.sinks[sink.uid].has_functions:
+                able[sink.uid] = named
+        return JoinedByWorkers(able) if len(able) > 1 else None
+
+    def of_sinks(self, joined: JoinedByWorkers) -> DataFrame:
+        """Return rows that say by their places whose they are; only another worker can read them."""
+        each = EachSink(tuple(self.sinks[uid].workers[0] for uid in joined.columns))
+        # No batch has the columns of all sinks, and none leaves the pass.
+        return C.map_in_arrow(self.frame, C.InTurn((self.worker, each)), each.columns)
+
+
+def _run(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
 
 
 @dataclass(frozen=True)
@@ -431,12 +517,10 @@ class PlannedJob:
     branches: tuple[tuple[tuple[str, str], ...], ...] = ()
     #: How it runs, where the last pass is left to those who stage.
     deferred: DeferredPass | None = None
+    #: DataFrame functions that are done in Arrow, in the pass that reads a source.
+    in_arrow: frozenset[StreamNode] = frozenset()
     #: What was translated.
     logical: LogicalPlan = field(default_factory=lambda: LogicalPlan(StreamGraph()))
-
-    @property
-    def chain_names(self) -> frozenset[str]:
-        return frozenset(chain.name for chain in self.chains)
 
     @property
     def read_by(self) -> dict[Chain, tuple[str, ...]]:

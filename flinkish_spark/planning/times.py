@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.suggestions import they_have
 from flinkish_spark.planning.logical_plan import End, LogicalPlan
-from flinkish_spark.planning.rules.cut_chains import ends_with, inputs_of
+from flinkish_spark.planning.optimizer import ends_with, inputs_of
 from flinkish_spark.planning.stream_graph import (
     KeyedNode,
     Path,
@@ -34,8 +34,6 @@ from flinkish_spark.worker.time import NULL_TIME
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from flinkish_spark.planning.sink_rows import TaggedStream
-
 
 _UNTIMED = AssignerRules(Untimed())
 
@@ -50,11 +48,18 @@ def time_column(records: DataFrame, timestamps: Column) -> Column:
 def named_time(records: DataFrame, name: str | None) -> str:
     """Return the column with the records' event times; None asks for that which the source gives them."""
     if name is None:
-        return _own_time(records)
+        if C.TIME in records.columns:
+            return C.TIME
+        raise GraphError(
+            "the records have no time of their own",
+            why="the source gives them none, or a transform in front chose its own columns",
+            what_to_do='say where times are: WatermarkStrategy....with_timestamp_assigner("bought_at"); '
+            "or call assign_timestamps_and_watermarks() right behind the source",
+        )
     if name not in records.columns:
         raise GraphError(
             f"the records have no column '{name}' with their event time",
-            why=they_have(_fields(records), name),
+            why=they_have([one for one in records.columns if not one.startswith(PREFIX)], name),
             what_to_do="name one of them in with_timestamp_assigner(...)",
         )
     check_time_type(name, records.schema[name].dataType)
@@ -68,21 +73,6 @@ def check_time_type(timestamps: object, kind: T.DataType) -> None:
             why="a time is a TIMESTAMP, or a LONG with milliseconds since 1970",
             what_to_do="convert it in a transform, or give a column expression that does",
         )
-
-
-def _own_time(records: DataFrame) -> str:
-    if C.TIME not in records.columns:
-        raise GraphError(
-            "the records have no time of their own",
-            why="the source gives them none, or a transform in front chose its own columns",
-            what_to_do='say where times are: WatermarkStrategy....with_timestamp_assigner("bought_at"); '
-            "or call assign_timestamps_and_watermarks() right behind the source",
-        )
-    return C.TIME
-
-
-def _fields(records: DataFrame) -> list[str]:
-    return [name for name in records.columns if not name.startswith(PREFIX)]
 
 
 def plan_times(logical: LogicalPlan, planned: Callable[[Path, Chain, str], Any]) -> TimePlan:
@@ -206,34 +196,6 @@ class SourceMarkers:
             place.cast("long").alias(C.CHANNEL),
             F.lit(0).cast("long").alias(C.SEQUENCE),
         ]
-
-
-class LatencyMarking:
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-
-    def of(self, graph: StreamGraph, inputs: Iterable[str]) -> SourceMarkers | None:
-        numbers = [one.uid for one in reporters(graph)]
-        found = tuple(numbers.index(name) for name in inputs)
-        return SourceMarkers(self._spark, found) if found else None
-
-    def beside(self, stream: TaggedStream, graph: StreamGraph, inputs: Iterable[str]) -> TaggedStream:
-        # Behind: of the first partition of a DataFrame Spark writes a file even if it holds no record.
-        markers = self.of(graph, inputs)
-        if markers is None:
-            return stream
-        return replace(stream, frame=stream.frame.unionByName(markers.alone(), allowMissingColumns=True))
-
-
-class NoMarking:
-    def of(self, graph: StreamGraph, inputs: Iterable[str]) -> SourceMarkers | None:
-        return None
-
-    def beside(self, stream: TaggedStream, graph: StreamGraph, inputs: Iterable[str]) -> TaggedStream:
-        return stream
-
-
-NO_MARKING = NoMarking()
 
 
 def subtask_in(place: Column) -> Column:

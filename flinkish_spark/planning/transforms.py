@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Self
 from uuid import uuid4
 
-from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
 from pyspark.resource import ResourceProfile
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import Computing, Keeping, NotRowByRow, RowPlan, Selection, row_plan
+from flinkish_spark.bridge.plans import Keeping, NotRowByRow, RowPlan, Selection, row_plan
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import FlinkishError, GraphError, SchemaError, UserFunctionError
 from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.validation import check_methods
+from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.stream import CoProcessFunction, ProcessFunction
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.planning.declare import (
@@ -30,7 +30,7 @@ from flinkish_spark.planning.declare import (
     record_call,
 )
 from flinkish_spark.planning.factories import joined_fields
-from flinkish_spark.planning.partitioning import LocatedTransform, Spread, is_partitioning
+from flinkish_spark.planning.partitioning import Spread, is_partitioning
 from flinkish_spark.planning.stream_graph import Input, Step, StreamNode, TransformNode, UnionNode
 from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
@@ -63,26 +63,19 @@ class ConnectedSettings(TransformSettings):
     """Those of a function with two inputs, which both its transforms have."""
 
 
-@dataclass(frozen=True)
-class RowTransform(LocatedTransform):
-    function: RowFunction
-    #: Fields of the result; None where they stay as they are.
-    output: T.StructType | None
+class RecordFunction:
+    """A function of single records, as a DataFrame function."""
+
     #: Shared with all that is made of this.
     settings: TransformSettings
     #: What is put around the worker: with a :class:`~flinkish_spark.worker.time.KeepsTimes` the times
     #: of records that the function drops go on.
-    wraps: type[KeepsTimes] | None = None
+    wraps: type[KeepsTimes] | None
 
-    def located(self, origins: Origins) -> RowTransform:
-        return replace(self, function=replace(self.function, origins=origins))
-
-    def keeping_times(self) -> RowTransform:
-        return replace(self, wraps=KeepsTimes)
-
-    @property
-    def moves_rows(self) -> bool:
-        return self.settings.parallelism is not None
+    def keeping_times(self) -> Self:
+        changed: Any = self
+        made: Self = replace(changed, wraps=KeepsTimes)
+        return made
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         tasks = self.settings.parallelism
@@ -96,6 +89,22 @@ class RowTransform(LocatedTransform):
             return worker, columns
         wrapped = self.wraps(worker, columns)
         return wrapped, wrapped.columns
+
+    def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
+        """As :meth:`worker_of`, without what is put around the worker."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class RowTransform(RecordFunction):
+    function: RowFunction
+    #: Fields of the result; None where they stay as they are.
+    output: T.StructType | None
+    settings: TransformSettings
+    wraps: type[KeepsTimes] | None = None
+
+    def located(self, origins: Origins) -> RowTransform:
+        return replace(self, function=replace(self.function, origins=origins))
 
     def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
         settings = self.settings
@@ -132,18 +141,15 @@ def carried(given: T.StructType) -> tuple[T.StructField, ...]:
     return tuple(field for field in given if field.name.startswith(PREFIX))
 
 
-MadeT = TypeVar("MadeT", bound=RowTransform)
-
-
 def map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
     made, name = record_call(function, "map"), name or _name_of(function, "map")
-    fields = _fields(output, made.call, name, is_iterable=False)
+    fields = emitted_fields(output, made.call, name, is_iterable=False)
     return _of_call("map", made, fields, TransformSettings(name))
 
 
 def flat_map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
     made, name = record_call(function, "flat_map"), name or _name_of(function, "flat_map")
-    fields = _fields(output, made.call, name, is_iterable=True)
+    fields = emitted_fields(output, made.call, name, is_iterable=True)
     return _of_call("flat_map", made, fields, TransformSettings(name))
 
 
@@ -160,7 +166,7 @@ def connected_rows(
     name = name or ", ".join(names)
     settings, many = ConnectedSettings(name), method == "flat_map"
     left, right = (
-        _of_call(method, one, _fields(output, one.call, name, other.call, is_iterable=many), settings)
+        _of_call(method, one, emitted_fields(output, one.call, name, other.call, is_iterable=many), settings)
         for one, other in (calls, calls[::-1])
     )
     return left, right
@@ -177,8 +183,8 @@ def process_rows(function: Any, output: OutputType | None, name: str | None) -> 
     call = function.process_element
     check_methods(function, ProcessFunction, f"the {type(function).__name__} of process()")
     name = name or _name_of(function, "process")
-    fields = _fields(output, call, name, is_iterable=True)
-    return _checked(ProcessTransform(RowFunction(name, call, function), fields, TransformSettings(name)))
+    fields = emitted_fields(output, call, name, is_iterable=True)
+    return ProcessTransform(_row_function(name, call, function), fields, TransformSettings(name))
 
 
 def co_process_rows(
@@ -194,10 +200,10 @@ def co_process_rows(
         )
     check_methods(function, CoProcessFunction, f"the {type(function).__name__} of process()")
     name = name or _name_of(function, "process")
-    fields = _fields(output, function.process_element1, name, is_iterable=True)
+    fields = emitted_fields(output, function.process_element1, name, is_iterable=True)
     settings = ConnectedSettings(name)
     first, second = (
-        _checked(ProcessTransform(RowFunction(name, call, function), fields, settings))
+        ProcessTransform(_row_function(name, call, function), fields, settings)
         for call in (function.process_element1, function.process_element2)
     )
     return first, second
@@ -216,10 +222,16 @@ def _of_call(
     method: str, made: RecordCall, fields: T.StructType | None, settings: TransformSettings
 ) -> RowTransform:
     call = One(made.call) if method == "map" else made.call
-    return _checked(RowTransform(RowFunction(settings.name, call, made.rich), fields, settings))
+    return RowTransform(_row_function(settings.name, call, made.rich), fields, settings)
 
 
-def _fields(
+def _row_function(name: str, call: Callable[..., Any], rich: RichFunction | None) -> RowFunction:
+    function = RowFunction(name, call, rich)
+    check_can_be_sent(function, "of", name)
+    return function
+
+
+def emitted_fields(
     output: OutputType | None,
     call: Callable[..., Any],
     name: str,
@@ -236,26 +248,12 @@ def _name_of(function: Any, method: str) -> str:
     return method if named == "<lambda>" else f"{method} {named}"
 
 
-def _checked(transform: MadeT) -> MadeT:
-    try:
-        cloudpickle.dumps(transform.function)  # type: ignore[no-untyped-call]
-    except Exception as error:
-        raise UserFunctionError(
-            f"the function of '{transform.function.name}' cannot be sent to the workers",
-            why=f"{type(error).__name__}: {error}",
-            what_to_do="make sessions, locks and connections in open(), not outside of it",
-            uid=transform.function.name,
-        ) from error
-    return transform
-
-
 @dataclass(frozen=True)
-class LookupTransform(LocatedTransform):
+class LookupTransform(RecordFunction):
     #: What the program says; the type of the records is known when a frame comes.
     join: LookupJoin
     #: Fields of what its function makes; None for those of both sides.
     output: T.StructType | None
-    #: Shared with all that is made of this.
     settings: TransformSettings
     origins: Origins
     wraps: type[KeepsTimes] | None = None
@@ -268,9 +266,6 @@ class LookupTransform(LocatedTransform):
     def located(self, origins: Origins) -> LookupTransform:
         return replace(self, origins=origins)
 
-    def keeping_times(self) -> LookupTransform:
-        return replace(self, wraps=KeepsTimes)
-
     def of_side(self, name: str, output: T.StructType) -> LookupTransform:
         if self.join.function is None:
             raise GraphError(
@@ -280,34 +275,23 @@ class LookupTransform(LocatedTransform):
             )
         return replace(self, side=name, output=output)
 
-    @property
-    def moves_rows(self) -> bool:
-        return self.settings.parallelism is not None
-
-    def __call__(self, frame: DataFrame) -> DataFrame:
-        tasks = self.settings.parallelism
-        spread = frame if tasks is None else Spread(tasks)(frame)
-        return map_in_arrow(spread, *self.worker_of(frame.schema), self.settings.resources)
-
-    def worker_of(self, given: T.StructType) -> tuple[Worker, T.StructType]:
-        """Return what makes records of those with the columns `given`, and the columns that come out."""
-        worker = self.in_worker(given)
-        if self.wraps is None:
-            return worker, worker.columns
-        wrapped = self.wraps(worker, worker.columns)
-        return wrapped, wrapped.columns
-
-    def in_worker(self, given: T.StructType) -> LookupRows:
+    def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
         own = T.StructType([field for field in given if not field.name.startswith(PREFIX)])
-        output = (
-            joined_fields(own, _lookup_fields(self.join.right_type)) if self.output is None else self.output
-        )
-        join, name = replace(self.join, left_type=ddl_of(own)), self.settings.name
-        operator = self.settings.operator
+        output, settings = self.output, self.settings
+        if output is None:
+            kind = parse_ddl(self.join.right_type)
+            right = kind if isinstance(kind, T.StructType) else T.StructType([T.StructField("value", kind)])
+            output = joined_fields(own, right)
+        join = replace(self.join, left_type=ddl_of(own))
         function = RowFunction(
-            name, join.key_of, origins=self.origins, counts_as=self.counts_as, operator=operator
+            settings.name,
+            join.key_of,
+            origins=self.origins,
+            counts_as=self.counts_as,
+            operator=settings.operator,
         )
-        return LookupRows(function, output, carried(given), join, self.side, kept_as=self.kept_as)
+        rows = LookupRows(function, output, carried(given), join, self.side, kept_as=self.kept_as)
+        return rows, rows.columns
 
 
 def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:
@@ -324,11 +308,6 @@ def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> Looku
     check_can_be_sent(join, "of", name)
     fields = None if output is None else output_schema(output, name)
     return LookupTransform(join, fields, TransformSettings(name), Origins())
-
-
-def _lookup_fields(ddl: str) -> T.StructType:
-    kind = parse_ddl(ddl)
-    return kind if isinstance(kind, T.StructType) else T.StructType([T.StructField("value", kind)])
 
 
 #: A stateless function from records to records.
@@ -384,8 +363,34 @@ class Spoiler:
     what: str
 
 
+class ReadRows:
+    """What functions make of each row by itself: columns of a frame in which control rows stay."""
+
+    schema: T.StructType
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The column with each field that comes out."""
+        raise NotImplementedError
+
+    def over(self, frame: DataFrame) -> DataFrame:
+        """Return a frame with control rows, in which these columns are, too."""
+        raise NotImplementedError
+
+    @cached_property
+    def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
+        """Column with each field that comes out, without its name, and that field."""
+        return tuple(
+            (F.col(quoted(own)), field) for own, field in zip(self.outputs, self.schema, strict=True)
+        )
+
+    @cached_property
+    def named_fields(self) -> list[Column]:
+        return [named_field(column, field) for column, field in self.fields]
+
+
 @dataclass(frozen=True, eq=False)
-class RowByRow:
+class RowByRow(ReadRows):
     #: Over the columns of a frame with records and control rows.
     plan: RowPlan
     schema: T.StructType
@@ -425,11 +430,6 @@ class RowByRow:
                 records = records.withColumns({one.name: one.value for one in step.columns})
         return records.select(*control, *self.named_fields)
 
-    def beside_control(self, frame: DataFrame) -> DataFrame:
-        """Return what comes out of a source's records and control rows: control columns and fields."""
-        control = [name for name in frame.columns if name.startswith(PREFIX)]
-        return self.over(frame).select(*control, *self.named_fields)
-
     def keeping_times(self, records: DataFrame) -> DataFrame:
         """Return records, and times of those that were dropped, without place and fields (worker/time)."""
         control = [name for name in records.columns if name.startswith(PREFIX)]
@@ -463,19 +463,16 @@ class RowByRow:
         return self.plan.outputs
 
     @cached_property
-    def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
-        """Column with each field that comes out, without its name, and that field."""
-        return tuple(
-            (F.col(quoted(own)), field) for own, field in zip(self.outputs, self.schema, strict=True)
-        )
-
-    @cached_property
-    def named_fields(self) -> list[Column]:
-        return [named_field(column, field) for column, field in self.fields]
-
-    @cached_property
     def _steps(self) -> list[Selection | Column]:
-        return [_passing(step) for step in self.plan.steps]
+        """The steps of the plan as control rows pass them."""
+        is_record, found = F.col(C.KIND) == int(C.Kind.RECORD), list[Selection | Column]()
+        for step in self.plan.steps:
+            if isinstance(step, Keeping):
+                found.append(F.when(is_record, step.condition).otherwise(F.lit(True)))
+            else:
+                made = [F.when(is_record, one.value).alias(one.name) for one in step.columns]
+                found.append(Selection([F.col("*"), *made]))
+        return found
 
 
 def read_functions(
@@ -506,24 +503,13 @@ def _has_place(frame: DataFrame, place: str) -> Column:
     return has_place & (F.col(C.KIND) == int(C.Kind.RECORD)) if C.KIND in frame.columns else has_place
 
 
-def _passing(step: Computing | Keeping) -> Selection | Column:
-    """Return a step as control rows pass it."""
-    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-    if isinstance(step, Keeping):
-        return F.when(is_record, step.condition).otherwise(F.lit(True))
-    return Selection([F.col("*"), *(F.when(is_record, one.value).alias(one.name) for one in step.columns)])
-
-
 def named_field(column: Column, field: T.StructField) -> Column:
     # What a field is told with, such as a comment, would be lost behind CASE.
     return column.alias(field.name, metadata=field.metadata) if field.metadata else column.alias(field.name)
 
 
-RecordFunction = RowTransform | LookupTransform
-
-
 @dataclass(frozen=True, eq=False)
-class InWorkers:
+class InWorkers(ReadRows):
     #: Runs them, in one worker per task.
     deal: DealRows
     schema: T.StructType
@@ -567,11 +553,6 @@ class InWorkers:
     def outputs(self) -> tuple[str, ...]:
         return self.deal.inputs[0].names
 
-    @property
-    def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
-        """Column with each field that comes out, without its name, and that field."""
-        return tuple((F.col(own), field) for own, field in zip(self.outputs, self.schema, strict=True))
-
 
 def in_turn(
     functions: Sequence[RecordFunction], given: T.StructType
@@ -579,15 +560,11 @@ def in_turn(
     """Return what makes records of those with the columns `given`, and the columns that come out."""
     workers: list[Worker] = []
     for function in functions:
-        if isinstance(function, RowTransform):
-            # It runs in the tasks of the operator in front.
-            here = replace(function.settings, parallelism=None)
-            worker, given = replace(function, settings=here).in_worker(given)
-            workers.append(worker)
-        else:
-            lookup = function.in_worker(given)
-            workers.append(lookup)
-            given = lookup.columns
+        # It runs in the tasks of the operator in front.
+        here: Any = function
+        here = replace(here, settings=replace(function.settings, parallelism=None))
+        worker, given = here.in_worker(given)
+        workers.append(worker)
     return tuple(workers), given
 
 
@@ -609,15 +586,16 @@ def _check_types(name: str, schema: T.StructType) -> None:
 def has_frames_first(input_: Input) -> bool:
     """Whether an input's DataFrame functions, if it has any, stand in front of all others on its one path."""
     are_frames = [
-        [frame_function(step) is not None for step in path.steps if not _moves(step)] for path in input_.paths
+        [
+            frame_function(step) is not None
+            for step in path.steps
+            if not (isinstance(step, TransformNode) and is_partitioning(step.function))
+        ]
+        for path in input_.paths
     ]
     if len(are_frames) > 1:
         return not any(any(own) for own in are_frames)
     return are_frames[0] == sorted(are_frames[0], reverse=True)
-
-
-def _moves(step: Step) -> bool:
-    return isinstance(step, TransformNode) and is_partitioning(step.function)
 
 
 def frame_function(step: Step) -> Transform | None:

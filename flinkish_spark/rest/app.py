@@ -22,8 +22,8 @@ from starlette.routing import Mount, Route
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.asking import Patience, Reply, ReplyKind, ask_until_interrupted, describe
-from flinkish_spark.job.requests import RequestKind, StopMode
+from flinkish_spark.job.asking import Patience, ask_until_interrupted, describe
+from flinkish_spark.job.requests import Reply, ReplyKind, RequestKind, StopMode
 from flinkish_spark.job.rewind import order_rewind, what_became_of
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from flinkish_spark.checkpoint.spark_log import place_of_bases
@@ -46,51 +46,42 @@ class SavepointHandle(NamedTuple):
     metadata: SavepointMetadata
 
 
+@dataclass(frozen=True)
 class JobSavepoints:
     """Savepoints of a job, and what its lineages begin with."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        name: str,
-        root: StoreSpec,
-        shuffle_partitions: int,
-        job_dir: JobDir,
-    ) -> None:
-        self._spark, self._name, self._root, self._job_dir = spark, name, root, job_dir
-        self._shuffle_partitions = shuffle_partitions
+    spark: SparkSession
+    name: str
+    root: StoreSpec
+    wanted_partitions: int
+    job_dir: JobDir
+    planned: PlannedJob
+    sources: Sequence[SourceNode]
 
     def beginning(self) -> Beginning:
-        return beginning_of(self._job_dir, self._root)
+        return beginning_of(self.job_dir, self.root)
 
     def shuffle_partitions(self) -> int:
         """Return with how many partitions the query of the live lineage runs."""
         # Spark goes by its log: until that has begun anew, a job that is to have another number still runs,
         # and so replays, with the one that it had.
-        now = shuffle_partitions_of(self._job_dir, self.beginning())
-        return self._shuffle_partitions if now is None else now
+        now = shuffle_partitions_of(self.job_dir, self.beginning())
+        return self.wanted_partitions if now is None else now
 
     def bundles_per_partition(self, beginning: Beginning) -> int:
         """Return in how many bundles a partition of the live lineage has its key groups."""
-        return bundles_per_partition_of(self._job_dir, beginning)
+        return bundles_per_partition_of(self.job_dir, beginning)
 
     def layout_so_far(self) -> PlanLayout | None:
-        return layout_so_far(self._job_dir)
+        return layout_so_far(self.job_dir)
 
-    def write(
-        self,
-        decision: Decision,
-        target: str,
-        log: SparkLog,
-        planned: PlannedJob,
-        sources: Sequence[SourceNode],
-    ) -> SavepointHandle:
+    def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
         """Make a confirmed checkpoint of the live lineage a savepoint; do nothing if it is one already.
 
         The caller sees to it that Spark keeps that state meanwhile. Any process may repeat it.
         """
-        place, job_dir = target_place(target, self._root), self._job_dir
-        check_outside(place, self._root)
+        place, job_dir = target_place(target, self.root), self.job_dir
+        check_outside(place, self.root)
         job, directory = job_dir.known_uuid(), savepoint_at(place)
         if job is None:
             raise InternalError("a job without job.json has a checkpoint")
@@ -101,22 +92,22 @@ class JobSavepoints:
         directory.prepare()
         layout = recorded_layout(job_dir)
         files, states = export_state(
-            self._spark,
+            self.spark,
             place,
             log,
-            place_of_bases(self._root, log),
+            place_of_bases(self.root, log),
             decision,
-            planned.operators,
+            self.planned.operators,
             layout,
-            self._shuffle_partitions,
+            self.wanted_partitions,
             self.bundles_per_partition(self.beginning()),
         )
         positions = layout.positions(LoggedOffsets.parse(decision.offsets_text).sources)
         metadata = replace(
-            self._metadata(job, decision, planned, positions, sources),
+            self._metadata(job, decision, positions),
             operators={
                 uid: OperatorState(shape.max_parallelism, shape.key_types, states.get(uid, {}), shape.meaning)
-                for uid, shape in planned.operators.items()
+                for uid, shape in self.planned.operators.items()
             },
             files=files,
             timeline=timeline,
@@ -129,29 +120,27 @@ class JobSavepoints:
         self,
         job: JobUuid,
         decision: Decision,
-        planned: PlannedJob,
         positions: Mapping[str, Mapping[str, Position]],
-        sources: Sequence[SourceNode],
     ) -> SavepointMetadata:
         """Return what the savepoint says, but for the state."""
-        chains = planned.read_by.items()
+        chains = self.planned.read_by.items()
         upstream = upstream_cut(decision.offsets_text).items()
         return SavepointMetadata(
             savepoint=uuid.uuid4().hex,
-            job=self._name,
+            job=self.name,
             job_uuid=job,
             checkpoint=decision.checkpoint,
             lineage=decision.lineage,
             batch=decision.batch,
             decided_at_ms=decision.decided_at_ms,
-            shuffle_partitions=self._shuffle_partitions,
+            shuffle_partitions=self.wanted_partitions,
             operators={},
             sources={
-                node.uid: SourceFacts(node.source.kind, node.source.identity(self._job_dir, node.uid))
-                for node in sources
+                node.uid: SourceFacts(node.source.kind, node.source.identity(self.job_dir, node.uid))
+                for node in self.sources
             },
             chains=tuple(SavedChain(one, positions.get(one.name, {}), sinks) for one, sinks in chains),
-            sinks=tuple(sink.uid for sink in planned.sinks),
+            sinks=tuple(sink.uid for sink in self.planned.sinks),
             hooks=dict(decision.hook_states),
             finished=tuple(decision.finished),
             upstream={
@@ -160,17 +149,17 @@ class JobSavepoints:
             times=decision.times,
         )
 
-    def reseeding(self, log: SparkLog, planned: PlannedJob, sources: Sequence[SourceNode]) -> Rescaling:
+    def reseeding(self, log: SparkLog) -> Rescaling:
         """Return what the recovery asks whether Spark's checkpoint has to begin anew."""
         return Rescaling(
-            spark=self._spark,
-            planned=planned,
-            sources=sources,
-            job_dir=self._job_dir,
-            root=self._root,
+            spark=self.spark,
+            planned=self.planned,
+            sources=self.sources,
+            job_dir=self.job_dir,
+            root=self.root,
             log=log,
-            shuffle_partitions=self._shuffle_partitions,
+            shuffle_partitions=self.wanted_partitions,
         )
 
     def keeper(self) -> SeedKeeper:
-        return SeedKeeper(self._root, self.beginning(), claimant(self._job_dir))
+        return SeedKeeper(self.root, self.beginning(), claimant(self.job_dir))

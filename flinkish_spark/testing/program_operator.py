@@ -199,12 +199,9 @@ def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]
     if isinstance(step, TimedNode):
         return _timed(step, given), given
     function: Any = step.function
-    if isinstance(function, RowTransform):
+    if isinstance(function, RowTransform | LookupTransform):
         worker, columns = function.in_worker(given)
         return Copied(worker), columns
-    if isinstance(function, LookupTransform):
-        lookup = function.in_worker(given)
-        return Copied(lookup), lookup.columns
     if isinstance(function, ByPartitioner):
         function.check_key(fields_of(given).names)
     if is_partitioning(function):

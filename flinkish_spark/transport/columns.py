@@ -152,8 +152,8 @@ def select_in_pass(
     frame: DataFrame, select: Worker, columns: T.StructType, used: Mapping[str, Iterable[str]]
 ) -> DataFrame | None:
     """Return columns, each made of `used` ones, as the pass makes them that reads a source; None without."""
-    made_of, has_pass = getattr(frame, _MADE_OF, None), isinstance(getattr(frame, _PASS, None), _Pass)
-    if made_of is None or not has_pass or frame.is_cached:
+    made_of = getattr(frame, _MADE_OF, None)
+    if made_of is None or not is_made_by_workers(frame):
         return None
     found = {
         name: sorted({one for own in names for one in made_of.get(own, [own])})
@@ -233,6 +233,7 @@ def pass_of(frame: DataFrame) -> tuple[DataFrame, Worker] | None:
 
 
 def is_made_by_workers(frame: DataFrame) -> bool:
+    """Return whether workers make the rows of a frame, so that a further one runs in the same pass."""
     return pass_of(frame) is not None
 
 

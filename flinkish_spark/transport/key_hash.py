@@ -117,8 +117,7 @@ def _unscaled(column: pa.Array) -> list[int]:
 
 
 def _as_int(column: pa.Array, seeds: _Words) -> _Words:
-    values = _numbers(column, pa.int32()).astype(np.uint32).astype(np.uint64)
-    return _mixed(_with_int(seeds + _P5 + np.uint64(_HALF), values))
+    return _hash_int(_numbers(column, pa.int32()).astype(np.uint32).astype(np.uint64), seeds)
 
 
 def _as_long(column: pa.Array, seeds: _Words) -> _Words:
@@ -183,6 +182,10 @@ def _with_word(hashes: _Words, values: _Words) -> _Words:
 
 def _round(hashes: _Words | np.uint64, values: _Words) -> _Words:
     return _rotated(hashes + values * _P2, 31) * _P1
+
+
+def _hash_int(values: _Words, seeds: _Words) -> _Words:
+    return _mixed(_with_int(seeds + _P5 + np.uint64(_HALF), values))
 
 
 def _hash_long(values: _Words, seeds: _Words) -> _Words:

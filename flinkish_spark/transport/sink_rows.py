@@ -14,6 +14,8 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.key_hash import key_hashes
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 
+#: What several passes read of a micro-batch that is evaluated once: batches, each as bytes.
+PACKED = f"{C.BLOCK} BINARY"
 _CONTROL = T.StructType(
     [
         T.StructField(C.KIND, T.IntegerType()),
@@ -74,3 +76,45 @@ class ToSinkRows:
             return None
         is_own = conditions[0] if len(conditions) == 1 else pc.and_(*conditions)
         return pc.or_(pc.invert(is_record), pc.fill_null(is_own, False))
+
+
+@dataclass(frozen=True)
+class EachSink:
+    """Called by mapInArrow, never last: rows of a stream in; those of each sink out, by the sink's place."""
+
+    sinks: tuple[ToSinkRows, ...]
+
+    @property
+    def columns(self) -> T.StructType:
+        """Return the columns that all rows have."""
+        return T.StructType([*_CONTROL, T.StructField(C.SINK, T.IntegerType())])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for place, sink in enumerate(self.sinks):
+                for rows in sink(iter([batch])):
+                    places = pa.array(np.full(rows.num_rows, place, np.int32))
+                    yield rows.append_column(C.SINK, places)
+
+
+@dataclass(frozen=True)
+class PackBatches:
+    """Called by mapInArrow: batches in, each as bytes out."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, batch.schema) as stream:
+                    stream.write_batch(batch)
+                yield pa.record_batch([pa.array([sink.getvalue().to_pybytes()], pa.binary())], [C.BLOCK])
+
+
+@dataclass(frozen=True)
+class UnpackBatches:
+    """Called by mapInArrow: the batches that :class:`PackBatches` has packed."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for packed in batches:
+            for one in packed.column(C.BLOCK):
+                yield from pa.ipc.open_stream(one.as_buffer())

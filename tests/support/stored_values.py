@@ -74,7 +74,7 @@ RECORDS = (
     "protocol.watermark_alignment HeldChannels",
     "checkpoint.retention PinManifest",
     "job.requests OutsideRequest",
-    "job.requests OutsideAnswer",
+    "job.requests Reply",
     "job.requests Claim",
     "connectors.files.rolling Chunk",
     "connectors.files.ledger Part",

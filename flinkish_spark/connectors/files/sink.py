@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
-from flinkish_spark.bridge.session import probe
+from flinkish_spark.bridge.session import has_avro
 from flinkish_spark.connectors.files import output_formats as formats
 from flinkish_spark.connectors.files.buckets import BucketAssigner, checked_assigners, refuse_taken
 from flinkish_spark.connectors.files.committer import CommitSettings, CommitterParts, FileCommitter
@@ -232,7 +232,7 @@ class FileSink(Sink):
             formats.check_mergeable(self.format, self.options, context.schema.names)
         if self.partition_commit is not None:
             self.partition_commit.check(self._assigners, spark, context.uid)
-        if self.format is FileFormat.AVRO and not probe(spark).has_avro:
+        if self.format is FileFormat.AVRO and not has_avro(spark):
             raise EnvironmentFault(
                 f"sink '{context.uid}' writes Avro and this Spark session has no Avro data source",
                 what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...)",

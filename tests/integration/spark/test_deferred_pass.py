@@ -1,11 +1,12 @@
-"""The last pass of a plan runs where its only sink stages, and makes the rows that Spark would make."""
+"""The last pass of a plan runs where its sinks stage, and makes the rows that Spark would make."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -20,9 +21,16 @@ from flinkish_spark import (
 )
 from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.planning.planner import Planner
-from flinkish_spark.planning.sink_rows import PlannedJob, SinkPart, TaggedStream, tag
+from flinkish_spark.planning.sink_rows import (
+    PlannedJob,
+    SinkPart,
+    SinkWorkers,
+    TaggedStream,
+    WorkersRows,
+    tag,
+)
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.sink_rows import ToSinkRows
+from flinkish_spark.transport.sink_rows import EachSink, ToSinkRows
 from flinkish_spark.types.ddl import parse_ddl
 from tests.support.jobs import environment
 
@@ -79,7 +87,7 @@ def test_the_pass_that_makes_a_sinks_rows_is_left_to_it(spark: Any, tmp_path: Pa
     # Neither records nor parts of them are among the rows that the query ends with.
     ends_with = set(job.deferred.frame.columns)
     assert C.PIECE in ends_with or C.BLOCK in ends_with
-    assert job.deferred.columns.names == [*C.SINK_CONTROL, *job.sinks[0].schema.names]
+    assert job.deferred.sinks["out"].columns.names == [*C.SINK_CONTROL, *job.sinks[0].schema.names]
     as_run = PlannedJob(job.deferred.frame, job.sinks)
     assert as_run.layout() == job.layout()
 
@@ -91,8 +99,54 @@ def test_rows_that_spark_has_a_part_in_are_made_by_the_query(
     assert planned(spark, tmp_path, NOT_DEFERRED[program]).deferred is None
 
 
-def test_rows_of_several_sinks_are_made_once(spark: Any, tmp_path: Path) -> None:
-    assert planned(spark, tmp_path, DEFERRED["records"], sinks=2).deferred is None
+def test_the_pass_of_several_sinks_of_one_stream_is_left_to_them(spark: Any, tmp_path: Path) -> None:
+    job = planned(spark, tmp_path, DEFERRED["behind an operator"], sinks=3)
+    assert job.deferred is not None and [*job.deferred.sinks] == ["out", "table-1", "table-2"]
+
+
+def test_sinks_of_two_streams_get_rows_of_the_query(spark: Any, tmp_path: Path) -> None:
+    env = environment(spark, tmp_path / "job")
+    for name in ("one", "two"):
+        stream = env.from_source(KafkaSource("localhost:9", [name], value=Json("a LONG")), uid=name)
+        stream.sink_to(KafkaSink("localhost:9", f"{name}-out", value=Json()), uid=f"{name}-out")
+    assert Planner(spark, NO_JOB, 2).plan(env.graph).deferred is None
+
+
+def test_batches_are_kept_as_bytes_and_dealt_to_sinks(spark: Any) -> None:
+    fields = parse_ddl("a LONG, b STRING")
+    assert isinstance(fields, T.StructType)
+    control = [T.StructField(C.KIND, T.IntegerType())]
+    control += [T.StructField(name, T.LongType()) for name in (C.CHECKPOINT, C.CHANNEL, C.SEQUENCE)]
+    rows = [(0, 0, 1, at, at, f"b {at}") for at in range(10)] + [(1, 7, 0, 0, None, None)]
+    frame = spark.createDataFrame(rows, T.StructType([*control, *fields])).repartition(3)
+    sinks = ToSinkRows(fields, ("a", "b")), ToSinkRows(T.StructType([fields["b"]]), ("b",))
+    workers = SinkWorkers((sinks[0],), sinks[0].columns), SinkWorkers((sinks[1],), sinks[1].columns)
+    given = WorkersRows(frame, C.InTurn(()), dict(zip(("one", "two"), workers, strict=True)))
+    kept = given.keep()
+    kept.run()
+    for place in (given, kept):
+        one, two = (
+            C.map_in_arrow(place.frame, C.InTurn((place.worker, sink)), sink.columns) for sink in sinks
+        )
+        assert sorted(row.b or "" for row in one.collect()) == ["", *(f"b {at}" for at in range(10))]
+        assert {row.b for row in two.collect()} == {row.b for row in one.collect()}
+        each = C.map_in_arrow(
+            place.frame, C.InTurn((place.worker, EachSink(sinks), Places())), "at INT, n INT"
+        )
+        assert {(row.at, row.n) for row in each.groupBy("at", "n").count().collect()} == {(0, 2), (1, 1)}
+        assert each.count() == 22
+    kept.release()
+    assert not kept.frame.is_cached
+
+
+class Places:
+    """Tells of each row whose it is, and how many fields it has."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            fields = [name for name in batch.schema.names if not name.startswith("_fs")]
+            count = pa.array([len(fields)] * batch.num_rows, pa.int32())
+            yield pa.record_batch([batch.column(C.SINK), count], ["at", "n"])
 
 
 @pytest.mark.parametrize("side", [None, 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 import zipfile
 from pathlib import Path
@@ -109,33 +111,18 @@ def made_wheel(folder: Path, name: str, requires: str = "") -> None:
         wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
 
 
-def test_requirements_are_installed_once_and_sent(spark: Any, tmp_path: Path, name: str) -> None:
+def test_what_pip_puts_into_a_folder_can_be_imported(spark: Any, tmp_path: Path, name: str) -> None:
+    """The way that docs/running.md names for requirements."""
     made_wheel(tmp_path / "wheels", name, requires=f"{name}_below")
     made_wheel(tmp_path / "wheels", f"{name}_below")
     (tmp_path / "requirements.txt").write_text(f"{name}==1.0\n")
+    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", str(tmp_path / "wheels")]
+    pip += ["--target", str(tmp_path / "packages"), "--requirement", str(tmp_path / "requirements.txt")]
+    subprocess.run(pip, check=True, capture_output=True)
     env = environment(spark, tmp_path / "job")
-    env.set_python_requirements(str(tmp_path / "requirements.txt"), str(tmp_path / "wheels"))
-    with pytest.raises(ConfigError, match="called twice"):
-        env.set_python_requirements(str(tmp_path / "requirements.txt"))
+    env.add_python_file(str(tmp_path / "packages"))
     streams = {"import": records_of(env).map(Imports(name, f"{name}_below"), output=FOUND)}
     assert found_by(streams, env, tmp_path) == {"import": {"required required"}}
-
-
-def test_no_requirements_are_none(spark: Any, tmp_path: Path) -> None:
-    (tmp_path / "requirements.txt").write_text("# nothing yet\n")
-    env = environment(spark, tmp_path / "job")
-    env.set_python_requirements(str(tmp_path / "requirements.txt"))
-
-
-def test_requirements_that_pip_does_not_find_or_that_a_job_cannot_run_on_are_refused(
-    spark: Any, tmp_path: Path, name: str
-) -> None:
-    env = environment(spark, tmp_path / "job")
-    made_wheel(tmp_path / "wheels", name, requires="pyarrow<3")
-    for wanted in ("no_such_package_of_ours", name):
-        (tmp_path / "requirements.txt").write_text(wanted)
-        with pytest.raises(EnvironmentFault, match="pip did not install"):
-            env.set_python_requirements(str(tmp_path / "requirements.txt"), str(tmp_path / "wheels"))
 
 
 def test_another_python_than_the_session_s_is_refused(spark: Any, tmp_path: Path) -> None:

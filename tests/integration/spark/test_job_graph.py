@@ -32,7 +32,7 @@ from flinkish_spark.protocol.job_graph import JobEdge, JobGraph, OperatorKind, R
 from flinkish_spark.protocol.plan_layout import ScanRole, source_of
 from flinkish_spark.sources import DataGeneratorSource, RandomChoice, RandomLong, RateLimit
 from flinkish_spark.transport.columns import map_in_arrow
-from tests.support.job_graphs import PROGRAMS, branches, functions_in_front
+from tests.support.job_graphs import PROGRAMS, branches, doubled, functions_in_front, out, parsed, total
 from tests.support.jobs import (
     ORDER,
     TOTAL,
@@ -118,6 +118,24 @@ def test_what_the_graph_says_is_in_the_plan(spark: Any, tmp_path: Path, program:
     own = sum(one.runs for one in graph.operators if one.has_state and not one.shares)
     assert moves + own + last == graph.shuffles
     assert found["MapInArrow"] == passes(graph)
+
+
+def test_a_transform_in_the_pass_that_reads_records_runs_in_python(spark: Any, tmp_path: Path) -> None:
+    """All were said to run in the JVM."""
+    env = environment(spark, tmp_path / "job")
+    fields = {"user": RandomChoice(["ann", "bob"]), "amount": RandomLong(1, 9)}
+    records = env.from_source(DataGeneratorSource(fields), uid="orders")
+    chosen = records.transform(lambda frame: frame.where("amount > 1").select("user", "amount"))
+    out(total(chosen.map(parsed, output=ORDER).transform(doubled)))
+    tasks = shuffle_partitions(spark)
+    planned = Planner(spark, NO_JOB, tasks).plan(env.graph)
+    graph = job_graph(env.job, env.graph, tasks, planned)
+    transforms = [one.runs_in for one in graph.operators if one.kind is OperatorKind.TRANSFORM]
+    assert transforms == [RunsIn.PYTHON, RunsIn.JVM]
+    assert [edge.why for one in graph.operators if one.name == "map parsed" for edge in one.inputs] == [
+        Why.SAME_PASS
+    ]
+    assert kinds(planned.frame)["MapInArrow"] == passes(graph)
 
 
 def test_a_running_query_shuffles_as_often_as_the_graph_says(spark: Any, tmp_path: Path) -> None:

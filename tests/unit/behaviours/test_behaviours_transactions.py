@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,6 @@ from flinkish_spark.connectors.kafka.writer import KafkaStaged
 from flinkish_spark.contracts.sink import Committer
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.job.recovery import Recovery
-from flinkish_spark.job.rewind import SourcePositions
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.micro_batches import OFFSETS
@@ -178,10 +178,8 @@ class KafkaRig(Rig):
             clock=self.clock,
             observer=SilentObserver(),
         )
-        positions = SourcePositions(lambda position: None, lambda position: "")
-        recovery = Recovery(
-            job, Confirmation(job), positions, reseeding=NoReseeding(), replaying=NoReplaying()
-        )
+        inputs: Any = SimpleNamespace(lower=lambda position: None, why_lost=lambda position: "")
+        recovery = Recovery(job, Confirmation(job), inputs, reseeding=NoReseeding(), replaying=NoReplaying())
         return ownership, *recovery.run()
 
 

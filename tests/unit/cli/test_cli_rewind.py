@@ -14,8 +14,7 @@ from flinkish_spark.cli import rewind
 from flinkish_spark.cli.rewind import OrderOutcome
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.job_dir import REWIND_ORDER_KEY
-from flinkish_spark.job.asking import Reply, ReplyKind
-from flinkish_spark.job.requests import Inbox, OutsideRequest, RequestKind
+from flinkish_spark.job.requests import Inbox, OutsideRequest, Reply, ReplyKind, RequestKind
 from flinkish_spark.job.rewind import RewindState
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch

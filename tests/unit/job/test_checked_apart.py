@@ -10,7 +10,7 @@ import pytest
 
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.job.preflight import _Begun
+from flinkish_spark.job.preflight import _begun
 
 SETTINGS: Any = SimpleNamespace(threads=SystemThreads())
 
@@ -19,10 +19,9 @@ def test_what_it_raises_comes_where_its_turn_is() -> None:
     def check() -> None:
         raise ConfigError("the topic 'orders' does not exist")
 
-    begun = _Begun(check, SETTINGS)
-    begun._thread.join()
+    end = _begun(check, SETTINGS)
     with pytest.raises(ConfigError, match="does not exist"):
-        begun.end()
+        end()
 
 
 def test_its_end_is_waited_for() -> None:
@@ -32,8 +31,8 @@ def test_its_end_is_waited_for() -> None:
         goes_on.wait(10)
         seen.append("checked")
 
-    begun = _Begun(check, SETTINGS)
+    end = _begun(check, SETTINGS)
     assert not seen
     goes_on.set()
-    begun.end()
+    end()
     assert seen == ["checked"]

@@ -16,7 +16,6 @@ import pytest
 from flinkish_spark.bridge import session_files
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job import dependencies as module
 from flinkish_spark.job.dependencies import Dependencies
 
 
@@ -284,45 +283,7 @@ def test_an_archive_that_is_none_or_leaves_its_folder_is_refused(
     assert not context.listArchives
 
 
-# -- requirements and the interpreter ---------------------------------------------------------------------
-
-
-def test_a_requirements_file_or_a_cache_that_is_none_is_refused(
-    dependencies: Dependencies, tmp_path: Path
-) -> None:
-    (tmp_path / "requirements.txt").write_text("")
-    with pytest.raises(ConfigError, match="the requirements file is not at"):
-        dependencies.set_python_requirements(str(tmp_path / "missing"), None)
-    with pytest.raises(ConfigError, match="requirements_file_path"):
-        dependencies.set_python_requirements(str(tmp_path), None)
-    with pytest.raises(ConfigError, match="requirements_cache_dir"):
-        dependencies.set_python_requirements(
-            str(tmp_path / "requirements.txt"), str(tmp_path / "requirements.txt")
-        )
-
-
-def test_compiled_requirements_need_executors_of_the_driver_s_kind(
-    dependencies: Dependencies, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "requirements.txt").write_text("anything")
-    kinds: list[str] = []
-
-    def installed(requirements: Path, cache: Path | None, target: Path) -> None:
-        (target / "fast.so").touch()
-
-    def asked(spark: Any, ask: Any) -> list[str]:
-        return [*ask([1]), *kinds]
-
-    monkeypatch.setattr(module, "_install", installed)
-    monkeypatch.setattr(module, "asked_of_executors", asked)
-    monkeypatch.setattr(module, "runs_tasks_itself", lambda spark: False)
-    kinds.append("linux-s390x cpython-311")
-    with pytest.raises(EnvironmentFault, match=r"another kind.*there is linux-s390x cpython-311"):
-        dependencies.set_python_requirements(str(tmp_path / "requirements.txt"), None)
-    assert not context._python_includes
-    kinds.clear()
-    dependencies.set_python_requirements(str(tmp_path / "requirements.txt"), None)
-    assert len(context._python_includes) == 1
+# -- the interpreter -------------------------------------------------------------------------------------
 
 
 def test_the_session_s_own_python_is_taken_under_any_of_its_names(

@@ -13,7 +13,6 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from flinkish_spark import StreamExecutionEnvironment
 from flinkish_spark import doctor as public
-from flinkish_spark.bridge.session import SparkProbe
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.jars import JarMissing
 from flinkish_spark.job import doctor
@@ -57,7 +56,7 @@ def test_an_environment_says_of_a_connect_session_what_the_doctor_says(tmp_path:
 
 
 def test_missing_jars_are_told_with_what_goes_without_them() -> None:
-    found = list(doctor._jars(SparkProbe("4.2.0", False, False, False, False)))
+    found = list(doctor._jars("4.2.0", []))
     # Nothing is at fault: a job that needs one is told so, and how to have it.
     assert {one.health for one in found} == {Health.FINE}
     assert "its JAR is in this package; jobs work without it" in found[0].says
@@ -70,7 +69,7 @@ def test_a_jar_that_cannot_be_had_is_a_warning(monkeypatch: pytest.MonkeyPatch) 
         raise JarMissing("The JAR of flinkish_spark's JVM side is missing", what_to_do="run `make shim`")
 
     monkeypatch.setattr(doctor, "shim_jar", missing)
-    found = list(doctor._jars(SparkProbe("4.3.0", False, True, False, True)))
+    found = list(doctor._jars("4.3.0", ["Spark's Kafka source", "Spark's Avro"]))
     assert [one.health for one in found] == [Health.WARNING, Health.FINE, Health.WARNING, Health.FINE]
     assert found[0].what_to_do == "run `make shim`" and "Spark 4.1 or 4.2" in found[2].what_to_do
 

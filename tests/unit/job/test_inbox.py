@@ -18,9 +18,9 @@ from flinkish_spark.job.requests import (
     Claim,
     Claimant,
     Inbox,
-    OutsideAnswer,
-    OutsideOutcome,
     OutsideRequest,
+    Reply,
+    ReplyKind,
     RequestFiles,
     RequestKind,
     StopMode,
@@ -99,9 +99,9 @@ def ask(job_dir: JobDir, name: str = A, owner: int = 2, at_ms: int = 1_000, **mo
     return files
 
 
-def outcome(files: RequestFiles) -> OutsideOutcome | None:
+def outcome(files: RequestFiles) -> ReplyKind | None:
     answer = files.answer()
-    return None if answer is None else answer.outcome
+    return None if answer is None else answer.kind
 
 
 # -- values -----------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ def test_names_that_could_lead_elsewhere_are_no_request(name: str) -> None:
 @pytest.mark.parametrize("kind", AnswerKind)
 def test_every_answer_of_the_coordinator_has_a_stored_form(kind: AnswerKind) -> None:
     answer = CheckpointAnswer(kind, CheckpointId(3), CheckpointFailureReason.EXPIRED, "too slow")
-    stored = OutsideAnswer.of(answer)
-    assert OutsideAnswer.from_json(stored.to_json()) == stored
-    assert stored.outcome.value == kind.value
+    stored = Reply.of(answer)
+    assert Reply.from_json(stored.to_json()) == stored
+    assert stored.kind.value == kind.value
 
 
 def test_only_files_of_requests_are_parsed() -> None:
@@ -160,7 +160,7 @@ def test_a_request_is_returned_once_and_answered(inbox: Inbox, job_dir: JobDir) 
     assert inbox.take() == ()
     inbox.answer(A, DONE)
     assert inbox.take() == ()
-    assert files.answer() == OutsideAnswer(OutsideOutcome.COMPLETED, CheckpointId(3))
+    assert files.answer() == Reply(ReplyKind.COMPLETED, CheckpointId(3))
 
 
 def test_requests_come_in_the_order_in_which_they_were_asked(inbox: Inbox, job_dir: JobDir) -> None:
@@ -174,7 +174,7 @@ def test_the_first_answer_stays(inbox: Inbox, job_dir: JobDir) -> None:
     inbox.take()
     inbox.answer(A, DONE)
     inbox.answer(A, CheckpointAnswer.refused(CheckpointFailureReason.SHUT_DOWN))
-    assert outcome(files) is OutsideOutcome.COMPLETED
+    assert outcome(files) is ReplyKind.COMPLETED
 
 
 def test_an_answer_may_come_from_another_thread_while_others_are_taken(inbox: Inbox, job_dir: JobDir) -> None:
@@ -189,7 +189,7 @@ def test_an_answer_may_come_from_another_thread_while_others_are_taken(inbox: In
     for thread in threads:
         thread.join()
     assert sorted(taken) == names
-    assert all(outcome(RequestFiles(job_dir, name)) is OutsideOutcome.COMPLETED for name in names)
+    assert all(outcome(RequestFiles(job_dir, name)) is ReplyKind.COMPLETED for name in names)
 
 
 def test_an_empty_inbox_costs_one_listing(inbox: Inbox, store: FlakyStore) -> None:
@@ -217,7 +217,7 @@ def test_what_was_asked_of_an_earlier_owner_is_refused(inbox: Inbox, job_dir: Jo
     files = ask(job_dir, owner=1)
     assert inbox.take() == ()
     answer = files.answer()
-    assert answer is not None and answer.outcome is OutsideOutcome.REFUSED
+    assert answer is not None and answer.kind is ReplyKind.REFUSED
     assert "owner 2 has the job now" in answer.text
 
 
@@ -249,7 +249,7 @@ def test_a_crash_between_carrying_out_and_answering_is_answered_by_the_next_owne
     files.claim(BY_OWNER_1)
     assert inbox.take() == ()
     answer = files.answer()
-    assert answer is not None and answer.outcome is OutsideOutcome.UNKNOWN
+    assert answer is not None and answer.kind is ReplyKind.UNKNOWN
     assert "owner 1 took it" in answer.text and "may or may not" in answer.text
 
 
@@ -323,7 +323,7 @@ def test_requests_of_askers_that_are_gone_are_refused_when_they_are_old(
     files = ask(job_dir, at_ms=0)
     clock.now_ms = OLDEST_MS + 1
     assert inbox.take() == ()
-    assert outcome(files) is OutsideOutcome.REFUSED
+    assert outcome(files) is ReplyKind.REFUSED
 
 
 # -- cleaning ---------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_what_takes_long_is_not_deleted_before_it_is_answered(
     assert inbox.take() == ()
     inbox.answer(A, DONE)
     inbox.take()
-    assert outcome(files) is OutsideOutcome.COMPLETED
+    assert outcome(files) is ReplyKind.COMPLETED
 
 
 @pytest.mark.parametrize("left", ["claim", "answer", "answered by an earlier owner"])
@@ -359,7 +359,7 @@ def test_what_askers_and_owners_left_is_deleted_in_time(
     if left == "claim":
         files.claim(BY_OWNER_1)
     else:
-        files.give_answer(OutsideAnswer(OutsideOutcome.COMPLETED))
+        files.give_answer(Reply(ReplyKind.COMPLETED))
     if left.startswith("answered"):
         ask(job_dir, owner=1)
     assert inbox.take() == ()
@@ -389,7 +389,7 @@ def test_a_torn_request_is_refused(inbox: Inbox, job_dir: JobDir, tmp_path: Path
     path.write_bytes(path.read_bytes()[:-3])
     ask(job_dir, B)
     assert [request.name for request in inbox.take()] == [B]
-    assert outcome(files) is OutsideOutcome.REFUSED
+    assert outcome(files) is ReplyKind.REFUSED
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_a_torn_request_is_refused(inbox: Inbox, job_dir: JobDir, tmp_path: Path
 def test_a_sealed_request_that_says_nonsense_is_refused(inbox: Inbox, job_dir: JobDir, body: dict) -> None:
     job_dir.store.create_if_absent(f"requests/{A}.json", seal("request", body))
     assert inbox.take() == ()
-    assert outcome(RequestFiles(job_dir, A)) is OutsideOutcome.REFUSED
+    assert outcome(RequestFiles(job_dir, A)) is ReplyKind.REFUSED
 
 
 def test_a_request_of_a_newer_version_is_refused(inbox: Inbox, job_dir: JobDir, tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_a_torn_claim_is_answered_with_unknown(inbox: Inbox, job_dir: JobDir, tm
     files = ask(job_dir)
     (tmp_path / f"requests/{A}.claim.json").write_bytes(b"torn")
     assert inbox.take() == ()
-    assert outcome(files) is OutsideOutcome.UNKNOWN
+    assert outcome(files) is ReplyKind.UNKNOWN
 
 
 def test_strange_files_are_left_alone_and_told_once(

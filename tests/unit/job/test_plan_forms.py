@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.job.explanation import print_tree, text
-from flinkish_spark.job.plan_forms import PlanForm, dot, mermaid, plan_in
+from flinkish_spark.job.plan_forms import PlanForm, dot, mermaid, plan_in, print_tree, text
 from flinkish_spark.protocol.checkpoint import ParticipantKind
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose

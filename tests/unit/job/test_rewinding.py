@@ -6,6 +6,8 @@ import hashlib
 import os
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,6 @@ from flinkish_spark.job.recovery import Recovery
 from flinkish_spark.job.rewind import (
     NotRestorableError,
     RewindRefused,
-    SourcePositions,
     order_rewind,
     why_refused,
 )
@@ -131,11 +132,12 @@ class Job:
             clock=CLOCK,
             observer=SilentObserver(),
         )
-        positions = SourcePositions(
-            lambda position: self.lowered.append(position.sources), lambda position: self.lost_input
+        inputs: Any = SimpleNamespace(
+            lower=lambda position: self.lowered.append(position.sources),
+            why_lost=lambda position: self.lost_input,
         )
         alone = {"reseeding": NoReseeding(), "replaying": NoReplaying()}
-        return Recovery(job, Confirmation(job), positions, **alone | more)
+        return Recovery(job, Confirmation(job), inputs, **alone | more)
 
     def order(self, target, tables=Tables.KEEP):
         return order_rewind(self.job_dir, self.pins, CLOCK, c(target), tables, "wrong prices")

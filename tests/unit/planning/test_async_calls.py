@@ -11,8 +11,7 @@ from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.operators.recorded_answers import Readers, Stream
 from flinkish_spark.planning.async_calls import NO_PLACE, AsyncCalls, AsyncTransform
-from flinkish_spark.planning.optimizer import optimize
-from flinkish_spark.planning.rules.cut_chains import chains_to
+from flinkish_spark.planning.optimizer import chains_to, optimize
 from flinkish_spark.planning.stream_graph import TransformNode, paths_to, upstreams
 from flinkish_spark.sinks import MemorySink
 from tests.support.job_graphs import Session, orders, total
@@ -56,9 +55,7 @@ def readers(env: StreamExecutionEnvironment, stream: Stream = Stream.OF_SOURCE) 
 
 def chains(env: StreamExecutionEnvironment) -> dict[str, tuple[str, ...]]:
     return {
-        sink.uid: chain.consumers
-        for sink in env.graph.sinks
-        for chain, _ in chains_to(env.graph, sink.parent)
+        sink.uid: end.chain.consumers for sink in env.graph.sinks for end in chains_to(env.graph, sink.parent)
     }
 
 
@@ -147,5 +144,5 @@ def test_no_tag_becomes_a_path() -> None:
     (step,) = path.steps
     assert isinstance(step, TransformNode)
     calls.on_path(step.function, path, Stream.OF_MICRO_BATCH)
-    (recording,) = calls.recordings
+    (recording,) = calls.recordings.values()
     assert recording.folder.startswith("answers/asked/totals.side-") and ".." not in recording.folder

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flinkish_spark.planning.logical_plan import LogicalPlan
-from flinkish_spark.planning.rules.cut_chains import chains_to, cut_chains, inputs_of
+from flinkish_spark.planning.optimizer import chains_to, cut_chains, inputs_of
 from flinkish_spark.planning.stream_graph import (
     StreamNode,
     UnionNode,
@@ -24,7 +24,7 @@ from tests.support.stream_graphs import graph, keyed, record_function, side, sou
 
 
 def chains(end: StreamNode) -> list[Chain]:
-    return [chain for chain, _ in chains_to(graph(end), end)]
+    return [one.chain for one in chains_to(graph(end), end)]
 
 
 A, B = source("a"), source("b")
@@ -46,12 +46,12 @@ def test_a_sink_over_a_union_reads_the_end_of_each_path() -> None:
     late = side(first)
     union = UnionNode((transform(A), first, UnionNode((B, transform(late)))))
     ends = chains_to(graph(union), union)
-    assert [chain for chain, _ in ends] == [
+    assert [end.chain for end in ends] == [
         Chain(("a", "b"), (), ("out-0",)),
         Chain(("a",), ("first",), ("first",)),
         Chain(("a",), ("first",), ("first",)),
     ]
-    assert [len(paths) for _, paths in ends] == [2, 1, 1]
+    assert [len(end.paths) for end in ends] == [2, 1, 1]
     assert base_of(union) == "a+first+b"
 
 
@@ -117,7 +117,7 @@ def test_operators_that_sinks_read_stand_in_one_chain_if_they_read_one_operator(
     last, apart = keyed("last", second), keyed("apart", A)
     made = graph(last, transform(late), third, apart, UnionNode((first, B)))
     line = Chain(("a", "b"), ("first", "second", "last", "third"), ("third",))
-    assert [chains_to(made, sink.parent)[-1][0] for sink in made.sinks] == [
+    assert [chains_to(made, sink.parent)[-1].chain for sink in made.sinks] == [
         line,
         line,
         line,
@@ -127,14 +127,14 @@ def test_operators_that_sinks_read_stand_in_one_chain_if_they_read_one_operator(
     assert inputs_of(made) == ("a", "b")
     # In a job that has begun with a chain for each, they stay what they are.
     begun = replace(made, begun_chains=frozenset({"last", "first", "third", "apart"}))
-    assert [chains_to(begun, sink.parent)[-1][0].name for sink in begun.sinks] == [
+    assert [chains_to(begun, sink.parent)[-1].chain.name for sink in begun.sinks] == [
         "last",
         "first",
         "third",
         "apart",
         "first",
     ]
-    assert chains_to(replace(made, begun_chains=frozenset({line.name})), last)[0][0] == line
+    assert chains_to(replace(made, begun_chains=frozenset({line.name})), last)[0].chain == line
 
 
 def test_a_function_of_dataframes_between_two_operators_stands_first_on_a_path_of_its_own() -> None:
@@ -143,12 +143,12 @@ def test_a_function_of_dataframes_between_two_operators_stands_first_on_a_path_o
     large = record_function(first)
     second = keyed("second", record_function(transform(first)))
     made = graph(first, second)
-    assert [chains_to(made, sink.parent)[0][0].name for sink in made.sinks] == ["second"] * 2
+    assert [chains_to(made, sink.parent)[0].chain.name for sink in made.sinks] == ["second"] * 2
     for parent in (transform(large), UnionNode((first, transform(first)))):
         made = graph(first, keyed("second", parent))
-        assert [chains_to(made, sink.parent)[0][0].name for sink in made.sinks] == ["first", "second"]
+        assert [chains_to(made, sink.parent)[0].chain.name for sink in made.sinks] == ["first", "second"]
     behind = graph(first, transform(keyed("third", first)))
-    assert [chains_to(behind, sink.parent)[0][0].name for sink in behind.sinks] == ["third"] * 2
+    assert [chains_to(behind, sink.parent)[0].chain.name for sink in behind.sinks] == ["third"] * 2
 
 
 # -- how a chain of several sources begins -----------------------------------------------------------

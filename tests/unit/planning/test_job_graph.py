@@ -20,6 +20,7 @@ from flinkish_spark.planning.between import check_said_between
 from flinkish_spark.planning.job_graph import job_graph, job_graph_to
 from flinkish_spark.planning.optimizer import optimize
 from flinkish_spark.planning.sink_rows import PlannedJob
+from flinkish_spark.planning.stream_graph import operator_of, upstreams
 from flinkish_spark.protocol.job_graph import JobGraph, OperatorKind, RunsIn, ShipStrategy, Why
 from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.sinks import MemorySink
@@ -309,6 +310,22 @@ def test_where_the_work_is_done() -> None:
         "totals": RunsIn.PYTHON,
         "Sink: out": RunsIn.JVM,
     }
+
+
+def test_a_transform_in_the_pass_that_reads_records_runs_in_python() -> None:
+    """All were said to run in the JVM."""
+    env = environment()
+    PROGRAMS[1](env)
+    logical = optimize(env.graph)
+    operator = operator_of(logical.all_ends[0].paths[0].base)
+    assert operator is not None
+    (upstream,) = upstreams(operator)
+    step = upstream.paths[0].steps[0]
+    frame: Any = None
+    planned = PlannedJob(frame, (), in_arrow=frozenset({step}), logical=logical)
+    doubled, mapped = job_graph("job", env.graph, 4, planned).operators[1:3]
+    assert (doubled.does, doubled.runs_in) == ("DataFrame function", RunsIn.PYTHON)
+    assert [edge.why for edge in mapped.inputs] == [Why.SAME_PASS]
 
 
 def test_scans_are_those_of_the_plan_where_chains_begin_at_different_places() -> None:

@@ -13,11 +13,14 @@ from flinkish_spark import JobStatus, KeyedProcessFunction, MemorySink
 from flinkish_spark.checkpoint.event_time import LatencyTracker, TrackedStaging
 from flinkish_spark.connectors import row_count
 from flinkish_spark.connectors.row_count import RowCount
+from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobProgress
+from flinkish_spark.planning.optimizer import optimize
+from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import StreamGraph
-from flinkish_spark.planning.times import NO_MARKING, LatencyMarking, SourceMarkers, reporters
+from flinkish_spark.planning.times import SourceMarkers, reporters
 from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.latency import (
     FIRST_OPERATOR_REPORTER,
@@ -27,6 +30,7 @@ from flinkish_spark.protocol.latency import (
     Measurement,
     place_of,
 )
+from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import EMITTED, PACKED, BlockPacker, BlockUnpacker
@@ -156,19 +160,19 @@ def test_markers_carry_the_numbers_of_the_sources_that_meet() -> None:
     for stream in streams:
         keyed = stream.key_by("user").process(Nothing(), output="user STRING", uid=f"of-{stream._node.uid}")
         keyed.sink_to(MemorySink("plan"), uid=f"out-{stream._node.uid}")
-    marking = LatencyMarking(SESSION)
+    marked, unmarked = (planner_of(env.graph, marks_latency=marks) for marks in (True, False))
     assert [one.uid for one in reporters(env.graph)] == ["of-one", "of-two", "one", "two"]
-    assert marking.of(env.graph, ["two", "one"]) == SourceMarkers(SESSION, (3, 2))
-    assert marking.of(env.graph, []) is None, "behind other operators they come with the rows"
+    assert marked._markers(["two", "one"]) == SourceMarkers(SESSION, (3, 2))
+    assert marked._markers([]) is None, "behind other operators they come with the rows"
+    assert unmarked._markers(["two", "one"]) is None
     stream = TaggedStream(object(), object(), frozenset({0}))  # type: ignore[arg-type]
-    assert marking.beside(stream, env.graph, []) is stream
+    assert unmarked._with_markers(stream, Chain(("two",), (), ("out",))) is stream
 
 
-def test_a_plan_without_markers_is_left_as_it_is() -> None:
-    stream = TaggedStream(object(), object(), frozenset({0}))  # type: ignore[arg-type]
-    graph = StreamGraph()
-    assert NO_MARKING.beside(stream, graph, ["orders"]) is stream
-    assert NO_MARKING.of(graph, ["orders"]) is None
+def planner_of(graph: StreamGraph, *, marks_latency: bool) -> Planner:
+    planner = Planner(SESSION, NO_JOB, 4, marks_latency=marks_latency)
+    planner._begin(optimize(graph))
+    return planner
 
 
 # -- on the driver -------------------------------------------------------------------------------------

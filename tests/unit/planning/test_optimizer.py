@@ -60,7 +60,6 @@ def test_each_rule_says_its_part_and_leaves_the_others_parts_alone() -> None:
         }
     assert changed == {
         "cut_chains": {"ends"},
-        "defer_transforms": {"ends"},
         "mark_records": set(),
         "share_tasks": {"groups"},
         "share_scans": {"groups"},

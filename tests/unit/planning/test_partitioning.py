@@ -15,7 +15,6 @@ from pyspark.sql import types as T
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import ConfigError, GraphError, UserFunctionError
 from flinkish_spark.functions.stream import KeySelector, Partitioner
-from flinkish_spark.planning.inputs import keyed_input
 from flinkish_spark.planning.partitioning import (
     ByPartitioner,
     Narrow,
@@ -26,6 +25,7 @@ from flinkish_spark.planning.partitioning import (
     is_partitioning,
     said_parallelism,
 )
+from flinkish_spark.planning.sent_columns import keyed_input
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode
 from flinkish_spark.transport import columns as C

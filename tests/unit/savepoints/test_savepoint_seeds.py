@@ -465,7 +465,7 @@ def test_a_rescaled_job_without_checkpoints_is_refused(root) -> None:
 def test_until_its_log_begins_anew_a_job_runs_with_the_partitions_that_it_had(root) -> None:
     """What is replayed before a rescale is replayed from state in the old partitions."""
     job_dir = JobDir(LocalStore(root))
-    savepoints = JobSavepoints(None, "job", StoreSpec(str(root)), 5, job_dir)
+    savepoints = JobSavepoints(None, "job", StoreSpec(str(root)), 5, job_dir, None, ())
     assert savepoints.shuffle_partitions() == 5
     begun(root)
     assert savepoints.shuffle_partitions() == 2
