@@ -73,21 +73,14 @@ def count_barriers(
         channels = expected_of(seen, wanted)
         if not channels:
             return AlignmentReport(Alignment.MISSING, f"sink '{sink}' saw no barrier {checkpoint} at all")
-        missing = sorted(channels - seen.keys())
-        if missing:
-            return AlignmentReport(
-                Alignment.MISSING, f"sink '{sink}' saw no barrier {checkpoint} on channel {missing[0]}"
-            )
-        strange = sorted(seen.keys() - channels)
-        if strange:
-            return AlignmentReport(
-                Alignment.UNEXPECTED, f"sink '{sink}' saw barrier {checkpoint} on channel {strange[0]}"
-            )
-        twice = sorted(channel for channel, count in seen.items() if count > 1)
-        if twice:
-            return AlignmentReport(
-                Alignment.DUPLICATE, f"sink '{sink}' saw barrier {checkpoint} twice on channel {twice[0]}"
-            )
+        twice = {channel for channel, count in seen.items() if count > 1}
+        for alignment, found, what in (
+            (Alignment.MISSING, channels - seen.keys(), f"no barrier {checkpoint} on channel"),
+            (Alignment.UNEXPECTED, seen.keys() - channels, f"barrier {checkpoint} on channel"),
+            (Alignment.DUPLICATE, twice, f"barrier {checkpoint} twice on channel"),
+        ):
+            if found:
+                return AlignmentReport(alignment, f"sink '{sink}' saw {what} {min(found)}")
     return AlignmentReport(Alignment.ALIGNED)
 
 

@@ -58,8 +58,7 @@ class RequestQueue:
         ordered = tuple(sorted((*self.waiting, request), key=lambda one: one.order))
         if len(ordered) <= self.limit or request.urgency is Urgency.FORCED:
             return RequestQueue(self.limit, ordered), None
-        droppable = [one for one in ordered if one.urgency is Urgency.NORMAL]
-        rejected = droppable[-1]
+        rejected = [one for one in ordered if one.urgency is Urgency.NORMAL][-1]
         return RequestQueue(self.limit, tuple(one for one in ordered if one is not rejected)), rejected
 
     def without(
@@ -300,27 +299,21 @@ def why_refused(purpose: CheckpointPurpose, facts: TriggerFacts, queue: RequestQ
         return Reason.ALREADY_QUEUED
     if facts.phase is JobPhase.STARTING or ParticipantStatus.NOT_RUNNING in facts.participants.values():
         return Reason.PARTICIPANT_NOT_RUNNING
-    if facts.finished is FinishedParticipants.REFUSED and (
-        ParticipantStatus.FINISHED in facts.participants.values()
-    ):
-        return Reason.PARTICIPANT_FINISHED
-    return None
+    has_finished = ParticipantStatus.FINISHED in facts.participants.values()
+    is_refused = has_finished and facts.finished is FinishedParticipants.REFUSED
+    return Reason.PARTICIPANT_FINISHED if is_refused else None
 
 
 def is_periodic_due(facts: TriggerFacts) -> bool:
-    if facts.phase is not JobPhase.RUNNING or facts.schedule is Schedule.OFF:
-        return False
-    return (
-        facts.now_ms - facts.last_trigger_ms >= facts.interval_ms
-        and facts.now_ms - facts.last_end_ms >= facts.min_pause_ms
-    )
+    is_on = facts.phase is JobPhase.RUNNING and facts.schedule is Schedule.ON
+    since_end_ms, since_trigger_ms = facts.now_ms - facts.last_end_ms, facts.now_ms - facts.last_trigger_ms
+    return is_on and since_trigger_ms >= facts.interval_ms and since_end_ms >= facts.min_pause_ms
 
 
 def why_waiting(head: CheckpointRequest, facts: TriggerFacts) -> Reason | None:
     """Return why the first request of the queue has to wait; None if it starts now."""
-    if facts.barrier_on_its_way:
-        return Reason.TOO_MANY_PENDING
-    if head.urgency is Urgency.NORMAL and facts.in_flight >= facts.max_concurrent:
+    is_full = head.urgency is Urgency.NORMAL and facts.in_flight >= facts.max_concurrent
+    if facts.barrier_on_its_way or is_full:
         return Reason.TOO_MANY_PENDING
     if head.purpose is CheckpointPurpose.PERIODIC and facts.now_ms - facts.last_end_ms < facts.min_pause_ms:
         # It was due when it was queued; since then another checkpoint has ended.

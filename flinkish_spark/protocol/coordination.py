@@ -107,6 +107,7 @@ class Completed:
 
 
 Effect = Initialise | Offer | Decide | Abort | Refuse | Completed
+_EARLY = (CheckpointState.INITIALISING, CheckpointState.TRIGGERED)
 
 
 class Coordination:
@@ -141,14 +142,12 @@ class Coordination:
     @property
     def barrier_on_its_way(self) -> bool:
         """Whether a checkpoint is being prepared or its barrier has not come through."""
-        early = (CheckpointState.INITIALISING, CheckpointState.TRIGGERED)
-        return any(one.state in early for one in self._open.values())
+        return any(one.state in _EARLY for one in self._open.values())
 
     @property
     def needs_micro_batches(self) -> bool:
         """Whether nothing in flight can complete unless more micro-batches come through."""
-        early = (CheckpointState.INITIALISING, CheckpointState.TRIGGERED)
-        return bool(self._open) and all(one.state in early for one in self._open.values())
+        return bool(self._open) and all(one.state in _EARLY for one in self._open.values())
 
     @property
     def awaiting_log(self) -> tuple[PendingCheckpoint, ...]:
@@ -200,7 +199,9 @@ class Coordination:
         effects: list[Effect] = []
         for pending in self.open:
             if pending.is_expired(now_ms, self._rules.timeout_ms):
-                text = f"not decided within {self._rules.timeout_ms} ms ({_progress(pending)})"
+                missing = sorted(f"{one.kind.value} '{one.uid}'" for one in pending.missing)
+                progress = ", still waiting for ".join([pending.state.value, *missing[:1]])
+                text = f"not decided within {self._rules.timeout_ms} ms ({progress})"
                 effects.append(self._end(pending, CheckpointEvent.EXPIRED, Reason.EXPIRED, text))
                 self._last_end_ms = now_ms
         effects += self._turn()
@@ -324,9 +325,3 @@ class Coordination:
             participants=self._statuses,
             finished=rules.finished,
         )
-
-
-def _progress(pending: PendingCheckpoint) -> str:
-    missing = sorted(f"{one.kind.value} '{one.uid}'" for one in pending.missing)
-    waits = f", still waiting for {missing[0]}" if missing else ""
-    return pending.state.value + waits
