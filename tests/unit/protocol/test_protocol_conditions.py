@@ -53,7 +53,9 @@ def test_the_lists_are_those_of_the_pinned_versions(named: Mapping[str, str]) ->
 
 def test_what_spark_says_of_a_plan_or_a_record_is_sorted_by_its_class(named: Mapping[str, str]) -> None:
     """A plan that is refused is not run again and again, and a record once; what nobody sorted ends, too."""
-    wrong = {name: rule_of_condition(name, state) for name, state in named.items() if state[:2] in ("42", "22")}
+    wrong = {
+        name: rule_of_condition(name, state) for name, state in named.items() if state[:2] in ("42", "22")
+    }
     assert len(wrong) > 1_000 and None not in wrong.values()
     may_pass = [name for name, rule in wrong.items() if rule and rule.sort is Sort.OUTAGE]
     assert may_pass == []
