@@ -153,21 +153,11 @@ class Participant:
         return hash(self.uid)
 
 
-class AckResult(enum.Enum):
-    SUCCESS = "SUCCESS"
-    #: It had come before; it counts once.
-    DUPLICATE = "DUPLICATE"
-    #: Nobody of that name takes part.
-    UNKNOWN = "UNKNOWN"
-    #: The checkpoint has ended, or does not wait for acknowledgements any more.
-    DISCARDED = "DISCARDED"
-
-
 class PendingCheckpoint:
     """A checkpoint from its id to its end. Owned by one thread."""
 
-    __slots__ = ("_missing", "_participants", "batch", "checkpoint", "finished", "hook_states", "request",
-                 "started_at_ms", "state")  # fmt: skip
+    __slots__ = ("_missing", "batch", "checkpoint", "finished", "hook_states", "request", "started_at_ms",
+                 "state")  # fmt: skip
 
     def __init__(
         self,
@@ -179,7 +169,6 @@ class PendingCheckpoint:
     ) -> None:
         self.checkpoint, self.request, self.started_at_ms = checkpoint, request, started_at_ms
         self.finished = finished
-        self._participants = frozenset(participants)
         self._missing = set(participants)
         self.state = CheckpointState.INITIALISING
         #: The last micro-batch that carried a barrier which was still needed.
@@ -216,27 +205,20 @@ class PendingCheckpoint:
             )
         self.state = following
 
-    def acknowledge(self, participant: Participant) -> AckResult:
-        """Note an acknowledgement; empty state is one, too."""
-        if self.state not in (CheckpointState.INITIALISING, CheckpointState.TRIGGERED):
-            return AckResult.DISCARDED
-        if participant not in self._participants:
-            return AckResult.UNKNOWN
-        if participant not in self._missing:
-            return AckResult.DUPLICATE
-        self._missing.remove(participant)
-        return AckResult.SUCCESS
+    def acknowledge(self, participant: Participant) -> bool:
+        """Note an acknowledgement; return whether it counts. Empty state is one, too."""
+        is_early = self.state in (CheckpointState.INITIALISING, CheckpointState.TRIGGERED)
+        is_new = is_early and participant in self._missing
+        if is_new:
+            self._missing.remove(participant)
+        return is_new
 
-    def acknowledge_in(self, batch: BatchId, participants: Iterable[Participant]) -> tuple[AckResult, ...]:
+    def acknowledge_in(self, batch: BatchId, participants: Iterable[Participant]) -> None:
         """Note what came with a staged micro-batch; what comes before the barrier went out is discarded."""
-        if self.state is not CheckpointState.TRIGGERED:
-            return tuple(AckResult.DISCARDED for _ in participants)
-        results = tuple(self.acknowledge(one) for one in participants)
-        if AckResult.SUCCESS in results:
+        if self.state is CheckpointState.TRIGGERED and any([self.acknowledge(one) for one in participants]):
             self.batch = batch
             if not self._missing:
                 self.on(CheckpointEvent.ALL_ACKNOWLEDGED)
-        return results
 
     def is_expired(self, now_ms: int, timeout_ms: int) -> bool:
         return self.can_end and now_ms - self.started_at_ms >= timeout_ms

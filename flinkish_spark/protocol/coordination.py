@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flinkish_spark.protocol.checkpoint import (
-    AckResult,
     CheckpointEvent,
     CheckpointRequest,
     CheckpointState,
@@ -234,7 +233,7 @@ class Coordination:
         if pending is None:
             return ()
         for hook, state in hooks.items():
-            if pending.acknowledge(hook) is AckResult.SUCCESS:
+            if pending.acknowledge(hook):
                 pending.hook_states[hook.uid] = state
         pending.on(CheckpointEvent.INITIALISED)
         return (Offer(checkpoint, pending.request),)

@@ -16,7 +16,6 @@ from flinkish_spark.protocol.alignment import (
 )
 from flinkish_spark.protocol.checkpoint import (
     TRANSITIONS,
-    AckResult,
     CheckpointEvent,
     CheckpointRequest,
     CheckpointState,
@@ -37,7 +36,7 @@ from flinkish_spark.protocol.ids import (
 from flinkish_spark.protocol.records import Barrier, SinkAck, TaskAck
 from tools.tables import transition_table
 
-A, E, S = AckResult, CheckpointEvent, CheckpointState
+E, S = CheckpointEvent, CheckpointState
 TOTALS, AUDIT = (Participant(ParticipantKind.SINK, uid) for uid in ("totals", "audit"))
 SUM = Participant(ParticipantKind.OPERATOR, "sum")
 HOOK = Participant(ParticipantKind.HOOK, "catalog")
@@ -131,34 +130,32 @@ def test_the_timeout_counts_from_the_id() -> None:
 # -- acknowledgements -----------------------------------------------------------------------------------
 
 
-def test_an_acknowledgement_has_one_of_four_answers() -> None:
+def test_an_acknowledgement_counts_once_and_only_of_whoever_takes_part() -> None:
     """Behaviour 36."""
     checkpoint = pending(S.TRIGGERED, TOTALS, AUDIT)
     stranger = Participant(ParticipantKind.SINK, "stranger")
-    assert checkpoint.acknowledge_in(BatchId(3), [TOTALS, TOTALS, stranger]) == (
-        A.SUCCESS,
-        A.DUPLICATE,
-        A.UNKNOWN,
-    )
+    assert [checkpoint.acknowledge(one) for one in (TOTALS, TOTALS, stranger)] == [True, False, False]
     assert (checkpoint.state, checkpoint.missing) == (S.TRIGGERED, {AUDIT})
-    assert checkpoint.acknowledge_in(BatchId(4), [AUDIT]) == (A.SUCCESS,)
-    assert checkpoint.acknowledge_in(BatchId(5), [AUDIT, stranger]) == (A.DISCARDED, A.DISCARDED)
-    assert checkpoint.batch == BatchId(4)
+    checkpoint.acknowledge_in(BatchId(3), [TOTALS, stranger])
+    assert checkpoint.batch is None
+    checkpoint.acknowledge_in(BatchId(4), [AUDIT])
+    checkpoint.acknowledge_in(BatchId(5), [AUDIT, stranger])
+    assert (checkpoint.state, checkpoint.batch) == (S.ACKNOWLEDGED, BatchId(4))
 
 
 def test_a_name_is_known_together_with_its_kind() -> None:
     """Behaviour 36."""
     checkpoint = pending(S.TRIGGERED, TOTALS)
-    assert checkpoint.acknowledge(Participant(ParticipantKind.HOOK, "totals")) is A.UNKNOWN
+    assert not checkpoint.acknowledge(Participant(ParticipantKind.HOOK, "totals"))
 
 
 @pytest.mark.parametrize("state", [s for s in S if s not in (S.INITIALISING, S.TRIGGERED)])
 def test_a_late_acknowledgement_is_discarded(state) -> None:
     """Behaviours 36, 44, 46."""
     checkpoint = pending(state)
-    assert checkpoint.acknowledge(TOTALS) is A.DISCARDED
-    assert checkpoint.acknowledge_in(BatchId(9), [TOTALS]) == (A.DISCARDED,)
-    assert checkpoint.state is state
+    assert not checkpoint.acknowledge(TOTALS)
+    checkpoint.acknowledge_in(BatchId(9), [TOTALS])
+    assert (checkpoint.state, checkpoint.batch) == (state, None)
 
 
 def test_duplicates_do_not_move_the_micro_batch() -> None:
@@ -176,7 +173,7 @@ def test_operators_sinks_and_hooks_must_all_acknowledge() -> None:
         checkpoint = pending(S.INITIALISING, *everybody)
         # Hooks answer before the barrier goes out.
         if last is not HOOK:
-            assert checkpoint.acknowledge(HOOK) is A.SUCCESS
+            assert checkpoint.acknowledge(HOOK)
         checkpoint.on(E.INITIALISED)
         checkpoint.acknowledge_in(BatchId(1), [one for one in everybody if one is not last])
         assert (checkpoint.state, checkpoint.missing) == (S.TRIGGERED, {last})
