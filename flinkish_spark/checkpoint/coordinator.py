@@ -179,13 +179,16 @@ class CheckpointCoordinator:
         self._state = P.Coordination(
             parts.job.config.rules(),
             (*self._counter.participants, *parts.job.hooks.participants()),
-            # The history knows ids that the store refused to take a record of.
-            max([parts.job.tracker.highest, *parts.job.job_dir.decided_ids()]).next(),
+            self._first_id(),
             self._last_ms(),
         )
         self._waits = SourceWaits(parts.control, self._state, parts.job.clock, parts.job.config.interval_ms)
         self._ages = StagedAges(parts.job.committers, parts.job.clock, parts.on_aging)
         self._completion = Completion(parts, lambda: self._undecided, self._stopping.is_set)
+
+    def _first_id(self) -> CheckpointId:
+        # The history knows ids that the store refused to take a record of.
+        return max([self._job.tracker.highest, *self._job.job_dir.decided_ids()]).next()
 
     def _last_ms(self) -> int:
         """Return when the newest checkpoint was decided, perhaps by an earlier start; now if none was."""

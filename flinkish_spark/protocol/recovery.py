@@ -303,6 +303,10 @@ def _pin(facts: RecoveryFacts) -> Step | None:
     return Pin(newest.checkpoint)
 
 
+def _refuse(facts: RecoveryFacts) -> Step | None:
+    return RefuseOrder(facts.order.order_id, facts.refusal) if facts.order and facts.refusal else None
+
+
 def _drop_undecided(facts: RecoveryFacts) -> Step | None:
     if not facts.undecided or not (facts.order or facts.reseed_is_wanted):
         return None
@@ -382,9 +386,7 @@ RULES = (
         "an order to go back that cannot be carried out",
         "close it, and end the start with its reason",
         "refused before anything is touched, and before what may end the start: no order waits for ever",
-        lambda facts: (
-            RefuseOrder(facts.order.order_id, facts.refusal) if facts.order and facts.refusal else None
-        ),
+        _refuse,
     ),
     Rule(
         "the next fact, and micro-batches behind it of the same sink, whose readers see the order of staging",
