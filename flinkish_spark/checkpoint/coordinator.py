@@ -28,7 +28,6 @@ from flinkish_spark.protocol.checkpoint import (
     ParticipantStatus,
     PendingCheckpoint,
     Schedule,
-    Urgency,
 )
 from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord, Verdict
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
@@ -210,7 +209,7 @@ class CheckpointCoordinator:
 
     def ask(self, asked: Asked) -> None:
         """Ask for a checkpoint; the answer comes by `asked.on_answer`, in a thread of the job's."""
-        message = partial(self._ask, asked.purpose, asked.urgency, asked.target, asked.on_answer)
+        message = partial(self._ask, asked.purpose, asked.target, asked.on_answer)
         if not self._mailbox.put(message):
             asked.on_answer(CheckpointAnswer.refused(Reason.SHUT_DOWN))
 
@@ -319,12 +318,11 @@ class CheckpointCoordinator:
     def _ask(
         self,
         purpose: CheckpointPurpose,
-        urgency: Urgency = Urgency.NORMAL,
         target: str = "",
         on_answer: Callable[[CheckpointAnswer], None] | None = None,
     ) -> None:
         now_ms = self._job.clock.monotonic_ms()
-        request = self._state.new_request(purpose, now_ms, urgency, target)
+        request = self._state.new_request(purpose, now_ms, target)
         if on_answer is not None:
             self._answers[request.number] = on_answer
         self._carry_out(self._state.on_request(request, now_ms))

@@ -12,27 +12,23 @@ from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
 
 
-class Urgency(enum.Enum):
-    """Whether the limits hold for a request."""
-
-    NORMAL = "NORMAL"
-    #: Ignores the number of checkpoints in flight and the size of the queue.
-    FORCED = "FORCED"
-
-
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
     #: Rises with every request of a process; tells requests apart and orders them within a rank.
     number: int
     purpose: CheckpointPurpose
     asked_at_ms: int
-    urgency: Urgency = Urgency.NORMAL
     #: Where a savepoint is to be written; empty for checkpoints.
     target: str = ""
 
     @property
     def order(self) -> tuple[int, bool, int]:
-        return self.purpose.rank, self.urgency is not Urgency.FORCED, self.number
+        return self.purpose.rank, not self.is_forced, self.number
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether it ignores the number of checkpoints in flight and the size of the queue."""
+        return self.purpose.is_savepoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +52,9 @@ class RequestQueue:
     def offer(self, request: CheckpointRequest) -> tuple[RequestQueue, CheckpointRequest | None]:
         """Return the queue with `request` in its place, and the request that has no room any more."""
         ordered = tuple(sorted((*self.waiting, request), key=lambda one: one.order))
-        if len(ordered) <= self.limit or request.urgency is Urgency.FORCED:
+        if len(ordered) <= self.limit or request.is_forced:
             return RequestQueue(self.limit, ordered), None
-        rejected = [one for one in ordered if one.urgency is Urgency.NORMAL][-1]
+        rejected = [one for one in ordered if not one.is_forced][-1]
         return RequestQueue(self.limit, tuple(one for one in ordered if one is not rejected)), rejected
 
     def without(
@@ -294,7 +290,7 @@ def is_periodic_due(facts: TriggerFacts) -> bool:
 
 def why_waiting(head: CheckpointRequest, facts: TriggerFacts) -> Reason | None:
     """Return why the first request of the queue has to wait; None if it starts now."""
-    is_full = head.urgency is Urgency.NORMAL and facts.in_flight >= facts.max_concurrent
+    is_full = not head.is_forced and facts.in_flight >= facts.max_concurrent
     if facts.barrier_on_its_way or is_full:
         return Reason.TOO_MANY_PENDING
     if head.purpose is CheckpointPurpose.PERIODIC and facts.now_ms - facts.last_end_ms < facts.min_pause_ms:

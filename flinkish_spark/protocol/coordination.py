@@ -34,7 +34,6 @@ from flinkish_spark.protocol.checkpoint import (
     RequestQueue,
     Schedule,
     TriggerFacts,
-    Urgency,
     is_periodic_due,
     why_refused,
     why_waiting,
@@ -179,11 +178,9 @@ class Coordination:
                 effects.append(self._end(one, CheckpointEvent.DECLINED, why, text))
         return tuple(effects)
 
-    def new_request(
-        self, purpose: CheckpointPurpose, now_ms: int, urgency: Urgency = Urgency.NORMAL, target: str = ""
-    ) -> CheckpointRequest:
+    def new_request(self, purpose: CheckpointPurpose, now_ms: int, target: str = "") -> CheckpointRequest:
         self._numbers += 1
-        return CheckpointRequest(self._numbers, purpose, now_ms, urgency, target)
+        return CheckpointRequest(self._numbers, purpose, now_ms, target)
 
     def on_request(self, request: CheckpointRequest, now_ms: int) -> tuple[Effect, ...]:
         reason = why_refused(request.purpose, self._facts(now_ms), self._queue)
