@@ -150,7 +150,11 @@ class PlanLayout(Stored):
     def positions(self, logged: Sequence[Position]) -> dict[str, dict[str, Position]]:
         """Return where each chain's inputs stood: by the chain's name, then by the input's."""
         parts: dict[str, dict[str, list[Position]]] = {}
-        for number, (scan, position) in enumerate(self._pairs(logged)):
+        if len(self.scans) != len(logged):
+            raise ValueError(
+                f"the plan has {len(self.scans)} sources and the offset log entry {len(logged)} positions"
+            )
+        for number, (scan, position) in enumerate(zip(self.scans, logged, strict=True)):
             if scan.role is ScanRole.RECORDS and position is not None:
                 for chain, name in self.inputs_of(number):
                     parts.setdefault(chain, {}).setdefault(name, []).append(position)
@@ -159,19 +163,6 @@ class PlanLayout(Stored):
             chain: {name: found[0] if len(found) == 1 else found for name, found in inputs.items()}
             for chain, inputs in parts.items()
         }
-
-    def unseeded(self, logged: Sequence[Position]) -> tuple[str, ...]:
-        """Return the operators whose seed an entry of the offset log does not contain; must be none."""
-        # State comes in the first micro-batch of its lineage or never.
-        seeds = [(scan.uid, at) for scan, at in self._pairs(logged) if scan.role is ScanRole.SEED]
-        return tuple(uid for uid, position in seeds if position != SEEDED)
-
-    def _pairs(self, logged: Sequence[Position]) -> list[tuple[Scan, Position]]:
-        if len(self.scans) != len(logged):
-            raise ValueError(
-                f"the plan has {len(self.scans)} sources and the offset log entry {len(logged)} positions"
-            )
-        return list(zip(self.scans, logged, strict=True))
 
 
 def lowest(positions: Sequence[Position]) -> Position:
