@@ -458,7 +458,8 @@ class CheckpointCoordinator:
             self._ask(CheckpointPurpose.FOLLOW_UP)
 
     def _answer(self, request: CheckpointRequest, answer: CheckpointAnswer) -> None:
-        self._answers.pop(request.number, lambda answer: None)(answer)
+        if request.number in self._answers:
+            self._answers.pop(request.number)(answer)
 
     def _complete(self, decision: Decision) -> None:
         """In a thread of its own: decide, finish, report."""

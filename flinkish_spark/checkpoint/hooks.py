@@ -191,8 +191,17 @@ class JobListener(Protocol):
         """Note that a checkpoint was aborted; `newest` is the latest complete one."""
 
 
-class QuietListener(JobListener):
+class QuietListener:
     """Notes nothing."""
+
+    def on_change(self, change: Change) -> None:
+        """Do nothing."""
+
+    def on_checkpoint_complete(self, checkpoint: CheckpointId) -> None:
+        """Do nothing."""
+
+    def on_checkpoint_aborted(self, checkpoint: CheckpointId, newest: CheckpointId | None) -> None:
+        """Do nothing."""
 
     def on_taken_over(self, epoch: OwnerEpoch) -> None:
         """Do nothing; called when this process has become the job's owner, before anything is recovered."""

@@ -139,6 +139,10 @@ class Stored(Record):
 
     __slots__ = ()
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return typing.cast("dict[str, Any]", write(type(self), self))
+
 
 class StoredRow(Record):
     """A dataclass that is stored as a list of its fields' values."""

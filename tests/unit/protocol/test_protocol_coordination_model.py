@@ -219,7 +219,7 @@ class CoordinationAgainstModel(RuleBasedStateMachine):
         self.script = Script(max_concurrent, min_pause_ms, TIMEOUT_MS, room)
         self.model = Model(max_concurrent, min_pause_ms, room)
         for purpose in early.split():
-            self.request(purpose, "?")
+            self.request(purpose)
         self.model.phase, self.model.statuses = "running", {"a": "+", "b": "+"}
         self.play("run")
 
