@@ -238,10 +238,7 @@ class JobStates:
 
     def on(self, event: JobEvent, cause: str = "") -> None:
         with self._lock:
-            self._state, changes = self._state.on(event, cause, self._clock.wall_ms())
-            # With the lock held: two threads change states, and listeners are promised the order.
-            for change in changes:
-                self._tell("on_change", change)
+            self._become(*self._state.on(event, cause, self._clock.wall_ms()))
 
     def failed(self, error: BaseException) -> None:
         """Note that the job failed, and in which vertex if the error names an operator."""
@@ -271,12 +268,14 @@ class JobStates:
     def _on_task(self, vertex: str, event: TaskEvent, cause: str = "") -> None:
         """Note something of one task, where its state allows that."""
         with self._lock, contextlib.suppress(IllegalTransitionError):
-            at_ms = self._clock.wall_ms()
-            self._state, changes = self._state.on_task(
-                vertex, event, attempt=self._state.attempt, cause=cause, at_ms=at_ms
-            )
-            for change in changes:
-                self._tell("on_change", change)
+            state, at_ms = self._state, self._clock.wall_ms()
+            self._become(*state.on_task(vertex, event, attempt=state.attempt, cause=cause, at_ms=at_ms))
+
+    def _become(self, state: JobState, changes: Sequence[Change]) -> None:
+        # With the lock held: two threads change states, and listeners are promised the order.
+        self._state = state
+        for change in changes:
+            self._tell("on_change", change)
 
     def goes_on_from(self, newest: CheckpointId | None) -> None:
         self._newest = newest

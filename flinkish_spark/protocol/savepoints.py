@@ -402,14 +402,13 @@ def _operators(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
             detail = f"the job's operators are {', '.join(job.operators) or 'none'}"
             problems.append(Problem(Misfit.OPERATOR_MISSING, uid, detail))
             continue
+        before, now = ", ".join(saved.key_types), ", ".join(shape.key_types)
         if shape.max_parallelism != saved.max_parallelism:
             detail = f"stored are {saved.max_parallelism}, the job has {shape.max_parallelism}"
             problems.append(Problem(Misfit.MAX_PARALLELISM, uid, detail))
         if shape.key_types != saved.key_types:
-            detail = f"stored is {', '.join(saved.key_types)}, the job has {', '.join(shape.key_types)}"
-            problems.append(Problem(Misfit.KEY_TYPE, uid, detail))
-        changed = changed_meaning(saved.meaning, shape.meaning)
-        if changed:
+            problems.append(Problem(Misfit.KEY_TYPE, uid, f"stored is {before}, the job has {now}"))
+        if changed := changed_meaning(saved.meaning, shape.meaning):
             problems.append(Problem(Misfit.MEANING, uid, changed))
     return problems
 
