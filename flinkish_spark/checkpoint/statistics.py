@@ -181,24 +181,6 @@ def _find_shown_channels(checkpoint: CheckpointId, seen: Sequence[_Reported]) ->
     return [barrier.channel for barrier in barriers if barrier.checkpoint.value == number]
 
 
-class _CommitTimes:
-    """Notes how long each sink takes to commit, of one checkpoint at a time, and tells another observer."""
-
-    def __init__(self, clock: Clock, observer: Observer) -> None:
-        self._clock, self._observer = clock, observer
-        self._began_ms = 0
-        self.took_ms: dict[str, int] = {}
-
-    def before(self, step: Step, subject: str) -> None:
-        self._began_ms = self._clock.monotonic_ms()
-        self._observer.before(step, subject)
-
-    def after(self, step: Step, subject: str) -> None:
-        if step is Step.SINK_COMMIT:
-            self.took_ms[subject] = self._clock.monotonic_ms() - self._began_ms
-        self._observer.after(step, subject)
-
-
 class UserMetricKeeper:
     """Keeps what functions have measured since the job began; any thread may ask."""
 
@@ -276,7 +258,10 @@ class CheckpointTracker:
         #: Answers of committers to the checkpoint that is being confirmed.
         self._answers = _Counted()
         self._times: dict[CheckpointId, Acknowledgements] = {}
-        self._commits = _CommitTimes(clock, SilentObserver())
+        #: How long each sink took to commit, of one checkpoint at a time.
+        self._commit_ms: dict[str, int] = {}
+        self._step_began_ms = 0
+        self._observer: Observer = SilentObserver()
         self._stored_ms = clock.monotonic_ms()
         self._lock = threading.Lock()
         self._history = self._stored()
@@ -340,7 +325,7 @@ class CheckpointTracker:
         times.note(participants, self._clock.monotonic_ms() - times.requested_ms)
 
     def decided(self, checkpoint: CheckpointId) -> None:
-        self._commits.took_ms = {}
+        self._commit_ms = {}
         self._times[checkpoint].decided_ms = self._clock.monotonic_ms()
 
     def answered(self, uid: str, answers: Iterable[CommitAnswer]) -> None:
@@ -348,15 +333,24 @@ class CheckpointTracker:
             self._answers.add(uid, _ANSWERS[answer.outcome], 1)
 
     def timing(self, observer: Observer) -> Observer:
-        self._commits = _CommitTimes(self._clock, observer)
-        return self._commits
+        """Return an observer that tells another one, and this tracker how long sinks take to commit."""
+        self._observer = observer
+        return self
+
+    def before(self, step: Step, subject: str) -> None:
+        self._step_began_ms = self._clock.monotonic_ms()
+        self._observer.before(step, subject)
+
+    def after(self, step: Step, subject: str) -> None:
+        if step is Step.SINK_COMMIT:
+            self._commit_ms[subject] = self._clock.monotonic_ms() - self._step_began_ms
+        self._observer.after(step, subject)
 
     def confirmed(self, decision: Decision) -> None:
         times = self._times.pop(decision.checkpoint)
         begun, durations = self._begun(decision.checkpoint), times.durations(self._clock.monotonic_ms())
-        commit_ms = self._commits.took_ms
         self._count(decision)
-        self._end(self._completed(begun, decision, times, durations, commit_ms))
+        self._end(self._completed(begun, decision, times, durations, self._commit_ms))
 
     def failed(self, checkpoint: CheckpointId, reason: CheckpointFailureReason, text: str) -> None:
         times = self._times.pop(checkpoint, None)
