@@ -23,6 +23,7 @@ from flinkish_spark.protocol.event_time import (
     NoWatermarks,
     TimerReport,
     Untimed,
+    checked_time,
 )
 from flinkish_spark.protocol.watermarks import (
     EventTime,
@@ -412,6 +413,13 @@ def test_facts_of_another_shape_are_refused(value) -> None:
 def test_rules_and_facts_check_themselves(make) -> None:
     with pytest.raises(ValueError):
         make()
+
+
+def test_a_time_is_a_number_of_64_bits_or_none():
+    assert (checked_time("it", None), checked_time("it", -1)) == (None, -1)
+    for wrong in (1 << 63, 1.0, True, "1"):
+        with pytest.raises(ValueError, match="it must be a whole number"):
+            checked_time("it", wrong)
 
 
 def test_scans_in_chains_have_names_that_are_no_uids():
