@@ -259,7 +259,7 @@ def foreign_errors() -> str:
 
     text = ["| error | what it means | what to do | the job |", "|---|---|---|---|"]
     for rule in RULES:
-        named = [*rule.conditions, *(f"{one}..." for one in rule.beginnings), *rule.classes]
+        named = [*(f"{one}..." if one.endswith("_") else one for one in rule.conditions), *rule.classes]
         named += [f"SQLSTATE {one}..." for one in rule.sqlstates]
         if named:
             then = _THEN.get(rule.sort.value, "ends")

@@ -30,9 +30,8 @@ class Told:
     def after(self, staged: StagedBatch) -> Told:
         if not staged.accumulators and not staged.bases:
             return self
-        return Told(
-            together([self.accumulators, staged.accumulators]), bases_behind(self.bases, staged.bases)
-        )
+        accumulators = together([self.accumulators, staged.accumulators])
+        return Told(accumulators, bases_behind(self.bases, staged.bases))
 
 
 class AccumulatorKeeper:

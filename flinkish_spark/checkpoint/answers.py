@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flinkish_spark.core.validation import to_ms
-from flinkish_spark.protocol.checkpoint import Urgency
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.coordination import Abort
 from flinkish_spark.protocol.durations import Duration
@@ -102,15 +101,7 @@ class Asked:
     purpose: CheckpointPurpose
     #: Called once, in a thread of the job's; must not block.
     on_answer: Callable[[CheckpointAnswer], None]
-    urgency: Urgency = Urgency.NORMAL
     target: str = ""
-
-    @classmethod
-    def of(
-        cls, purpose: CheckpointPurpose, on_answer: Callable[[CheckpointAnswer], None], target: str = ""
-    ) -> Asked:
-        urgency = Urgency.FORCED if purpose.is_savepoint else Urgency.NORMAL
-        return cls(purpose, on_answer, urgency, target)
 
 
 @dataclass

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.config import CheckpointingMode
-from flinkish_spark.protocol.alignment import Alignment, ExpectedChannels, count_barriers, sinks_reached
+from flinkish_spark.protocol.alignment import ExpectedChannels, sinks_reached, why_not_aligned
 from flinkish_spark.protocol.checkpoint import (
     CheckpointState,
     Participant,
@@ -41,13 +41,10 @@ class BarrierCounter:
 
     def count(self, checkpoint: CheckpointId, staged: StagedBatch) -> tuple[Participant, ...]:
         """Return who acknowledges `checkpoint` with this micro-batch."""
-        report = count_barriers(checkpoint, staged.acks, self._channels)
-        if report.alignment is Alignment.ALIGNED:
-            reached = set(self._channels)
-        elif self._mode is CheckpointingMode.EXACTLY_ONCE:
-            raise BarriersDoNotAddUp(report.detail)
-        else:
-            reached = sinks_reached(checkpoint, staged.acks, self._channels)
+        why = why_not_aligned(checkpoint, staged.acks, self._channels)
+        if why and self._mode is CheckpointingMode.EXACTLY_ONCE:
+            raise BarriersDoNotAddUp(why)
+        reached = sinks_reached(checkpoint, staged.acks, self._channels) if why else set(self._channels)
         seen = self._reached.setdefault(checkpoint, set())
         seen |= reached
         sinks = tuple(Participant(ParticipantKind.SINK, uid) for uid in sorted(reached))
@@ -62,14 +59,6 @@ class BarrierCounter:
 _LEAST_PAUSE_MS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """When a checkpoint was last asked for, and at which upstream checkpoint the source stood."""
-
-    cut: int | None
-    at_ms: int
-
-
 class SourceWaits:
     """Asks for the checkpoints that a chained source, which stands still at a cut until then, waits for.
 
@@ -80,7 +69,9 @@ class SourceWaits:
     def __init__(self, control: ControlFile, state: Coordination, clock: Clock, interval_ms: int) -> None:
         self._control, self._state, self._clock = control, state, clock
         self._pause_ms = max(interval_ms, _LEAST_PAUSE_MS)
-        self._asked: _Asked | None = None
+        #: When a checkpoint was last asked for, and at which upstream checkpoint the source stood.
+        self._asked_at_ms: int | None = None
+        self._cut: int | None = None
         self._aborted_at_ms: int | None = None
 
     def must_ask(self) -> bool:
@@ -91,12 +82,11 @@ class SourceWaits:
         status = self._control.source_status()
         if status is None or not status.wants_checkpoint:
             return False
-        now_ms, asked = self._clock.monotonic_ms(), self._asked
-        if asked is not None and asked.cut == status.cut and now_ms - asked.at_ms < self._pause_ms:
-            return False
-        if self._aborted_at_ms is not None and now_ms - self._aborted_at_ms < self._pause_ms:
-            return False
-        self._asked = _Asked(status.cut, now_ms)
+        now_ms = self._clock.monotonic_ms()
+        for at_ms in (self._asked_at_ms if self._cut == status.cut else None, self._aborted_at_ms):
+            if at_ms is not None and now_ms - at_ms < self._pause_ms:
+                return False
+        self._asked_at_ms, self._cut = now_ms, status.cut
         return True
 
     def held(self, pending: PendingCheckpoint) -> str:
@@ -111,9 +101,9 @@ class SourceWaits:
         """Note that a checkpoint was aborted, and withdraw it: drawn now, it would use up a cut."""
         self._aborted_at_ms = self._clock.monotonic_ms()
         was_offered, status = self._control.withdraw(effect.checkpoint), self._control.source_status()
-        if effect.reason is not CheckpointFailureReason.EXPIRED or not was_offered or status is None:
+        if effect.reason is not CheckpointFailureReason.EXPIRED or not was_offered:
             return effect
-        if status.drawn >= int(effect.checkpoint):
+        if status is None or status.drawn >= int(effect.checkpoint):
             # Its barrier is in a micro-batch: what is missing is said by the effect.
             return effect
         waited = status.text

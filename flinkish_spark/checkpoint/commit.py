@@ -120,7 +120,18 @@ class Confirmation:
             self._answered(uid, answers)
             for position, (pair, answer) in enumerate(zip(pairs, answers, strict=False)):
                 if answer.outcome is Outcome.LOST:
-                    self._refuse_lost(decision, uid, position, pair, answer)
+                    batch, lost = pair
+                    raise CommittableLostError(
+                        f"a decided committable of sink '{uid}' in checkpoint {decision.checkpoint}, "
+                        f"micro-batch {batch.batch}, is lost",
+                        why=answer.detail,
+                        what_to_do="none: nothing later is decided, and the next start stages it again",
+                        sink=uid,
+                        checkpoint=decision.checkpoint,
+                        position=position,
+                        is_proven_aborted=answer.is_proven_aborted,
+                        committable=dict(lost.payload) if "transactional_id" in lost.payload else uid,
+                    )
                 self._refuse_final(decision, uid, answer)
             is_done = len(answers) == len(committables) and all(a.outcome.is_done for a in answers)
             return answers, is_done
@@ -160,27 +171,6 @@ class Confirmation:
                 sink=uid,
                 checkpoint=decision.checkpoint,
             )
-
-    def _refuse_lost(
-        self,
-        decision: Decision,
-        uid: str,
-        position: int,
-        at: tuple[StagedBatch, Committable],
-        answer: CommitAnswer,
-    ) -> None:
-        batch, committable = at
-        raise CommittableLostError(
-            f"a decided committable of sink '{uid}' in checkpoint {decision.checkpoint}, "
-            f"micro-batch {batch.batch}, is lost",
-            why=answer.detail,
-            what_to_do="none: nothing later is decided, and the next start of the query stages it again",
-            sink=uid,
-            checkpoint=decision.checkpoint,
-            position=position,
-            is_proven_aborted=answer.is_proven_aborted,
-            committable=dict(committable.payload) if "transactional_id" in committable.payload else uid,
-        )
 
     def _write_manifest(self, decision: Decision, facts: Mapping[str, Mapping[str, Any]]) -> None:
         if self._manifest is NO_MANIFEST:

@@ -5,7 +5,6 @@ Runs in a thread of its own while Spark runs the next micro-batches, one checkpo
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from flinkish_spark.checkpoint.statistics import StagedAge
 from flinkish_spark.core.clock import backoff_ms
 from flinkish_spark.core.errors import (
     EnvironmentFault,
-    FlinkishError,
     InternalError,
     SparkGoneError,
     StoreError,
@@ -39,11 +37,6 @@ from flinkish_spark.protocol.records import Committable, StagedBatch
 
 LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 2_000
-
-
-class _Swept(enum.Enum):
-    EVERYTHING = "EVERYTHING"
-    NOT_EVERYTHING = "NOT_EVERYTHING"
 
 
 @dataclass(frozen=True)
@@ -93,8 +86,9 @@ class Completion:
     def complete(self, decision: Decision, on_decided: Callable[[], None]) -> Receipt:
         """Decide a checkpoint and finish it. The order of these calls is the protocol."""
         self._check_alive(decision)
-        with self._job.waiting(f"the job directory to take the decision of checkpoint {decision.checkpoint}"):
-            self._decide(decision)
+        job, passes_on = self._job, "let the job run on: what was staged passes to the next checkpoint"
+        with job.waiting(f"the job directory to take the decision of checkpoint {decision.checkpoint}"):
+            decide(decision, job.ownership, job.clock, job.observer, passes_on)
         on_decided()
         if self._parts.on_decided(decision):
             # From now on no task needs files that only older states name: who goes back further takes
@@ -138,10 +132,6 @@ class Completion:
                 note_failure(str(fault))
                 self._job.clock.sleep_ms(next(pauses_ms))
 
-    def _decide(self, decision: Decision) -> None:
-        job, passes_on = self._job, "let the job run on: what was staged passes to the next checkpoint"
-        decide(decision, job.ownership, job.clock, job.observer, passes_on)
-
     def _clean_up(self, decision: Decision) -> None:
         parts = self._parts
         try:
@@ -153,36 +143,31 @@ class Completion:
         # This order matters. Only behind the receipt may a transactional id be used again: until then
         # its handle may be committed once more, and would commit whatever is open under that id. And
         # only behind the sweep: what it finds under these ids is a leftover as long as nobody has them.
-        if self._sweep(decision, frozenset(mine)) is _Swept.EVERYTHING:
+        if self._sweep(decision, frozenset(mine)):
             parts.job.blocks.give_back(mine)
 
-    def _sweep(self, decision: Decision, mine: frozenset[int]) -> _Swept:
-        """Abort what failed task attempts left open: it hides later records from readers."""
+    def _sweep(self, decision: Decision, mine: frozenset[int]) -> bool:
+        """Abort what failed task attempts left open, which hides later records; return if all is swept."""
         undecided = [s for s in self._undecided() if s.batch > decision.batch]
         kept = [c for s in undecided for c in s.committables]
         # Kept micro-batches of an earlier owner may have the same numbers, under other ids.
         epoch = self._job.ownership.epoch
         known = mine | {b for s in undecided if s.owner_epoch == epoch for b in s.blocks}
-        result = _Swept.EVERYTHING
+        is_all_swept = True
         for committer in self._job.committers.values():
             try:
                 # Blocks that no staged file names yet belong to the micro-batch that runs now.
                 committer.sweep(kept, lambda: self._job.blocks.leased - known)
-            except EnvironmentFault as fault:
-                if not fault.restartable:
-                    raise
-                LOG.warning("leftovers are swept later: %s", fault)
-                result = _Swept.NOT_EVERYTHING
-            except FlinkishError:
-                raise
             except Exception as error:
                 # Of the JVM's, most of all. It is mere cleaning: only a JVM that is gone ends anything.
                 meant = classify(error)
+                if meant is error and not (isinstance(meant, EnvironmentFault) and meant.restartable):
+                    raise
                 if isinstance(meant, SparkGoneError):
                     raise_translated(meant, error)
                 LOG.warning("leftovers are swept later: %s", meant)
-                result = _Swept.NOT_EVERYTHING
-        return result
+                is_all_swept = False
+        return is_all_swept
 
 
 def decision_of(

@@ -20,14 +20,10 @@ from flinkish_spark.protocol.watermark_alignment import (
     held_to_json,
 )
 
-# ----------------------------------------------------------------------------------------------------------
-# What a chained source waits for, told to its job through a file.
-#
-# The planner of a source runs in a Python process of Spark's, the coordinator in the user's. The file lies
-# beside the control file and is replaced whenever something changes. It is not durable: what counts is in
-# Spark's offset log.
 
-
+# The planner of a source runs in a Python process of Spark's, the coordinator in the user's. The file of a
+# chained source lies beside the control file and is replaced whenever something changes. It is not durable:
+# what counts is in Spark's offset log.
 @dataclass(frozen=True, slots=True)
 class AlignmentStatus:
     """Where a chained source stands."""
@@ -49,21 +45,22 @@ def _replace(path: Path, content: object) -> None:
     os.replace(temporary, path)
 
 
-def status_path(control_path: str) -> Path:
-    return Path(control_path).with_suffix(".alignment")
+def _read(path: Path) -> Any:
+    """Return the content of a file; None while there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
 
 
 def write_status(control_path: str, status: AlignmentStatus) -> None:
-    _replace(status_path(control_path), asdict(status))
+    _replace(Path(control_path).with_suffix(".alignment"), asdict(status))
 
 
 def read_status(control_path: str) -> AlignmentStatus | None:
     """Return the status; None if the job has no chained source, or it was not planned yet."""
-    try:
-        value = json.loads(status_path(control_path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return AlignmentStatus(**value)
+    value = _read(Path(control_path).with_suffix(".alignment"))
+    return None if value is None else AlignmentStatus(**value)
 
 
 #: Names of the files of one start: the control file and what lies beside it.
@@ -140,10 +137,10 @@ class ControlFile:
             content |= {"checkpoint": int(checkpoint), "purpose": purpose.value}
             # Only so: alone it is not worth a micro-batch.
             content |= {} if self._pinned is None else {PINNED_KEY: self._pinned.value}
-        if not content:
+        if content:
+            _replace(self.path, content)
+        else:
             self.path.unlink(missing_ok=True)
-            return
-        _replace(self.path, content)
 
     def source_status(self) -> AlignmentStatus | None:
         """Return where the chained source stands; None if the job has none, or it has not begun."""
@@ -152,10 +149,7 @@ class ControlFile:
 
 def read_control(path: str) -> dict[str, Any]:
     """Return the content of a control file; empty while nothing is on offer."""
-    try:
-        content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
+    content: dict[str, Any] = _read(Path(path)) or {}
     return content
 
 
@@ -165,32 +159,21 @@ def offered_by(content: dict[str, Any]) -> ControlOffset:
     return ControlOffset(checkpoint, TimeOffer.from_json(content), pinned, checkpoint if is_drained else 0)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# How sources hear that some of their channels are ahead of the others: a file beside the control file.
-#
-# The time keeper replaces it behind each micro-batch, before Spark asks for the next one; the sources read
-# it each time they are asked, in Python processes of Spark's. It is not durable: it is made anew from the
+# Sources hear from this file which of their channels are ahead of the others. The time keeper replaces it
+# behind each micro-batch, before Spark asks for the next one. It is not durable: it is made anew from the
 # stored state at each start of the query, and where it is not there, nobody is held back.
-
-
 def held_path(control_path: Path) -> Path:
     return control_path.with_suffix(".held")
 
 
 def write_held(control_path: Path, held: HeldSources) -> None:
-    path = held_path(control_path)
-    if not held:
-        path.unlink(missing_ok=True)
-        return
-    _replace(path, held_to_json(held))
+    if held:
+        _replace(held_path(control_path), held_to_json(held))
+    else:
+        held_path(control_path).unlink(missing_ok=True)
 
 
 def read_held(control_path: str, source: str) -> HeldChannels:
     """Return what of a source brings no records in the next micro-batch."""
-    if not control_path:
-        return NONE_HELD
-    try:
-        text = held_path(Path(control_path)).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return NONE_HELD
-    return held_from_json(json.loads(text)).get(source, NONE_HELD)
+    held = _read(held_path(Path(control_path))) if control_path else None
+    return held_from_json(held or {}).get(source, NONE_HELD)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
 from flinkish_spark.checkpoint.barriers import BarrierCounter, BarriersDoNotAddUp, SourceWaits
 from flinkish_spark.checkpoint.commit import Interrupted
-from flinkish_spark.checkpoint.completion import (
-    Completion,
-    CoordinatorParts,
-    decision_of,
-)
-from flinkish_spark.checkpoint.context import JobContext
+from flinkish_spark.checkpoint.completion import Completion, CoordinatorParts, decision_of
 from flinkish_spark.checkpoint.decision_point import DecisionRefused, StagedDataDied
 from flinkish_spark.checkpoint.hooks import HookFailed
 from flinkish_spark.checkpoint.statistics import StagedAges
@@ -33,11 +25,9 @@ from flinkish_spark.protocol import coordination as P
 from flinkish_spark.protocol.checkpoint import (
     CheckpointRequest,
     JobPhase,
-    Participant,
     ParticipantStatus,
     PendingCheckpoint,
     Schedule,
-    Urgency,
 )
 from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord, Verdict
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
@@ -51,12 +41,6 @@ LOG = logging.getLogger(__name__)
 Message = Callable[[], None]
 
 
-class Delivery(enum.Enum):
-    ACCEPTED = "ACCEPTED"
-    #: The owner reads no more.
-    CLOSED = "CLOSED"
-
-
 class Mailbox:
     """Messages to one thread, which makes the calls later, in the order in which they came."""
 
@@ -66,13 +50,13 @@ class Mailbox:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def put(self, message: Message) -> Delivery:
+    def put(self, message: Message) -> bool:
+        """Return whether the owner will read it."""
         with self._lock:
-            if self._is_closed:
-                return Delivery.CLOSED
-            self._messages.put(message)
-            self.stirred.set()
-            return Delivery.ACCEPTED
+            if not self._is_closed:
+                self._messages.put(message)
+                self.stirred.set()
+            return not self._is_closed
 
     def close(self) -> None:
         """Accept nothing more; what was accepted can still be read."""
@@ -126,77 +110,6 @@ class Workers:
                 worker.join()
 
 
-@dataclass(frozen=True, slots=True)
-class Initialised:
-    """How it went: `reason` is None where it went well."""
-
-    hooks: Mapping[Participant, Any] = field(default_factory=dict)
-    reason: Reason | None = None
-    text: str = ""
-    cause: EnvironmentFault | None = None
-
-
-class Initialisation:
-    """Prepares checkpoints, each in a thread of its own."""
-
-    def __init__(self, job: JobContext) -> None:
-        self._job_dir, self._ownership, self._clock, self._hooks = (
-            job.job_dir,
-            job.ownership,
-            job.clock,
-            job.hooks,
-        )
-
-    def run(self, checkpoint: CheckpointId, purpose: CheckpointPurpose) -> Initialised:
-        """Make `checkpoint`'s record, then call the hooks."""
-        record = TriggerRecord(checkpoint, self._ownership.epoch, purpose, self._clock.wall_ms())
-        try:
-            # This order matters: a new owner seals the ids that have a record. An id whose barrier
-            # is out and which has none could be decided behind the new owner's back.
-            created = self._job_dir.create_trigger(record)
-        except StoreError as error:
-            return Initialised(reason=Reason.INITIALISATION_FAILED, text=str(error), cause=error)
-        if created is CreateResult.EXISTS:
-            self._ownership.check()
-            return Initialised(reason=Reason.ID_COUNTER_FAILED, text=f"id {checkpoint} is in use")
-        try:
-            return Initialised(self._hooks.trigger(checkpoint))
-        except HookFailed as error:
-            return Initialised(reason=Reason.HOOK_FAILED, text=str(error), cause=error)
-
-
-class SavepointExports:
-    """The savepoints that are being written; each in a thread of its own."""
-
-    def __init__(self, write: Callable[[Decision, str], None]) -> None:
-        self._write = write
-        self._running: frozenset[CheckpointId] = frozenset()
-        self._lock = threading.Lock()
-
-    @property
-    def running(self) -> frozenset[CheckpointId]:
-        """Checkpoints that are read now: nothing they need may be deleted."""
-        return self._running
-
-    def announce(self, checkpoint: CheckpointId) -> None:
-        """Protect a checkpoint until its export has ended; called before that begins."""
-        with self._lock:
-            self._running |= {checkpoint}
-
-    def write(self, decision: Decision, target: str) -> str:
-        """Write a savepoint; return why it failed, empty if it is there."""
-        try:
-            self._write(decision, target)
-        except Exception as error:
-            # Whatever goes wrong is the savepoint's: the checkpoint is complete and the job goes on.
-            LOG.error("the savepoint of checkpoint %s failed: %s", decision.checkpoint, error)
-            return str(error) or type(error).__name__
-        finally:
-            with self._lock:
-                self._running -= {decision.checkpoint}
-        return ""
-
-
 _TICK_MS = 20
 #: The same while a micro-batch is staged and Spark is about to write its commits/N, for which nobody calls.
 _LOG_TICK_MS = 5
@@ -237,10 +150,6 @@ def why_ended(failure: BaseException | None) -> tuple[Reason, str]:
     return Reason.TASK_FAILED, f"the job failed: {failure}"
 
 
-def _nobody(answer: CheckpointAnswer) -> None:
-    """Take an answer that nobody waits for."""
-
-
 class CheckpointCoordinator:
     """One thread with a mailbox; runs until :meth:`stop`, or until :attr:`failure` is set.
 
@@ -262,7 +171,9 @@ class CheckpointCoordinator:
         self._workers = Workers(parts.job.threads, self._fail, parts.job.waiting)
         #: Copies for other threads.
         self._needs_micro_batches, self._open = False, tuple[PendingCheckpoint, ...]()
-        self._exports = SavepointExports(parts.write_savepoint)
+        #: Checkpoints whose savepoints are being written: nothing they need may be deleted.
+        self.exporting: frozenset[CheckpointId] = frozenset()
+        self._exporting_lock = threading.Lock()
         self._thread: RunningThread | None = None
         self._state = P.Coordination(
             parts.job.config.rules(),
@@ -273,7 +184,6 @@ class CheckpointCoordinator:
         self._waits = SourceWaits(parts.control, self._state, parts.job.clock, parts.job.config.interval_ms)
         self._ages = StagedAges(parts.job.committers, parts.job.clock, parts.on_aging)
         self._completion = Completion(parts, lambda: self._undecided, self._stopping.is_set)
-        self._initialisation = Initialisation(parts.job)
 
     def _first_id(self) -> CheckpointId:
         # The history knows ids that the store refused to take a record of.
@@ -299,8 +209,8 @@ class CheckpointCoordinator:
 
     def ask(self, asked: Asked) -> None:
         """Ask for a checkpoint; the answer comes by `asked.on_answer`, in a thread of the job's."""
-        message = partial(self._ask, asked.purpose, asked.urgency, asked.target, asked.on_answer)
-        if self._mailbox.put(message) is Delivery.CLOSED:
+        message = partial(self._ask, asked.purpose, asked.target, asked.on_answer)
+        if not self._mailbox.put(message):
             asked.on_answer(CheckpointAnswer.refused(Reason.SHUT_DOWN))
 
     def schedule(self, schedule: Schedule) -> None:
@@ -330,11 +240,6 @@ class CheckpointCoordinator:
             if pending.is_open:
                 who, since_ms = f"checkpoint {pending.checkpoint}", pending.started_at_ms
                 yield Wait(who, self._waits.held(pending), now_ms - since_ms)
-
-    @property
-    def exporting(self) -> frozenset[CheckpointId]:
-        """Checkpoints whose savepoints are being written: nothing they need may be deleted."""
-        return self._exports.running
 
     @property
     def failures(self) -> FailureManager:
@@ -413,12 +318,11 @@ class CheckpointCoordinator:
     def _ask(
         self,
         purpose: CheckpointPurpose,
-        urgency: Urgency = Urgency.NORMAL,
         target: str = "",
         on_answer: Callable[[CheckpointAnswer], None] | None = None,
     ) -> None:
         now_ms = self._job.clock.monotonic_ms()
-        request = self._state.new_request(purpose, now_ms, urgency, target)
+        request = self._state.new_request(purpose, now_ms, target)
         if on_answer is not None:
             self._answers[request.number] = on_answer
         self._carry_out(self._state.on_request(request, now_ms))
@@ -469,12 +373,29 @@ class CheckpointCoordinator:
 
     def _initialise(self, effect: P.Initialise) -> None:
         """In a thread of its own: give the id its record, call the hooks, report."""
-        checkpoint = effect.checkpoint
-        outcome = self._initialisation.run(checkpoint, effect.request.purpose)
-        if outcome.reason is None:
-            self._mailbox.put(lambda: self._carry_out(self._state.on_initialised(checkpoint, outcome.hooks)))
+        checkpoint, job = effect.checkpoint, self._job
+
+        def decline(reason: Reason, text: str, cause: EnvironmentFault | None = None) -> None:
+            self._mailbox.put(partial(self._decline, checkpoint, reason, text, cause))
+
+        record = TriggerRecord(checkpoint, job.ownership.epoch, effect.request.purpose, job.clock.wall_ms())
+        try:
+            # This order matters: a new owner seals the ids that have a record. An id whose barrier
+            # is out and which has none could be decided behind the new owner's back.
+            created = job.job_dir.create_trigger(record)
+        except StoreError as error:
+            decline(Reason.INITIALISATION_FAILED, str(error), error)
             return
-        self._mailbox.put(partial(self._decline, checkpoint, outcome.reason, outcome.text, outcome.cause))
+        if created is CreateResult.EXISTS:
+            job.ownership.check()
+            decline(Reason.ID_COUNTER_FAILED, f"id {checkpoint} is in use")
+            return
+        try:
+            hooks = job.hooks.trigger(checkpoint)
+        except HookFailed as error:
+            decline(Reason.HOOK_FAILED, str(error), error)
+            return
+        self._mailbox.put(lambda: self._carry_out(self._state.on_initialised(checkpoint, hooks)))
 
     def _decline(
         self, checkpoint: CheckpointId, reason: Reason, text: str, cause: EnvironmentFault | None
@@ -537,7 +458,8 @@ class CheckpointCoordinator:
             self._ask(CheckpointPurpose.FOLLOW_UP)
 
     def _answer(self, request: CheckpointRequest, answer: CheckpointAnswer) -> None:
-        self._answers.pop(request.number, _nobody)(answer)
+        if request.number in self._answers:
+            self._answers.pop(request.number)(answer)
 
     def _complete(self, decision: Decision) -> None:
         """In a thread of its own: decide, finish, report."""
@@ -574,7 +496,8 @@ class CheckpointCoordinator:
         completed = next(one for one in effects if isinstance(one, P.Completed))
         # This order matters: the next checkpoint's receipt would let go of what a savepoint needs.
         if completed.request.purpose.is_savepoint:
-            self._exports.announce(checkpoint)
+            with self._exporting_lock:
+                self.exporting |= {checkpoint}
             self._workers.begin(f"savepoint-{checkpoint}", lambda: self._export(decision, completed.request))
         else:
             self._done(completed.request, CheckpointAnswer.completed(checkpoint))
@@ -582,10 +505,19 @@ class CheckpointCoordinator:
 
     def _export(self, decision: Decision, request: CheckpointRequest) -> None:
         """In a thread of its own: write the savepoint of a confirmed checkpoint."""
-        checkpoint, failure = decision.checkpoint, self._exports.write(decision, request.target)
+        checkpoint, failure = decision.checkpoint, ""
+        try:
+            self._parts.write_savepoint(decision, request.target)
+        except Exception as error:
+            # Whatever goes wrong is the savepoint's: the checkpoint is complete and the job goes on.
+            LOG.error("the savepoint of checkpoint %s failed: %s", checkpoint, error)
+            failure = str(error) or type(error).__name__
+        finally:
+            with self._exporting_lock:
+                self.exporting -= {checkpoint}
         if failure:
-            answer = CheckpointAnswer.savepoint_failed(checkpoint, failure)
-            self._mailbox.put(lambda: self._answer(request, answer))
+            failed = CheckpointAnswer.savepoint_failed(checkpoint, failure)
+            self._mailbox.put(lambda: self._answer(request, failed))
             if request.purpose.is_final:
                 raise StopFailed(
                     "the job could not be stopped with a savepoint",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from flinkish_spark.checkpoint.control import ControlFile, write_held
 from flinkish_spark.checkpoint.spark_log import SparkLog
@@ -34,19 +34,22 @@ from flinkish_spark.protocol.watermark_alignment import HeldChannels, held_sourc
 from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step
 
 
-class Timekeeping(Protocol):
-    """A keeper of time, for the epoch writer and the coordinator."""
+class Timekeeping:
+    """Keeps no time, for parts of a job without the whole; asked by the epoch writer and the coordinator."""
 
     @property
     def can_end(self) -> bool:
         """Return whether all input is over and the last checkpoint can be asked for."""
+        return False
 
     @property
     def has_ended(self) -> bool:
         """Return whether all input is over and every operator has seen that: the job can end."""
+        return False
 
     def noted(self, staged: StagedBatch) -> StagedBatch:
         """Return a staged micro-batch with what it says about time, before it is written."""
+        return staged
 
     def on_staged(self, staged: StagedBatch) -> None:
         """Take note of a micro-batch whose staged file is durable."""
@@ -59,34 +62,14 @@ class Timekeeping(Protocol):
 
     def behind(self, batch: BatchId) -> EventTime | None:
         """Return where time stood behind a micro-batch that is about to be decided; None for nowhere."""
-
-
-class NoTime:
-    """Keeps no time; for parts of a job without the whole."""
-
-    can_end = has_ended = False
-
-    def noted(self, staged: StagedBatch) -> StagedBatch:
-        return staged
-
-    def on_staged(self, staged: StagedBatch) -> None:
-        """Do nothing."""
-
-    def wake(self) -> None:
-        """Do nothing."""
-
-    def on_offer(self, purpose: CheckpointPurpose) -> None:
-        """Do nothing."""
-
-    def behind(self, batch: BatchId) -> EventTime | None:
         return None
 
 
-NO_TIME = NoTime()
+NO_TIME = Timekeeping()
 
 
-class TimeKeeper:
-    """A :class:`Timekeeping` over the rules of `protocol/watermarks.py`; made anew for every start.
+class TimeKeeper(Timekeeping):
+    """Keeps time by the rules of `protocol/watermarks.py`; made anew for every start.
 
     tasks' reports -> noted() -> staged file -> on_staged() -> step() -> control file -> next micro-batch
 
@@ -133,7 +116,6 @@ class TimeKeeper:
 
     @property
     def can_end(self) -> bool:
-        """Return whether all input is over and the last checkpoint can be asked for."""
         # Before the operators know it: the micro-batch of its barrier tells them. Behind that one, nothing
         # may be left to fire. The first micro-batch of a log has to say first whether input goes on.
         return self._next != BatchId(0) and (self._state.is_told_all_next or self.has_ended)
@@ -186,10 +168,7 @@ class TimeKeeper:
                 self._offer(now_ms)
 
     def on_offer(self, purpose: CheckpointPurpose) -> None:
-        """Take note that a barrier is about to be offered: one that drains calls whoever has a timer.
-
-        The end of all input, which waited for a barrier, goes along with this one.
-        """
+        """One that drains calls whoever has a timer; the end of all input goes along with any."""
         with self._lock:
             self._is_ending = self._state.is_told_all_next
             if purpose is CheckpointPurpose.DRAINED_SAVEPOINT:
@@ -227,7 +206,11 @@ class TimeKeeper:
     def _offer(self, now_ms: int) -> None:
         """Tell the next micro-batch what it has to know, and ask for it if it is wanted without records."""
         state = self._state
-        self._hold_back()
+        # Which channels are too far ahead: before Spark asks the sources again.
+        held = held_sources(self._plan, state)
+        if held != self._held:
+            write_held(self._control.path, held)
+            self._held = held
         # A log that begins anew has carried nothing, whatever its state has seen.
         is_first = self._next == BatchId(0)
         carried = Watermarks() if is_first else state.carried
@@ -251,22 +234,11 @@ class TimeKeeper:
         else:
             seen = state.carried if is_first else Watermarks()
             self._control.offer_time(TimeOffer.of(watermarks, state.has_ended, wake, seen))
-        self._look_at_ms = self._next_look_ms(now_ms, due_ms)
-
-    def _hold_back(self) -> None:
-        """Tell the sources which of their channels are too far ahead, before Spark asks them again."""
-        held = held_sources(self._plan, self._state)
-        if held != self._held:
-            write_held(self._control.path, held)
-            self._held = held
-
-    def _next_look_ms(self, now_ms: int, due_ms: int | None) -> int | None:
-        """Return when more may be due than is now."""
-        timers = self._state.agenda.groups.values()
+        # When more may be due than is now.
+        timers = state.agenda.groups.values()
         times_ms = [due_ms, *(one.processing_time_ms for one in timers)]
-        return min(
-            (time_ms for time_ms in times_ms if time_ms is not None and time_ms > now_ms), default=None
-        )
+        later_ms = (time_ms for time_ms in times_ms if time_ms is not None and time_ms > now_ms)
+        self._look_at_ms = min(later_ms, default=None)
 
 
 class LatencyTracker:

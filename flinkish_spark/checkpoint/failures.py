@@ -80,24 +80,17 @@ class UnreadableRecordError(BadRecordError):
     """A record of the input is not what its format says and the policy is to fail."""
 
     @classmethod
-    def at(cls, topic: str, partition: int, offset: int, reason: str = "") -> UnreadableRecordError:
-        return cls.about(
-            f"the record at topic {topic}, partition {partition}, offset {offset}",
-            reason,
-            topic=topic,
-            partition=partition,
-            offset=offset,
-        )
-
-    @classmethod
-    def about(cls, what: str, reason: str = "", **facts: Any) -> UnreadableRecordError:
-        """Return the error about a record of which only `what` is known."""
+    def of(cls, place: dict[str, Any]) -> UnreadableRecordError:
+        """Return the error about a record, of which topic, partition and offset may not be known."""
+        reason, what = place.pop("reason", ""), "a row"
+        if place:
+            what = "the record at topic {topic}, partition {partition}, offset {offset}".format(**place)
         return cls(
             f"{what} cannot be read",
             why=reason.rstrip("."),
             what_to_do="choose on_bad_record=OnBadRecord.DROP and start again, then the job goes on from "
             "its last checkpoint; or DeadLetter(topic), for which it needs a new job_dir",
-            **facts,
+            **place,
         )
 
 
@@ -112,9 +105,8 @@ class RepeatableUserError(UserFunctionError):
 
     @property
     def record(self) -> tuple[Any, ...]:
-        return tuple(
-            self.facts.get(k) for k in ("uid", "topic", "partition", "offset", "channel", "sequence")
-        )
+        names = ("uid", "topic", "partition", "offset", "channel", "sequence")
+        return tuple(self.facts.get(name) for name in names)
 
 
 def with_place(error: BaseException, place: str) -> None:
@@ -152,15 +144,13 @@ def is_outage(error: BaseException) -> bool:
     if isinstance(error, QueryFailed):
         # The table has looked at all of its causes.
         return not error.ends_when_repeated
-    return any(_is_outage(one) for one in causes_of(error))
-
-
-def _is_outage(error: BaseException) -> bool:
-    if isinstance(error, FlinkishError):
-        return isinstance(error, EnvironmentFault) and error.restartable and not error.ends_when_repeated
-    if isinstance(error, OSError) and may_pass(error):
-        return True
-    return isinstance(classify_alive(error), Outage)
+    for one in causes_of(error):
+        # Of an error of ours this is the error itself.
+        known = classify_alive(one)
+        passes = isinstance(known, EnvironmentFault) and known.restartable and not known.ends_when_repeated
+        if passes or (isinstance(one, OSError) and may_pass(one)):
+            return True
+    return False
 
 
 def _marked(text: str) -> FlinkishError | None:
@@ -179,7 +169,7 @@ def _marked(text: str) -> FlinkishError | None:
     if UNREADABLE_MARKER in text:
         told = text[text.index(UNREADABLE_MARKER) + len(UNREADABLE_MARKER) :]
         place, _ = json.JSONDecoder().raw_decode(told.lstrip())
-        return UnreadableRecordError.at(**place) if place else UnreadableRecordError.about("a row")
+        return UnreadableRecordError.of(place)
     if (refused := _BAD_TIME.search(text)) is not None:
         topic, partition, offset, timestamp_ms = refused.groups()
         return bad_time(topic, int(partition), int(offset), int(timestamp_ms))
@@ -234,22 +224,21 @@ _FULL = {
 
 def _lost(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
     """Return the error of a process that is gone or has no memory left, in a JVM that answers."""
-    headline = headline_of_loss(chain)
-    what = f"{headline}, {place}" if place else headline
     kind: type[FlinkishError] = OutOfMemoryFault if loss.is_of_memory else ProcessLostError
     if loss.process is JobProcess.DRIVER:
         kind = DriverOutOfMemory
     # A heap that is full is told by the task that filled it, or by the end of its executor: one cause.
     cause = f"{kind.__name__} of {loss.process.value}"
-    facts = {
-        "process": loss.process,
-        "exit_code": loss.exit_code,
-        "cause": cause,
-        "kind": cause,
-        "trace": chain.trace,
-    }
-    why = _FULL[loss.process] if loss.is_of_memory else _SAID_NOTHING[loss.process]
-    return kind(what, why=why, what_to_do=WHAT_TO_DO[loss.process], **facts)
+    return kind(
+        ", ".join(part for part in (headline_of_loss(chain), place) if part),
+        why=(_FULL if loss.is_of_memory else _SAID_NOTHING)[loss.process],
+        what_to_do=WHAT_TO_DO[loss.process],
+        process=loss.process,
+        exit_code=loss.exit_code,
+        cause=cause,
+        kind=cause,
+        trace=chain.trace,
+    )
 
 
 def _driver_gone(loss: ProcessLoss) -> FlinkishError:
@@ -300,28 +289,30 @@ def _user_error(text: str) -> FlinkishError:
     uid, error = facts.pop("uid"), facts.pop("error")
     known = {"operator": facts.pop("operator")} if "operator" in facts else {}
     what = facts.pop("what", f"the function of operator '{uid}'")
-    where = ", ".join(f"{name} {value}" for name, value in facts.items())
     place = "at the timer with" if "timer_ms" in facts else "on the record at"
-    raised = _behind_the_marker(text)
+    where = f" {place} " + ", ".join(f"{name} {value}" for name, value in facts.items()) if facts else ""
+    # What the function raised, with its causes, stands behind the marker; there may be the marker only.
+    causes = Chain.of(text).causes
+    ours = [number for number, cause in enumerate(causes) if USER_FUNCTION_MARKER in cause.message]
     names = [error.split(":", 1)[0]]
-    if raised is not None:
+    if ours and causes[ours[-1] + 1 :]:
+        raised = Chain(causes[ours[-1] + 1 :])
         facts["trace"] = raised.trace
         names += [cause.name for cause in raised.causes]
         if raised.root is not raised.causes[0]:
             error = f"{raised.root}, and so {error}"
     if any(map(is_out_of_memory, names)):
+        known |= {"process": JobProcess.WORKER, "exit_code": None}
         return OutOfMemoryFault(
-            f"{what} ran out of memory" + (f" {place} {where}" if where else ""),
+            f"{what} ran out of memory{where}",
             why=error,
             what_to_do=WHAT_TO_DO[JobProcess.WORKER],
             uid=uid,
-            process=JobProcess.WORKER,
-            exit_code=None,
             **facts,
             **known,
         )
     return RepeatableUserError(
-        f"{what} failed" + (f" {place} {where}" if where else ""),
+        f"{what} failed{where}",
         why=error,
         what_to_do="correct the function or the record; the job goes on from the last checkpoint",
         uid=uid,
@@ -330,17 +321,8 @@ def _user_error(text: str) -> FlinkishError:
     )
 
 
-def _behind_the_marker(text: str) -> Chain | None:
-    """Return what the user's function raised, with its causes; None where the text has the marker only."""
-    causes = Chain.of(text).causes
-    ours = [n for n, cause in enumerate(causes) if USER_FUNCTION_MARKER in cause.message]
-    behind = causes[ours[-1] + 1 :] if ours else ()
-    return Chain(behind) if behind else None
-
-
 def _after(text: str, marker: str) -> str:
-    rest = text[text.index(marker) + len(marker) :]
-    return rest.split("\n", 1)[0][:_MOST_TEXT]
+    return text.split(marker, 1)[1].split("\n", 1)[0][:_MOST_TEXT]
 
 
 def _without_advice(message: str) -> tuple[str, str]:

@@ -53,29 +53,9 @@ class HookHangs(HookFailed):
     ends_when_repeated = False
 
 
-class _Claims:
-    """Which hooks are in a job that runs in this process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._taken: list[MasterHook] = []
-
-    def take(self, hooks: Mapping[str, MasterHook]) -> str | None:
-        """Take all of them, or none; return the name of one that is taken."""
-        with self._lock:
-            for name, hook in hooks.items():
-                if any(hook is one for one in self._taken):
-                    return name
-            self._taken.extend(hooks.values())
-            return None
-
-    def give_back(self, hooks: Mapping[str, MasterHook]) -> None:
-        with self._lock:
-            ours = list(hooks.values())
-            self._taken = [one for one in self._taken if not any(one is hook for hook in ours)]
-
-
-_CLAIMS = _Claims()
+#: The hooks that are in a job which runs in this process.
+_CLAIMED: list[MasterHook] = []
+_CLAIM_LOCK = threading.Lock()
 
 
 class MasterHooks:
@@ -107,14 +87,16 @@ class MasterHooks:
 
     def claim(self) -> None:
         """Take the hooks for one execution, until :meth:`close`."""
-        taken = _CLAIMS.take(self._hooks)
-        if taken is not None:
-            raise ConfigError(
-                f"the master hook '{taken}' is in another job that runs",
-                why="a hook is set to the checkpoint of one job, and closed when that job ends",
-                what_to_do="give each environment a hook object of its own",
-                hook=taken,
-            )
+        with _CLAIM_LOCK:
+            for name, hook in self._hooks.items():
+                if any(hook is one for one in _CLAIMED):
+                    raise ConfigError(
+                        f"the master hook '{name}' is in another job that runs",
+                        why="a hook is set to the checkpoint of one job, and closed when that job ends",
+                        what_to_do="give each environment a hook object of its own",
+                        hook=name,
+                    )
+            _CLAIMED.extend(self._hooks.values())
 
     def participants(self) -> tuple[Participant, ...]:
         return tuple(Participant(ParticipantKind.HOOK, name) for name in self._hooks)
@@ -124,22 +106,14 @@ class MasterHooks:
         found = {}
         with self._calling(f"checkpoint {checkpoint}"):
             for name, hook in self._hooks.items():
-                found[Participant(ParticipantKind.HOOK, name)] = self._trigger(hook, name, checkpoint)
+                advice = "see to the system behind the hook; the next checkpoint calls it again"
+                with _translate_errors(name, f"failed in checkpoint {checkpoint}", advice):
+                    given = hook.trigger(int(checkpoint))
+                    # What is stored is what a restore will get: tuples become lists here already.
+                    stored = None if given is None else dict(pairs_of(given))
+                    state = json.loads(json.dumps(stored, allow_nan=False))
+                found[Participant(ParticipantKind.HOOK, name)] = state
         return found
-
-    @staticmethod
-    def _trigger(hook: MasterHook, name: str, checkpoint: CheckpointId) -> Any:
-        try:
-            given = hook.trigger(int(checkpoint))
-            # What is stored is what a restore will get: tuples become lists here already.
-            return json.loads(json.dumps(None if given is None else dict(pairs_of(given)), allow_nan=False))
-        except USER_ERRORS as error:
-            raise HookFailed(
-                f"the master hook '{name}' failed in checkpoint {checkpoint}",
-                why=said(error),
-                what_to_do="see to the system behind the hook; the next checkpoint calls it again",
-                hook=name,
-            ) from error
 
     @contextmanager
     def _calling(self, what: str) -> Iterator[None]:
@@ -167,24 +141,13 @@ class MasterHooks:
             )
         with self._calling("a restore"):
             for name, hook in self._hooks.items():
-                self._restore(hook, name, checkpoint, states)
-
-    @staticmethod
-    def _restore(
-        hook: MasterHook, name: str, checkpoint: CheckpointId | None, states: Mapping[str, Any]
-    ) -> None:
-        try:
-            if checkpoint is None or name not in states:
-                hook.reset()
-            else:
-                hook.restore(int(checkpoint), states[name])
-        except USER_ERRORS as error:
-            raise HookFailed(
-                f"the master hook '{name}' could not be restored",
-                why=said(error),
-                what_to_do="see to the system behind the hook, then start again",
-                hook=name,
-            ) from error
+                with _translate_errors(
+                    name, "could not be restored", "see to the system behind the hook, then start again"
+                ):
+                    if checkpoint is None or name not in states:
+                        hook.reset()
+                    else:
+                        hook.restore(int(checkpoint), states[name])
 
     def close(self) -> None:
         """Close every hook; what one raises is logged."""
@@ -195,7 +158,20 @@ class MasterHooks:
                 except Exception as error:
                     LOG.warning("closing the master hook '%s' failed: %s", name, said(error))
         finally:
-            _CLAIMS.give_back(self._hooks)
+            with _CLAIM_LOCK:
+                ours = list(self._hooks.values())
+                _CLAIMED[:] = [one for one in _CLAIMED if not any(one is hook for hook in ours)]
+
+
+@contextmanager
+def _translate_errors(name: str, what: str, what_to_do: str) -> Iterator[None]:
+    """Raise HookFailed for what a hook raises."""
+    try:
+        yield
+    except USER_ERRORS as error:
+        raise HookFailed(
+            f"the master hook '{name}' {what}", why=said(error), what_to_do=what_to_do, hook=name
+        ) from error
 
 
 class JobListener(Protocol):
@@ -262,8 +238,7 @@ class JobStates:
 
     def on(self, event: JobEvent, cause: str = "") -> None:
         with self._lock:
-            self._state, changes = self._state.on(event, cause, self._clock.wall_ms())
-            self._tell(changes)
+            self._become(*self._state.on(event, cause, self._clock.wall_ms()))
 
     def failed(self, error: BaseException) -> None:
         """Note that the job failed, and in which vertex if the error names an operator."""
@@ -293,49 +268,42 @@ class JobStates:
     def _on_task(self, vertex: str, event: TaskEvent, cause: str = "") -> None:
         """Note something of one task, where its state allows that."""
         with self._lock, contextlib.suppress(IllegalTransitionError):
-            at_ms = self._clock.wall_ms()
-            self._state, changes = self._state.on_task(
-                vertex, event, attempt=self._state.attempt, cause=cause, at_ms=at_ms
-            )
-            self._tell(changes)
+            state, at_ms = self._state, self._clock.wall_ms()
+            self._become(*state.on_task(vertex, event, attempt=state.attempt, cause=cause, at_ms=at_ms))
+
+    def _become(self, state: JobState, changes: Sequence[Change]) -> None:
+        # With the lock held: two threads change states, and listeners are promised the order.
+        self._state = state
+        for change in changes:
+            self._tell("on_change", change)
 
     def goes_on_from(self, newest: CheckpointId | None) -> None:
         self._newest = newest
 
     def completed(self, checkpoint: CheckpointId) -> None:
         self._newest = checkpoint
-        for listener in self._listeners:
-            self._safely(listener, lambda one=listener: one.on_checkpoint_complete(checkpoint))
+        self._tell("on_checkpoint_complete", checkpoint)
 
     def aborted(self, checkpoint: CheckpointId) -> None:
-        newest = self._newest
-        for listener in self._listeners:
-            self._safely(listener, lambda one=listener: one.on_checkpoint_aborted(checkpoint, newest))
+        self._tell("on_checkpoint_aborted", checkpoint, self._newest)
 
     def taken_over(self, epoch: OwnerEpoch) -> None:
-        self._tell_those_with("on_taken_over", epoch)
+        self._tell("on_taken_over", epoch)
 
     def aging(self, age: StagedAge) -> None:
-        self._tell_those_with("on_staged_data_aging", age)
+        self._tell("on_staged_data_aging", age)
 
     def waits(self, waits: tuple[Wait, ...]) -> None:
-        self._tell_those_with("on_waits", waits)
+        self._tell("on_waits", waits)
 
-    def _tell_those_with(self, method: str, what: object) -> None:
+    def _tell(self, method: str, *what: object) -> None:
+        """Call the listeners that have a method."""
         for listener in self._listeners:
             tell = getattr(listener, method, None)
-            if tell is not None:
-                self._safely(listener, lambda call=tell: call(what))
-
-    def _tell(self, changes: Sequence[Change]) -> None:
-        # With the lock held: two threads change states, and listeners are promised the order.
-        for change in changes:
-            for listener in self._listeners:
-                self._safely(listener, lambda one=listener, what=change: one.on_change(what))
-
-    def _safely(self, listener: JobListener, call) -> None:  # type: ignore[no-untyped-def]
-        try:
-            with self._waiting(f"the listener {type(listener).__name__} to return"):
-                call()
-        except Exception as error:
-            LOG.warning("a listener failed: %s: %s", type(error).__name__, error)
+            if tell is None:
+                continue
+            try:
+                with self._waiting(f"the listener {type(listener).__name__} to return"):
+                    tell(*what)
+            except Exception as error:
+                LOG.warning("a listener failed: %s: %s", type(error).__name__, error)

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeGuard
 
 from flinkish_spark.core.clock import Clock, RunningThread, Threads
 from flinkish_spark.core.errors import FencedError, OwnedElsewhereError, StoreError
@@ -47,6 +48,7 @@ LOG = logging.getLogger(__name__)
 _BEAT, _ENDED = "beat", "ended"
 #: Longest text of a holder, in bytes: a host name has 255 at most.
 _MOST_HOLDER = 1_000
+_WHY_ONE = "two jobs on one job directory would stage and commit against each other"
 #: How often the lock of another process is tried, and the pause behind each.
 _TRIES, _PAUSE_S = 8, 0.05
 
@@ -135,15 +137,11 @@ class JobLock:
         if holder == _this_process():
             holder, what_to_do = f"{holder} (this one)", "stop the job that runs here first"
         owned, state = f"the job directory {self._path.parent} is owned by {holder}", "which is alive"
-        if _has_ended(holder):
+        found = re.fullmatch(r"process (\d+) on (.+)", holder)
+        if found is not None and found.group(2) == socket.gethostname() and _is_gone(int(found.group(1))):
             state = "which has ended, and a child of it that it forked past Python holds the lock"
             what_to_do = f"end that child ('fuser {self._path}' names it), or wait until it ends"
-        return OwnedElsewhereError(
-            f"{owned}, {state}",
-            why="two jobs on one job directory would stage and commit against each other",
-            what_to_do=what_to_do,
-            holder=holder,
-        )
+        return OwnedElsewhereError(f"{owned}, {state}", why=_WHY_ONE, what_to_do=what_to_do, holder=holder)
 
 
 def _holder(file: OwnFile) -> str:
@@ -153,11 +151,6 @@ def _holder(file: OwnFile) -> str:
 
 def _this_process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def _has_ended(holder: str) -> bool:
-    found = re.fullmatch(r"process (\d+) on (.+)", holder)
-    return found is not None and found.group(2) == socket.gethostname() and _is_gone(int(found.group(1)))
 
 
 def _is_gone(pid: int) -> bool:
@@ -269,7 +262,7 @@ class BeatLease:
             )
         return OwnedElsewhereError(
             f"the job directory {self._place} is owned by {holder}, which is alive",
-            why="two jobs on one job directory would stage and commit against each other",
+            why=_WHY_ONE,
             what_to_do="stop that process first, or use another job_dir",
             holder=holder,
         )
@@ -287,15 +280,17 @@ def process_key(pid: int) -> str | None:
 
 def has_ended(process: object) -> bool:
     """Return whether a process, by the key in an owner's record, was one of this machine and is no more."""
-    mine = process_key(os.getpid())
-    if not isinstance(process, str) or mine is None or process.count("/") != 3:
+    parts = process.split("/") if _is_of_this_machine(process) else []
+    if len(parts) != 4 or not parts[2].isdecimal():
         return False
-    machine, _, place = process.rpartition("/")[0].rpartition("/")
-    if machine != _machine(mine) or not place.isdecimal():
-        return False
-    there = process_key(int(place))
+    there = process_key(int(parts[2]))
     # /proc may hide the processes of other users: what is not seen there may live.
-    return _is_gone(int(place)) if there is None else there != process
+    return _is_gone(int(parts[2])) if there is None else there != process
+
+
+def _is_of_this_machine(process: object) -> TypeGuard[str]:
+    mine = process_key(os.getpid())
+    return mine is not None and isinstance(process, str) and process.split("/")[:2] == mine.split("/")[:2]
 
 
 class OwnerLife(enum.Enum):
@@ -309,18 +304,10 @@ class OwnerLife(enum.Enum):
 
 def life_of_owner(job_dir: JobDir, epoch: OwnerEpoch) -> OwnerLife:
     """Return whether an owner's process lives; of one on another machine only its own word is known."""
-    if job_dir.owner_note(epoch, _ENDED):
-        return OwnerLife.ENDED
     process = (job_dir.owner(epoch) or {}).get("process")
-    if has_ended(process):
+    if job_dir.owner_note(epoch, _ENDED) or has_ended(process):
         return OwnerLife.ENDED
-    mine = process_key(os.getpid())
-    is_here = mine is not None and isinstance(process, str) and _machine(process) == _machine(mine)
-    return OwnerLife.ALIVE if is_here else OwnerLife.UNKNOWN
-
-
-def _machine(process: str) -> str:
-    return process.rpartition("/")[0].rpartition("/")[0]
+    return OwnerLife.ALIVE if _is_of_this_machine(process) else OwnerLife.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,9 +326,9 @@ class Ownership:
 
     def why_foreign(self, mark: Mark, upto: CheckpointId) -> str:
         """Return why somebody left a mark who knows nothing of this owner; empty if it is ours."""
-        why = self.timeline.why_not_ours(mark, upto)
-        if not why and mark.owner_epoch is not None and mark.owner_epoch > self.epoch:
-            why = f"its owner {mark.owner_epoch} is newer than any that the directory knows"
+        why, owner = self.timeline.why_not_ours(mark, upto), mark.owner_epoch
+        if not why and owner is not None and owner > self.epoch:
+            why = f"its owner {owner} is newer than any that the directory knows"
         return why
 
     def check(self) -> None:
@@ -423,12 +410,8 @@ def seal_open_ids(ownership: Ownership, clock: Clock) -> tuple[CheckpointId, ...
         if job_dir.decision(checkpoint) is None and job_dir.receipt(checkpoint) is None:
             # A newer owner's ids are not ours to seal; what slips through costs it one checkpoint.
             ownership.check()
-            created = job_dir.create_decision(_sealed(checkpoint, ownership, clock))
-            if created is CreateResult.CREATED:
+            reason = f"sealed by owner {ownership.epoch} when it took the job over"
+            seal = Decision(checkpoint, Verdict.ABORT, ownership.epoch, clock.wall_ms(), reason=reason)
+            if job_dir.create_decision(seal) is CreateResult.CREATED:
                 won.append(checkpoint)
     return tuple(won)
-
-
-def _sealed(checkpoint: CheckpointId, ownership: Ownership, clock: Clock) -> Decision:
-    reason = f"sealed by owner {ownership.epoch} when it took the job over"
-    return Decision(checkpoint, Verdict.ABORT, ownership.epoch, clock.wall_ms(), reason=reason)

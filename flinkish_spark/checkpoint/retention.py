@@ -22,6 +22,7 @@ deleted here.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import errno
 import itertools
@@ -31,11 +32,12 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, TypeVar
 
 from flinkish_spark.checkpoint.ownership import Ownership, seal_open_ids
-from flinkish_spark.checkpoint.spark_log import BucketLog, SparkLog, missing_entry
+from flinkish_spark.checkpoint.spark_log import BucketLog, SparkLog, missing_entry, translate_disk_errors
 from flinkish_spark.checkpoint.state_files import (
     StateFileGone,
     StateInBucket,
@@ -82,31 +84,6 @@ _TRIES = 5
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
 
 
-class CheckpointPins(Protocol):
-    """Keeps what retained checkpoints need, for the recovery and the coordinator; one thread at a time."""
-
-    def pin(self, decision: Decision) -> None:
-        """Keep what a decided checkpoint needs, while Spark may run; again for a pinned one does nothing."""
-
-    def pinned(self) -> frozenset[CheckpointId]:
-        """Return the checkpoints that have a complete pin."""
-
-    def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        """Return what a pin lacks; empty if :meth:`restore` will work."""
-
-    def log_entries(self, checkpoint: CheckpointId) -> Mapping[str, str]:
-        """Return the pinned log entries by key, such as ``"offsets/7"``; empty without a pin."""
-
-    def restore(self, checkpoint: CheckpointId) -> None:
-        """Make Spark's state and log entries what they were at a checkpoint; may be cut off and repeated."""
-
-    def unpin(self, checkpoint: CheckpointId) -> None:
-        """Give a pin up; a missing one is no error."""
-
-    def clean(self, require_owner: Callable[[], None]) -> None:
-        """Delete what no pin needs any more, if that is due; called behind each receipt."""
-
-
 def _name_of_a_file(name: str) -> str:
     if Path(name).is_absolute() or ".." in name.split("/"):
         raise ValueError(f"{name!r} is not the name of a state file")
@@ -131,18 +108,40 @@ class PinManifest(Stored):
         return CountingBases(self.batch, frozenset(self.bases))
 
 
-class _Pins:
-    """Pins on a disk and in a bucket have this in common."""
+class CheckpointPins(abc.ABC):
+    """Keeps what retained checkpoints need, for the recovery and the coordinator; one thread at a time."""
 
     def __init__(self, log: SparkLog) -> None:
         self._log, self._store = log, log.store
         self._objects = SealedObjects(log.store, "the job directory")
         self._manifests: dict[CheckpointId, PinManifest] = {}
 
+    @abc.abstractmethod
+    def pin(self, decision: Decision) -> None:
+        """Keep what a decided checkpoint needs, while Spark may run; again for a pinned one does nothing."""
+
+    @abc.abstractmethod
+    def why_not_restorable(self, checkpoint: CheckpointId) -> str:
+        """Return what a pin lacks; empty if :meth:`restore` will work."""
+
+    @abc.abstractmethod
+    def restore(self, checkpoint: CheckpointId) -> None:
+        """Make Spark's state and log entries what they were at a checkpoint; may be cut off and repeated."""
+
+    def unpin(self, checkpoint: CheckpointId) -> None:
+        """Give a pin up; a missing one is no error."""
+        self._store.delete(_key(checkpoint))
+        self._manifests.pop(checkpoint, None)
+
+    def clean(self, require_owner: Callable[[], None]) -> None:
+        """Delete what no pin needs any more, if that is due; called behind each receipt."""
+
     def pinned(self) -> frozenset[CheckpointId]:
+        """Return the checkpoints that have a complete pin."""
         return frozenset(CheckpointId(number) for number in self._objects.numbers(PINS))
 
     def log_entries(self, checkpoint: CheckpointId) -> Mapping[str, str]:
+        """Return the pinned log entries by key, such as ``"offsets/7"``; empty without a pin."""
         manifest = self._manifest(checkpoint)
         return {} if manifest is None else manifest.log
 
@@ -160,10 +159,6 @@ class _Pins:
 
     def _all_manifests(self) -> list[PinManifest]:
         return [manifest for one in self.pinned() if (manifest := self._manifest(one)) is not None]
-
-    def _delete_manifest(self, checkpoint: CheckpointId) -> None:
-        self._store.delete(_key(checkpoint))
-        self._manifests.pop(checkpoint, None)
 
     def _entries(self, decision: Decision) -> dict[str, str]:
         at = decision.batch
@@ -195,8 +190,8 @@ class _Pins:
         return manifest
 
 
-class SparkPins(_Pins):
-    """:class:`CheckpointPins` on a file system."""
+class SparkPins(CheckpointPins):
+    """Pins on a file system, where Spark cleans up its own folder."""
 
     def __init__(self, log: SparkLog, root: Path) -> None:
         super().__init__(log)
@@ -206,10 +201,8 @@ class SparkPins(_Pins):
         if decision.checkpoint in self.pinned():
             return
         entries = self._entries(decision)
-        try:
+        with translate_disk_errors(f"pin checkpoint {decision.checkpoint}"):
             files = self._link_state(decision)
-        except OSError as error:
-            raise _refused(f"pin checkpoint {decision.checkpoint}", error) from error
         manifest = PinManifest(decision.checkpoint, decision.batch, entries, files)
         # This order matters: the manifest says that everything it names is there.
         self._write(manifest)
@@ -234,30 +227,21 @@ class SparkPins(_Pins):
 
     def _link_all(self, names: Iterable[str]) -> dict[str, int]:
         """Bring files into the pool that no complete pin has there; return all sizes."""
-        sizes, folders, pinned = dict[str, int](), set[Path](), self._pinned_sizes()
-        for name in names:
-            target = self._pool / name
-            # One that no manifest names is what a crash left, whole or torn: it is made again.
-            if name not in pinned or _size_of(target) != pinned[name]:
-                make_directories(target.parent)
-                folders.add(target.parent)
-                for checksum in checksum_names(target.name):
-                    if (self._state / name).with_name(checksum).exists():
-                        _link((self._state / name).with_name(checksum), target.with_name(checksum))
-                _link(self._state / name, target)
-            sizes[name] = target.stat().st_size
-        for folder in folders:
-            sync_directory(folder)
-        return sizes
-
-    def _pinned_sizes(self) -> dict[str, int]:
-        """Return the files of all complete pins, with their sizes in bytes."""
-        sizes: dict[str, int] = {}
+        sizes, folders, pinned = dict[str, int](), set[Path](), dict[str, int]()
         for checkpoint in self.pinned():
             # A damaged pin is the trouble of whoever goes back to it.
             with contextlib.suppress(CorruptObjectError, JobDirError):
                 manifest = self._manifest(checkpoint)
-                sizes |= {} if manifest is None else manifest.files
+                pinned |= {} if manifest is None else manifest.files
+        for name in names:
+            target = self._pool / name
+            # One that no manifest names is what a crash left, whole or torn: it is made again.
+            if not target.exists() or target.stat().st_size != pinned.get(name):
+                _link_with_checksums(self._state / name, target)
+                folders.add(target.parent)
+            sizes[name] = target.stat().st_size
+        for folder in folders:
+            sync_directory(folder)
         return sizes
 
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
@@ -265,23 +249,22 @@ class SparkPins(_Pins):
         if manifest is None:
             return "the state that it needs is not kept any more"
         for name, size in manifest.files.items():
-            try:
-                found = (self._pool / name).stat().st_size
-            except FileNotFoundError:
-                return f"the kept state file {name} is gone"
-            except OSError as error:
-                raise _refused(f"look at the pin of checkpoint {checkpoint}", error) from error
+            with translate_disk_errors(f"look at the pin of checkpoint {checkpoint}"):
+                try:
+                    found = (self._pool / name).stat().st_size
+                except FileNotFoundError:
+                    return f"the kept state file {name} is gone"
             if found != size:
                 return f"the kept state file {name} has {found} bytes instead of {size}"
         return ""
 
     def restore(self, checkpoint: CheckpointId) -> None:
         manifest = self._to_restore(checkpoint, self.why_not_restorable(checkpoint))
-        try:
+        with translate_disk_errors(f"restore checkpoint {checkpoint}"):
             self._put_back(manifest)
-            self._delete_others(manifest)
-        except OSError as error:
-            raise _refused(f"restore checkpoint {checkpoint}", error) from error
+            for name, path in _files_below(self._state):
+                if is_versioned(name) and _owner_of(name) not in manifest.files:
+                    path.unlink(missing_ok=True)
         self._put_entries_back(manifest)
 
     def _put_back(self, manifest: PinManifest) -> None:
@@ -290,39 +273,18 @@ class SparkPins(_Pins):
             target = self._state / name
             if target.exists() and (not is_versioned(name) or target.stat().st_size == size):
                 continue
-            target.unlink(missing_ok=True)
-            make_directories(target.parent)
-            for checksum in checksum_names(target.name):
-                # One of another content would make Spark refuse the file; none is fine.
-                target.with_name(checksum).unlink(missing_ok=True)
-                if (self._pool / name).with_name(checksum).exists():
-                    _link((self._pool / name).with_name(checksum), target.with_name(checksum))
-            _link(self._pool / name, target)
+            _link_with_checksums(self._pool / name, target)
             folders.add(target.parent)
         for folder in folders:
             sync_directory(folder)
 
-    def _delete_others(self, manifest: PinManifest) -> None:
-        kept = set(manifest.files)
-        for name, path in _files_below(self._state):
-            if is_versioned(name) and _owner_of(name) not in kept:
-                path.unlink(missing_ok=True)
-
     def unpin(self, checkpoint: CheckpointId) -> None:
-        self._delete_manifest(checkpoint)
-        needed: set[str] = set()
-        for other in self.pinned():
-            manifest = self._manifest(other)
-            needed |= set() if manifest is None else manifest.files.keys()
-        try:
+        super().unpin(checkpoint)
+        needed = {name for manifest in self._all_manifests() for name in manifest.files}
+        with translate_disk_errors(f"unpin checkpoint {checkpoint}"):
             for name, path in _files_below(self._pool):
                 if _owner_of(name) not in needed:
                     path.unlink(missing_ok=True)
-        except OSError as error:
-            raise _refused(f"unpin checkpoint {checkpoint}", error) from error
-
-    def clean(self, require_owner: Callable[[], None]) -> None:
-        """Do nothing: Spark cleans up its own folder, and :meth:`unpin` the pool."""
 
 
 T = TypeVar("T")
@@ -338,8 +300,8 @@ def _at_once(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
         return list(pool.map(do, items))
 
 
-class BucketPins(_Pins):
-    """:class:`CheckpointPins` in a bucket: the files stay where Spark has written them."""
+class BucketPins(CheckpointPins):
+    """Pins in a bucket: the files stay where Spark has written them."""
 
     #: How often the bucket is looked through for what no pin needs. A file goes when it was found so twice:
     #: one that was just uploaded is named by nobody for a moment.
@@ -428,16 +390,13 @@ class BucketPins(_Pins):
             there = self._files.sizes_below(self._state)
             # Names of versions are unique over all lineages; an operator's metadata are not, and stay.
             missing = [
-                n
-                for n, size in manifest.files.items()
-                if there.get(n) is None or (is_versioned(n) and there[n] != size)
+                name
+                for name, size in manifest.files.items()
+                if name not in there or (is_versioned(name) and there[name] != size)
             ]
             self._copies([(f"{manifest.folder}/{name}", f"{self._state}/{name}") for name in missing])
         # This order matters: an entry says that the state behind it is there.
         self._put_entries_back(manifest)
-
-    def unpin(self, checkpoint: CheckpointId) -> None:
-        self._delete_manifest(checkpoint)
 
     def clean(self, require_owner: Callable[[], None]) -> None:
         """Delete what was found to be needed by nobody ten minutes ago, and still is not."""
@@ -493,8 +452,9 @@ class BucketPins(_Pins):
         # is written later is loaded from it.
         bases = {name.rpartition("/")[0]: _snapshot_of(name) for name in pinned.files if _snapshot_of(name)}
         newer = [name for name in state.sizes if _snapshot_of(name) > bases.get(name.rpartition("/")[0], 0)]
-        found = self.each(lambda name: [name, *_below(name, tables_of(state, name))], newer)
-        return frozenset(f"{self._state}/{name}" for name in itertools.chain(*found))
+        tables = zip(newer, self.each(partial(tables_of, state), newer), strict=True)
+        below = [f"{name.rpartition('/')[0]}/{table}" for name, named in tables for table in named]
+        return frozenset(f"{self._state}/{name}" for name in (*newer, *below))
 
 
 def pins_of(log: SparkLog, job_dir: StoreSpec, clock: Clock, copies: Copies | None = None) -> CheckpointPins:
@@ -503,10 +463,6 @@ def pins_of(log: SparkLog, job_dir: StoreSpec, clock: Clock, copies: Copies | No
 
 def _snapshot_of(name: str) -> int:
     return (_version_of(name) or 0) if name.endswith(".zip") else 0
-
-
-def _below(snapshot: str, tables: Iterable[str]) -> list[str]:
-    return [f"{snapshot.rpartition('/')[0]}/{table}" for table in tables]
 
 
 def _version_of(name: str) -> int | None:
@@ -566,19 +522,15 @@ def _link(source: Path, target: Path) -> None:
     part.unlink(missing_ok=True)
 
 
-def _size_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
-
-
-def _refused(what: str, error: OSError) -> StoreError:
-    return StoreError.of_system(
-        error,
-        f"cannot {what}",
-        what_to_do="check that the disk is there, has room, and may be written by this user",
-    )
+def _link_with_checksums(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    make_directories(target.parent)
+    for checksum in checksum_names(target.name):
+        # One of another content would make Spark refuse the file; none is fine.
+        target.with_name(checksum).unlink(missing_ok=True)
+        if source.with_name(checksum).exists():
+            _link(source.with_name(checksum), target.with_name(checksum))
+    _link(source, target)
 
 
 def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog], CheckpointPins]) -> None:
@@ -589,7 +541,9 @@ def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog],
     it are run again; the recovery aborts what they staged. A JVM that outlived its driver goes on writing
     into the older folder, from which nothing is read any more but what pins name.
     """
-    newest = _newest_in_log(job_dir)
+    newest = job_dir.newest_commit()
+    if newest is not None and newest.lineage < job_dir.history().log_began_in:
+        newest = None
     before = BucketLog.newest_begun(log.store, OwnerEpoch(log.epoch))
     if before is not None:
         older = log.beside(f"spark/{before}")
@@ -609,11 +563,6 @@ def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog],
     # This order matters: all that the log begins with is in its folder by now. The next owner goes on from
     # the newest folder that was completely begun, so this may be cut off anywhere before.
     log.note_begun()
-
-
-def _newest_in_log(job_dir: JobDir) -> Decision | None:
-    newest = job_dir.newest_commit()
-    return newest if newest is not None and newest.lineage >= job_dir.history().log_began_in else None
 
 
 #: Confirmed checkpoints between two looks for those that may go, in a bucket: a look takes five requests.

@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -116,7 +116,7 @@ class SparkLog:
     def retire(self, lineage: Lineage) -> None:
         """Move Spark's checkpoint aside and begin an empty one; may be repeated until Spark writes there."""
         aside = self._retired / str(lineage)
-        try:
+        with translate_disk_errors(f"move Spark's checkpoint {self.location} aside"):
             if aside.exists():
                 # Cut off behind the rename: what is here now is empty, or from a JVM that is fenced.
                 shutil.rmtree(self.location, ignore_errors=True)
@@ -124,12 +124,6 @@ class SparkLog:
                 aside.parent.mkdir(exist_ok=True)
                 os.rename(self.location, aside)
             Path(self.location).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError.of_system(
-                error,
-                f"cannot move Spark's checkpoint {self.location} aside",
-                what_to_do="check that the disk is there and may be written by this user",
-            ) from error
 
     def forget_retired(self) -> None:
         shutil.rmtree(self._retired, ignore_errors=True)
@@ -156,7 +150,7 @@ class SparkLog:
         name = f"{REPLAY}/{self._own_name}-{checkpoint}"
         begun = SparkLog(self.store, name, str(self.root / name))
         here, there = Path(self.location), Path(begun.location)
-        try:
+        with translate_disk_errors(f"begin a replay in {begun.location}"):
             there.mkdir(parents=True)
             for known in _OF_THE_QUERY:
                 if (here / known).is_dir():
@@ -164,18 +158,12 @@ class SparkLog:
                     shutil.copytree(here / known, there / known)
                 elif (here / known).exists():
                     shutil.copy2(here / known, there / known)
-        except OSError as error:
-            raise StoreError.of_system(
-                error,
-                f"cannot begin a replay in {begun.location}",
-                what_to_do="check that the disk is there and may be written by this user",
-            ) from error
         return begun
 
     def end_replay(self) -> None:
         """Delete what replays have left, of this owner and of earlier ones."""
         folder = self.root / REPLAY
-        for name in _names_in(folder):
+        for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
             # Who is not the owner any more may find it out only after this.
             if self._is_up_to_mine(name):
                 shutil.rmtree(folder / name, ignore_errors=True)
@@ -267,16 +255,18 @@ class BucketLog(SparkLog):
     @staticmethod
     def newest_begun(store: Store, below: OwnerEpoch) -> OwnerEpoch | None:
         """Return the newest owner before that one whose folder was completely begun; None without one."""
-        begun = [
-            epoch
-            for epoch in SealedObjects(store, "the job directory").numbers("spark")
-            if epoch < below.value
-        ]
-        return OwnerEpoch(max(begun)) if begun else None
+        epochs = SealedObjects(store, "the job directory").numbers("spark")
+        newest = max((epoch for epoch in epochs if epoch < below.value), default=None)
+        return None if newest is None else OwnerEpoch(newest)
 
     def take_query_from(self, older: BucketLog) -> None:
         for known in _OF_THE_QUERY:
-            self._copy_below(older, known)
+            with contextlib.suppress(ObjectMissing):
+                self.files.copy(f"{older.folder}/{known}", f"{self.folder}/{known}")
+            for below in self.files.sizes_below(f"{older.folder}/{known}"):
+                # Hidden ones are not in their place yet: an earlier owner may be at them (HDFS).
+                if not _name(below).startswith("."):
+                    self.files.copy(f"{older.folder}/{known}/{below}", f"{self.folder}/{known}/{below}")
 
     def take_entries_from(self, older: BucketLog, log: str, batches: Iterable[BatchId]) -> None:
         """Copy entries, those that are there."""
@@ -286,14 +276,6 @@ class BucketLog(SparkLog):
 
     def note_begun(self) -> None:
         self.store.put(f"{self.folder}.json", seal("spark-log", {}))
-
-    def _copy_below(self, older: BucketLog, name: str) -> None:
-        with contextlib.suppress(ObjectMissing):
-            self.files.copy(f"{older.folder}/{name}", f"{self.folder}/{name}")
-        for below in self.files.sizes_below(f"{older.folder}/{name}"):
-            # Hidden ones are not in their place yet: an earlier owner may be at them (HDFS).
-            if not _name(below).startswith("."):
-                self.files.copy(f"{older.folder}/{name}/{below}", f"{self.folder}/{name}/{below}")
 
     def retire(self, lineage: Lineage) -> None:
         """Delete Spark's whole checkpoint: the next lineage's seed is there, and nothing else needs it."""
@@ -328,12 +310,9 @@ def _is_whole(text: str) -> bool:
     lines = text.strip().split("\n")
     values = lines[1:] if lines[0].startswith("v") else lines
     try:
-        for value in values:
-            if value != "-":
-                json.loads(value)
+        return bool([json.loads(value) for value in values if value != "-"] or values)
     except ValueError:
         return False
-    return bool(values)
 
 
 def _position(key: str, data: bytes) -> Any:
@@ -360,11 +339,14 @@ def _epoch_in(name: str) -> int | None:
     return int(epoch) if epoch.isdecimal() else None
 
 
-def _names_in(folder: Path) -> list[str]:
+@contextlib.contextmanager
+def translate_disk_errors(what: str) -> Iterator[None]:
+    """Say what could not be done where the disk does not let it be done."""
     try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
+        yield
+    except OSError as error:
+        advice = "check that the disk is there, has room, and may be written by this user"
+        raise StoreError.of_system(error, f"cannot {what}", what_to_do=advice) from error
 
 
 def missing_entry(log: str, batch: BatchId, checkpoint: CheckpointId) -> CorruptObjectError:

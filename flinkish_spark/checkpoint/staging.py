@@ -35,18 +35,18 @@ class OwnerLock(Protocol):
 
 def micro_batch_in(log: SparkLog, batch: BatchId) -> MicroBatch:
     """Return what tasks are told of a micro-batch that Spark has logged."""
-    here = _logged(log, batch)
-    if here is None:
-        raise _no_entry(log, batch)
     earlier = None if batch == BatchId(0) else _logged(log, BatchId(batch.value - 1))
-    return MicroBatch.logged(batch.value, here, earlier)
+    return MicroBatch.logged(batch.value, _position(log, batch), earlier)
 
 
-def _no_entry(log: SparkLog, batch: BatchId) -> CorruptObjectError:
-    return CorruptObjectError(
-        f"Spark runs micro-batch {batch}, and its log has no entry {log.folder}/{OFFSETS}/{batch}",
-        what_to_do="make sure that only this job uses the job directory",
-    )
+def _position(log: SparkLog, batch: BatchId) -> LoggedOffsets:
+    logged = _logged(log, batch)
+    if logged is None:
+        raise CorruptObjectError(
+            f"Spark runs micro-batch {batch}, and its log has no entry {log.folder}/{OFFSETS}/{batch}",
+            what_to_do="make sure that only this job uses the job directory",
+        )
+    return logged
 
 
 def _logged(log: SparkLog, batch: BatchId) -> LoggedOffsets | None:
@@ -78,10 +78,7 @@ class StagingContext:
 
     def position_behind(self, batch: BatchId) -> LoggedOffsets:
         """Return up to where the sources are read once `batch` is; of a micro-batch that runs."""
-        logged = _logged(self.log, batch)
-        if logged is None:
-            raise _no_entry(self.log, batch)
-        return logged
+        return _position(self.log, batch)
 
     def _drawn(self, batch: BatchId) -> CheckpointId:
         logged = _logged(self.log, batch)

@@ -19,10 +19,10 @@ import json
 import os
 import struct
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -45,23 +45,14 @@ class StateFileGone(Exception):
     """A file was there when it was listed and is not any more: Spark's maintenance is at work."""
 
 
-class StateFolder(Protocol):
-    """Spark's state folder: all names are below it."""
-
-    def names(self, folder: str) -> Collection[str]:
-        """Return the names of files directly below a folder, hidden ones too; empty if it is missing."""
-
-    def read(self, name: str, most_bytes: int | None = None) -> bytes:
-        """Return a file, or its first bytes; raise StateFileGone if there is none."""
-
-
 class StateOnDisk:
-    """A :class:`StateFolder` on a disk, as it is at each question."""
+    """Spark's state folder on a disk, as it is at each question; all names are below it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def names(self, folder: str) -> Collection[str]:
+        """Return the names of files directly below a folder, hidden ones too; empty if it is missing."""
         try:
             with os.scandir(self._path / folder) as entries:
                 return {entry.name for entry in entries if entry.is_file()}
@@ -69,6 +60,7 @@ class StateOnDisk:
             return ()
 
     def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        """Return a file, or its first bytes; raise StateFileGone if there is none."""
         try:
             with open(self._path / name, "rb") as file:
                 return file.read() if most_bytes is None else file.read(most_bytes)
@@ -77,7 +69,7 @@ class StateOnDisk:
 
 
 class StateInBucket:
-    """A :class:`StateFolder` in a bucket, as one listing shows it."""
+    """The same in a bucket, as one listing shows it."""
 
     def __init__(self, store: FileStore, key: str, sizes: Mapping[str, int]) -> None:
         self._store, self._key, self.sizes = store, key, sizes
@@ -95,6 +87,9 @@ class StateInBucket:
             return self._store.read(key) if most_bytes is None else self._store.read_start(key, most_bytes)
         except ObjectMissing:
             raise StateFileGone(key) from None
+
+
+StateFolder = StateOnDisk | StateInBucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +158,8 @@ def files_of(
     if snapshots:
         snapshot = f"{snapshots[-1].stem}.zip"
         found += [snapshot, *tables_of(state, f"{folder}/{snapshot}")]
-    found += [
-        f"{_METADATA}/{name}" for name in sorted(state.names(f"{folder}/{_METADATA}")) if _is_plain(name)
-    ]
+    metadata = sorted(state.names(f"{folder}/{_METADATA}"))
+    found += [f"{_METADATA}/{name}" for name in metadata if _is_plain(name)]
     return tuple(f"{folder}/{name}" for name in found)
 
 
@@ -213,11 +207,11 @@ def lineage_of(state: StateFolder, changelog: str) -> tuple[tuple[int, str], ...
 
 
 def _lineage(data: bytes) -> tuple[tuple[int, str], ...]:
-    stream = _Lz4Blocks(data)
-    written_as = stream.text()
+    texts = _read_texts(data)
+    written_as = next(texts)
     if not written_as.startswith("v"):
         raise ValueError(f"it begins with {written_as!r} instead of a version")
-    items: list[dict[str, Any]] = json.loads(stream.text())
+    items: list[dict[str, Any]] = json.loads(next(texts))
     return tuple((int(item["version"]), str(item["checkpointUniqueId"])) for item in items)
 
 
@@ -266,31 +260,20 @@ def _gone(store: StoreVersion, why: str) -> CorruptObjectError:
     )
 
 
-class _Lz4Blocks:
-    """Reads texts from the beginning of an lz4-java stream, decompressing no more than needed."""
-
-    def __init__(self, data: bytes) -> None:
-        self._rest, self._plain = memoryview(data), b""
-        self._codec = pa.Codec("lz4_raw")
-
-    def text(self) -> str:
-        (length,) = struct.unpack(">H", self._take(2))
-        return self._take(length).decode("ascii")
-
-    def _take(self, count: int) -> bytes:
-        while len(self._plain) < count:
-            self._plain += self._next_block()
-        taken, self._plain = self._plain[:count], self._plain[count:]
-        return taken
-
-    def _next_block(self) -> bytes:
-        magic, token, compressed, plain, _ = _LZ4_HEAD.unpack_from(self._rest)
-        if magic != _LZ4_MAGIC or plain <= 0:
-            raise ValueError("it is no lz4 stream, or ends too early")
-        block = self._rest[_LZ4_HEAD.size : _LZ4_HEAD.size + compressed]
-        self._rest = self._rest[_LZ4_HEAD.size + compressed :]
-        if len(block) != compressed:
-            raise ValueError("it ends within a block")
-        if token & 0xF0 == _LZ4_STORED:
-            return bytes(block)
-        return bytes(self._codec.decompress(block, decompressed_size=plain))
+def _read_texts(data: bytes) -> Iterator[str]:
+    """Yield texts from the beginning of an lz4-java stream, decompressing no more than needed."""
+    rest, plain, codec = memoryview(data), b"", pa.Codec("lz4_raw")
+    while True:
+        # A text has its length in front of it, in two bytes.
+        while len(plain) < 2 or len(plain) < 2 + int.from_bytes(plain[:2]):
+            magic, token, compressed, size, _ = _LZ4_HEAD.unpack_from(rest)
+            if magic != _LZ4_MAGIC or size <= 0:
+                raise ValueError("it is no lz4 stream, or ends too early")
+            block, rest = rest[_LZ4_HEAD.size :][:compressed], rest[_LZ4_HEAD.size + compressed :]
+            if len(block) != compressed:
+                raise ValueError("it ends within a block")
+            is_stored = token & 0xF0 == _LZ4_STORED
+            plain += bytes(block if is_stored else codec.decompress(block, decompressed_size=size))
+        length = int.from_bytes(plain[:2])
+        yield plain[2 : 2 + length].decode("ascii")
+        plain = plain[2 + length :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,22 +43,19 @@ _PAUSE_MS = 1_000
 _Reported = tuple[SinkAck, int | None]
 
 
-@dataclass(slots=True)
-class _Channel:
-    barriers: int = 0
-    rows: int | None = 0
-    staged_ms: int | None = None
-
-
 class Acknowledgements:
-    """Who acknowledged a checkpoint in flight, when, and what each did; owned by the coordinator's thread.
+    """A checkpoint in flight: who acknowledged it, when, and what each did; of the coordinator's thread.
 
     Operators and hooks report nothing but that they have acknowledged. A job may have thousands of
     participants and channels, so no more of them are looked at than are listed in the end.
     """
 
-    def __init__(self, asked: Collection[Participant] = ()) -> None:
-        self._asked = asked
+    def __init__(self, asked: Collection[Participant] = (), requested_ms: int = 0, wall_ms: int = 0) -> None:
+        self._asked, self.requested_ms, self.wall_ms = asked, requested_ms, wall_ms
+        #: Monotonic; None where it did not come there yet.
+        self.offered_ms: int | None = None
+        self.decided_ms: int | None = None
+        self.sync_ms: int | None = None
         self._after_ms: dict[Participant, int] = {}
         #: What carried a barrier, and when it was staged.
         self._staged: list[tuple[StagedBatch, int]] = []
@@ -72,10 +70,17 @@ class Acknowledgements:
     def note_staged(self, staged: StagedBatch, now_ms: int) -> None:
         self._staged.append((staged, now_ms))
 
-    @property
-    def alignment_ms(self) -> int | None:
-        """From the first micro-batch with a barrier to the last; None for fewer than two."""
-        return None if len(self._staged) < 2 else max(0, self._staged[-1][1] - self._staged[0][1])
+    def durations(self, now_ms: int) -> CheckpointDurations:
+        """Return how long what has begun took; the alignment is None for fewer than two micro-batches."""
+        first_ms, last_ms = (self._staged[at][1] if self._staged else None for at in (0, -1))
+        return CheckpointDurations(
+            trigger_ms=_between(self.requested_ms, self.offered_ms),
+            alignment_ms=_between(first_ms, last_ms) if len(self._staged) > 1 else None,
+            sync_ms=self.sync_ms,
+            async_ms=_between(last_ms, self.decided_ms),
+            commit_ms=_between(self.decided_ms, now_ms),
+            end_to_end_ms=now_ms - self.requested_ms,
+        )
 
     def of_failed(self, checkpoint: CheckpointId) -> Iterator[ParticipantStatistics]:
         """Yield who had not acknowledged, then who had, with the barriers that came."""
@@ -87,8 +92,8 @@ class Acknowledgements:
                 one.kind,
                 is_acknowledged=one in self._after_ms,
                 ack_ms=self._after_ms.get(one),
-                sync_ms=_sync_ms_in(seen) if seen else None,
-                barriers=None if seen is None else len(_rows_and_channels(checkpoint, seen)[1]),
+                sync_ms=seen[-1][0].sync_ms if seen else None,
+                barriers=None if seen is None else len(_find_shown_channels(checkpoint, seen)),
                 channels=() if seen is None else self._channels(checkpoint, seen),
             )
 
@@ -99,24 +104,27 @@ class Acknowledgements:
         checkpoint, unlisted = decision.checkpoint, 0
         staged_ms = {int(staged.batch): now_ms for staged, now_ms in self._staged}
         reported = _by_sink((batch, staged_ms.get(int(batch.batch))) for batch in decision.batches)
-        known = self._after_ms or dict.fromkeys(_hooks_of(decision))
+        # Of another process only the hooks are known.
+        hooks = [Participant(ParticipantKind.HOOK, name) for name in sorted(decision.hook_states)]
+        known = self._after_ms or dict.fromkeys(hooks)
         of_sinks = {p.uid: after_ms for p, after_ms in known.items() if p.kind is ParticipantKind.SINK}
         others = [item for item in known.items() if item[0].kind is not ParticipantKind.SINK]
         room = at_most - len(reported) - len(others)
         result = []
         for uid, seen in reported.items():
-            rows, shown = _rows_and_channels(checkpoint, seen)
+            shown = _find_shown_channels(checkpoint, seen)
             count = len(shown) if len(shown) < 2 else len(set(shown))
-            fits = count <= room
+            fits, sizes = count <= room, [ack.bytes for ack, _ in seen]
             room, unlisted = (room - count, unlisted) if fits else (room, unlisted + count)
             result.append(
                 ParticipantStatistics(
                     uid,
                     ParticipantKind.SINK,
                     ack_ms=of_sinks.get(uid),
-                    rows=rows,
-                    bytes=_bytes_in(seen),
-                    sync_ms=_sync_ms_in(seen),
+                    rows=sum(ack.rows for ack, _ in seen),
+                    # The sum of some is not what all of them staged.
+                    bytes=None if None in sizes else sum(size or 0 for size in sizes),
+                    sync_ms=seen[-1][0].sync_ms,
                     commit_ms=commit_ms.get(uid),
                     barriers=len(shown),
                     channels=self._channels(checkpoint, seen) if fits else (),
@@ -124,28 +132,37 @@ class Acknowledgements:
             )
         late, counts = late_of(decision.batches), counts_of(decision.batches, decision.times)
         for one, after_ms in others:
-            dropped = late.get(one.uid) if one.kind is ParticipantKind.OPERATOR else None
-            counted = counts.get(one.uid, {}) if one.kind is ParticipantKind.OPERATOR else {}
-            result.append(
-                ParticipantStatistics(
-                    one.uid, one.kind, ack_ms=after_ms, late_dropped=dropped, counts=counted
-                )
-            )
+            statistics = ParticipantStatistics(one.uid, one.kind, ack_ms=after_ms)
+            if one.kind is ParticipantKind.OPERATOR and (one.uid in late or one.uid in counts):
+                dropped, counted = late.get(one.uid), counts.get(one.uid, {})
+                statistics = replace(statistics, late_dropped=dropped, counts=counted)
+            result.append(statistics)
         return tuple(result), unlisted
 
     def _channels(self, checkpoint: CheckpointId, seen: Sequence[_Reported]) -> tuple[ChannelStatistics, ...]:
-        channels: dict[int, _Channel] = {}
+        barriers, number = Counter[int](), checkpoint.value
+        rows: dict[int, int | None] = {}
+        staged_at: dict[int, int | None] = {}
         for ack, staged_ms in seen:
-            _add_channels(channels, checkpoint, ack, staged_ms)
+            shown = [
+                (task.rows, [one.channel for one in task.barriers if one.checkpoint.value == number])
+                for task in ack.tasks
+            ]
+            # A task that showed one channel's barrier read that channel and no other. Rows of a task that
+            # showed none, or several, cannot be told apart.
+            is_told_apart = all(len(channels) == 1 or not count for count, channels in shown)
+            for count, channels in shown:
+                for channel in channels:
+                    known = rows.get(channel, 0)
+                    rows[channel] = known + count if is_told_apart and known is not None else None
+                    staged_at[channel] = staged_ms
+                    barriers[channel] += 1
         last_ms = self._staged[-1][1] if len(self._staged) > 1 else None
         return tuple(
             ChannelStatistics(
-                str(number),
-                one.barriers,
-                one.rows,
-                alignment_ms=None if last_ms is None or one.staged_ms is None else last_ms - one.staged_ms,
+                str(channel), count, rows[channel], alignment_ms=_between(staged_at[channel], last_ms)
             )
-            for number, one in sorted(channels.items())
+            for channel, count in sorted(barriers.items())
         )
 
 
@@ -157,87 +174,11 @@ def _by_sink(batches: Iterable[tuple[StagedBatch, int | None]]) -> dict[str, lis
     return found
 
 
-def _bytes_in(seen: Sequence[_Reported]) -> int | None:
-    """Return what a sink staged; None if one of its micro-batches does not tell."""
-    total = 0
-    for ack, _ in seen:
-        if ack.bytes is None:
-            return None
-        total += ack.bytes
-    return total
-
-
-def _sync_ms_in(seen: Sequence[_Reported]) -> int | None:
-    return seen[-1][0].sync_ms
-
-
-def _rows_and_channels(checkpoint: CheckpointId, seen: Sequence[_Reported]) -> tuple[int, list[int]]:
-    """Return the rows that a sink reported, and the channel of every barrier of the checkpoint."""
-    number, rows, channels = checkpoint.value, 0, []
-    for ack, _ in seen:
-        for task in ack.tasks:
-            rows += task.rows
-            for barrier in task.barriers:
-                if barrier.checkpoint.value == number:
-                    channels.append(barrier.channel)
-    return rows, channels
-
-
-def _add_channels(
-    channels: dict[int, _Channel], checkpoint: CheckpointId, ack: SinkAck, staged_ms: int | None
-) -> None:
-    """Add what a sink reported of each channel with one micro-batch."""
-    # A task that showed one channel's barrier read that channel and no other. Rows of a task that
-    # showed none, or several, cannot be told apart.
-    rows: dict[int, int] = {}
-    is_told_apart = True
-    for task in ack.tasks:
-        shown = [barrier.channel for barrier in task.barriers if barrier.checkpoint == checkpoint]
-        is_told_apart = is_told_apart and (len(shown) == 1 or not task.rows)
-        for number in shown:
-            rows[number] = rows.get(number, 0) + task.rows
-            channel = channels.setdefault(number, _Channel())
-            channel.barriers += 1
-            channel.staged_ms = staged_ms
-    for number, count in rows.items():
-        channel = channels[number]
-        channel.rows = channel.rows + count if is_told_apart and channel.rows is not None else None
-
-
-def _hooks_of(decision: Decision) -> list[Participant]:
-    """Return the hooks that a decision names; the operators of another process are not known."""
-    return [Participant(ParticipantKind.HOOK, name) for name in sorted(decision.hook_states)]
-
-
-@dataclass
-class _Times:
-    """Monotonic milliseconds at which one checkpoint came past; None where it did not yet."""
-
-    requested: int
-    wall: int
-    acknowledgements: Acknowledgements
-    offered: int | None = None
-    staged: int | None = None
-    sync_ms: int | None = None
-    decided: int | None = None
-
-
-class _CommitTimes:
-    """Notes how long each sink takes to commit, of one checkpoint at a time, and tells another observer."""
-
-    def __init__(self, clock: Clock, observer: Observer) -> None:
-        self._clock, self._observer = clock, observer
-        self._began_ms = 0
-        self.took_ms: dict[str, int] = {}
-
-    def before(self, step: Step, subject: str) -> None:
-        self._began_ms = self._clock.monotonic_ms()
-        self._observer.before(step, subject)
-
-    def after(self, step: Step, subject: str) -> None:
-        if step is Step.SINK_COMMIT:
-            self.took_ms[subject] = self._clock.monotonic_ms() - self._began_ms
-        self._observer.after(step, subject)
+def _find_shown_channels(checkpoint: CheckpointId, seen: Sequence[_Reported]) -> list[int]:
+    """Return the channel of every barrier of the checkpoint."""
+    number = checkpoint.value
+    barriers = (barrier for ack, _ in seen for task in ack.tasks for barrier in task.barriers)
+    return [barrier.channel for barrier in barriers if barrier.checkpoint.value == number]
 
 
 class UserMetricKeeper:
@@ -245,21 +186,26 @@ class UserMetricKeeper:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._now: UserMetrics = {}
-
-    @property
-    def now(self) -> UserMetrics:
-        return self._now
+        self.now: UserMetrics = {}
 
     def begin(self, stored: UserMetrics) -> None:
         """Go on from what was stored; called when the process has become the job's owner."""
         with self._lock:
-            self._now = stored
+            self.now = stored
 
     def on_staged(self, measured: UserMetrics) -> None:
         if measured:
             with self._lock:
-                self._now = measured_after(self._now, measured)
+                self.now = measured_after(self.now, measured)
+
+
+_ANSWERS = {
+    Outcome.COMMITTED: "successfulCommittables",
+    Outcome.ALREADY_COMMITTED: "alreadyCommittedCommittables",
+    Outcome.RETRY: "retriedCommittables",
+    Outcome.LOST: "failedCommittables",
+    Outcome.FENCED: "failedCommittables",
+}
 
 
 class _Counted:
@@ -278,19 +224,10 @@ class _Counted:
                 self.add(ack.sink, "numRecordsOut", ack.rows)
                 if ack.bytes is not None:
                     self.add(ack.sink, "numBytesOut", ack.bytes)
+            for committable in batch.committables:
+                self.add(committable.sink, "totalCommittables", 1)
         for uid, count in late_of(decision.batches).items():
             self.add(uid, "numLateRecordsDropped", count)
-
-    def add_answers(self, uid: str, answers: Iterable[CommitAnswer]) -> None:
-        names = {
-            Outcome.COMMITTED: "successfulCommittables",
-            Outcome.ALREADY_COMMITTED: "alreadyCommittedCommittables",
-            Outcome.RETRY: "retriedCommittables",
-            Outcome.LOST: "failedCommittables",
-            Outcome.FENCED: "failedCommittables",
-        }
-        for answer in answers:
-            self.add(uid, names[answer.outcome], 1)
 
     def add_read(self, extents: Mapping[str, Extent], begins: Mapping[str, int]) -> None:
         """Count what was read up to somewhere, and what of a bounded input is left behind that."""
@@ -320,8 +257,11 @@ class CheckpointTracker:
         self._begins_at_savepoint = False
         #: Answers of committers to the checkpoint that is being confirmed.
         self._answers = _Counted()
-        self._times: dict[CheckpointId, _Times] = {}
-        self._commits = _CommitTimes(clock, SilentObserver())
+        self._times: dict[CheckpointId, Acknowledgements] = {}
+        #: How long each sink took to commit, of one checkpoint at a time.
+        self._commit_ms: dict[str, int] = {}
+        self._step_began_ms = 0
+        self._observer: Observer = SilentObserver()
         self._stored_ms = clock.monotonic_ms()
         self._lock = threading.Lock()
         self._history = self._stored()
@@ -339,8 +279,7 @@ class CheckpointTracker:
         # What was decided is confirmed by now, the other ids are sealed.
         for left in self._history.in_progress:
             decision = self._job_dir.decision(left.checkpoint)
-            times = self._times.pop(left.checkpoint, None)
-            known = Acknowledgements() if times is None else times.acknowledgements
+            known = self._times.pop(left.checkpoint, Acknowledgements())
             if decision is not None and decision.verdict is Verdict.COMMIT:
                 self._count(decision)
                 self._end(self._completed(left, decision, known, _NOTHING_MEASURED, {}))
@@ -359,55 +298,65 @@ class CheckpointTracker:
 
     def triggered_at_ms(self, checkpoint: CheckpointId) -> int:
         times = self._times.get(checkpoint)
-        return 0 if times is None else times.wall
+        return 0 if times is None else times.wall_ms
 
     def triggered(
         self, checkpoint: CheckpointId, request: CheckpointRequest, asked: Collection[Participant] = ()
     ) -> None:
         """Note that a request got an id, and who has to acknowledge."""
         wall = self._clock.wall_ms()
-        self._times[checkpoint] = _Times(request.asked_at_ms, wall, Acknowledgements(asked))
+        self._times[checkpoint] = Acknowledgements(asked, request.asked_at_ms, wall)
         begun = CheckpointStatistics.triggered(checkpoint, request.purpose, wall)
         with self._lock:
             self._history = self._history.triggered(begun)
 
     def offered(self, checkpoint: CheckpointId) -> None:
         times = self._times[checkpoint]
-        times.offered = self._clock.monotonic_ms()
-        times.acknowledgements.note_hooks(times.offered - times.requested)
+        times.offered_ms = self._clock.monotonic_ms()
+        times.note_hooks(times.offered_ms - times.requested_ms)
 
     def staged(self, checkpoint: CheckpointId, staged: StagedBatch, sync_ms: int) -> None:
         times = self._times[checkpoint]
-        times.staged, times.sync_ms = self._clock.monotonic_ms(), sync_ms
-        times.acknowledgements.note_staged(staged, times.staged)
+        times.sync_ms = sync_ms
+        times.note_staged(staged, self._clock.monotonic_ms())
 
     def acknowledged(self, checkpoint: CheckpointId, participants: Iterable[Participant]) -> None:
         times = self._times[checkpoint]
-        times.acknowledgements.note(participants, self._clock.monotonic_ms() - times.requested)
+        times.note(participants, self._clock.monotonic_ms() - times.requested_ms)
 
     def decided(self, checkpoint: CheckpointId) -> None:
-        self._commits.took_ms = {}
-        self._times[checkpoint].decided = self._clock.monotonic_ms()
+        self._commit_ms = {}
+        self._times[checkpoint].decided_ms = self._clock.monotonic_ms()
 
     def answered(self, uid: str, answers: Iterable[CommitAnswer]) -> None:
-        self._answers.add_answers(uid, answers)
+        for answer in answers:
+            self._answers.add(uid, _ANSWERS[answer.outcome], 1)
 
     def timing(self, observer: Observer) -> Observer:
-        self._commits = _CommitTimes(self._clock, observer)
-        return self._commits
+        """Return an observer that tells another one, and this tracker how long sinks take to commit."""
+        self._observer = observer
+        return self
+
+    def before(self, step: Step, subject: str) -> None:
+        self._step_began_ms = self._clock.monotonic_ms()
+        self._observer.before(step, subject)
+
+    def after(self, step: Step, subject: str) -> None:
+        if step is Step.SINK_COMMIT:
+            self._commit_ms[subject] = self._clock.monotonic_ms() - self._step_began_ms
+        self._observer.after(step, subject)
 
     def confirmed(self, decision: Decision) -> None:
         times = self._times.pop(decision.checkpoint)
-        begun, durations = self._begun(decision.checkpoint), self._durations(times)
-        commit_ms = self._commits.took_ms
+        begun, durations = self._begun(decision.checkpoint), times.durations(self._clock.monotonic_ms())
         self._count(decision)
-        self._end(self._completed(begun, decision, times.acknowledgements, durations, commit_ms))
+        self._end(self._completed(begun, decision, times, durations, self._commit_ms))
 
     def failed(self, checkpoint: CheckpointId, reason: CheckpointFailureReason, text: str) -> None:
         times = self._times.pop(checkpoint, None)
         if times is not None:
-            participants = tuple(times.acknowledgements.of_failed(checkpoint))
-            self._end(self._begun(checkpoint).failed(reason, text, self._durations(times), participants))
+            durations, participants = times.durations(self._clock.monotonic_ms()), times.of_failed(checkpoint)
+            self._end(self._begun(checkpoint).failed(reason, text, durations, tuple(participants)))
 
     def refused(self) -> None:
         """Note a request that never got an id; of many in a row, some are stored with what is stored next."""
@@ -443,30 +392,23 @@ class CheckpointTracker:
         except StoreError as error:
             LOG.warning("the statistics are not stored: %s", error)
 
-    # -- inside ---------------------------------------------------------------------------------
     def _count(self, decision: Decision) -> None:
         """Add what went through with a checkpoint that is confirmed to the job's totals."""
         counted, self._answers = self._answers, _Counted()
         counted.add_decided(decision)
-        for batch in decision.batches:
-            for committable in batch.committables:
-                counted.add(committable.sink, "totalCommittables", 1)
         try:
             # Both may ask what is not ours: a source of the user's, and Spark.
-            counted.add_read(self._extents(decision.offsets_text), self._counted_upto())
+            totals = self._history.totals
+            upto = {uid: own[POSITION] for uid, own in totals.items() if POSITION in own}
+            if not self._begins_at_savepoint:
+                upto = {uid: one.records for uid, one in self._extents("").items()} | upto
+            counted.add_read(self._extents(decision.offsets_text), upto)
             for uid, count in self.pending().items():
                 counted.add(uid, "pendingRecords", count)
         except Exception as error:
             LOG.warning("what sources have read is not counted for %s: %s", decision.checkpoint, error)
         with self._lock:
             self._history = self._history.counted(counted.by_uid)
-
-    def _counted_upto(self) -> dict[str, int]:
-        """Return up to where the records of each source are counted."""
-        known = {uid: own[POSITION] for uid, own in self._history.totals.items() if POSITION in own}
-        if self._begins_at_savepoint:
-            return known
-        return {uid: one.records for uid, one in self._extents("").items()} | known
 
     def _extents(self, offsets_text: str) -> dict[str, Extent]:
         position = LoggedOffsets.parse(offsets_text) if offsets_text else None
@@ -486,27 +428,20 @@ class CheckpointTracker:
         durations: CheckpointDurations,
         commit_ms: Mapping[str, int],
     ) -> CheckpointStatistics:
+        cut = slowest_cut(decision.offsets_text)
+        if cut is not None:
+            # The checkpoint is one with an upstream's.
+            durations = replace(durations, start_delay_ms=cut.start_delay_ms, alignment_ms=cut.alignment_ms)
         participants, unlisted = known.of_completed(decision, commit_ms, self._history.details)
         sinks = [one for one in participants if one.kind is ParticipantKind.SINK]
         sizes = [one.bytes for one in sinks if one.bytes is not None]
         return begun.completed(
-            _aligned(decision, durations),
+            durations,
             rows=sum(one.rows or 0 for one in sinks),
             # The sum of some is not what all of them staged.
             bytes_staged=sum(sizes) if sinks and len(sizes) == len(sinks) else None,
             participants=participants,
             unlisted=unlisted,
-        )
-
-    def _durations(self, times: _Times) -> CheckpointDurations:
-        now_ms = self._clock.monotonic_ms()
-        return CheckpointDurations(
-            trigger_ms=_between(times.requested, times.offered),
-            alignment_ms=times.acknowledgements.alignment_ms,
-            sync_ms=times.sync_ms,
-            async_ms=_between(times.staged, times.decided),
-            commit_ms=_between(times.decided, now_ms),
-            end_to_end_ms=now_ms - times.requested,
         )
 
     def _end(self, statistics: CheckpointStatistics) -> None:
@@ -517,14 +452,6 @@ class CheckpointTracker:
 
 def _between(begin: int | None, end: int | None) -> int | None:
     return None if begin is None or end is None else max(0, end - begin)
-
-
-def _aligned(decision: Decision, durations: CheckpointDurations) -> CheckpointDurations:
-    """Return the durations with the alignment of the upstream's cut, if the checkpoint is one with it."""
-    cut = slowest_cut(decision.offsets_text)
-    if cut is None:
-        return durations
-    return replace(durations, start_delay_ms=cut.start_delay_ms, alignment_ms=cut.alignment_ms)
 
 
 _Key = tuple[Lineage, BatchId]
@@ -540,10 +467,6 @@ class StagedAge:
     age_ms: int
     #: From then on it can be committed for so long, such as a transaction's timeout.
     lifetime_ms: int
-
-    @property
-    def is_half_over(self) -> bool:
-        return 2 * self.age_ms >= self.lifetime_ms
 
     def __str__(self) -> str:
         return (
@@ -562,11 +485,8 @@ class StagedAges:
     def __init__(
         self, committers: Mapping[str, Committer], clock: Clock, tell: Callable[[StagedAge], None]
     ) -> None:
-        self._lifetimes = {
-            uid: lifetime_ms
-            for uid, committer in committers.items()
-            if (lifetime_ms := committer.staged_lifetime_ms) is not None
-        }
+        lifetimes = {uid: committer.staged_lifetime_ms for uid, committer in committers.items()}
+        self._lifetimes = {uid: ms for uid, ms in lifetimes.items() if ms is not None}
         self._clock, self._tell = clock, tell
         #: When the staging of each began, in monotonic milliseconds.
         self._began_ms: dict[_Key, int] = {}
@@ -578,23 +498,21 @@ class StagedAges:
         if not waiting or not self._lifetimes:
             self._began_ms.clear()
             return
-        now_ms = self._clock.monotonic_ms()
-        began = {_key(s): self._began_ms.get(_key(s), now_ms - self._age_at_sight_ms(s)) for s in waiting}
+        now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+        began = {}
+        for staged in waiting:
+            age_ms = 0 if staged.began_at_ms is None else max(0, wall_ms - staged.began_at_ms)
+            began[_key(staged)] = self._began_ms.get(_key(staged), now_ms - age_ms)
         self._began_ms = began
         for uid, lifetime_ms in self._lifetimes.items():
             oldest = next((s for s in waiting if any(c.sink == uid for c in s.committables)), None)
             if oldest is None or self._said.get(uid) == _key(oldest):
                 continue
             found = StagedAge(uid, oldest.batch, now_ms - began[_key(oldest)], lifetime_ms)
-            if found.is_half_over:
+            if 2 * found.age_ms >= lifetime_ms:
                 self._said[uid] = _key(oldest)
                 LOG.warning("%s", found)
                 self._tell(found)
-
-    def _age_at_sight_ms(self, staged: StagedBatch) -> int:
-        if staged.began_at_ms is None:
-            return 0
-        return max(0, self._clock.wall_ms() - staged.began_at_ms)
 
 
 def _key(staged: StagedBatch) -> _Key:

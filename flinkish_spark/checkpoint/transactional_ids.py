@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
 from collections.abc import Iterable
 
@@ -18,16 +20,12 @@ class BlockPool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: list[int] = []
-        self._next = 1
+        self._numbers = itertools.count(1)
         self._leased: set[int] = set()
 
     def lease(self) -> int:
         with self._lock:
-            if self._free:
-                block = min(self._free)
-                self._free.remove(block)
-            else:
-                block, self._next = self._next, self._next + 1
+            block = heapq.heappop(self._free) if self._free else next(self._numbers)
             self._leased.add(block)
             return block
 
@@ -37,7 +35,7 @@ class BlockPool:
             for block in blocks:
                 if block in self._leased:
                     self._leased.remove(block)
-                    self._free.append(block)
+                    heapq.heappush(self._free, block)
 
     def forget(self) -> None:
         """Write off everything leased, at a restart of the query: never given out again."""

@@ -309,7 +309,7 @@ class JobClient:
 
     def _ask(self, purpose: CheckpointPurpose, target: str) -> PendingAnswer:
         pending = PendingAnswer()
-        self._supervisor.control.ask(Asked.of(purpose, pending.resolve, target))
+        self._supervisor.control.ask(Asked(purpose, pending.resolve, target))
         return pending
 
     def rewind(self, checkpoint: CheckpointId | int, tables: Tables = Tables.KEEP) -> PendingRewind:

@@ -463,7 +463,7 @@ class Outside:
             for request in self._inbox.take():
                 answer = partial(self._inbox.answer, request.name)
                 if request.purpose is not None:
-                    self._ask(Asked.of(request.purpose, answer, request.target))
+                    self._ask(Asked(request.purpose, answer, request.target))
                     continue
                 # Both are under way with this answer; that they are done is seen in the directory.
                 answer(CheckpointAnswer(AnswerKind.COMPLETED))

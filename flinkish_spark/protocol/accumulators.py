@@ -7,6 +7,7 @@ the order for whole numbers; floats are merged in the order of the tasks, which 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,14 +44,11 @@ def added(kind: AccumulatorKind, held: Any, given: Any) -> Any:
     if isinstance(given, bool) or not isinstance(given, wanted):
         number = "whole number" if kind in _WHOLE else "number"
         raise TypeError(f"a {kind.value} takes a {number}, not {given!r:.100}")
-    match kind:
-        case AccumulatorKind.AVERAGE:
-            return merged(kind, held, [float(given), 1])
-        case AccumulatorKind.HISTOGRAM:
-            return merged(kind, held, {given: 1})
-        case AccumulatorKind.DOUBLE_COUNTER | AccumulatorKind.DOUBLE_MINIMUM | AccumulatorKind.DOUBLE_MAXIMUM:
-            return merged(kind, held, float(given))
-    return merged(kind, held, given)
+    if kind is AccumulatorKind.AVERAGE:
+        return merged(kind, held, [float(given), 1])
+    if kind is AccumulatorKind.HISTOGRAM:
+        return merged(kind, held, {given: 1})
+    return merged(kind, held, given if kind in _WHOLE else float(given))
 
 
 def merged(kind: AccumulatorKind, held: Any, other: Any) -> Any:
@@ -61,8 +59,7 @@ def merged(kind: AccumulatorKind, held: Any, other: Any) -> Any:
         case AccumulatorKind.AVERAGE:
             return [held[0] + other[0], held[1] + other[1]]
         case AccumulatorKind.HISTOGRAM:
-            numbers = sorted(held.keys() | other.keys())
-            return {number: held.get(number, 0) + other.get(number, 0) for number in numbers}
+            return dict(sorted((Counter(held) + Counter(other)).items()))
         case AccumulatorKind.LONG_MINIMUM | AccumulatorKind.DOUBLE_MINIMUM:
             return min(held, other)
         case AccumulatorKind.LONG_MAXIMUM | AccumulatorKind.DOUBLE_MAXIMUM:
@@ -139,9 +136,8 @@ def together(parts: Iterable[Accumulated]) -> dict[str, AccumulatorValue]:
     found: dict[str, AccumulatorValue] = {}
     for part in parts:
         for name, value in part.items():
-            known = found.get(name)
             try:
-                found[name] = value if known is None else known.merged(value)
+                found[name] = found[name].merged(value) if name in found else value
             except ValueError as error:
                 raise ValueError(f"the accumulator '{name}' was added twice: {error}") from None
     return dict(sorted(found.items()))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import SinkAck
@@ -46,49 +45,26 @@ def expected_of(seen: Collection[int], expected: ExpectedChannels) -> frozenset[
     return frozenset(announced_channel(index, total) for total in totals for index in range(total))
 
 
-class Alignment(enum.Enum):
-    """Result of counting one checkpoint's barriers."""
-
-    ALIGNED = "ALIGNED"
-    MISSING = "MISSING"
-    DUPLICATE = "DUPLICATE"
-    UNEXPECTED = "UNEXPECTED"
-
-
-@dataclass(frozen=True, slots=True)
-class AlignmentReport:
-    alignment: Alignment
-    detail: str = ""
-
-
-def count_barriers(
+def why_not_aligned(
     checkpoint: CheckpointId, acks: Sequence[SinkAck], expected: Mapping[str, ExpectedChannels]
-) -> AlignmentReport:
-    """Compare the barriers that the sinks saw with those that they must see."""
+) -> str:
+    """Return how the barriers that sinks saw differ from those that they must see; empty if they do not."""
     by_sink = {ack.sink: ack for ack in acks}
     for sink, wanted in expected.items():
         if sink not in by_sink:
-            return AlignmentReport(Alignment.MISSING, f"sink '{sink}' did not acknowledge")
+            return f"sink '{sink}' did not acknowledge"
         seen = Counter(b.channel for b in by_sink[sink].barriers if b.checkpoint == checkpoint)
         channels = expected_of(seen, wanted)
         if not channels:
-            return AlignmentReport(Alignment.MISSING, f"sink '{sink}' saw no barrier {checkpoint} at all")
-        missing = sorted(channels - seen.keys())
-        if missing:
-            return AlignmentReport(
-                Alignment.MISSING, f"sink '{sink}' saw no barrier {checkpoint} on channel {missing[0]}"
-            )
-        strange = sorted(seen.keys() - channels)
-        if strange:
-            return AlignmentReport(
-                Alignment.UNEXPECTED, f"sink '{sink}' saw barrier {checkpoint} on channel {strange[0]}"
-            )
-        twice = sorted(channel for channel, count in seen.items() if count > 1)
-        if twice:
-            return AlignmentReport(
-                Alignment.DUPLICATE, f"sink '{sink}' saw barrier {checkpoint} twice on channel {twice[0]}"
-            )
-    return AlignmentReport(Alignment.ALIGNED)
+            return f"sink '{sink}' saw no barrier {checkpoint} at all"
+        for found, what in (
+            (channels - seen.keys(), f"no barrier {checkpoint} on channel"),
+            (seen.keys() - channels, f"barrier {checkpoint} on channel"),
+            ([one for one, count in seen.items() if count > 1], f"barrier {checkpoint} twice on channel"),
+        ):
+            if found:
+                return f"sink '{sink}' saw {what} {min(found)}"
+    return ""
 
 
 def sinks_reached(

@@ -61,12 +61,11 @@ class CountingBases:
             latest[_owner(name)] = max(_batch(name), latest.get(_owner(name), 0))
         return latest
 
-    def has_later_than(self, name: str) -> bool:
-        """Whether its key group has a base of a later micro-batch here, and not this one."""
-        return name not in self.names and self._latest.get(_owner(name), -1) > _batch(name)
-
-    def is_behind(self, name: str) -> bool:
-        return _batch(name) <= self.batch.value
+    def keeps(self, name: str) -> bool:
+        """Whether the state may name it: its key group has no base of a later micro-batch here."""
+        if name in self.names:
+            return True
+        return _batch(name) <= self.batch.value and self._latest.get(_owner(name), -1) <= _batch(name)
 
 
 def superseded(
@@ -75,16 +74,8 @@ def superseded(
     """Return the bases that no state names, nor ever will."""
     # Each checkpoint that might need one has a later one of the same key group: a task's word that was lost,
     # or has not arrived yet, then costs a file and no state.
-    return frozenset(
-        name
-        for name in found
-        if newest.is_behind(name)
-        and all(
-            one.has_later_than(name)
-            for one in (newest, *checkpoints)
-            if one.is_behind(name) or name in one.names
-        )
-    )
+    old = (name for name in found if _batch(name) <= newest.batch.value)
+    return frozenset(name for name in old if not any(one.keeps(name) for one in (newest, *checkpoints)))
 
 
 def _owner(name: str) -> tuple[str, str]:

@@ -12,27 +12,23 @@ from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
 
 
-class Urgency(enum.Enum):
-    """Whether the limits hold for a request."""
-
-    NORMAL = "NORMAL"
-    #: Ignores the number of checkpoints in flight and the size of the queue.
-    FORCED = "FORCED"
-
-
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
     #: Rises with every request of a process; tells requests apart and orders them within a rank.
     number: int
     purpose: CheckpointPurpose
     asked_at_ms: int
-    urgency: Urgency = Urgency.NORMAL
     #: Where a savepoint is to be written; empty for checkpoints.
     target: str = ""
 
     @property
     def order(self) -> tuple[int, bool, int]:
-        return self.purpose.rank, self.urgency is not Urgency.FORCED, self.number
+        return self.purpose.rank, not self.is_forced, self.number
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether it ignores the number of checkpoints in flight and the size of the queue."""
+        return self.purpose.is_savepoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +52,9 @@ class RequestQueue:
     def offer(self, request: CheckpointRequest) -> tuple[RequestQueue, CheckpointRequest | None]:
         """Return the queue with `request` in its place, and the request that has no room any more."""
         ordered = tuple(sorted((*self.waiting, request), key=lambda one: one.order))
-        if len(ordered) <= self.limit or request.urgency is Urgency.FORCED:
+        if len(ordered) <= self.limit or request.is_forced:
             return RequestQueue(self.limit, ordered), None
-        droppable = [one for one in ordered if one.urgency is Urgency.NORMAL]
-        rejected = droppable[-1]
+        rejected = [one for one in ordered if not one.is_forced][-1]
         return RequestQueue(self.limit, tuple(one for one in ordered if one is not rejected)), rejected
 
     def without(
@@ -154,21 +149,11 @@ class Participant:
         return hash(self.uid)
 
 
-class AckResult(enum.Enum):
-    SUCCESS = "SUCCESS"
-    #: It had come before; it counts once.
-    DUPLICATE = "DUPLICATE"
-    #: Nobody of that name takes part.
-    UNKNOWN = "UNKNOWN"
-    #: The checkpoint has ended, or does not wait for acknowledgements any more.
-    DISCARDED = "DISCARDED"
-
-
 class PendingCheckpoint:
     """A checkpoint from its id to its end. Owned by one thread."""
 
-    __slots__ = ("_missing", "_participants", "batch", "checkpoint", "finished", "hook_states", "request",
-                 "started_at_ms", "state")  # fmt: skip
+    __slots__ = ("_missing", "batch", "checkpoint", "finished", "hook_states", "request", "started_at_ms",
+                 "state")  # fmt: skip
 
     def __init__(
         self,
@@ -180,7 +165,6 @@ class PendingCheckpoint:
     ) -> None:
         self.checkpoint, self.request, self.started_at_ms = checkpoint, request, started_at_ms
         self.finished = finished
-        self._participants = frozenset(participants)
         self._missing = set(participants)
         self.state = CheckpointState.INITIALISING
         #: The last micro-batch that carried a barrier which was still needed.
@@ -217,27 +201,20 @@ class PendingCheckpoint:
             )
         self.state = following
 
-    def acknowledge(self, participant: Participant) -> AckResult:
-        """Note an acknowledgement; empty state is one, too."""
-        if self.state not in (CheckpointState.INITIALISING, CheckpointState.TRIGGERED):
-            return AckResult.DISCARDED
-        if participant not in self._participants:
-            return AckResult.UNKNOWN
-        if participant not in self._missing:
-            return AckResult.DUPLICATE
-        self._missing.remove(participant)
-        return AckResult.SUCCESS
+    def acknowledge(self, participant: Participant) -> bool:
+        """Note an acknowledgement; return whether it counts. Empty state is one, too."""
+        is_early = self.state in (CheckpointState.INITIALISING, CheckpointState.TRIGGERED)
+        is_new = is_early and participant in self._missing
+        if is_new:
+            self._missing.remove(participant)
+        return is_new
 
-    def acknowledge_in(self, batch: BatchId, participants: Iterable[Participant]) -> tuple[AckResult, ...]:
+    def acknowledge_in(self, batch: BatchId, participants: Iterable[Participant]) -> None:
         """Note what came with a staged micro-batch; what comes before the barrier went out is discarded."""
-        if self.state is not CheckpointState.TRIGGERED:
-            return tuple(AckResult.DISCARDED for _ in participants)
-        results = tuple(self.acknowledge(one) for one in participants)
-        if AckResult.SUCCESS in results:
+        if self.state is CheckpointState.TRIGGERED and any([self.acknowledge(one) for one in participants]):
             self.batch = batch
             if not self._missing:
                 self.on(CheckpointEvent.ALL_ACKNOWLEDGED)
-        return results
 
     def is_expired(self, now_ms: int, timeout_ms: int) -> bool:
         return self.can_end and now_ms - self.started_at_ms >= timeout_ms
@@ -300,27 +277,21 @@ def why_refused(purpose: CheckpointPurpose, facts: TriggerFacts, queue: RequestQ
         return Reason.ALREADY_QUEUED
     if facts.phase is JobPhase.STARTING or ParticipantStatus.NOT_RUNNING in facts.participants.values():
         return Reason.PARTICIPANT_NOT_RUNNING
-    if facts.finished is FinishedParticipants.REFUSED and (
-        ParticipantStatus.FINISHED in facts.participants.values()
-    ):
-        return Reason.PARTICIPANT_FINISHED
-    return None
+    has_finished = ParticipantStatus.FINISHED in facts.participants.values()
+    is_refused = has_finished and facts.finished is FinishedParticipants.REFUSED
+    return Reason.PARTICIPANT_FINISHED if is_refused else None
 
 
 def is_periodic_due(facts: TriggerFacts) -> bool:
-    if facts.phase is not JobPhase.RUNNING or facts.schedule is Schedule.OFF:
-        return False
-    return (
-        facts.now_ms - facts.last_trigger_ms >= facts.interval_ms
-        and facts.now_ms - facts.last_end_ms >= facts.min_pause_ms
-    )
+    is_on = facts.phase is JobPhase.RUNNING and facts.schedule is Schedule.ON
+    since_end_ms, since_trigger_ms = facts.now_ms - facts.last_end_ms, facts.now_ms - facts.last_trigger_ms
+    return is_on and since_trigger_ms >= facts.interval_ms and since_end_ms >= facts.min_pause_ms
 
 
 def why_waiting(head: CheckpointRequest, facts: TriggerFacts) -> Reason | None:
     """Return why the first request of the queue has to wait; None if it starts now."""
-    if facts.barrier_on_its_way:
-        return Reason.TOO_MANY_PENDING
-    if head.urgency is Urgency.NORMAL and facts.in_flight >= facts.max_concurrent:
+    is_full = not head.is_forced and facts.in_flight >= facts.max_concurrent
+    if facts.barrier_on_its_way or is_full:
         return Reason.TOO_MANY_PENDING
     if head.purpose is CheckpointPurpose.PERIODIC and facts.now_ms - facts.last_end_ms < facts.min_pause_ms:
         # It was due when it was queued; since then another checkpoint has ended.

@@ -20,11 +20,12 @@ import collections.abc
 import dataclasses
 import enum
 import functools
+import itertools
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter, methodcaller
+from operator import attrgetter, methodcaller
 from typing import Annotated, Any, ClassVar, Self
 
 from flinkish_spark.protocol.limits import UNLIMITED, Limit, UnusableValueError, checked_whole
@@ -120,11 +121,14 @@ class Record:
     #: A member, and the value by which it tells this class from others of a union.
     TAG: ClassVar[tuple[str, str] | None] = None
 
+    def to_json(self) -> Any:
+        """Return the stored form."""
+        return write(type(self), self)
+
     @classmethod
     def from_json(cls, value: Any) -> Self:
         """Read the stored form; raise ValueError if it is none."""
-        found: Self = read(cls, value)
-        return found
+        return typing.cast(Self, read(cls, value))
 
     def _check_read(self) -> None:
         """Raise ValueError if what was read cannot be; not asked of what is made otherwise."""
@@ -137,9 +141,7 @@ class Stored(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        cls: Any = type(self)
-        found: dict[str, Any] = _form(cls).write(self)
-        return found
+        return typing.cast("dict[str, Any]", write(type(self), self))
 
 
 class StoredRow(Record):
@@ -147,21 +149,11 @@ class StoredRow(Record):
 
     __slots__ = ()
 
-    def to_json(self) -> list[Any]:
-        cls: Any = type(self)
-        found: list[Any] = _form(cls).write(self)
-        return found
-
 
 class StoredAlone(Record):
     """A dataclass of one field that is stored as that field's value: a number, a text."""
 
     __slots__ = ()
-
-    def to_json(self) -> Any:
-        """Return the stored form."""
-        cls: Any = type(self)
-        return _form(cls).write(self)
 
 
 def write(hint: Any, value: Any) -> Any:
@@ -177,9 +169,12 @@ def read(hint: Any, value: Any) -> Any:
 def _form(hint: Any) -> Form:
     kind, args = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind is Annotated:
-        marks = hint.__metadata__
-        own = next((mark for mark in marks if isinstance(mark, Form)), None)
-        return _checked(_form(args[0]) if own is None else Form(own.write, _ours(own.read)), marks)
+        own = next((mark for mark in hint.__metadata__ if isinstance(mark, Form)), None)
+        form = _form(args[0]) if own is None else Form(own.write, _ours(own.read))
+        for mark in hint.__metadata__:
+            if isinstance(mark, Check):
+                form = Form(form.write, _read_and_check(form.read, _ours(mark.check)))
+        return form
     if hint is Any:
         return Form(None, lambda value: value)
     if hint in _SCALARS:
@@ -221,15 +216,7 @@ def _alone_reader(cls: Any, hint: Any) -> _Convert:
     # The same few ids stand in every record of a checkpoint.
     make = functools.lru_cache(maxsize=1_000)(cls)
 
-    def read_alone(value: Any) -> Any:
-        if type(value) is not hint:
-            value = convert(value)
-        try:
-            return make(value)
-        except ValueError as error:
-            raise StoredFormError(str(error)) from error
-
-    return read_alone
+    return _ours(lambda value: make(value if type(value) is hint else convert(value)))
 
 
 def _member(cls: type[Record], field: dataclasses.Field[Any]) -> _Member:
@@ -241,53 +228,39 @@ def _member(cls: type[Record], field: dataclasses.Field[Any]) -> _Member:
 def _getter(paths: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
     if len(paths) > 1:
         return attrgetter(*paths)
+    # Of one path attrgetter returns the value itself, and of none it cannot be made.
     ones = [attrgetter(path) for path in paths]
     return lambda value: tuple(get(value) for get in ones)
 
 
 def _object_writer(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _Member]]) -> _Convert:
     ordered = [one for one in members if one[2].at is None]
-    for at, one in sorted(
-        ((one[2].at or 0, one) for one in members if one not in ordered), key=itemgetter(0)
-    ):
-        ordered.insert(at, one)
+    for one in sorted((one for one in members if one not in ordered), key=lambda one: one[2].at or 0):
+        ordered.insert(one[2].at or 0, one)
     keys = [member.key or field.name for field, _, member in ordered]
     # A value that is an attribute of the field's is got together with all others.
     further = ["" if m.presence is Presence.LEFT_OUT else _further(hint) for _, hint, m in ordered]
     get = _getter([field.name + path for (field, *_), path in zip(ordered, further, strict=True)])
     always: list[Any] = []
     optional: list[Any] = []
-    inline = [
-        key for key, (*_, member) in zip(keys, ordered, strict=True) if member.presence is Presence.INLINE
-    ]
-    # Where None is what is left out, and nothing else may be None, all are left out at once.
-    nullable = [
-        (field, m.presence)
-        for field, hint, m in ordered
-        if hint is Any or type(None) in typing.get_args(hint)
-    ]
-    skips_none = bool(nullable) and all(f.default is None and p is Presence.LEFT_OUT for f, p in nullable)
+    inline = [key for key, one in zip(keys, ordered, strict=True) if one[2].presence is Presence.INLINE]
     for key, (field, hint, member), path in zip(keys, ordered, further, strict=True):
         convert = None if path else _form(hint).write
-        default = _default(field)() if member.presence is Presence.LEFT_OUT else _ABSENT
-        if default is not _ABSENT and not (skips_none and default is None and convert is None):
-            optional.append((key, default, convert))
+        if member.presence is Presence.LEFT_OUT:
+            optional.append((key, _default(field)(), convert))
         elif convert is not None:
             always.append((key, convert))
     tag = dict([cls.TAG]) if cls.TAG else {}
 
     def write_object(value: Any) -> dict[str, Any]:
         # Short words here: a history has thousands of these objects.
-        if skips_none:
-            found = {key: one for key, one in zip(keys, get(value)) if one is not None}  # noqa: B905
-        else:
-            found = dict(zip(keys, get(value)))  # noqa: B905
+        found = dict(zip(keys, get(value)))  # noqa: B905
         for key, convert in always:
             found[key] = convert(found[key])
         for key, default, convert in optional:
-            one = found.get(key)
+            one = found[key]
             if one is default or one == default:
-                found.pop(key, None)
+                del found[key]
             elif convert is not None:
                 found[key] = convert(one)
         return found
@@ -338,15 +311,12 @@ def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
                 given.append(default())
         if cls.IS_CLOSED and not known >= value.keys():
             raise StoredFormError(f"{min(value.keys() - known)!r} is not known")
-        try:
-            found = cls(*given)
-            if is_checked:
-                found._check_read()
-        except ValueError as error:
-            raise StoredFormError(str(error)) from error
+        found = cls(*given)
+        if is_checked:
+            found._check_read()
         return found
 
-    return read_object
+    return _ours(read_object)
 
 
 def _kind(hint: Any) -> Any:
@@ -378,15 +348,8 @@ def _ours(convert: _Convert) -> _Convert:
     return converted
 
 
-def _checked(form: Form, marks: Iterable[Any]) -> Form:
-    for mark in marks:
-        if isinstance(mark, Check):
-            form = Form(form.write, functools.partial(_read_and_check, form.read, _ours(mark.check)))
-    return form
-
-
-def _read_and_check(convert: _Convert, check: _Convert, value: Any) -> Any:
-    return check(convert(value))
+def _read_and_check(convert: _Convert, check: _Convert) -> _Convert:
+    return lambda value: check(convert(value))
 
 
 def _scalar(wanted: str, kinds: tuple[type, ...], value: Any) -> Any:
@@ -453,35 +416,30 @@ def _row_reader(hints: Sequence[Any], make: Callable[..., Any]) -> _Convert:
     def read_row(value: Any) -> Any:
         if not isinstance(value, list) or len(value) != len(steps):
             raise _wrong(f"a list of {len(steps)} values", value)
-        given: list[Any] = []
-        try:
-            for one, (kind, convert) in zip(value, steps):  # noqa: B905
-                given.append(one if type(one) is kind else convert(one))
-        except StoredFormError as error:
-            error.stands_in(f"[{len(given)}]")
-            raise
-        try:
-            return make(*given)
-        except ValueError as error:
-            raise StoredFormError(str(error)) from error
+        return make(*_read_each(value, steps))
 
-    return read_row
+    return _ours(read_row)
+
+
+def _read_each(value: list[Any], steps: Iterable[tuple[Any, _Convert]]) -> list[Any]:
+    given: list[Any] = []
+    try:
+        for one, (kind, convert) in zip(value, steps):  # noqa: B905
+            given.append(one if type(one) is kind else convert(one))
+    except StoredFormError as error:
+        error.stands_in(f"[{len(given)}]")
+        raise
+    return given
 
 
 def _items(hint: Any, make: Callable[[Iterable[Any]], Any]) -> Form:
     form, kind = _form(hint), _kind(hint)
-    write_item, convert = form.write, form.read
+    write_item = form.write
 
     def read_items(value: Any) -> Any:
         if not isinstance(value, list):
             raise _wrong("a list", value)
-        found: list[Any] = []
-        try:
-            for one in value:
-                found.append(one if type(one) is kind else convert(one))
-        except StoredFormError as error:
-            error.stands_in(f"[{len(found)}]")
-            raise
+        found = _read_each(value, itertools.repeat((kind, form.read)))
         result = make(found)
         if len(result) != len(found):
             raise _wrong("a list without repetitions", value)
@@ -497,12 +455,9 @@ def _items(hint: Any, make: Callable[[Iterable[Any]], Any]) -> Form:
 
 def _mapping(key_hint: Any, hint: Any) -> Form:
     of_key, form = _form(key_hint), _form(hint)
-    name, convert = of_key.write, form.write
-    write_mapping: _Convert = dict
-    if convert is not None and name is None:
-        write_mapping = lambda value: {key: convert(one) for key, one in value.items()}  # noqa: E731
-    elif name is not None:
-        write_mapping = lambda value: {name(key): write(hint, one) for key, one in value.items()}  # noqa: E731
+
+    def write_mapping(value: Any) -> dict[Any, Any]:
+        return {write(key_hint, key): write(hint, one) for key, one in value.items()}
 
     def read_mapping(value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict):
@@ -516,7 +471,8 @@ def _mapping(key_hint: Any, hint: Any) -> Form:
                 raise
         return found
 
-    return Form(write_mapping, read_mapping)
+    is_plain = of_key.write is None and form.write is None
+    return Form(dict if is_plain else write_mapping, read_mapping)
 
 
 def object_of(value: Any, what: str) -> Mapping[str, Any]:
@@ -529,10 +485,6 @@ def text_of(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{what} must be a text, got {value!r}")
     return value
-
-
-def measured(name: str, value: Any) -> int | None:
-    return None if value is None else checked_whole(name, value, least=0)
 
 
 def member(stored: Mapping[str, Any], name: str) -> Any:

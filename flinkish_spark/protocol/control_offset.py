@@ -42,13 +42,6 @@ _member = partial(stored, presence=Presence.LEFT_OUT)
 _Count = Annotated[int, whole(0)]
 
 
-def _bits(groups: Iterable[int]) -> str:
-    mask = 0
-    for group in groups:
-        mask |= 1 << group
-    return f"{mask:x}"
-
-
 def _groups(bits: Any) -> frozenset[int]:
     if not isinstance(bits, str):
         raise ValueError(f"key groups must be hexadecimal digits, got {bits!r}")
@@ -57,7 +50,7 @@ def _groups(bits: Any) -> frozenset[int]:
 
 
 #: A bit for each key group, in hexadecimal digits.
-_GroupBits = Annotated[frozenset[int], Form(_bits, _groups)]
+_GroupBits = Annotated[frozenset[int], Form(lambda groups: f"{sum(1 << one for one in groups):x}", _groups)]
 _PAIRS = tuple[tuple[_Count, _GroupBits], ...]
 #: By reporter number, as pairs and in order.
 _GROUPS = Form(lambda groups: write(_PAIRS, sorted(groups.items())), lambda pairs: dict(read(_PAIRS, pairs)))
@@ -178,9 +171,8 @@ class ControlOffset(Stored):
     def called_in(cls, batch: int, sources: Iterable[Any]) -> list[tuple[int, int]]:
         """Return reporter numbers and key groups that a micro-batch has called, as all scans know it."""
         wakes = [offset.time.wake for offset in _control_offsets(sources)]
-        if not wakes or wakes[0] is None or wakes[0].batch != batch or wakes.count(wakes[0]) != len(wakes):
-            return []
-        return wakes[0].rows()
+        wake = wakes[0] if wakes and wakes.count(wakes[0]) == len(wakes) else None
+        return [] if wake is None or wake.batch != batch else wake.rows()
 
 
 def _control_offsets(sources: Iterable[Any]) -> list[ControlOffset]:

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flinkish_spark.protocol.checkpoint import (
-    AckResult,
     CheckpointEvent,
     CheckpointRequest,
     CheckpointState,
@@ -35,7 +34,6 @@ from flinkish_spark.protocol.checkpoint import (
     RequestQueue,
     Schedule,
     TriggerFacts,
-    Urgency,
     is_periodic_due,
     why_refused,
     why_waiting,
@@ -107,6 +105,7 @@ class Completed:
 
 
 Effect = Initialise | Offer | Decide | Abort | Refuse | Completed
+_EARLY = (CheckpointState.INITIALISING, CheckpointState.TRIGGERED)
 
 
 class Coordination:
@@ -141,14 +140,12 @@ class Coordination:
     @property
     def barrier_on_its_way(self) -> bool:
         """Whether a checkpoint is being prepared or its barrier has not come through."""
-        early = (CheckpointState.INITIALISING, CheckpointState.TRIGGERED)
-        return any(one.state in early for one in self._open.values())
+        return any(one.state in _EARLY for one in self._open.values())
 
     @property
     def needs_micro_batches(self) -> bool:
         """Whether nothing in flight can complete unless more micro-batches come through."""
-        early = (CheckpointState.INITIALISING, CheckpointState.TRIGGERED)
-        return bool(self._open) and all(one.state in early for one in self._open.values())
+        return bool(self._open) and all(one.state in _EARLY for one in self._open.values())
 
     @property
     def awaiting_log(self) -> tuple[PendingCheckpoint, ...]:
@@ -181,11 +178,9 @@ class Coordination:
                 effects.append(self._end(one, CheckpointEvent.DECLINED, why, text))
         return tuple(effects)
 
-    def new_request(
-        self, purpose: CheckpointPurpose, now_ms: int, urgency: Urgency = Urgency.NORMAL, target: str = ""
-    ) -> CheckpointRequest:
+    def new_request(self, purpose: CheckpointPurpose, now_ms: int, target: str = "") -> CheckpointRequest:
         self._numbers += 1
-        return CheckpointRequest(self._numbers, purpose, now_ms, urgency, target)
+        return CheckpointRequest(self._numbers, purpose, now_ms, target)
 
     def on_request(self, request: CheckpointRequest, now_ms: int) -> tuple[Effect, ...]:
         reason = why_refused(request.purpose, self._facts(now_ms), self._queue)
@@ -200,7 +195,9 @@ class Coordination:
         effects: list[Effect] = []
         for pending in self.open:
             if pending.is_expired(now_ms, self._rules.timeout_ms):
-                text = f"not decided within {self._rules.timeout_ms} ms ({_progress(pending)})"
+                missing = sorted(f"{one.kind.value} '{one.uid}'" for one in pending.missing)
+                progress = ", still waiting for ".join([pending.state.value, *missing[:1]])
+                text = f"not decided within {self._rules.timeout_ms} ms ({progress})"
                 effects.append(self._end(pending, CheckpointEvent.EXPIRED, Reason.EXPIRED, text))
                 self._last_end_ms = now_ms
         effects += self._turn()
@@ -233,7 +230,7 @@ class Coordination:
         if pending is None:
             return ()
         for hook, state in hooks.items():
-            if pending.acknowledge(hook) is AckResult.SUCCESS:
+            if pending.acknowledge(hook):
                 pending.hook_states[hook.uid] = state
         pending.on(CheckpointEvent.INITIALISED)
         return (Offer(checkpoint, pending.request),)
@@ -324,9 +321,3 @@ class Coordination:
             participants=self._statuses,
             finished=rules.finished,
         )
-
-
-def _progress(pending: PendingCheckpoint) -> str:
-    missing = sorted(f"{one.kind.value} '{one.uid}'" for one in pending.missing)
-    waits = f", still waiting for {missing[0]}" if missing else ""
-    return pending.state.value + waits

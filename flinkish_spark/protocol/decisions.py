@@ -72,9 +72,6 @@ class Decision(Stored):
                 found.setdefault(committable.sink, []).append((batch, committable))
         return found
 
-    def committables_of(self, sink: str) -> tuple[tuple[StagedBatch, Committable], ...]:
-        return tuple((b, c) for b in self.batches for c in b.committables if c.sink == sink)
-
 
 @dataclass(frozen=True, slots=True)
 class Receipt(Stored):

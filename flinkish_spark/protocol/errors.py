@@ -1,15 +1,13 @@
-"""Every error that Spark, Delta and Kafka name, sorted once, and finding the innermost one in a text.
+"""Errors of Spark, Delta and Kafka: the innermost one in a text, and what it means for a job.
 
 An error inside `foreachBatch` reaches the driver as one text: Spark's own sentence, what Py4J says about
 the call into Python, a Python traceback, in that one the text of a Java exception with its frames, and
 behind those its causes. What a person needs, the type and the message of the innermost one, stands at the
 end. Frames of Py4J, of PySpark and of this package are left out.
 
-Spark and Delta give an error a *condition* (``DIVIDE_BY_ZERO``) and an SQLSTATE (``22012``). The rows of
-:data:`RULES` name conditions, beginnings of conditions, SQLSTATEs, classes of exceptions and words of
-messages. The most exact one wins: a condition before its beginning, and either before the SQLSTATE. A test
-reads the lists out of the JARs: each name here is one there, and each name there is sorted. What no row sorts
-is restarted, and ends the job if it comes back without progress
+Spark and Delta give an error a *condition* (``DIVIDE_BY_ZERO``), and Spark an SQLSTATE (``22012``). The rows
+of :data:`RULES` name the conditions that a running job meets; the SQLSTATE sorts the others. What no row
+sorts is restarted, and ends the job if it comes back without progress
 (:class:`~flinkish_spark.protocol.restart.RepeatedFailures`).
 """
 
@@ -18,7 +16,7 @@ from __future__ import annotations
 import builtins
 import enum
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 #: Longest message of one cause that is kept; Spark prints whole rows and plans into some.
@@ -90,7 +88,9 @@ class Cause:
         # A user's function may say the same word: only at the end it is Spark's.
         text = _SQLSTATE_AT_END.sub("", text)
         text = _PROXY.sub("", _CALLING.sub("", text))
-        message = _cut(" ".join(text.split()))
+        message = " ".join(text.split())
+        if len(message) > MOST_MESSAGE:
+            message = f"{message[:MOST_MESSAGE].rstrip()} ..."
         sqlstate = state.group(1) if state and condition else ""
         return cls(kind, message, condition, sqlstate, tuple(frames)[-MOST_FRAMES:])
 
@@ -116,10 +116,10 @@ class Chain:
 
     @classmethod
     def of(cls, text: str) -> Chain:
-        found = list(_causes(text))
-        if not found:
-            found = [Cause.of("", text)]
-        return cls(tuple(found))
+        reader, has_groups = _Reader(), _BETWEEN.search(text) is not None
+        for line in text.splitlines():
+            reader.line(_MARGIN.sub("", line).replace(_GROUP, _TRACEBACK) if has_groups else line)
+        return cls(tuple(reader.end() or [Cause.of("", text)]))
 
     @property
     def root(self) -> Cause:
@@ -138,8 +138,8 @@ class Chain:
         return _NUMBERS.sub("#", self.headline)[:MOST_IDENTITY]
 
     @property
-    def from_inside(self) -> Iterator[Cause]:
-        return reversed(self.causes)
+    def from_inside(self) -> tuple[Cause, ...]:
+        return self.causes[::-1]
 
     @property
     def trace(self) -> str:
@@ -161,9 +161,6 @@ class _Open:
     words: list[str] = field(default_factory=list)
     frames: tuple[str, ...] = ()
 
-    def closed(self) -> Cause:
-        return Cause.of(self.kind, "\n".join(self.words), self.frames)
-
 
 class _Reader:
     def __init__(self) -> None:
@@ -180,9 +177,17 @@ class _Reader:
             self._in_traceback(line)
         elif _TRACEBACK in line:
             self._head_or_words(line.split(_TRACEBACK, 1)[0].rstrip().removesuffix(":"))
-            self._begin_traceback()
+            self._close()
+            if not self._goes_on:
+                self._began = len(self.found)
+            self._goes_on, self._frames = False, []
         elif line.strip() in (_FROM, _DURING):
-            self._between(line.strip())
+            self._close()
+            self._goes_on = True
+            if line.strip() == _FROM:
+                # Printed first, and the inner one: it belongs behind what was raised from it.
+                self._raised_from.append(self.found[self._began :])
+                del self.found[self._began :]
         elif line.strip() == _JVM_STACK:
             self._close()
             self._is_copy = True
@@ -190,12 +195,6 @@ class _Reader:
             self._close()
         else:
             self._head_or_words(line)
-
-    def _begin_traceback(self) -> None:
-        self._close()
-        if not self._goes_on:
-            self._began = len(self.found)
-        self._goes_on, self._frames = False, []
 
     def _in_traceback(self, line: str) -> None:
         frame = _FRAME.match(line)
@@ -212,19 +211,16 @@ class _Reader:
         self._open = _Open(kind, [words or ""], tuple(self._frames or ()))
         self._frames = None
 
-    def _between(self, how: str) -> None:
-        self._close()
-        self._goes_on = True
-        if how == _FROM:
-            # Printed first, and the inner one: it belongs behind what was raised from it.
-            self._raised_from.append(self.found[self._began :])
-            del self.found[self._began :]
-
     def _head_or_words(self, line: str) -> None:
         lost, java = _LOST_TASK.search(line), _JAVA.match(line)
         head = lost or java
         if head is None:
-            self._words(line)
+            is_of_python = self._open is not None and self._open.kind and "." not in self._open.kind
+            if _NAMED_LINE.match(line) and not is_of_python:
+                # The message of another exception, whose class was left out.
+                self._close()
+                self._open = _Open("")
+            self._say(line)
             return
         if lost is not None:
             self._say(line[: lost.start(1)])
@@ -233,19 +229,9 @@ class _Reader:
         if self._is_copy:
             # Behind "JVM stacktrace:" stands the same exception as before.
             self._is_copy = False
-            self._open = None
             if not words or (self.found and self.found[-1].message[:40] in " ".join(words.split())):
                 return
-        self._open = _Open(kind)
-        self._say(words or "")
-
-    def _words(self, line: str) -> None:
-        is_of_python = self._open is not None and self._open.kind and "." not in self._open.kind
-        if _NAMED_LINE.match(line) and not is_of_python:
-            # The message of another exception, whose class was left out.
-            self._close()
-            self._open = _Open("")
-        self._say(line)
+        self._open = _Open(kind, [words or ""])
 
     def _say(self, words: str) -> None:
         if self._open is not None:
@@ -254,7 +240,8 @@ class _Reader:
     def _close(self) -> None:
         if self._open is None:
             return
-        cause, self._open = self._open.closed(), None
+        cause = Cause.of(self._open.kind, "\n".join(self._open.words), self._open.frames)
+        self._open = None
         if cause.kind or cause.message or cause.condition:
             self.found.append(cause)
 
@@ -262,17 +249,6 @@ class _Reader:
         self._close()
         inner = (cause for group in reversed(self._raised_from) for cause in group)
         return [*self.found, *inner]
-
-
-def _causes(text: str) -> Iterator[Cause]:
-    reader, has_groups = _Reader(), _BETWEEN.search(text) is not None
-    for line in text.splitlines():
-        reader.line(_MARGIN.sub("", line).replace(_GROUP, _TRACEBACK) if has_groups else line)
-    yield from reader.end()
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_MESSAGE else f"{text[:MOST_MESSAGE].rstrip()} ..."
 
 
 class Sort(enum.Enum):
@@ -304,11 +280,9 @@ class Rule:
     #: For people; sentences without their full stop.
     why: str
     what_to_do: str
-    #: Names, with or without their part behind the dot.
+    #: Beginnings of conditions; the longest that fits wins.
     conditions: tuple[str, ...] = ()
-    #: Of names; the longest that fits wins.
-    beginnings: tuple[str, ...] = ()
-    #: Of five characters, or the first two; used where no name fits.
+    #: Beginnings of SQLSTATEs, for conditions that nobody names; the longest that fits wins.
     sqlstates: tuple[str, ...] = ()
     #: Names of exceptions without their package.
     classes: tuple[str, ...] = ()
@@ -317,7 +291,7 @@ class Rule:
 
 
 _NEW_JOB = "or begin anew with a new job_dir"
-_RESTORE = f"restore the job directory from a copy of the newest time, {_NEW_JOB} from a savepoint"
+_GOES_ON = "the job goes on from the last checkpoint"
 
 RULES = (
     # Input.
@@ -326,86 +300,42 @@ RULES = (
         "the table at this path is not the one that the job has read so far: it was dropped and created "
         "again",
         f"put the old table back, {_NEW_JOB}, which reads the new table from its beginning",
-        (
-            "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",
-            "DELTA_STREAMING_SCHEMA_LOG_INCOMPATIBLE_DELTA_TABLE_ID",
-        ),
+        conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),
     Rule(
         Sort.INPUT_LOST,
-        "files or log entries of the table that the job has not read yet are gone; VACUUM and Delta's "
-        "own cleaning "
-        "delete them when their retention is over",
-        "keep them for longer than a job may stand still (delta.deletedFileRetentionDuration, "
-        f"delta.logRetentionDuration), and put them back, {_NEW_JOB}",
-        (
+        "a table, a folder, a file or a log entry that the job has not read yet is gone; VACUUM and Delta's "
+        "own cleaning delete files and entries when their retention is over",
+        f"put it back as it was, {_NEW_JOB}; keep it for longer than a job may stand still "
+        "(delta.deletedFileRetentionDuration, delta.logRetentionDuration)",
+        conditions=(
             "DELTA_CANNOT_FIND_VERSION",
-            "DELTA_FAILED_SCAN_WITH_HISTORICAL_VERSION",
             "DELTA_FILE_NOT_FOUND",
-            "DELTA_FILE_OR_DIR_NOT_FOUND",
             "DELTA_LOG_FILE_NOT_FOUND",
-            "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE",
             "DELTA_MISSING_CHANGE_DATA",
-            "DELTA_MISSING_FILES_UNEXPECTED_VERSION",
-            "DELTA_MISSING_PART_FILES",
-            "DELTA_NO_COMMITS_FOUND",
-            "DELTA_NO_RECREATABLE_HISTORY_FOUND",
-            "DELTA_STREAMING_TRAILING_COMMIT_MISSING",
-            "DELTA_TRUNCATED_TRANSACTION_LOG",
-            "DELTA_VERSION_NOT_FOUND",
-            "DELTA_VERSIONS_NOT_CONTIGUOUS",
-            "DELTA_TIMESTAMP_EARLIER_THAN_COMMIT_RETENTION",
-        ),
-    ),
-    Rule(
-        Sort.INPUT_LOST,
-        "a table or a folder that the job reads is gone",
-        f"put it back, {_NEW_JOB}",
-        (
-            "DELTA_EMPTY_DIRECTORY",
-            "DELTA_METADATA_ABSENT",
             "DELTA_MISSING_DELTA_TABLE",
             "DELTA_PATH_DOES_NOT_EXIST",
             "DELTA_SCHEMA_NOT_SET",
             "DELTA_TABLE_NOT_FOUND",
+            "DELTA_TRUNCATED_TRANSACTION_LOG",
+            "DELTA_VERSION_NOT_FOUND",
+            "FAILED_READ_FILE.FILE_NOT_EXIST",
             "PATH_NOT_FOUND",
         ),
     ),
     Rule(
         Sort.INPUT_LOST,
-        "a file that the job found, and has not read yet, is gone",
-        f"put it back as it was, {_NEW_JOB}; files of a source must stay until they are read",
-        ("FAILED_READ_FILE.FILE_NOT_EXIST",),
-    ),
-    Rule(
-        Sort.INPUT_LOST,
         "a file of the input is damaged, or of another format than the source was told",
-        "put the right file in its place, or move it out of the folder and begin anew with a new job_dir",
-        (
-            "DELTA_DELETION_VECTOR_CARDINALITY_MISMATCH",
-            "DELTA_DELETION_VECTOR_CHECKSUM_MISMATCH",
-            "DELTA_DELETION_VECTOR_INVALID_ROW_INDEX",
-            "DELTA_DELETION_VECTOR_SIZE_MISMATCH",
-            "DELTA_FAILED_READ_FILE_FOOTER",
-            "DELTA_STATE_RECOVER_ERROR",
-            "DELTA_TXN_LOG_FAILED_INTEGRITY",
-            "FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER",
-        ),
+        f"put the right file in its place, or move it out of the folder, {_NEW_JOB}",
+        conditions=("DELTA_FAILED_READ_FILE_FOOTER", "FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER"),
         words=r"is not a Parquet file|Expected magic number at tail|Not an Avro data file|Malformed ORC file",
     ),
     Rule(
         Sort.INPUT_LOST,
         "records of the topic that the job has not read yet are gone: their retention is over, or the "
-        "topic was "
-        "deleted and created again",
+        "topic was deleted and created again",
         f"raise the topic's retention; {_NEW_JOB}, which begins with what is there",
-        (
-            "KAFKA_DATA_LOSS",
-            "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED",
-            "MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET",
-            "RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
-            "UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
-        ),
+        conditions=("KAFKA_DATA_LOSS",),
         classes=(
             "OffsetOutOfRangeException",
             "NoOffsetForPartitionException",
@@ -418,103 +348,46 @@ RULES = (
     Rule(
         Sort.SETTING,
         "rows of the source table were updated, deleted or overwritten, and a source of rows that are "
-        "added cannot "
-        "say that others are gone",
+        "added cannot say that others are gone",
         "read the change feed (DeltaSource(path, DeltaChanges.FEED)), or begin behind that version in a "
         "new job_dir",
-        ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
+        conditions=("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
+    ),
+    Rule(
+        Sort.SETTING,
+        "the table writes no change feed",
+        "ALTER TABLE ... SET TBLPROPERTIES (delta.enableChangeDataFeed = true), or read its rows",
+        conditions=("DELTA_CHANGE_TABLE_FEED_DISABLED",),
     ),
     Rule(
         Sort.PLAN,
         "the source table got another schema, with which its older versions cannot be read on",
         "put the old schema back, or begin behind that version in a new job_dir",
-        (
-            "DELTA_BLOCK_COLUMN_MAPPING_AND_CDC_OPERATION",
-            "DELTA_CHANGELOG_SCHEMA_CHANGE_IN_RANGE",
-            "DELTA_STREAMING_CANNOT_CONTINUE_PROCESSING_POST_SCHEMA_EVOLUTION",
-            "DELTA_STREAMING_CHECK_COLUMN_MAPPING_NO_SNAPSHOT",
-            "DELTA_STREAMING_SCHEMA_MISMATCH_ON_RESTART",
-            "DELTA_UNSUPPORTED_SCHEMA_DURING_READ",
-        ),
-        (
+        conditions=(
             "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_",
             "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE",
             "DELTA_STREAMING_SCHEMA_",
         ),
     ),
     Rule(
-        Sort.SETTING,
-        "the table writes no change feed",
-        "ALTER TABLE ... SET TBLPROPERTIES (delta.enableChangeDataFeed = true), or read its rows",
-        ("DELTA_CHANGE_TABLE_FEED_DISABLED", "DELTA_CDC_NOT_ALLOWED_IN_THIS_VERSION"),
-    ),
-    Rule(
-        Sort.PLAN,
-        "the table needs features that this version of Delta does not have",
-        "use a newer delta-spark, or take the feature away from the table",
-        (
-            "DELTA_INVALID_PROTOCOL_VERSION",
-            "DELTA_UNSUPPORTED_FEATURES_FOR_READ",
-            "DELTA_UNSUPPORTED_FEATURES_FOR_WRITE",
-            "DELTA_UNSUPPORTED_FEATURES_IN_CONFIG",
-        ),
-    ),
-    Rule(
         Sort.PLAN,
         "the plan of this job, a schema or a setting is one that Spark or Delta does not accept",
-        "correct it; the job goes on from the last checkpoint",
-        (
-            "FAILED_JDBC",
-            "FAILED_REGISTER_CLASS_WITH_KRYO",
-            "GRAPHITE_SINK_INVALID_PROTOCOL",
-            "GRAPHITE_SINK_PROPERTY_MISSING",
-            "KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED",
-            "KAFKA_NULL_TOPIC_IN_DATA",
-            "TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE",
-            "DELTA_CONVERT_TO_DELTA_ROW_TRACKING_WITHOUT_STATS",
-            "DELTA_CLONE_WITH_ROW_TRACKING_WITHOUT_STATS",
-        ),
-        ("_LEGACY_ERROR_TEMP_0", "_LEGACY_ERROR_TEMP_1"),
-        sqlstates=(
-            *("02", "07", "0A", "0B", "24", "2B", "3F", "42", "44", "46", "51", "55", "F0", "HV", "HY"),
-            *("22KD", "KD0", "XXKD0", "XXKUC", "XXKCM", "XXSC0"),
-        ),
+        f"correct it; {_GOES_ON}",
+        sqlstates=("0A", "22KD", "42", "51", "55", "F0", "KD0"),
     ),
     # Records and functions.
     Rule(
         Sort.RECORD,
-        "a number or a time does not fit its type",
-        "choose a wider type, or try_cast and functions like it; the job goes on from the last checkpoint",
-        (
-            "ARITHMETIC_OVERFLOW",
-            "BINARY_ARITHMETIC_OVERFLOW",
-            "DATETIME_OVERFLOW",
-            "DELTA_CAST_OVERFLOW_IN_TABLE_WRITE",
-            "INTERVAL_ARITHMETIC_OVERFLOW",
-            "KAFKA_MALFORMED_RECORD_TIMESTAMP",
-            "NUMERIC_OUT_OF_SUPPORTED_RANGE",
-            "NUMERIC_VALUE_OUT_OF_RANGE",
-            "SUM_OF_LIMIT_AND_OFFSET_EXCEEDS_MAX_INT",
-        ),
-        ("CAST_OVERFLOW",),
-    ),
-    Rule(
-        Sort.RECORD,
-        "a value cannot be converted to the type that is declared",
-        "correct the record or the declared type, or use try_cast; the job goes on from the last checkpoint",
-        (
-            "CAST_INVALID_INPUT",
-            "CONVERSION_INVALID_INPUT",
-            "INVALID_EXTERNAL_TYPE",
-            "UNEXPECTED_SERIALIZER_FOR_CLASS",
-        ),
-        ("CANNOT_PARSE_", "EXPRESSION_DECODING_FAILED", "EXPRESSION_ENCODING_FAILED"),
+        "a value does not fit the type that is declared, or cannot be converted to it",
+        f"correct the record, choose a wider type, or use try_cast and functions like it; {_GOES_ON}",
+        conditions=("EXPRESSION_DECODING_FAILED", "EXPRESSION_ENCODING_FAILED", "INVALID_EXTERNAL_TYPE"),
+        sqlstates=("22003", "22007", "22008", "22015", "22018"),
     ),
     Rule(
         Sort.RECORD,
         "a record of a file, or a text in a transform, cannot be read with the declared schema",
-        "correct it, or read it with another schema or mode; the job goes on from the last checkpoint",
-        (
+        f"correct it, or read it with another schema or mode; {_GOES_ON}",
+        conditions=(
             "FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH",
             "MALFORMED_CSV_RECORD",
             "MALFORMED_RECORD_IN_PARSING",
@@ -523,16 +396,9 @@ RULES = (
     Rule(
         Sort.RECORD,
         "an expression or a function of a transform failed on a record",
-        "correct the transform or the record; the job goes on from the last checkpoint",
-        ("COLLECTION_SIZE_LIMIT_EXCEEDED", "INCOMPATIBLE_DATA_FOR_TABLE", "TUPLE_SIZE_EXCEEDS_LIMIT"),
-        sqlstates=("21", "22", "23", "38", "39", "P0"),
+        f"correct the transform or the record, or raise the limit that the message names; {_GOES_ON}",
+        sqlstates=("21", "22", "23", "38", "39", "54", "P0"),
         classes=("PythonException",),
-    ),
-    Rule(
-        Sort.RECORD,
-        "a value or a plan is larger than Spark can take",
-        "make it smaller, or raise the limit that the message names",
-        sqlstates=("54",),
     ),
     Rule(
         Sort.VALUE,
@@ -544,37 +410,22 @@ RULES = (
     # What the job directory holds.
     Rule(
         Sort.DAMAGED,
-        "Spark's own log of the query, in the job directory, is damaged or has lost a file",
-        _RESTORE,
-        (
+        "Spark's own log or state of the query, in the job directory, is damaged or has lost a file, or was "
+        "written by other operators than the job has now",
+        "declare operators and states as they were; restore the job directory from a copy of the newest "
+        f"time, {_NEW_JOB} from a savepoint",
+        conditions=(
             "BATCH_METADATA_NOT_FOUND",
             "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED",
-            "DELTA_INVALID_FORMAT_FROM_SOURCE_VERSION",
-            "DELTA_INVALID_SOURCE_OFFSET_FORMAT",
-            "DELTA_INVALID_SOURCE_VERSION",
             "INVALID_LOG_VERSION",
             "MALFORMED_LOG_FILE",
-            "MALFORMED_STATE_IN_RATE_PER_MICRO_BATCH_SOURCE",
+            "STATE_STORE_KEY_",
+            "STATE_STORE_ROW_CHECKSUM_",
+            "STATE_STORE_VALUE_",
             "STREAMING_CHECKPOINT_MISSING_METADATA_FILE",
-        ),
-        words=r"(?:Incomplete|Malformed) log file|Log file was malformed|Error reading stream metadata"
-        r"",
-    ),
-    Rule(
-        Sort.DAMAGED,
-        "Spark's state in the job directory is damaged, or was written by other operators than the job "
-        "has now",
-        f"declare operators and states as they were; {_RESTORE}",
-        ("STREAM_STREAM_JOIN_INCONSISTENT_STATE",),
-        (
-            "STATEFUL_PROCESSOR_",
-            "STATE_REPARTITION_",
-            "STATE_REWRITER_",
-            "STATE_STORE_",
-            "STDS_",
             "STREAMING_STATEFUL_OPERATOR_",
-            "STREAMING_UNFINISHED_REPARTITION_",
         ),
+        words=r"(?:Incomplete|Malformed) log file|Log file was malformed|Error reading stream metadata",
     ),
     # Who may, and with what.
     Rule(
@@ -592,13 +443,13 @@ RULES = (
     ),
     Rule(
         Sort.ENVIRONMENT,
-        "Spark lacks a library or a setting that this job needs",
-        "put the JAR on the class path, or set what the message names, and start again",
-        (
+        "Spark or Delta lacks a library, a setting, or a feature that a table needs",
+        "put the JAR on the class path, or a newer one, or set what the message names, and start again",
+        conditions=(
             "CANNOT_LOAD_CHECKPOINT_FILE_MANAGER",
             "DELTA_ACTIVE_SPARK_SESSION_NOT_FOUND",
-            "FAILED_READ_FILE.UNSUPPORTED_FILE_SYSTEM",
-            "DELTA_SPARK_SESSION_NOT_SET",
+            "DELTA_INVALID_PROTOCOL_VERSION",
+            "DELTA_UNSUPPORTED_FEATURES_",
             "KRYO_BUFFER_OVERFLOW",
         ),
         sqlstates=("56",),
@@ -614,11 +465,7 @@ RULES = (
         Sort.OUTAGE,
         "a system that the job needs does not answer, or is busy",
         "look whether it runs and can be reached from here; the job goes on by itself when it answers",
-        (
-            "DATA_SOURCE_EXTERNAL_ERROR",
-            "INTERNAL_ERROR_NETWORK",
-            "STREAMING_PYTHON_RUNNER_INITIALIZATION_TIMEOUT_FAILURE",
-        ),
+        conditions=("DATA_SOURCE_EXTERNAL_ERROR", "INTERNAL_ERROR_NETWORK"),
         sqlstates=("08",),
         classes=(
             "BrokenPipeError",
@@ -656,13 +503,11 @@ RULES = (
             "UnknownHostException",
             "gaierror",
         ),
-        words=r"Connection (?:refused|reset|timed out|closed|aborted)|[Rr]ead timed out|Broken pipe|No "
-        r"route to host"
-        r"|Unable to execute HTTP request|Slow Down|Service Unavailable|database is locked|could not "
-        r"connect to"
-        r"|server closed the connection|terminating connection|the database system is|too many "
-        r"(?:clients|connections)"
-        r"|Name or service not known|Temporary failure in name resolution|Network is unreachable",
+        words=r"Connection (?:refused|reset|timed out|closed|aborted)|[Rr]ead timed out|Broken pipe"
+        r"|No route to host|Unable to execute HTTP request|Slow Down|Service Unavailable|database is locked"
+        r"|could not connect to|server closed the connection|terminating connection|the database system is"
+        r"|too many (?:clients|connections)|Name or service not known|Temporary failure in name resolution"
+        r"|Network is unreachable",
     ),
     Rule(
         Sort.OUTAGE,
@@ -681,8 +526,7 @@ RULES = (
         Sort.OUTAGE,
         "another writer of the same table was faster",
         "nothing; if it happens often, let others write at other times, or other partitions",
-        ("CONCURRENT_STREAM_LOG_UPDATE",),
-        ("DELTA_CONCURRENT_",),
+        conditions=("CONCURRENT_STREAM_LOG_UPDATE", "DELTA_CONCURRENT_"),
         sqlstates=("2D521", "40"),
     ),
     Rule(
@@ -696,24 +540,8 @@ RULES = (
         Sort.TRANSIENT,
         "the schema of a table changed while the job ran",
         "nothing; the job is planned anew. If it comes back, begin behind that version in a new job_dir",
-        (
-            "DELTA_METADATA_CHANGED",
-            "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS",
-            "DELTA_STREAMING_METADATA_EVOLUTION",
-        ),
-        ("DELTA_SCHEMA_CHANGED",),
+        conditions=("DELTA_METADATA_CHANGED", "DELTA_SCHEMA_CHANGE", "DELTA_STREAMING_METADATA_EVOLUTION"),
         sqlstates=("51024",),
-    ),
-    Rule(
-        Sort.TRANSIENT,
-        "topics or partitions changed while the job looked at them",
-        "nothing, if it does not come back",
-        (
-            "END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_LATEST_WITH_TRIGGER_AVAILABLENOW",
-            "END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_PREFETCHED",
-            "LOST_TOPIC_PARTITIONS_IN_END_OFFSET_WITH_TRIGGER_AVAILABLENOW",
-            "MISMATCHED_TOPIC_PARTITIONS_BETWEEN_END_OFFSET_AND_PREFETCHED",
-        ),
     ),
     Rule(
         Sort.TRANSIENT,
@@ -731,43 +559,21 @@ RULES = (
     ),
     Rule(
         Sort.TRANSIENT,
-        "a file or a folder could not be read or written",
-        "look whether the disk is there, and whether the job may write",
-        (
-            "DELTA_CANNOT_CREATE_LOG_PATH",
-            "DELTA_FILE_ALREADY_EXISTS",
-            "DELTA_LOG_ALREADY_EXISTS",
-            "DELTA_POST_COMMIT_HOOK_FAILED",
-            "FAILED_READ_FILE",
-            "FAILED_READ_FILE.NO_HINT",
-            "FAILED_RENAME_PATH",
-        ),
-        sqlstates=("58", "KD001", "25"),
+        "a file, a folder or Spark's state could not be read or written",
+        "look whether the disk is there, and whether the job may write. If Spark's state cannot be read and "
+        "it comes back, go back to an older checkpoint (flinkish rewind)",
+        conditions=("CANNOT_LOAD_STATE_STORE", "CANNOT_WRITE_STATE_STORE", "FAILED_READ_FILE"),
+        sqlstates=("42K04", "58", "KD001"),
     ),
     Rule(
         Sort.TRANSIENT,
-        "Spark's state in the job directory cannot be read or written",
-        "look whether the disk is there. If it comes back, go back to an older checkpoint (flinkish rewind)",
-        ("CANNOT_LOAD_STATE_STORE", "CANNOT_WRITE_STATE_STORE"),
-    ),
-    Rule(
-        Sort.TRANSIENT,
-        "something within Spark failed",
+        "a function or a data source in Python failed within Spark",
         "see the log for the whole trace",
-        (
-            "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND",
-            "DELTA_MERGE_MATERIALIZE_SOURCE_FAILED_REPEATEDLY",
+        conditions=(
             "FOREACH_BATCH_USER_FUNCTION_ERROR",
-            "OPERATION_CANCELED",
             "PYTHON_DATA_SOURCE_ERROR",
             "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR",
-            "STATE_STORE_COMMIT_VALIDATION_FAILED",
-            "STATE_STORE_INVALID_STAMP",
-            "STATE_STORE_INVALID_STATE_MACHINE_TRANSITION",
-            "STATE_STORE_OPERATION_OUT_OF_ORDER",
         ),
-        ("_LEGACY_ERROR_TEMP_2", "_LEGACY_ERROR_TEMP_3"),
-        sqlstates=("XX",),
     ),
 )
 #: Conditions that only say that what stands inside them failed; what is inside is looked at first, and
@@ -794,19 +600,15 @@ _CLIENT = re.compile(
 #: What Hadoop says of a folder that it cannot make, whatever the reason, and the most bytes of a name.
 _CANNOT_MAKE, _MOST_BYTES = "Mkdirs failed to create", 255
 _NAME_TOO_LONG = next(rule for rule in RULES if rule.sort is Sort.VALUE)
-_BY_CONDITION = {name: rule for rule in RULES for name in rule.conditions}
-_BY_BEGINNING = {start: rule for rule in RULES for start in rule.beginnings}
-_BY_SQLSTATE = {state: rule for rule in RULES for state in rule.sqlstates}
+_BY_CONDITION = {start: rule for rule in RULES for start in rule.conditions}
+_BY_SQLSTATE = {start: rule for rule in RULES for start in rule.sqlstates}
 _BY_CLASS = {name: rule for rule in RULES for name in rule.classes}
 _BY_WORDS = tuple((re.compile(rule.words), rule) for rule in RULES if rule.words)
 
 
 def rule_of_condition(condition: str, sqlstate: str = "") -> Rule | None:
     """Return the row of a condition, or else of its SQLSTATE; None if neither is sorted."""
-    for name in (condition, condition.split(".", 1)[0]):
-        if name in _BY_CONDITION:
-            return _BY_CONDITION[name]
-    return _longest(_BY_BEGINNING, condition) or _longest(_BY_SQLSTATE, sqlstate)
+    return _longest(_BY_CONDITION, condition) or _longest(_BY_SQLSTATE, sqlstate)
 
 
 def rule_of(chain: Chain) -> Rule | None:
@@ -814,8 +616,11 @@ def rule_of(chain: Chain) -> Rule | None:
     names = [cause.name for cause in chain.causes]
     of_a_worker = chain.causes[names.index(_WORKER) + 1 :] if _WORKER in names else ()
     for cause in chain.from_inside:
-        told = _of_a_system(cause) if cause in of_a_worker else _speaks_for_itself(cause)
-        rule = None if cause.is_wrapper or _wraps(cause) else _rule_of_cause(cause, told)
+        by_its_words = _speaks_for_itself(cause)
+        if cause in of_a_worker and "." in cause.kind:
+            # Of a client of a system, and not one of the user's own classes.
+            by_its_words = by_its_words and _CLIENT.search(cause.name) is not None
+        rule = None if cause.is_wrapper or _wraps(cause) else _rule_of_cause(cause, by_its_words)
         if rule is not None:
             return rule
     for cause in chain.from_inside:
@@ -831,11 +636,11 @@ def _wraps(cause: Cause) -> bool:
 
 
 def _rule_of_cause(cause: Cause, by_its_words: bool) -> Rule | None:
-    if cause.condition:
-        found = rule_of_condition(cause.condition, cause.sqlstate)
-        if found is not None:
-            return found
-    if _CANNOT_MAKE in cause.message and _has_long_name(cause.message):
+    found = rule_of_condition(cause.condition, cause.sqlstate)
+    if found is not None:
+        return found
+    names = cause.message.split("/") if _CANNOT_MAKE in cause.message else ()
+    if any(len(name.encode("utf-8")) > _MOST_BYTES for name in names):
         return _NAME_TOO_LONG
     words = (rule for words, rule in _BY_WORDS if by_its_words and words.search(cause.message))
     # Words first: they say more than the class, which may be any SocketTimeoutException.
@@ -848,15 +653,6 @@ def _speaks_for_itself(cause: Cause) -> bool:
         return not cause.kind.startswith("__main__.")
     of_python = getattr(builtins, cause.kind, None)
     return not isinstance(of_python, type) or issubclass(of_python, OSError)
-
-
-def _of_a_system(cause: Cause) -> bool:
-    """Whether an error in a Python worker is one of a client of a system, not of the user's own classes."""
-    return _speaks_for_itself(cause) and ("." not in cause.kind or _CLIENT.search(cause.name) is not None)
-
-
-def _has_long_name(message: str) -> bool:
-    return any(len(name.encode("utf-8")) > _MOST_BYTES for name in message.split("/"))
 
 
 def _longest(rules: dict[str, Rule], text: str) -> Rule | None:

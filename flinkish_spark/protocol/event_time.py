@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from flinkish_spark.protocol.codec import Presence, Stored, StoredRow, whole
-from flinkish_spark.protocol.ids import checked_instance, checked_name
+from flinkish_spark.protocol.ids import Instance, checked_name
 from flinkish_spark.protocol.limits import MOST_MS, checked_whole
 
 #: Before any watermark was seen: nothing is late.
@@ -30,6 +30,8 @@ MIN_WATERMARK_MS = -(1 << 63)
 #: No record comes any more: the end of a bounded input. Fires every event-time timer.
 MAX_WATERMARK_MS = (1 << 63) - 1
 WatermarkMs = Annotated[int, whole(MIN_WATERMARK_MS, MAX_WATERMARK_MS)]
+TimeMs = Annotated[int, whole(0, MAX_WATERMARK_MS)]
+_Number = Annotated[int, whole(0)]
 
 _K = TypeVar("_K")
 
@@ -69,9 +71,8 @@ class Valve(Generic[_K]):
     @property
     def status(self) -> ChannelStatus:
         """IDLE if every channel is; a valve without channels is active."""
-        if self.channels and not self._has_active(self.channels):
-            return ChannelStatus.IDLE
-        return ChannelStatus.ACTIVE
+        is_active = self._has_active(self.channels) or not self.channels
+        return ChannelStatus.ACTIVE if is_active else ChannelStatus.IDLE
 
     def with_channels(self, added: Iterable[_K]) -> Valve[_K]:
         """Add channels that are not there: each counts at once, as its first records may be as old as any."""
@@ -98,10 +99,8 @@ class Valve(Generic[_K]):
 
     def silenced(self, keys: Iterable[_K]) -> Valve[_K]:
         """Make active channels idle; with the last one the greatest watermark of all comes out."""
-        idle = {
-            key: ValveChannel(self.channels[key].watermark_ms, ChannelStatus.IDLE, counts=False)
-            for key in keys
-        }
+        marks_ms = {key: self.channels[key].watermark_ms for key in keys}
+        idle = {key: ValveChannel(ms, ChannelStatus.IDLE, counts=False) for key, ms in marks_ms.items()}
         return self._left_by({**self.channels, **idle})
 
     def without(self, keys: Iterable[_K]) -> Valve[_K]:
@@ -140,9 +139,7 @@ class Watermarks:
     def __post_init__(self) -> None:
         for uid, watermark_ms in self.above.items():
             checked_name(uid, "operator")
-            checked_whole(
-                f"the watermark of '{uid}'", watermark_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS
-            )
+            checked_time(f"the watermark of '{uid}'", watermark_ms)
             if watermark_ms <= self.least_ms:
                 raise ValueError(f"the watermark of '{uid}' is {watermark_ms}, not above {self.least_ms}")
 
@@ -234,49 +231,34 @@ class AssignerRules:
 class ChannelReport(StoredRow):
     """A channel had records in the micro-batch."""
 
-    assigner: str
-    channel: int
+    assigner: Instance
+    channel: _Number
     #: The greatest event time, or the greatest watermark that its generator has emitted; None if its
     #: generator emitted none.
-    time_ms: int | None
-
-    def __post_init__(self) -> None:
-        _check_place("assigner", self.assigner, "channel", self.channel)
-        checked_time("time_ms", self.time_ms)
+    time_ms: WatermarkMs | None
 
 
 @dataclass(frozen=True, slots=True)
 class AssignerInput(StoredRow):
     """What the driver knows of an assigner's source behind the micro-batch."""
 
-    assigner: str
+    assigner: Instance
     #: Those that may still bring records; channels that have ended or are gone are not among them. None:
     #: as they were before, and those that report join them.
-    channels: frozenset[int] | None = None
+    channels: frozenset[_Number] | None = None
     #: Whether it is bounded and the micro-batch was its last.
     has_ended: bool = False
-
-    def __post_init__(self) -> None:
-        checked_instance(self.assigner, "assigner")
-        for channel in self.channels or ():
-            checked_whole("channel", channel, least=0)
-        checked_flag("has_ended", self.has_ended)
 
 
 @dataclass(frozen=True, slots=True)
 class TimerReport(StoredRow):
     """When the next timers of a key group are due; a group that was not called reports nothing."""
 
-    operator: str
-    group: int
+    operator: Instance
+    group: _Number
     #: The earliest by each clock; None where the group has none, which is a report, too.
-    event_time_ms: int | None
-    processing_time_ms: int | None
-
-    def __post_init__(self) -> None:
-        _check_place("operator", self.operator, "group", self.group)
-        checked_time("event_time_ms", self.event_time_ms)
-        checked_time("processing_time_ms", self.processing_time_ms)
+    event_time_ms: WatermarkMs | None
+    processing_time_ms: WatermarkMs | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +268,7 @@ class BatchTimes(Stored):
     DEFAULTS: ClassVar = Presence.LEFT_OUT
 
     #: Of the control offset that it carried; wall clock.
-    processing_time_ms: int
+    processing_time_ms: TimeMs
     #: Of its workers. A channel may be in several, one per task and sink: the greatest counts.
     reports: tuple[ChannelReport, ...] = ()
     #: What the driver knows of sources; one that is left out is as it was.
@@ -294,18 +276,15 @@ class BatchTimes(Stored):
     #: Of the key groups that were called. The same group may report to several sinks, the same each time.
     timers: tuple[TimerReport, ...] = ()
     #: The watermark of the control offset that it carried: what operators have seen.
-    carried_ms: int = MIN_WATERMARK_MS
+    carried_ms: WatermarkMs = MIN_WATERMARK_MS
     #: Of operators that saw a greater one than that, by uid.
     carried_above: Mapping[str, int] = field(default_factory=dict)
     #: The checkpoint for which event time was brought to its end behind the records; 0 for none.
-    drained: int = 0
+    drained: _Number = 0
 
-    def __post_init__(self) -> None:
-        checked_whole("carried_ms", self.carried_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
-        checked_whole("processing_time_ms", self.processing_time_ms, least=0, most=MAX_WATERMARK_MS)
-        checked_whole("drained", self.drained, least=0)
+    def _check_read(self) -> None:
         once_each("the input of assigner", (one.assigner for one in self.inputs))
-        Watermarks(self.carried_ms, self.carried_above)
+        _ = self.carried
 
     @property
     def carried(self) -> Watermarks:
@@ -315,7 +294,8 @@ class BatchTimes(Stored):
         found: dict[str, dict[int, int | None]] = {}
         for report in self.reports:
             times = found.setdefault(report.assigner, {})
-            times[report.channel] = _greater(times.get(report.channel), report.time_ms)
+            known = [ms for ms in (times.get(report.channel), report.time_ms) if ms is not None]
+            times[report.channel] = max(known, default=None)
         return found
 
 
@@ -325,26 +305,9 @@ def checked_time(name: str, value: Any) -> int | None:
     return checked_whole(name, value, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
 
 
-def checked_flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, got {value!r}")
-    return value
-
-
 def once_each(name: str, keys: Iterable[Any]) -> None:
     seen = set()
     for key in keys:
         if key in seen:
             raise ValueError(f"{name} {key!r} is there twice")
         seen.add(key)
-
-
-def _check_place(what: str, uid: Any, number_name: str, number: Any) -> None:
-    checked_instance(uid, what)
-    checked_whole(number_name, number, least=0)
-
-
-def _greater(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return one if other is None else other
-    return max(one, other)

@@ -2,8 +2,7 @@
 
 Rules of this file, Flink's where Flink has one:
 
-- Every end has one reason. What each reason means is in :data:`FAILURE_RULES`: when it may come,
-  whether it counts, and one line of text.
+- Every end has one reason. :data:`FAILURE_TEXTS` says of each when it may come, and what it means.
 - What counts is what a restart may mend or a user must know of: expiry, decline, storage, hooks.
   What the job itself brought about does not: a refused trigger, subsumption, shutdown, a failing
   task (the restart strategy counts that one), a newer owner.
@@ -30,7 +29,7 @@ REMEMBERED_IDS = 64
 
 
 class CheckpointFailureReason(Choice):
-    """Every reason for which a checkpoint ends without completing; see :data:`FAILURE_RULES`."""
+    """Every reason for which a checkpoint ends without completing."""
 
     # The trigger is refused: no id is used up, nothing was asked.
     SHUT_DOWN = "SHUT_DOWN"
@@ -63,17 +62,17 @@ class CheckpointFailureReason(Choice):
     @property
     def phase(self) -> FailurePhase:
         """When this reason may come."""
-        return FAILURE_RULES[self].phase
+        return next(phase for phase, reasons in FAILURE_TEXTS.items() if self in reasons)
 
     @property
     def counts(self) -> bool:
         """Whether it counts toward the tolerable failures."""
-        return FAILURE_RULES[self].counting is Counting.COUNTS
+        return self in _COUNTED
 
     @property
     def text(self) -> str:
         """One line for a log or a table."""
-        return FAILURE_RULES[self].text
+        return FAILURE_TEXTS[self.phase][self]
 
 
 class FailurePhase(enum.Enum):
@@ -85,78 +84,42 @@ class FailurePhase(enum.Enum):
     IN_FLIGHT = "IN_FLIGHT"
 
 
-class Counting(enum.Enum):
-    """Whether a reason counts toward the tolerable failures."""
+_R = CheckpointFailureReason
 
-    COUNTS = "COUNTS"
-    DOES_NOT_COUNT = "DOES_NOT_COUNT"
-
-
-@dataclass(frozen=True, slots=True)
-class FailureRule:
-    phase: FailurePhase
-    counting: Counting
-    text: str
-
-
-_R, _P, _C = CheckpointFailureReason, FailurePhase, Counting
-
-FAILURE_RULES: Mapping[CheckpointFailureReason, FailureRule] = {
-    _R.SHUT_DOWN: FailureRule(_P.PRE_CHECK, _C.DOES_NOT_COUNT, "the coordinator is shut down"),
-    _R.PERIODIC_SCHEDULING_OFF: FailureRule(
-        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "periodic checkpoints are switched off"
-    ),
-    _R.ALREADY_QUEUED: FailureRule(
-        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "a periodic request is waiting in the queue already"
-    ),
-    _R.QUEUE_FULL: FailureRule(
-        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "the queue of requests is full of more important ones"
-    ),
-    _R.TOO_MANY_PENDING: FailureRule(
-        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "as many checkpoints as allowed are in flight"
-    ),
-    _R.MINIMUM_PAUSE: FailureRule(
-        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "the pause after the last checkpoint is not over"
-    ),
-    _R.PARTICIPANT_NOT_RUNNING: FailureRule(
-        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "somebody who must take part is not running"
-    ),
-    _R.PARTICIPANT_FINISHED: FailureRule(
-        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "somebody who must take part has finished, which is not allowed"
-    ),
-    _R.STORAGE_NOT_READY: FailureRule(
-        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "the storage is not ready to take a checkpoint"
-    ),
-    _R.ID_COUNTER_FAILED: FailureRule(
-        _P.INITIALISATION, _C.COUNTS, "the next checkpoint id could not be read"
-    ),
-    _R.INITIALISATION_CANCELLED: FailureRule(
-        _P.INITIALISATION, _C.DOES_NOT_COUNT, "it was discarded while it was being triggered"
-    ),
-    _R.INITIALISATION_FAILED: FailureRule(
-        _P.INITIALISATION, _C.COUNTS, "its place in the storage could not be made"
-    ),
-    _R.HOOK_FAILED: FailureRule(_P.INITIALISATION, _C.COUNTS, "a master hook failed"),
-    _R.DECLINED: FailureRule(_P.IN_FLIGHT, _C.COUNTS, "a participant declined it"),
-    _R.BARRIERS_DO_NOT_ADD_UP: FailureRule(
-        _P.IN_FLIGHT, _C.COUNTS, "a sink did not see the barrier exactly once on every channel"
-    ),
-    _R.EXPIRED: FailureRule(_P.IN_FLIGHT, _C.COUNTS, "it was not decided within its timeout"),
-    _R.SUBSUMED: FailureRule(_P.IN_FLIGHT, _C.DOES_NOT_COUNT, "a newer checkpoint completed first"),
-    _R.STAGED_DATA_DEAD: FailureRule(
-        _P.IN_FLIGHT, _C.COUNTS, "something that was staged for it can no longer be committed"
-    ),
-    _R.TASK_FAILED: FailureRule(_P.IN_FLIGHT, _C.DOES_NOT_COUNT, "the query failed and is restarted"),
-    _R.JOB_STOPPED: FailureRule(_P.IN_FLIGHT, _C.DOES_NOT_COUNT, "the job was stopped or cancelled"),
-    _R.DECISION_FAILED: FailureRule(_P.IN_FLIGHT, _C.COUNTS, "the store did not take the decision"),
-    _R.OWNER_LOST: FailureRule(_P.IN_FLIGHT, _C.DOES_NOT_COUNT, "a newer owner has taken the job over"),
-    _R.COMMITTABLE_LOST: FailureRule(
-        _P.IN_FLIGHT, _C.DOES_NOT_COUNT, "decided data is lost; the next start replays it"
-    ),
-    _R.SAVEPOINT_FAILED: FailureRule(
-        _P.IN_FLIGHT, _C.DOES_NOT_COUNT, "the checkpoint is complete, its export as a savepoint failed"
-    ),
+FAILURE_TEXTS: Mapping[FailurePhase, Mapping[CheckpointFailureReason, str]] = {
+    FailurePhase.PRE_CHECK: {
+        _R.SHUT_DOWN: "the coordinator is shut down",
+        _R.PERIODIC_SCHEDULING_OFF: "periodic checkpoints are switched off",
+        _R.ALREADY_QUEUED: "a periodic request is waiting in the queue already",
+        _R.QUEUE_FULL: "the queue of requests is full of more important ones",
+        _R.TOO_MANY_PENDING: "as many checkpoints as allowed are in flight",
+        _R.MINIMUM_PAUSE: "the pause after the last checkpoint is not over",
+        _R.PARTICIPANT_NOT_RUNNING: "somebody who must take part is not running",
+        _R.PARTICIPANT_FINISHED: "somebody who must take part has finished, which is not allowed",
+        _R.STORAGE_NOT_READY: "the storage is not ready to take a checkpoint",
+    },
+    FailurePhase.INITIALISATION: {
+        _R.ID_COUNTER_FAILED: "the next checkpoint id could not be read",
+        _R.INITIALISATION_CANCELLED: "it was discarded while it was being triggered",
+        _R.INITIALISATION_FAILED: "its place in the storage could not be made",
+        _R.HOOK_FAILED: "a master hook failed",
+    },
+    FailurePhase.IN_FLIGHT: {
+        _R.DECLINED: "a participant declined it",
+        _R.BARRIERS_DO_NOT_ADD_UP: "a sink did not see the barrier exactly once on every channel",
+        _R.EXPIRED: "it was not decided within its timeout",
+        _R.SUBSUMED: "a newer checkpoint completed first",
+        _R.STAGED_DATA_DEAD: "something that was staged for it can no longer be committed",
+        _R.TASK_FAILED: "the query failed and is restarted",
+        _R.JOB_STOPPED: "the job was stopped or cancelled",
+        _R.DECISION_FAILED: "the store did not take the decision",
+        _R.OWNER_LOST: "a newer owner has taken the job over",
+        _R.COMMITTABLE_LOST: "decided data is lost; the next start replays it",
+        _R.SAVEPOINT_FAILED: "the checkpoint is complete, its export as a savepoint failed",
+    },
 }
+_COUNTED = frozenset({_R.ID_COUNTER_FAILED, _R.INITIALISATION_FAILED, _R.HOOK_FAILED, _R.DECLINED})
+_COUNTED |= {_R.BARRIERS_DO_NOT_ADD_UP, _R.EXPIRED, _R.STAGED_DATA_DEAD, _R.DECISION_FAILED}
 
 
 class FailureVerdict(enum.Enum):
@@ -193,7 +156,10 @@ class FailureManager:
     ) -> tuple[FailureManager, FailureVerdict]:
         """Return the manager after a failure, when nothing of it is pending any more; and its verdict."""
         goes_on_anyway = purpose.is_savepoint and not purpose.is_final
-        if goes_on_anyway or not reason.counts or self._is_settled(checkpoint):
+        is_settled = checkpoint is not None and (
+            checkpoint <= self.settled_up_to or checkpoint in self.counted
+        )
+        if goes_on_anyway or not reason.counts or is_settled:
             return self, FailureVerdict.NOT_COUNTED
         ids = self.counted if checkpoint is None else self.counted | {checkpoint}
         if exceeds(self.consecutive + 1, self.tolerable_failures):
@@ -202,7 +168,11 @@ class FailureManager:
             newest = max(ids, default=self.settled_up_to)
             return FailureManager(self.tolerable_failures, settled_up_to=newest), FailureVerdict.JOB_FAILS
         after = replace(self, consecutive=self.consecutive + 1, counted=ids)
-        return after._forgetting(), FailureVerdict.TOLERATED
+        if len(ids) > REMEMBERED_IDS:
+            # Below the oldest all is over since long.
+            oldest = min(ids)
+            after = replace(after, counted=ids - {oldest}, settled_up_to=oldest)
+        return after, FailureVerdict.TOLERATED
 
     def completed(self, checkpoint: CheckpointId) -> FailureManager:
         """Return the manager after a checkpoint completed, or a process took the job over."""
@@ -211,15 +181,3 @@ class FailureManager:
         # A newer id that failed before is remembered: its second decline is no first one.
         newer = frozenset(c for c in self.counted if c > checkpoint)
         return replace(self, consecutive=0, counted=newer, settled_up_to=checkpoint)
-
-    def _is_settled(self, checkpoint: CheckpointId | None) -> bool:
-        if checkpoint is None:
-            return False
-        return checkpoint <= self.settled_up_to or checkpoint in self.counted
-
-    def _forgetting(self) -> FailureManager:
-        """Drop the oldest id if there are too many; what is below it is over since long."""
-        if len(self.counted) <= REMEMBERED_IDS:
-            return self
-        oldest = min(self.counted)
-        return replace(self, counted=self.counted - {oldest}, settled_up_to=oldest)

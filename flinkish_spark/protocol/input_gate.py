@@ -6,15 +6,14 @@ event, and an event is looked at before the time that came with it: a timeout th
 barrier arrives changes nothing. Positions count elements of one channel; in Kafka they are offsets, so a
 difference of two positions is an upper bound of the records between them.
 
-* Ids rise along a channel and may skip. A barrier or cancellation of an id that is over, or that is
-  lower than one the gate has met and not pending, is late and ignored. So the memory of aborted ids is
-  one number.
+* Ids rise along a channel and may skip. A barrier of an id that is over, or that is lower than one the gate
+  has met and not pending, is late and ignored. So the memory of aborted ids is one number.
 * Every id that is not late when the gate meets it gets exactly one last word: AlignmentComplete or Aborted.
   TakeCheckpoint comes before AlignmentComplete; an unaligned checkpoint can be aborted after it was taken.
 * A channel that goes past the barrier of a pending id makes that id impossible: it is aborted at once.
 * Unless it only counts (at least once), the barrier of a newer id ends all older ones.
-* A pending id always awaits at least one open channel. One whose last awaited channel came, ended or
-  was announced is over in the same event. A single channel therefore never waits.
+* A pending id always awaits at least one channel. One whose last awaited channel came or was announced is
+  over in the same event. A single channel therefore never waits. Channels never end: those of Kafka do not.
 
 What the types cannot say: the caller delivers nothing from a blocked channel, and elements of one channel
 in order. It keeps the gate beside the positions, so that after a crash both are as they were together.
@@ -25,9 +24,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 from flinkish_spark.protocol.choices import Choice
+from flinkish_spark.protocol.codec import Form, Stored, StoredRow, read, write
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
 
@@ -43,13 +44,6 @@ class AlignmentMode(Choice):
     UNALIGNED = "UNALIGNED"
     #: Begins as ALIGNED and goes on as UNALIGNED if the last barrier takes too long.
     ALIGNED_WITH_TIMEOUT = "ALIGNED_WITH_TIMEOUT"
-
-
-class EndedChannels(enum.Enum):
-    """What the end of a channel means to a checkpoint that still awaits its barrier."""
-
-    COUNT_AS_BARRIER = "COUNT_AS_BARRIER"
-    ABORT = "ABORT"
 
 
 class NewChannel(enum.Enum):
@@ -74,14 +68,12 @@ class AlignmentSettings:
     """A gate's alignment mode. Configuration, not state: a restart may change it."""
 
     mode: AlignmentMode
-    ended: EndedChannels = EndedChannels.COUNT_AS_BARRIER
     #: Given with ALIGNED_WITH_TIMEOUT and only there: milliseconds from the first barrier on, from 0 to
     #: 365 days.
     alignment_timeout_ms: int | None = None
 
     def __post_init__(self) -> None:
         checked_choice("mode", self.mode, AlignmentMode)
-        checked_choice("ended", self.ended, EndedChannels)
         timed = self.mode is AlignmentMode.ALIGNED_WITH_TIMEOUT
         if timed is not (self.alignment_timeout_ms is not None):
             raise ValueError(
@@ -90,11 +82,6 @@ class AlignmentSettings:
             )
         if self.alignment_timeout_ms is not None:
             checked_whole("alignment_timeout_ms", self.alignment_timeout_ms, least=0, most=MOST_MS)
-
-    def unaligned_after_ms(self, kind: BarrierKind) -> int | None:
-        if kind is BarrierKind.SAVEPOINT:
-            return None
-        return 0 if self.mode is AlignmentMode.UNALIGNED else self.alignment_timeout_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +96,7 @@ class CheckpointBarrier:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class PositionRange:
+class PositionRange(StoredRow):
     """The elements of one channel from `start` to `end`, without `end`."""
 
     start: int
@@ -125,33 +112,22 @@ class PositionRange:
 
 
 class AbortReason(enum.Enum):
-    #: The upstream job cancelled it: a cancellation barrier came through a channel.
-    CANCELLED_UPSTREAM = "CANCELLED_UPSTREAM"
     #: A newer barrier came first, or a channel went past it, so its last barrier can never come.
     SUBSUMED = "SUBSUMED"
-    #: A channel ended before its barrier, and EndedChannels.ABORT is set.
-    CHANNEL_ENDED = "CHANNEL_ENDED"
     #: This job's own coordinator gave it up.
     COORDINATOR = "COORDINATOR"
     #: Too many are pending at once; the oldest goes.
     TOO_MANY_PENDING = "TOO_MANY_PENDING"
-    CLOSED = "CLOSED"
 
 
 @dataclass(frozen=True, slots=True)
 class AlignmentStats:
-    """What one alignment cost. Sizes are those that the caller reported; 0 if it does not know them."""
+    """What one alignment cost."""
 
     #: From the upstream trigger to the first barrier.
     start_delay_ms: int
     #: From the first barrier to the last; 0 with a single channel.
     alignment_duration_ms: int
-    #: Delivered on all channels in that time.
-    processed_elements: int = 0
-    processed_bytes: int = 0
-    #: Of these, channel state. Announced elements are counted before they are delivered, their bytes never.
-    persisted_elements: int = 0
-    persisted_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,21 +161,7 @@ class Aborted:
     reason: AbortReason
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """Effect: deliver nothing more from this channel."""
-
-    channel: str
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """Effect: this channel may deliver again."""
-
-    channel: str
-
-
-Effect = TakeCheckpoint | AlignmentComplete | Aborted | Blocked | Opened
+Effect = TakeCheckpoint | AlignmentComplete | Aborted
 
 
 class AlignmentPhase(enum.Enum):
@@ -213,8 +175,12 @@ class AlignmentPhase(enum.Enum):
     COLLECTING = "COLLECTING"
 
 
+_BY_CHANNEL = Mapping[str, PositionRange]
+_SORTED = Form(lambda state: write(_BY_CHANNEL, dict(sorted(state.items()))), partial(read, _BY_CHANNEL))
+
+
 @dataclass(frozen=True, slots=True)
-class PendingAlignment:
+class PendingAlignment(Stored):
     """A checkpoint whose last barrier has not come yet."""
 
     checkpoint: CheckpointId
@@ -226,34 +192,13 @@ class PendingAlignment:
     #: Channels that have not shown the barrier.
     awaited: frozenset[str]
     #: COLLECTING only: the recorded range of every channel that was awaited when the checkpoint was taken.
-    channel_state: Mapping[str, PositionRange] = field(default_factory=dict)
-    processed_elements: int = 0
-    processed_bytes: int = 0
-    persisted_bytes: int = 0
-
-    @classmethod
-    def at_first_barrier(
-        cls, barrier: CheckpointBarrier, phase: AlignmentPhase, awaited: frozenset[str], now_ms: int
-    ) -> PendingAlignment:
-        return cls(barrier.checkpoint, barrier.kind, barrier.triggered_at_ms, phase, now_ms, awaited)
+    channel_state: Annotated[Mapping[str, PositionRange], _SORTED] = field(default_factory=dict)
 
     def blocks(self, channel: str) -> bool:
         return self.phase is AlignmentPhase.BLOCKING and channel not in self.awaited
 
     def collects(self, channel: str) -> bool:
         return self.phase is AlignmentPhase.COLLECTING and channel in self.awaited
-
-    def delivered(self, channel: str, elements: PositionRange, size_bytes: int) -> PendingAlignment:
-        moved = replace(
-            self,
-            processed_elements=self.processed_elements + elements.size,
-            processed_bytes=self.processed_bytes + size_bytes,
-        )
-        if not self.collects(channel):
-            return moved
-        return replace(
-            moved.recorded_to(channel, elements.end), persisted_bytes=self.persisted_bytes + size_bytes
-        )
 
     def recorded_to(self, channel: str, end: int) -> PendingAlignment:
         extended = PositionRange(self.channel_state[channel].start, end)
@@ -269,47 +214,10 @@ class PendingAlignment:
         empty = PositionRange(position, position)
         return replace(awaiting, channel_state={**self.channel_state, channel: empty})
 
-    def turned_unaligned(self, positions: Mapping[str, int]) -> PendingAlignment:
-        empty = {c: PositionRange(positions[c], positions[c]) for c in sorted(self.awaited)}
-        return replace(self, phase=AlignmentPhase.COLLECTING, channel_state=empty)
-
     def stats(self, now_ms: int) -> AlignmentStats:
         return AlignmentStats(
             start_delay_ms=max(0, self.first_barrier_ms - self.triggered_at_ms),
             alignment_duration_ms=max(0, now_ms - self.first_barrier_ms),
-            processed_elements=self.processed_elements,
-            processed_bytes=self.processed_bytes,
-            persisted_elements=sum(elements.size for elements in self.channel_state.values()),
-            persisted_bytes=self.persisted_bytes,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "checkpoint": int(self.checkpoint),
-            "kind": self.kind.value,
-            "triggered_at_ms": self.triggered_at_ms,
-            "phase": self.phase.value,
-            "first_barrier_ms": self.first_barrier_ms,
-            "awaited": sorted(self.awaited),
-            "channel_state": {c: [r.start, r.end] for c, r in sorted(self.channel_state.items())},
-            "processed": [self.processed_elements, self.processed_bytes],
-            "persisted_bytes": self.persisted_bytes,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> PendingAlignment:
-        elements, size_bytes = value["processed"]
-        return cls(
-            CheckpointId(value["checkpoint"]),
-            BarrierKind(value["kind"]),
-            value["triggered_at_ms"],
-            AlignmentPhase(value["phase"]),
-            value["first_barrier_ms"],
-            frozenset(value["awaited"]),
-            {c: PositionRange(start, end) for c, (start, end) in value["channel_state"].items()},
-            elements,
-            size_bytes,
-            value["persisted_bytes"],
         )
 
 
@@ -361,19 +269,24 @@ class InputGate:
         times = map(self._turning_time_ms, self.pending)
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
-    def on_records(self, channel: str, position: int, now_ms: int, size_bytes: int = 0) -> Step:
-        """Note that `channel` delivered everything before `position`, `size_bytes` of it just now."""
+    def on_records(self, channel: str, position: int, now_ms: int) -> Step:
+        """Note that `channel` delivered everything before `position`."""
         step = _EventStep(self, now_ms)
-        step.deliver(channel, position, size_bytes)
+        step.deliver(channel, position)
         return step.finished()
 
     def on_barrier(self, channel: str, barrier: CheckpointBarrier, position: int, now_ms: int) -> Step:
         """Note that `channel` has come to a barrier, its element at `position`, and stands behind it now."""
         step = _EventStep(self, now_ms)
-        step.pass_marker(channel, position)
-        step.go_past(channel, barrier.checkpoint)
+        step.deliver(channel, position)
+        if self.is_blocked(channel):
+            raise GateContractError(f"'{channel}' is blocked at {position}, got what stands there")
+        step.channels[channel] = position + 1
+        # Ids rise along a channel, so the barriers of lower ids that await it cannot come any more.
+        for lower in [c for c, a in step.pending.items() if c < barrier.checkpoint and channel in a.awaited]:
+            step.abort(lower, AbortReason.SUBSUMED)
         if barrier.checkpoint in step.pending:
-            step.reach(channel, barrier.checkpoint)
+            step.pending[barrier.checkpoint] = step.pending[barrier.checkpoint].reached_by(channel)
         elif barrier.checkpoint > self.newest:
             step.begin(channel, barrier)
         return step.finished()
@@ -387,29 +300,12 @@ class InputGate:
             step.pending[checkpoint] = alignment.recorded_to(channel, position).reached_by(channel)
         return step.finished()
 
-    def on_cancel(self, channel: str, checkpoint: CheckpointId, position: int, now_ms: int) -> Step:
-        step = _EventStep(self, now_ms)
-        step.pass_marker(channel, position)
-        step.go_past(channel, checkpoint)
-        step.give_up(checkpoint, AbortReason.CANCELLED_UPSTREAM)
-        return step.finished()
-
     def on_abort(self, checkpoint: CheckpointId, now_ms: int) -> Step:
         """Note that this job's coordinator gave the checkpoint up: late barriers up to it are ignored."""
         step = _EventStep(self, now_ms)
-        step.give_up(checkpoint, AbortReason.COORDINATOR)
-        return step.finished()
-
-    def on_end(self, channel: str, now_ms: int) -> Step:
-        """Note that `channel`, blocked or not, is at its end; later checkpoints do not expect it."""
-        self._check_open(channel)
-        step = _EventStep(self, now_ms)
-        for checkpoint in [c for c, alignment in step.pending.items() if channel in alignment.awaited]:
-            if self.settings.ended is EndedChannels.ABORT:
-                step.abort(checkpoint, AbortReason.CHANNEL_ENDED)
-            else:
-                step.reach(channel, checkpoint)
-        del step.channels[channel]
+        # One that is over has had its last word.
+        if checkpoint in step.pending or checkpoint > self.newest:
+            step.abort(checkpoint, AbortReason.COORDINATOR)
         return step.finished()
 
     def on_new_channel(self, channel: str, position: int, stands: NewChannel, now_ms: int) -> Step:
@@ -426,14 +322,6 @@ class InputGate:
     def on_time(self, now_ms: int) -> Step:
         """Turn checkpoints unaligned whose alignment timeout is over by `now_ms`, and take them."""
         return _EventStep(self, now_ms).finished()
-
-    def on_close(self, now_ms: int) -> Step:
-        """Close the input: what is pending is aborted, and no channel is open any more."""
-        step = _EventStep(self, now_ms)
-        for checkpoint in list(step.pending):
-            step.abort(checkpoint, AbortReason.CLOSED)
-        step.channels = {}
-        return step.finished()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -452,10 +340,10 @@ class InputGate:
         )
 
     def _turning_time_ms(self, alignment: PendingAlignment) -> int | None:
-        after_ms = self.settings.unaligned_after_ms(alignment.kind)
-        if after_ms is None or alignment.phase is not AlignmentPhase.BLOCKING:
-            return None
-        return alignment.first_barrier_ms + after_ms
+        is_unaligned = self.settings.mode is AlignmentMode.UNALIGNED
+        after_ms = 0 if is_unaligned else self.settings.alignment_timeout_ms
+        is_waiting = alignment.phase is AlignmentPhase.BLOCKING and alignment.kind is BarrierKind.CHECKPOINT
+        return None if after_ms is None or not is_waiting else alignment.first_barrier_ms + after_ms
 
     def _check_open(self, channel: str) -> None:
         if channel not in self.channels:
@@ -483,28 +371,15 @@ class _EventStep:
                 f"'{channel}' stands at {self.channels[channel]} and cannot go back to {position}"
             )
 
-    def deliver(self, channel: str, position: int, size_bytes: int) -> None:
+    def deliver(self, channel: str, position: int) -> None:
         self.check_position(channel, position)
-        elements = PositionRange(self.channels[channel], position)
-        if elements.size and self._gate.is_blocked(channel):
-            raise GateContractError(
-                f"'{channel}' is blocked at {elements.start}, got elements up to {position}"
-            )
+        here = self.channels[channel]
+        if position > here and self._gate.is_blocked(channel):
+            raise GateContractError(f"'{channel}' is blocked at {here}, got elements up to {position}")
         self.channels[channel] = position
         for checkpoint, alignment in self.pending.items():
-            self.pending[checkpoint] = alignment.delivered(channel, elements, size_bytes)
-
-    def pass_marker(self, channel: str, position: int) -> None:
-        """Go behind a barrier or cancellation, which is the element at `position`."""
-        self.deliver(channel, position, 0)
-        if self._gate.is_blocked(channel):
-            raise GateContractError(f"'{channel}' is blocked at {position}, got what stands there")
-        self.channels[channel] = position + 1
-
-    def go_past(self, channel: str, checkpoint: CheckpointId) -> None:
-        """Abort lower ids that await `channel`: ids rise along it, so theirs cannot come any more."""
-        for lower in [c for c, a in self.pending.items() if c < checkpoint and channel in a.awaited]:
-            self.abort(lower, AbortReason.SUBSUMED)
+            if alignment.collects(channel):
+                self.pending[checkpoint] = alignment.recorded_to(channel, position)
 
     def begin(self, channel: str, barrier: CheckpointBarrier) -> None:
         counts = self._gate.settings.mode is AlignmentMode.AT_LEAST_ONCE
@@ -513,19 +388,11 @@ class _EventStep:
             self.abort(older, AbortReason.SUBSUMED)
         self._newest = barrier.checkpoint
         awaited = frozenset(self.channels) - {channel}
-        self.pending[barrier.checkpoint] = PendingAlignment.at_first_barrier(
-            barrier, phase, awaited, self._now_ms
+        self.pending[barrier.checkpoint] = PendingAlignment(
+            barrier.checkpoint, barrier.kind, barrier.triggered_at_ms, phase, self._now_ms, awaited
         )
         if len(self.pending) > MAX_PENDING:
             self.abort(min(self.pending), AbortReason.TOO_MANY_PENDING)
-
-    def reach(self, channel: str, checkpoint: CheckpointId) -> None:
-        self.pending[checkpoint] = self.pending[checkpoint].reached_by(channel)
-
-    def give_up(self, checkpoint: CheckpointId, reason: AbortReason) -> None:
-        """Abort an id that is pending, or was never met; one that is over has had its last word."""
-        if checkpoint in self.pending or checkpoint > self._newest:
-            self.abort(checkpoint, reason)
 
     def abort(self, checkpoint: CheckpointId, reason: AbortReason) -> None:
         self.pending.pop(checkpoint, None)
@@ -533,18 +400,20 @@ class _EventStep:
         self._effects.append(Aborted(checkpoint, reason))
 
     def finished(self) -> Step:
-        """Complete what awaits no channel, then turn what has waited too long, then open and block."""
+        """Complete what awaits no channel, then turn what has waited too long."""
         for alignment in list(self.pending.values()):
             if not alignment.awaited:
                 self._complete(alignment)
         for alignment in list(self.pending.values()):
             turning_ms = self._gate._turning_time_ms(alignment)
             if turning_ms is not None and self._now_ms >= turning_ms:
-                self._turn_unaligned(alignment)
+                at = {channel: self.channels[channel] for channel in sorted(alignment.awaited)}
+                empty = {channel: PositionRange(start, start) for channel, start in at.items()}
+                self.pending[alignment.checkpoint] = replace(
+                    alignment, phase=AlignmentPhase.COLLECTING, channel_state=empty
+                )
+                self._effects.append(TakeCheckpoint(alignment.checkpoint, alignment.kind, at))
         after = InputGate(self._gate.settings, self.channels, self._newest, tuple(self.pending.values()))
-        before, blocked = self._gate.blocked & after.channels.keys(), after.blocked
-        self._effects += [Opened(channel) for channel in sorted(before - blocked)]
-        self._effects += [Blocked(channel) for channel in sorted(blocked - before)]
         return after, tuple(self._effects)
 
     def _complete(self, alignment: PendingAlignment) -> None:
@@ -554,8 +423,3 @@ class _EventStep:
         filled = {c: elements for c, elements in alignment.channel_state.items() if elements.size}
         stats = alignment.stats(self._now_ms)
         self._effects.append(AlignmentComplete(alignment.checkpoint, alignment.kind, filled, stats))
-
-    def _turn_unaligned(self, alignment: PendingAlignment) -> None:
-        turned = self.pending[alignment.checkpoint] = alignment.turned_unaligned(self.channels)
-        in_flight = {c: elements.start for c, elements in turned.channel_state.items()}
-        self._effects.append(TakeCheckpoint(alignment.checkpoint, alignment.kind, in_flight))

@@ -210,13 +210,9 @@ class JobGraph(Stored):
         found = []
         for vertex in dict.fromkeys(head.values()):
             own = tuple(one for one in self.operators if head[one.id] == vertex)
-            ways = [
-                VertexInput(head[edge.source], edge.ship)
-                for one in own
-                for edge in one.inputs
-                if head[edge.source] != vertex
-            ]
-            found.append(JobVertex(vertex, own, tuple(dict.fromkeys(ways))))
+            edges = [edge for one in own for edge in one.inputs if head[edge.source] != vertex]
+            ways = dict.fromkeys(VertexInput(head[edge.source], edge.ship) for edge in edges)
+            found.append(JobVertex(vertex, own, tuple(ways)))
         return tuple(found)
 
     @property
@@ -235,7 +231,7 @@ class JobGraph(Stored):
 
     def job_plan(self, job_id: str) -> dict[str, Any]:
         """Return the plan as `/jobs/:id/plan` of Flink's REST server says it: one node per vertex."""
-        nodes = [
+        nodes: list[dict[str, Any]] = [
             {
                 "id": vertex.id,
                 "parallelism": _said(vertex.parallelism),
@@ -243,10 +239,15 @@ class JobGraph(Stored):
                 "operator_strategy": "",
                 "description": vertex.name,
                 "optimizer_properties": {},
-                **({"inputs": _inputs(vertex)} if vertex.inputs else {}),
             }
             for vertex in self.vertices
         ]
+        for node, vertex in zip(nodes, self.vertices, strict=True):
+            inputs = [
+                {"num": number, "id": way.vertex, "ship_strategy": way.ship.value, "exchange": "blocking"}
+                for number, way in enumerate(vertex.inputs)
+            ]
+            node |= {"inputs": inputs} if inputs else {}
         return {"jid": job_id, "name": self.job, "type": "STREAMING", "nodes": nodes}
 
 
@@ -260,22 +261,12 @@ def _plan_node(one: JobOperator, numbers: Mapping[str, int]) -> dict[str, Any]:
         "parallelism": _said(one.parallelism),
     }
     if one.kind is not OperatorKind.SOURCE:
+        sides = [(edge, "second" if edge.entry else "first") for edge in one.inputs]
         node["predecessors"] = [
-            {
-                "id": numbers[edge.source],
-                "ship_strategy": edge.ship.value,
-                "side": "second" if edge.entry else "first",
-            }
-            for edge in one.inputs
+            {"id": numbers[edge.source], "ship_strategy": edge.ship.value, "side": side}
+            for edge, side in sides
         ]
     return node
-
-
-def _inputs(vertex: JobVertex) -> list[dict[str, Any]]:
-    return [
-        {"num": number, "id": way.vertex, "ship_strategy": way.ship.value, "exchange": "blocking"}
-        for number, way in enumerate(vertex.inputs)
-    ]
 
 
 def _said(parallelism: int | None) -> int:

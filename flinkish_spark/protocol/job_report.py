@@ -101,17 +101,12 @@ class JobReport(Stored):
             moved = ReportedVertex(change.vertex, change.after, change.at_ms, change.attempt)
             others = (moved if one.vertex == change.vertex else one for one in self.vertices)
             return replace(self, vertices=tuple(others))
-        found = replace(
-            self, status=change.after, since_ms={**self.since_ms, change.after.value: change.at_ms}
-        )
-        if change.after.is_terminal:
-            found = replace(found, waits=())
-        match change.after:
-            case JobStatus.FAILING:
-                return found._failed(change)
-            case JobStatus.RESTARTING:
-                return replace(found, restarts=self.restarts + 1)
-        return found
+        waits = () if change.after.is_terminal else self.waits
+        since_ms = {**self.since_ms, change.after.value: change.at_ms}
+        found = replace(self, status=change.after, since_ms=since_ms, waits=waits)
+        if change.after is JobStatus.RESTARTING:
+            found = replace(found, restarts=self.restarts + 1)
+        return found._failed(change) if change.after is JobStatus.FAILING else found
 
     @property
     def is_settled(self) -> bool:

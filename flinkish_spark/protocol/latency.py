@@ -11,13 +11,14 @@ Numbers of sources and operators are those of `protocol/time_plan.py`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import MOST_MS, checked_factor
-from flinkish_spark.protocol.records import SinkAck, TimeReport
+from flinkish_spark.protocol.records import SinkAck, TimeReport, iterate_reports, keep_reports
 
 # Up to 63 ms each millisecond has a bucket of its own; above, a bucket is as wide as a 32nd of what it
 # holds.
@@ -94,8 +95,7 @@ class LatencyHistogram:
         >>> LatencyHistogram().noted(5).merged(LatencyHistogram().noted(9)).count
         2
         """
-        numbers = self.buckets.keys() | other.buckets.keys()
-        buckets = {n: self.buckets.get(n, 0) + other.buckets.get(n, 0) for n in sorted(numbers)}
+        buckets = dict(sorted((Counter(self.buckets) + Counter(other.buckets)).items()))
         least = [ms for ms in (self.min_ms, other.min_ms) if ms is not None]
         most = [ms for ms in (self.max_ms, other.max_ms) if ms is not None]
         sum_ms = self.sum_ms + other.sum_ms
@@ -118,8 +118,7 @@ class LatencyHistogram:
         """
         if any(count > self.buckets.get(number, 0) for number, count in earlier.buckets.items()):
             raise ValueError("a histogram holds less than what is said to be an earlier one")
-        left = {n: count - earlier.buckets.get(n, 0) for n, count in sorted(self.buckets.items())}
-        buckets = {number: count for number, count in left.items() if count}
+        buckets = dict(sorted((Counter(self.buckets) - Counter(earlier.buckets)).items()))
         if not buckets:
             return LatencyHistogram()
         assert self.min_ms is not None and self.max_ms is not None
@@ -331,19 +330,24 @@ def moved_to(place: int, subtask: int) -> int:
 
 def measured_in(acks: Iterable[SinkAck], uids: Sequence[str]) -> list[Measurement]:
     """Return what a micro-batch's markers have measured, each once: several sinks may show it."""
-    found = {
-        _measurement(report, ack.sink, uids)
-        for ack in acks
-        for task in ack.tasks
-        for report in task.reports
-        if is_latency(report)
-    }
+    found = set()
+    for sink, report in iterate_reports(acks):
+        if is_latency(report):
+            source, subtask = report.place >> _SUBTASK_BITS, report.place & SUBTASK_MASK
+            if source >= len(uids):
+                raise ValueError(
+                    f"a latency marker comes from source {source}, which is not one of {len(uids)}"
+                )
+            # A sink's parts number their reporters one after the other.
+            number = (report.reporter - FIRST_OPERATOR_REPORTER) % len(uids)
+            operator = sink if report.reporter == SINK_REPORTER else uids[number]
+            at = MeasuredAt(operator, uids[source], subtask)
+            found.add(Measurement(at, report.first, report.second))
     return sorted(found, key=lambda one: (one.at, one.marked_ms, one.reached_ms))
 
 
 def marked_in(acks: Iterable[SinkAck]) -> int | None:
-    reports = (one for ack in acks for task in ack.tasks for one in task.reports)
-    return next((one.first for one in reports if is_latency(one)), None)
+    return next((report.first for _, report in iterate_reports(acks) if is_latency(report)), None)
 
 
 def is_latency(report: TimeReport) -> bool:
@@ -352,23 +356,4 @@ def is_latency(report: TimeReport) -> bool:
 
 def without_latencies(acks: Sequence[SinkAck]) -> tuple[SinkAck, ...]:
     """Return acknowledgements as the rest of a job knows them: latencies are not stored."""
-    return tuple(
-        replace(
-            ack,
-            tasks=tuple(
-                replace(task, reports=tuple(one for one in task.reports if not is_latency(one)))
-                for task in ack.tasks
-            ),
-        )
-        for ack in acks
-    )
-
-
-def _measurement(report: TimeReport, sink: str, uids: Sequence[str]) -> Measurement:
-    source, subtask = report.place >> _SUBTASK_BITS, report.place & SUBTASK_MASK
-    if source >= len(uids):
-        raise ValueError(f"a latency marker comes from source {source}, which is not one of {len(uids)}")
-    is_sink = report.reporter == SINK_REPORTER
-    # A sink's parts number their reporters one after the other.
-    operator = sink if is_sink else uids[(report.reporter - FIRST_OPERATOR_REPORTER) % len(uids)]
-    return Measurement(MeasuredAt(operator, uids[source], subtask), report.first, report.second)
+    return keep_reports(acks, lambda report: not is_latency(report))

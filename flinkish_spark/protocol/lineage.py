@@ -114,10 +114,15 @@ def why_not_rewindable(
     history: LineageHistory,
 ) -> str:
     """Return why a job cannot go back to `target`; empty if it can."""
-    found = {one.checkpoint: one for one in commits}
-    one = found.get(target)
+    one = next((one for one in commits if one.checkpoint == target), None)
+    newest = max(known, default=None)
+    if one is None and target in known:
+        return "it was not completed"
+    if one is None and newest is None:
+        return "the job has no checkpoints"
     if one is None:
-        return _why_no_commit(target, known)
+        exists = newest is not None and target <= newest
+        return "it is not retained any more" if exists else f"it does not exist; the newest id is {newest}"
     dead = history.superseded_by(target, one.lineage)
     if dead is not None:
         return f"the rewind to checkpoint {dead.target}, which began lineage {dead.lineage}, left it behind"
@@ -131,13 +136,3 @@ def why_not_rewindable(
     if not one.is_pinned:
         return "the state that it needs is not kept any more"
     return ""
-
-
-def _why_no_commit(target: CheckpointId, known: Collection[CheckpointId]) -> str:
-    if target in known:
-        return "it was not completed"
-    newest = max(known, default=None)
-    if newest is None or target > newest:
-        none = "the job has no checkpoints"
-        return none if newest is None else f"it does not exist; the newest id is {newest}"
-    return "it is not retained any more"

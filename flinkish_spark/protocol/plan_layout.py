@@ -36,12 +36,10 @@ _AGAIN = "#"
 
 def input_names(sources: Sequence[str]) -> tuple[str, ...]:
     """Return names for the scans of a chain; each scan of the same source has its own."""
-    counts = {uid: 0 for uid in sources}
-    names = []
-    for uid in sources:
-        counts[uid] += 1
-        names.append(uid if counts[uid] == 1 else f"{uid}{_AGAIN}{counts[uid]}")
-    return tuple(names)
+    numbers = [sources[: at + 1].count(uid) for at, uid in enumerate(sources)]
+    return tuple(
+        uid if number == 1 else f"{uid}{_AGAIN}{number}" for uid, number in zip(sources, numbers, strict=True)
+    )
 
 
 def source_of(name: str) -> str:
@@ -134,13 +132,10 @@ class PlanLayout(Stored):
         """Return the inputs that a scan brings, by its number: of each the chain and the name."""
         scan = self.scans[number]
         several = tuple((one.chain, one.name) for one in self.together if one.scan == number)
-        return several or tuple((chain, scan.uid) for chain in self.chains_of(scan))
-
-    def chains_of(self, scan: Scan) -> tuple[str, ...]:
-        names = tuple(scan.chain.split(","))
+        names = scan.chain.split(",")
         # A chain of sinks has commas in its name, too.
         is_shared = any(names[0] in group for group in self.shared)
-        return names if is_shared else (scan.chain,)
+        return several or tuple((chain, scan.uid) for chain in (names if is_shared else [scan.chain]))
 
     @property
     def states(self) -> tuple[StateInstance, ...]:
@@ -155,7 +150,11 @@ class PlanLayout(Stored):
     def positions(self, logged: Sequence[Position]) -> dict[str, dict[str, Position]]:
         """Return where each chain's inputs stood: by the chain's name, then by the input's."""
         parts: dict[str, dict[str, list[Position]]] = {}
-        for number, (scan, position) in enumerate(self._pairs(logged)):
+        if len(self.scans) != len(logged):
+            raise ValueError(
+                f"the plan has {len(self.scans)} sources and the offset log entry {len(logged)} positions"
+            )
+        for number, (scan, position) in enumerate(zip(self.scans, logged, strict=True)):
             if scan.role is ScanRole.RECORDS and position is not None:
                 for chain, name in self.inputs_of(number):
                     parts.setdefault(chain, {}).setdefault(name, []).append(position)
@@ -164,22 +163,6 @@ class PlanLayout(Stored):
             chain: {name: found[0] if len(found) == 1 else found for name, found in inputs.items()}
             for chain, inputs in parts.items()
         }
-
-    def unseeded(self, logged: Sequence[Position]) -> tuple[str, ...]:
-        """Return the operators whose seed an entry of the offset log does not contain; must be none."""
-        # State comes in the first micro-batch of its lineage or never.
-        return tuple(
-            scan.uid
-            for scan, position in self._pairs(logged)
-            if scan.role is ScanRole.SEED and position != SEEDED
-        )
-
-    def _pairs(self, logged: Sequence[Position]) -> list[tuple[Scan, Position]]:
-        if len(self.scans) != len(logged):
-            raise ValueError(
-                f"the plan has {len(self.scans)} sources and the offset log entry {len(logged)} positions"
-            )
-        return list(zip(self.scans, logged, strict=True))
 
 
 def lowest(positions: Sequence[Position]) -> Position:
@@ -200,9 +183,8 @@ def lowest(positions: Sequence[Position]) -> Position:
 def _lowest_splits(positions: Sequence[Position]) -> Position:
     """Return the minimum by split; one that is left out is read from its beginning."""
     known = [dict(position[SPLITS]) for position in positions]
-    shared = [name for name in known[0] if all(name in offsets for offsets in known)]
     found = []
-    for name in shared:
+    for name in (name for name in known[0] if all(name in offsets for offsets in known)):
         offsets = [one[name] for one in known]
         if all(type(offset) in (int, float) for offset in offsets):
             found.append([name, min(offsets)])

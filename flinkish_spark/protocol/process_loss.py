@@ -76,9 +76,7 @@ def process_loss(text: str, chain: Chain) -> ProcessLoss | None:
         status = _STATUS.search(reason)
         code = None if status is None else int(status.group(1))
         return ProcessLoss(JobProcess.EXECUTOR, code == 52 or _COUNTED.search(reason) is not None, code)
-    if _crash_in(chain) is not None:
-        return ProcessLoss(JobProcess.WORKER, is_of_memory=False)
-    return None
+    return None if _crash_in(chain) is None else ProcessLoss(JobProcess.WORKER, is_of_memory=False)
 
 
 def headline_of_loss(chain: Chain) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from flinkish_spark.protocol.accumulators import AccumulatorValue
@@ -86,6 +86,20 @@ class SinkAck(Stored):
     @property
     def barriers(self) -> tuple[Barrier, ...]:
         return tuple(barrier for task in self.tasks for barrier in task.barriers)
+
+
+def iterate_reports(acks: Iterable[SinkAck]) -> Iterator[tuple[str, TimeReport]]:
+    """Yield all reports about time, each behind the uid of the sink that shows it."""
+    return ((ack.sink, report) for ack in acks for task in ack.tasks for report in task.reports)
+
+
+def keep_reports(acks: Sequence[SinkAck], is_kept: Callable[[TimeReport], bool]) -> tuple[SinkAck, ...]:
+    """Return acknowledgements with some of their reports."""
+
+    def of_task(task: TaskAck) -> TaskAck:
+        return replace(task, reports=tuple(one for one in task.reports if is_kept(one)))
+
+    return tuple(replace(ack, tasks=tuple(map(of_task, ack.tasks))) for ack in acks)
 
 
 @dataclass(frozen=True, slots=True)

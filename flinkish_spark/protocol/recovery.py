@@ -118,18 +118,24 @@ class RecoveryFacts:
         return tuple(s for s in self.staged if s.batch >= self.first_open)
 
     @property
+    def attempts(self) -> tuple[str, ...]:
+        return tuple(s.attempt for s in self.undecided)
+
+    @property
+    def unconfirmed(self) -> frozenset[CheckpointId]:
+        return frozenset(d.checkpoint for d in self.decided if not d.has_receipt)
+
+    @property
     def refusal(self) -> str:
-        if self.order is None or self.order.refusal:
-            return "" if self.order is None else self.order.refusal
-        if self.order.target not in {d.checkpoint for d in self.in_log}:
-            return "it is not among the checkpoints that Spark's log can go back to"
-        return ""
+        order = self.order
+        if order is None or order.refusal or any(d.checkpoint == order.target for d in self.in_log):
+            return "" if order is None else order.refusal
+        return "it is not among the checkpoints that Spark's log can go back to"
 
     @property
     def goes_back_to(self) -> DecidedFact | None:
-        if self.order is None or self.refusal:
-            return None
-        return next(d for d in self.in_log if d.checkpoint == self.order.target)
+        wanted = None if self.order is None or self.refusal else self.order.target
+        return next((d for d in self.in_log if d.checkpoint == wanted), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +262,6 @@ def next_step(facts: RecoveryFacts) -> Step:
     return next(step for rule in RULES if (step := rule.applies(facts)) is not None)
 
 
-def _finish_rewind(facts: RecoveryFacts) -> Step | None:
-    return FinishRewind() if facts.rewind_is_open else None
-
-
 def _restore_log(facts: RecoveryFacts) -> Step | None:
     if facts.newest is None:
         return None
@@ -270,34 +272,28 @@ def _restore_log(facts: RecoveryFacts) -> Step | None:
 
 
 def _confirm(facts: RecoveryFacts) -> Step | None:
-    for fact in sorted(facts.decided, key=lambda d: d.checkpoint):
-        if not fact.has_receipt and fact.checkpoint not in facts.lost:
-            return Confirm(fact.checkpoint)
-    return None
+    first = min((c for c in facts.unconfirmed if c not in facts.lost), default=None)
+    return None if first is None else Confirm(first)
 
 
-def _to_replay(facts: RecoveryFacts) -> DecidedFact | None:
+def _to_replay(facts: RecoveryFacts) -> CheckpointId | None:
     target = facts.order.target if facts.order is not None else None
-    for fact in sorted(facts.decided, key=lambda d: d.checkpoint):
-        is_given_up = target is not None and fact.checkpoint > target
-        if not fact.has_receipt and fact.checkpoint in facts.lost and not is_given_up:
-            return fact
-    return None
+    lost = [c for c in facts.unconfirmed if c in facts.lost and (target is None or c <= target)]
+    return min(lost, default=None)
 
 
 def _abort_overtaking(facts: RecoveryFacts) -> Step | None:
-    sink, fact = next((s.overtakes for s in facts.undecided if s.overtakes), ""), _to_replay(facts)
-    if not sink or fact is None:
+    sink, lost = next((s.overtakes for s in facts.undecided if s.overtakes), ""), _to_replay(facts)
+    if not sink or lost is None:
         return None
-    if fact.checkpoint not in facts.pinned:
-        return Pin(fact.checkpoint)
-    attempts = tuple(s.attempt for s in facts.undecided)
-    return AbortStaged(attempts, f"sink '{sink}' has to stage again what comes before it")
+    if lost not in facts.pinned:
+        return Pin(lost)
+    return AbortStaged(facts.attempts, f"sink '{sink}' has to stage again what comes before it")
 
 
 def _replay(facts: RecoveryFacts) -> Step | None:
-    fact = _to_replay(facts)
-    return None if fact is None else Replay(fact.checkpoint)
+    lost = _to_replay(facts)
+    return None if lost is None else Replay(lost)
 
 
 def _pin(facts: RecoveryFacts) -> Step | None:
@@ -314,8 +310,7 @@ def _refuse(facts: RecoveryFacts) -> Step | None:
 def _drop_undecided(facts: RecoveryFacts) -> Step | None:
     if not facts.undecided or not (facts.order or facts.reseed_is_wanted):
         return None
-    attempts = tuple(s.attempt for s in facts.undecided)
-    return AbortStaged(attempts, "the job goes back to a decided checkpoint")
+    return AbortStaged(facts.attempts, "the job goes back to a decided checkpoint")
 
 
 def _go_back(facts: RecoveryFacts) -> Step | None:
@@ -334,15 +329,13 @@ def _reseed(facts: RecoveryFacts) -> Step | None:
 
 def _abort_cut_off(facts: RecoveryFacts) -> Step | None:
     cut_off = tuple(s.attempt for s in facts.undecided if s.batch >= facts.next_batch)
-    if not cut_off:
-        return None
-    return AbortStaged(cut_off, "Spark did not commit this micro-batch and will run it again")
+    why = "Spark did not commit this micro-batch and will run it again"
+    return AbortStaged(cut_off, why) if cut_off else None
 
 
 def _abort_dead(facts: RecoveryFacts) -> Step | None:
     reason = why_not_kept(facts)
-    attempts = tuple(s.attempt for s in facts.undecided)
-    return AbortStaged(attempts, reason) if reason and attempts else None
+    return AbortStaged(facts.attempts, reason) if reason and facts.undecided else None
 
 
 def _rewind(facts: RecoveryFacts) -> Step | None:
@@ -354,14 +347,6 @@ def _rewind(facts: RecoveryFacts) -> Step | None:
 def _trim_log(facts: RecoveryFacts) -> Step | None:
     beyond = tuple(sorted((b for b in facts.offsets if b > facts.next_batch), reverse=True))
     return TrimLog(beyond) if beyond else None
-
-
-def _sweep(facts: RecoveryFacts) -> Step | None:
-    return None if facts.leftovers_are_swept else SweepLeftovers()
-
-
-def _start(facts: RecoveryFacts) -> Step | None:
-    return StartSpark(facts.next_batch, facts.kept)
 
 
 def why_not_kept(facts: RecoveryFacts) -> str:
@@ -383,7 +368,7 @@ RULES = (
         "a rewind was begun (`rewinding/<lineage>.json`)",
         "finish what it names, close it",
         "until then Spark's logs and state are half-way between two truths",
-        _finish_rewind,
+        lambda facts: FinishRewind() if facts.rewind_is_open else None,
     ),
     Rule(
         "the newest decided micro-batch N lacks `offsets/N-1`, `offsets/N` or `commits/N`",
@@ -467,12 +452,12 @@ RULES = (
         "leftovers not swept yet",
         "abort open transactions of this job that no kept file names",
         "only now it is known what is kept",
-        _sweep,
+        lambda facts: None if facts.leftovers_are_swept else SweepLeftovers(),
     ),
     Rule(
         "nothing left",
         "start Spark",
         "kept micro-batches get a checkpoint at once: their transactions' clocks kept running",
-        _start,
+        lambda facts: StartSpark(facts.next_batch, facts.kept),
     ),
 )

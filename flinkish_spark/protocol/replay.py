@@ -68,7 +68,7 @@ def plan_replay(decision: Decision, sink: str, position: int, task_of: TaskOf) -
         committed = mine[: max(0, position - seen)]
         planned.append(BatchReplay(batch, committed, mine[len(committed) :]))
         seen += len(mine)
-        if planned[-1].lost and not all(_is_of_a_task(one, task_of) for one in committed):
+        if planned[-1].lost and any(task_of(one) is None for one in committed):
             return CannotReplay(
                 f"a part of micro-batch {batch.batch} is committed, and what it holds cannot be told apart"
             )
@@ -77,10 +77,6 @@ def plan_replay(decision: Decision, sink: str, position: int, task_of: TaskOf) -
     if not planned:
         return CannotReplay(f"nothing of sink '{sink}' is lost")
     return ReplayPlan(decision.checkpoint, sink, tuple(planned))
-
-
-def _is_of_a_task(committable: Committable, task_of: TaskOf) -> bool:
-    return task_of(committable) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,29 +99,24 @@ def restage(
         if not part.lost:
             continue
         again = staged[part.batch]
-        why = _why_other(plan.sink, part, again)
-        if why:
+        if why := _why_other(plan.sink, part, again):
             return CannotReplay(why)
         done = {task_of(committable) for committable in part.committed}
         needed = [c for c in again.committables if task_of(c) is None or task_of(c) not in done]
         surplus += [c for c in again.committables if c not in needed]
-        kept[position] = _replaced(part, tuple(needed))
+        # In the place of the first one that is lost.
+        before = part.original.committables.index(part.lost[0])
+        committables = [c for c in part.original.committables if c not in part.lost]
+        committables[before:before] = needed
+        kept[position] = replace(part.original, committables=tuple(committables))
     return Restaged(tuple(kept), tuple(surplus))
-
-
-def _replaced(part: BatchReplay, needed: tuple[Committable, ...]) -> StagedBatch:
-    committables: list[Committable] = []
-    for committable in part.original.committables:
-        if committable == part.lost[0]:
-            committables += needed
-        if committable not in part.lost:
-            committables.append(committable)
-    return replace(part.original, committables=tuple(committables))
 
 
 def _why_other(sink: str, part: BatchReplay, again: StagedBatch) -> str:
     """Return why a replayed micro-batch is not what was staged first; empty if it is."""
-    first, second = _ack_of(part.original, sink), _ack_of(again, sink)
+    first, second = (
+        next(ack for ack in staged.acks if ack.sink == sink) for staged in (part.original, again)
+    )
     if (first.rows, first.digest) != (second.rows, second.digest):
         return (
             f"micro-batch {part.batch} gives sink '{sink}' {second.rows} rows now and gave it {first.rows} "
@@ -137,10 +128,6 @@ def _why_other(sink: str, part: BatchReplay, again: StagedBatch) -> str:
             "other tasks"
         )
     return ""
-
-
-def _ack_of(staged: StagedBatch, sink: str) -> SinkAck:
-    return next(ack for ack in staged.acks if ack.sink == sink)
 
 
 def _by_task(ack: SinkAck) -> dict[int, tuple[int, int]]:

@@ -133,23 +133,19 @@ class ExponentialDelay:
         """Restart after the next delay, unless too many came without a quiet time between them."""
         if not 0 <= random < 1:
             raise ValueError(f"random must be at least 0 and below 1, got {random!r}")
-        delay, attempts = self._backoff(history)
+        delay, attempts = float(self.initial_delay_ms), 1
+        # Without jitter, and how many failures there were since the last reset.
+        for earlier_ms, later_ms in itertools.pairwise(history.failures_ms):
+            if later_ms - earlier_ms >= self.reset_backoff_threshold_ms + delay:
+                delay, attempts = float(self.initial_delay_ms), 1
+            else:
+                delay, attempts = min(self.max_delay_ms, delay * self.backoff_multiplier), attempts + 1
         if exceeds(attempts, self.attempts_before_reset_backoff):
             return GiveUp(
                 f"{attempts} failures without {self.reset_backoff_threshold_ms} ms of running between them"
             )
         jitter = delay * self.jitter_factor * (2 * random - 1)
         return RestartAfter(min(self.max_delay_ms, round(delay + jitter)))
-
-    def _backoff(self, history: RestartHistory) -> tuple[float, int]:
-        """Return the delay without jitter, and how many failures there were since the last reset."""
-        delay, attempts = float(self.initial_delay_ms), 1
-        for earlier_ms, later_ms in itertools.pairwise(history.failures_ms):
-            if later_ms - earlier_ms >= self.reset_backoff_threshold_ms + delay:
-                delay, attempts = float(self.initial_delay_ms), 1
-            else:
-                delay, attempts = min(self.max_delay_ms, delay * self.backoff_multiplier), attempts + 1
-        return delay, attempts
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,14 @@ def to_delete_on_cancel(facts: RetentionFacts, retention: CheckpointRetention) -
         return ()
     if _by_id(facts)[-1].verdict is not Verdict.ABORT:
         raise ValueError(f"seal an id above {_by_id(facts)[-1].checkpoint} first: ids are counted from it")
-    needed = _begins_of_unconfirmed(facts)
+    # The completed checkpoints that decisions without receipt are replayed from, if need be.
+    needed: set[CheckpointId] = set()
+    newest: CheckpointId | None = None
+    for fact in _by_id(facts):
+        if _is_completed(fact, facts.history):
+            newest = fact.checkpoint
+        elif fact.verdict is Verdict.COMMIT and not fact.has_receipt and newest is not None:
+            needed.add(newest)
     goes = [
         f.checkpoint
         for f in _by_id(facts)
@@ -120,28 +127,13 @@ def to_delete_on_cancel(facts: RetentionFacts, retention: CheckpointRetention) -
     return _deletions(facts, goes)
 
 
-def _begins_of_unconfirmed(facts: RetentionFacts) -> frozenset[CheckpointId]:
-    """Return the completed checkpoints that decisions without receipt are replayed from, if need be."""
-    found: set[CheckpointId] = set()
-    newest: CheckpointId | None = None
-    for fact in _by_id(facts):
-        if _is_completed(fact, facts.history):
-            newest = fact.checkpoint
-        elif fact.verdict is Verdict.COMMIT and not fact.has_receipt and newest is not None:
-            found.add(newest)
-    return frozenset(found)
-
-
 def _by_id(facts: RetentionFacts) -> list[CheckpointFact]:
     return sorted(facts.checkpoints, key=lambda fact: fact.checkpoint)
 
 
 def _is_completed(fact: CheckpointFact, history: LineageHistory) -> bool:
-    return (
-        fact.verdict is Verdict.COMMIT
-        and fact.has_receipt
-        and history.superseded_by(fact.checkpoint, fact.lineage) is None
-    )
+    is_dead = history.superseded_by(fact.checkpoint, fact.lineage) is not None
+    return fact.verdict is Verdict.COMMIT and fact.has_receipt and not is_dead
 
 
 def _may_go(fact: CheckpointFact, history: LineageHistory, oldest_kept: CheckpointId) -> bool:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import enum
 import re
+from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import INLINE, LEFT_OUT, Check, Stored, object_of, read, stored
@@ -100,10 +101,10 @@ class SavedChain(Stored):
 
     @property
     def readers(self) -> frozenset[str]:
-        return readers_of(self.chain, self.sinks)
+        return _find_readers(self.chain, self.sinks)
 
 
-def readers_of(chain: Chain, sinks: Collection[str]) -> frozenset[str]:
+def _find_readers(chain: Chain, sinks: Collection[str]) -> frozenset[str]:
     return frozenset(sinks) | frozenset(() if chain.operators else chain.consumers)
 
 
@@ -177,19 +178,16 @@ class SavepointMetadata(Stored):
             raise NewerFormatError(
                 f"written as version {version} of savepoints, this one reads {SAVEPOINT_VERSION}"
             )
-        found: Self = read(cls, value)
-        return found
+        return cast(Self, read(cls, value))
 
 
 def check_groups(operator: str, groups: int, found: Sequence[int]) -> None:
     """Check that every key group of an operator occurs at most once and is one of its own."""
-    seen: set[int] = set()
-    for group in found:
+    for group, times in Counter(found).items():
         if not 0 <= group < groups:
             raise ValueError(f"operator '{operator}' has {groups} key groups and no key group {group}")
-        if group in seen:
+        if times > 1:
             raise ValueError(f"key group {group} of operator '{operator}' occurs twice")
-        seen.add(group)
 
 
 class ClaimMode(Choice):
@@ -222,7 +220,7 @@ class SeedOrigin(enum.Enum):
     RESCALE = "RESCALE"
 
 
-def _without_none(positions: Mapping[str, Position]) -> Mapping[str, Position]:
+def _leave_out_none(positions: Mapping[str, Position | None]) -> dict[str, Position]:
     return {name: at for name, at in positions.items() if at is not None}
 
 
@@ -230,7 +228,7 @@ def _without_none(positions: Mapping[str, Position]) -> Mapping[str, Position]:
 class SeededChain(Stored):
     chain: Chain = field(metadata=INLINE)
     #: By input, where its source begins; none where the source itself says so.
-    positions: Annotated[Mapping[str, Position], Check(_without_none)]
+    positions: Annotated[Mapping[str, Position], Check(_leave_out_none)]
     #: By operator, the chain in whose files its state is; an operator without begins with nothing.
     states: Mapping[str, str]
 
@@ -375,7 +373,9 @@ _LEFT_OUT = (Misfit.OPERATOR_MISSING, Misfit.SOURCE_MISSING, Misfit.INPUT_MISSIN
 
 def check_restore(savepoint: SavepointMetadata, job: JobShape, rules: RestoreRules) -> RestoreReport:
     found = [*_operators(savepoint, job), *_sources(savepoint, job), *chain_problems(savepoint, job)]
-    found += _hooks(savepoint, job)
+    detail = f"the job's hooks are {', '.join(sorted(job.hooks)) or 'none'}"
+    missing = [name for name in savepoint.hooks if name not in job.hooks]
+    found += [Problem(Misfit.HOOK_MISSING, name, detail) for name in missing]
     allowed = _LEFT_OUT if rules.non_restored is NonRestoredState.ALLOW else ()
     trusted = rules.unpositioned is UnpositionedSources.BEGIN_WHERE_THEY_ARE
     problems = tuple(
@@ -402,14 +402,13 @@ def _operators(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
             detail = f"the job's operators are {', '.join(job.operators) or 'none'}"
             problems.append(Problem(Misfit.OPERATOR_MISSING, uid, detail))
             continue
+        before, now = ", ".join(saved.key_types), ", ".join(shape.key_types)
         if shape.max_parallelism != saved.max_parallelism:
             detail = f"stored are {saved.max_parallelism}, the job has {shape.max_parallelism}"
             problems.append(Problem(Misfit.MAX_PARALLELISM, uid, detail))
         if shape.key_types != saved.key_types:
-            detail = f"stored is {', '.join(saved.key_types)}, the job has {', '.join(shape.key_types)}"
-            problems.append(Problem(Misfit.KEY_TYPE, uid, detail))
-        changed = changed_meaning(saved.meaning, shape.meaning)
-        if changed:
+            problems.append(Problem(Misfit.KEY_TYPE, uid, f"stored is {before}, the job has {now}"))
+        if changed := changed_meaning(saved.meaning, shape.meaning):
             problems.append(Problem(Misfit.MEANING, uid, changed))
     return problems
 
@@ -429,11 +428,8 @@ def _sources(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
             problems.append(Problem(Misfit.NOT_POSITIONABLE, uid, detail))
         else:
             read = {name for position in _positions(savepoint, uid) for name in offsets_in(position)}
-            problems += [
-                Problem(Misfit.INPUT_MISSING, uid, f"it stood in '{name}'")
-                for name in sorted(read)
-                if name not in shape.inputs
-            ]
+            gone = sorted(name for name in read if name not in shape.inputs)
+            problems += [Problem(Misfit.INPUT_MISSING, uid, f"it stood in '{name}'") for name in gone]
     return problems
 
 
@@ -452,17 +448,11 @@ def chain_problems(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]
             problems.append(Problem(Misfit.CHAINS_JOINED, chain.name, str(error)))
         if chain not in [saved.chain for saved in savepoint.chains]:
             # Its readers would wait for ever: the source does not run again.
-            detail = f"the source is read by '{chain.name}'"
+            detail, finished = f"the source is read by '{chain.name}'", set(savepoint.finished)
             problems += [
-                Problem(Misfit.FINISHED_CHANGED, uid, detail)
-                for uid in sorted(chain.sources & set(savepoint.finished))
+                Problem(Misfit.FINISHED_CHANGED, uid, detail) for uid in sorted(chain.sources & finished)
             ]
     return problems
-
-
-def _hooks(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
-    detail = f"the job's hooks are {', '.join(sorted(job.hooks)) or 'none'}"
-    return [Problem(Misfit.HOOK_MISSING, name, detail) for name in savepoint.hooks if name not in job.hooks]
 
 
 class PositionsDiffer(ValueError):
@@ -480,7 +470,7 @@ def begin_chain(
     one of new operators and new sinks begins at the lowest position of its source, so that it sees
     all that any other has not. A source that is not among `positionable` gets no position.
     """
-    readers = readers_of(chain, sinks)
+    readers = _find_readers(chain, sinks)
     places = {name: _place(name, chain, readers, saved) for name in chain.inputs}
     begins = {name: at for name, at in places.items() if source_of(name) in positionable}
     for name, position in begins.items():
@@ -496,24 +486,23 @@ def begin_chain(
             if not fitting:
                 raise PositionsDiffer(f"'{operator}' and '{anchor.chain.name}' stood at different places")
             states[operator] = (anchor if anchor in fitting else fitting[0]).chain.name
-    return SeededChain(chain, {name: at for name, at in begins.items() if at is not None}, states)
+    return SeededChain(chain, _leave_out_none(begins), states)
 
 
-def _anchor(chain: Chain, readers: Collection[str], saved: Sequence[SavedChain]) -> SavedChain | None:
+def _anchor(chain: Chain, readers: frozenset[str], saved: Sequence[SavedChain]) -> SavedChain | None:
     """Return the saved chain that has the last known operator, of several the sinks' one."""
     for operator in reversed(chain.operators):
         having = [one for one in saved if operator in one.chain.operators]
         if having:
-            wanted = set(readers)
-            return max(having, key=lambda one: (bool(one.readers & wanted), one.chain.name == chain.name))
+            return max(having, key=lambda one: (bool(one.readers & readers), one.chain.name == chain.name))
     return None
 
 
-def _place(name: str, chain: Chain, readers: Collection[str], saved: Sequence[SavedChain]) -> Position | None:
+def _place(name: str, chain: Chain, readers: frozenset[str], saved: Sequence[SavedChain]) -> Position | None:
     source = source_of(name)
     having = [one for one in saved if source in one.chain.sources]
     anchor = _anchor(chain, readers, having)
-    own = [one for one in having if one.readers & set(readers)]
+    own = [one for one in having if one.readers & readers]
     if anchor is not None or own:
         found = _compared(anchor or own[0], name)
         return found[0] if found else None

@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
 from types import GenericAlias
 from typing import Annotated, Any, ClassVar
 
@@ -36,26 +35,13 @@ from flinkish_spark.protocol.codec import (
     Form,
     Presence,
     Stored,
-    measured,
     read,
-    text_of,
     whole,
 )
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.html import html_table, utc_text
-from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, checked_name
-from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.user_metrics import UserMetric
-
-_OF_A_CHANNEL = ("rows", "bytes", "alignment_ms")
-_OF_A_PARTICIPANT = ("ack_ms", "rows", "bytes", "sync_ms", "commit_ms", "barriers", "late_dropped")
-_numbers_of = attrgetter(*_OF_A_PARTICIPANT)
-
-
-@functools.lru_cache(maxsize=10_000)
-def _checked_uid(uid: str) -> None:
-    """Raise ValueError if `uid` is not usable; asked for the same thousand of them per checkpoint."""
-    checked_name(uid, "uid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +70,6 @@ class ChannelStatistics(Stored):
     rows: int | None = None
     bytes: int | None = None
     alignment_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        text_of(self.channel, "channel")
-        checked_whole("barriers", self.barriers, least=0)
-        for name in _OF_A_CHANNEL:
-            measured(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +117,6 @@ class ParticipantStatistics(Stored):
     channels: tuple[ChannelStatistics, ...] = ()
     late_dropped: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        _checked_uid(self.uid)
-        if not isinstance(self.is_acknowledged, bool):
-            raise ValueError(f"is_acknowledged must be true or false, got {self.is_acknowledged!r}")
-        for number in _numbers_of(self):
-            # Looked at here and not by a function: a thousand participants are made per checkpoint.
-            if number is not None and (type(number) is not int or number < 0):
-                raise ValueError(f"the numbers of '{self.uid}' must be whole and >= 0, got {number!r}")
 
     @property
     def detail_count(self) -> int:
@@ -209,10 +180,6 @@ class CheckpointDurations(Stored):
     commit_ms: int | None = None
     end_to_end_ms: int | None = None
 
-    def __post_init__(self) -> None:
-        for quantity in fields(self):
-            measured(quantity.name, getattr(self, quantity.name))
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailure(Stored):
@@ -220,13 +187,6 @@ class CheckpointFailure(Stored):
 
     reason: CheckpointFailureReason
     text: str = ""
-
-    def __post_init__(self) -> None:
-        text_of(self.text, "text")
-
-
-#: Members of :class:`CheckpointStatistics` that may be None.
-_MEASURED = ("rows", "bytes_staged", "asked", "acknowledged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +219,7 @@ class CheckpointStatistics(Stored):
     Raises
     ------
     ValueError
-        A value is out of range, or status and failure contradict each other.
+        Status and failure contradict each other.
 
     Examples
     --------
@@ -283,10 +243,6 @@ class CheckpointStatistics(Stored):
     failure: CheckpointFailure | None = None
 
     def __post_init__(self) -> None:
-        for name in ("trigger_at_ms", "unlisted"):
-            checked_whole(name, getattr(self, name), least=0)
-        for name in _MEASURED:
-            measured(name, getattr(self, name))
         if (self.status is CheckpointStatus.FAILED) != (self.failure is not None):
             raise ValueError(
                 f"checkpoint {self.checkpoint} is {self.status.value} with failure {self.failure}"
@@ -386,10 +342,8 @@ Sample = tuple[int | None, ...]
 
 def sample_of(statistics: CheckpointStatistics) -> Sample:
     """Return what a summary needs of one checkpoint."""
-    known = statistics.durations.to_json() | {
-        "rows": statistics.rows,
-        "bytes_staged": statistics.bytes_staged,
-    }
+    staged = {"rows": statistics.rows, "bytes_staged": statistics.bytes_staged}
+    known = statistics.durations.to_json() | staged
     return tuple(known[quantity.value] for quantity in Quantity)
 
 
@@ -419,43 +373,15 @@ class Summary:
         """
         ordered = sorted(values)
         count = len(ordered)
-        return cls(
-            count,
-            ordered[0],
-            sum(ordered) / count,
-            ordered[_place(count, 50)],
-            ordered[_place(count, 99)],
-            ordered[-1],
-        )
-
-
-def _place(count: int, percent: int) -> int:
-    """Return the index of the percentile; whole numbers, since 0.99 is not a float."""
-    return (count * percent + 99) // 100 - 1
-
-
-def summarize(samples: Iterable[Sample]) -> dict[Quantity, Summary]:
-    """Return a summary per quantity; one that was never measured is left out."""
-    columns = zip(*samples, strict=True)
-    known = {q: [n for n in column if n is not None] for q, column in zip(Quantity, columns, strict=False)}
-    return {quantity: Summary.of(numbers) for quantity, numbers in known.items() if numbers}
+        # In whole numbers, since 0.99 is not a float.
+        p50, p99 = (ordered[(count * percent + 99) // 100 - 1] for percent in (50, 99))
+        return cls(count, ordered[0], sum(ordered) / count, p50, p99, ordered[-1])
 
 
 #: Up to where the records of a source are counted, as the source counts them.
 POSITION = "position"
 #: Totals that say how much there is, and not how much there has been.
 GAUGES = frozenset({"pendingRecords", POSITION})
-
-
-def added_to_totals(
-    totals: Mapping[str, Mapping[str, int]], more: Mapping[str, Mapping[str, int]]
-) -> dict[str, dict[str, int]]:
-    found = {uid: dict(own) for uid, own in totals.items()}
-    for uid, own in more.items():
-        known = found.setdefault(uid, {})
-        for name, count in own.items():
-            known[name] = count if name in GAUGES else known.get(name, 0) + count
-    return found
 
 
 _SAMPLE: Any = GenericAlias(tuple, (Annotated[int, whole(0)] | None,) * len(Quantity))
@@ -483,10 +409,6 @@ class RestoredCheckpoint(Stored):
     restored_at_ms: int
     path: str = ""
 
-    def __post_init__(self) -> None:
-        checked_whole("restored_at_ms", self.restored_at_ms, least=0)
-        text_of(self.path, "path")
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCounts(Stored):
@@ -502,8 +424,6 @@ class CheckpointCounts(Stored):
     restored: int = 0
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            checked_whole(one.name, getattr(self, one.name), least=0)
         if self.in_progress < 0:
             raise ValueError(f"more checkpoints ended than were triggered: {self}")
 
@@ -569,9 +489,6 @@ class StatisticsHistory(Stored):
     user_metrics: Mapping[str, Mapping[str, UserMetric]] = field(default_factory=dict, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
-        checked_whole("limit", self.limit, least=0)
-        checked_whole("details", self.details, least=0)
-        checked_whole("window", self.window, least=1)
         ids = [entry.checkpoint for entry in self.entries]
         if ids != sorted(set(ids)):
             raise ValueError(f"the entries must have rising ids, got {[int(i) for i in ids]}")
@@ -593,11 +510,14 @@ class StatisticsHistory(Stored):
 
     def summary(self) -> dict[Quantity, Summary]:
         """Return the summary over the window; a quantity that was never measured is left out."""
-        return summarize(self.samples)
+        columns = dict(zip(Quantity, zip(*self.samples, strict=True), strict=False))
+        known = {q: [number for number in column if number is not None] for q, column in columns.items()}
+        return {quantity: Summary.of(numbers) for quantity, numbers in known.items() if numbers}
 
     def _repr_html_(self) -> str:
         counts = self.counts
         said = f"{counts.completed} completed, {counts.failed} failed, {counts.in_progress} in progress"
+        heads = ("id", "purpose", "status", "triggered", "end_to_end_ms", "sync_ms", "rows", "bytes_staged")
         newest = [
             (
                 one.checkpoint,
@@ -612,18 +532,14 @@ class StatisticsHistory(Stored):
             )
             for one in reversed(self.entries)
         ]
-        columns = ("id", "purpose", "status", "triggered", "end_to_end_ms", "sync_ms", "rows")
-        listed_now = html_table(
-            newest, columns=(*columns, "bytes_staged", "failure"), caption=f"Checkpoints: {said}"
-        )
+        shown = html_table(newest, columns=(*heads, "failure"), caption=f"Checkpoints: {said}")
         spread = [
             (name.value, one.count, one.minimum, round(one.average, 1), one.p50, one.p99, one.maximum)
             for name, one in self.summary().items()
         ]
-        if not spread:
-            return listed_now
         columns = ("", "count", "min", "avg", "p50", "p99", "max")
-        return listed_now + html_table(spread, columns=columns, caption="Over the newest completed ones")
+        caption = "Over the newest completed ones"
+        return shown + html_table(spread, columns=columns, caption=caption) if spread else shown
 
     def triggered(self, statistics: CheckpointStatistics) -> StatisticsHistory:
         """Note a checkpoint that has got its id.
@@ -661,12 +577,9 @@ class StatisticsHistory(Stored):
         counts = self.counts if is_open else replace(self.counts, triggered=self.counts.triggered + 1)
         entries = self._with(statistics)
         if statistics.status is CheckpointStatus.FAILED:
-            return replace(
-                self,
-                entries=entries,
-                counts=replace(counts, failed=counts.failed + 1),
-                newest_failed=_newer(self.newest_failed, statistics),
-            )._bounded()
+            newest = _newer(self.newest_failed, statistics)
+            counts = replace(counts, failed=counts.failed + 1)
+            return replace(self, entries=entries, counts=counts, newest_failed=newest)._bounded()
         savepoint = self.newest_savepoint
         return replace(
             self,
@@ -688,7 +601,12 @@ class StatisticsHistory(Stored):
 
     def counted(self, more: Mapping[str, Mapping[str, int]]) -> StatisticsHistory:
         """Note what went through with a checkpoint, by uid and name; see :attr:`totals`."""
-        return replace(self, totals=added_to_totals(self.totals, more))
+        totals = {uid: dict(own) for uid, own in self.totals.items()}
+        for uid, own in more.items():
+            known = totals.setdefault(uid, {})
+            for name, count in own.items():
+                known[name] = count if name in GAUGES else known.get(name, 0) + count
+        return replace(self, totals=totals)
 
     def _was_here(self, checkpoint: CheckpointId) -> bool:
         return checkpoint <= self.dropped_up_to or any(e.checkpoint == checkpoint for e in self.entries)

@@ -14,6 +14,7 @@ that never counts counts nothing.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,7 +29,7 @@ from flinkish_spark.protocol.event_time import (
 )
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, SINK_REPORTER
-from flinkish_spark.protocol.records import SinkAck, StagedBatch, TimeReport
+from flinkish_spark.protocol.records import SinkAck, StagedBatch, TimeReport, iterate_reports, keep_reports
 from flinkish_spark.protocol.timer_index import Agenda, NextTimers
 from flinkish_spark.protocol.watermarks import EventTime, OperatorTime
 
@@ -86,8 +87,7 @@ class TimePlan:
     bundlings: Mapping[str, Bundling] = field(default_factory=dict)
 
     def called_with(self, operator: str, group: int) -> Iterable[int]:
-        bundling = self.bundlings.get(operator)
-        return (group,) if bundling is None else bundling.groups_of(group)
+        return self.bundlings[operator].groups_of(group) if operator in self.bundlings else (group,)
 
     @property
     def rules(self) -> dict[str, AssignerRules]:
@@ -113,14 +113,13 @@ class TimePlan:
         }
 
     def operator_times(self) -> dict[str, OperatorTime]:
-        instances = self.instances()
+        names: dict[str, set[str]] = {}
+        for name, uid in self.instances().items():
+            names.setdefault(uid, set()).add(name)
         everything = frozenset(self.assigners)
         return {
-            uid: OperatorTime(
-                self.inputs.get(uid, everything),
-                frozenset(name for name, own in instances.items() if own == uid),
-            )
-            for uid in sorted(set(instances.values()))
+            uid: OperatorTime(self.inputs.get(uid, everything), frozenset(own))
+            for uid, own in sorted(names.items())
         }
 
     def groups_by_number(self, places: Iterable[Place]) -> dict[int, frozenset[int]]:
@@ -140,12 +139,13 @@ class TimePlan:
     ) -> tuple[TimerReport, ...]:
         """Report that key groups which were called and said nothing have no timers."""
         known = {(report.operator, report.group) for report in reported}
-        names = [(name, uid, self.number_of(uid)) for name, uid in self.instances().items()]
+        # A number may be of an earlier plan, since it stands in Spark's log.
+        numbers = {number: one.uid for number, one in enumerate(self.reporters)}
         places = {
             (name, group)
             for number, opens in called
-            for name, uid, own in names
-            if own == number
+            for name, uid in self.instances().items()
+            if uid == numbers.get(number)
             for group in self.called_with(uid, opens)
         }
         return tuple(TimerReport(name, group, None, None) for name, group in sorted(places - known))
@@ -159,11 +159,14 @@ class TimePlan:
         instances = self.instances()
         found: dict[Place, NextTimers] = {}
         for (name, group), timers in state.agenda.groups.items():
-            for now in _names_now(name, instances):
+            uids = [uid for uid in instances.values() if name == uid or name.startswith(f"{uid}.")]
+            own = max(uids, key=len, default=None)
+            now_named = [now for now, uid in instances.items() if uid == own]
+            for now in [name] if name in instances else now_named:
                 found[now, group] = timers.or_earlier(found.get((now, group), timers))
         agenda = Agenda(dict(sorted(found.items())))
-        own = {one.uid for one in self.reporters}
-        levels = {uid: level for uid, level in state.levels.items() if uid in own}
+        reporting = {one.uid for one in self.reporters}
+        levels = {uid: level for uid, level in state.levels.items() if uid in reporting}
         return replace(state, agenda=agenda, levels=levels).of_job(self.rules, self.operator_times())
 
 
@@ -180,11 +183,11 @@ def assigner_uid(name: str, chain: str) -> str:
 
 
 def reports_in(acks: Iterable[SinkAck]) -> bool:
-    return any(task.reports for ack in acks for task in ack.tasks)
+    return any(True for _ in iterate_reports(acks))
 
 
 def without_reports(acks: Sequence[SinkAck]) -> tuple[SinkAck, ...]:
-    return tuple(replace(ack, tasks=tuple(replace(task, reports=()) for task in ack.tasks)) for ack in acks)
+    return keep_reports(acks, lambda report: False)
 
 
 def facts_of(
@@ -197,33 +200,39 @@ def facts_of(
     """
     channels: dict[Place, int] = {}
     timers: dict[Place, tuple[int, int]] = {}
-    for ack in acks:
-        for report in (one for task in ack.tasks for one in task.reports if one.reporter < SINK_REPORTER):
-            reporter, chain = _reporter(plan, ack.sink, report)
-            if reporter.role is ReporterRole.OPERATOR:
-                name = plan.instance(reporter.uid, chain)
-                for group in plan.called_with(reporter.uid, report.place):
-                    event_ms, processing_ms = timers.get((name, group), (MAX_WATERMARK_MS, MAX_WATERMARK_MS))
-                    timers[name, group] = min(event_ms, report.first), min(processing_ms, report.second)
-            else:
-                place = _channel(plan, reporter.uid, chain, report)
-                channels[place] = max(channels.get(place, MIN_WATERMARK_MS), report.first)
+    for sink, report in iterate_reports(acks):
+        if report.reporter >= SINK_REPORTER:
+            continue
+        reporter, chain = _reporter(plan, sink, report.reporter)
+        if reporter.role is ReporterRole.OPERATOR:
+            name = plan.instance(reporter.uid, chain)
+            for group in plan.called_with(reporter.uid, report.place):
+                event_ms, processing_ms = timers.get((name, group), (MAX_WATERMARK_MS, MAX_WATERMARK_MS))
+                timers[name, group] = min(event_ms, report.first), min(processing_ms, report.second)
+        else:
+            uid = assigner_uid(reporter.uid, chain)
+            assigner = plan.assigners.get(uid)
+            place = uid, report.place if assigner is None or assigner.has_channels else 0
+            channels[place] = max(channels.get(place, MIN_WATERMARK_MS), report.first)
     return (
         tuple(
             ChannelReport(uid, channel, None if time_ms == MIN_WATERMARK_MS else time_ms)
             for (uid, channel), time_ms in sorted(channels.items())
         ),
-        _timers(timers),
+        tuple(
+            TimerReport(name, group, *(None if ms == MAX_WATERMARK_MS else ms for ms in times_ms))
+            for (name, group), times_ms in sorted(timers.items())
+        ),
     )
 
 
-def _reporter(plan: TimePlan, sink: str, report: TimeReport) -> tuple[Reporter, str]:
+def _reporter(plan: TimePlan, sink: str, number: int) -> tuple[Reporter, str]:
     """Return who reported, and in which chain: a sink's parts number their reporters one after the other."""
     chains = plan.chains.get(sink, ("",))
-    if report.reporter >= len(plan.reporters) * len(chains):
-        raise ValueError(f"reporter {report.reporter} is not one of {len(plan.reporters)}")
-    part, number = divmod(report.reporter, len(plan.reporters))
-    return plan.reporters[number], chains[part]
+    if number >= len(plan.reporters) * len(chains):
+        raise ValueError(f"reporter {number} is not one of {len(plan.reporters)}")
+    part, own = divmod(number, len(plan.reporters))
+    return plan.reporters[own], chains[part]
 
 
 def known_channels(found: Collection[int] | None, assigner: Assigner) -> frozenset[int] | None:
@@ -231,31 +240,6 @@ def known_channels(found: Collection[int] | None, assigner: Assigner) -> frozens
     if found is None or not assigner.has_channels or not assigner.is_timed:
         return None
     return frozenset(found)
-
-
-def _channel(plan: TimePlan, source: str, chain: str, report: TimeReport) -> Place:
-    uid = assigner_uid(source, chain)
-    assigner = plan.assigners.get(uid)
-    return uid, report.place if assigner is None or assigner.has_channels else 0
-
-
-def _names_now(name: str, instances: Mapping[str, str]) -> list[str]:
-    if name in instances:
-        return [name]
-    uids = [uid for uid in instances.values() if name == uid or name.startswith(f"{uid}.")]
-    own = max(uids, key=len, default=None)
-    return [now for now, uid in instances.items() if uid == own]
-
-
-def _timers(found: Mapping[Place, tuple[int, int]]) -> tuple[TimerReport, ...]:
-    return tuple(
-        TimerReport(name, group, _or_none(event_ms), _or_none(processing_ms))
-        for (name, group), (event_ms, processing_ms) in sorted(found.items())
-    )
-
-
-def _or_none(time_ms: int) -> int | None:
-    return None if time_ms == MAX_WATERMARK_MS else time_ms
 
 
 #: What is counted. A report says the place of its counter here, so that never changes.
@@ -303,31 +287,27 @@ def counts_in(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[str, dict[str, in
 
 def _counted(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[tuple[str, int], int]:
     groups: dict[tuple[str, int, str, int], int] = {}
-    for ack in acks:
-        chains = plan.chains.get(ack.sink, ("",))
-        for report in (one for task in ack.tasks for one in task.reports if is_count(one)):
-            part, number = divmod(report.reporter - FIRST_LATE_REPORTER, len(plan.reporters))
-            groups[plan.reporters[number].uid, report.second, chains[part], report.place] = report.first
-    found: dict[tuple[str, int], int] = {}
+    for sink, report in iterate_reports(acks):
+        if is_count(report):
+            reporter, chain = _reporter(plan, sink, report.reporter - FIRST_LATE_REPORTER)
+            groups[reporter.uid, report.second, chain, report.place] = report.first
+    found = Counter[tuple[str, int]]()
     for (uid, counter, chain, _), count in sorted(groups.items()):
         own = [name for name, operators in plan.operators.items() if uid in operators]
         if chain == min(own, default=chain):
-            found[uid, counter] = found.get((uid, counter), 0) + count
+            found[uid, counter] += count
     return found
 
 
 def counts_of(batches: Iterable[StagedBatch], behind: EventTime | None = None) -> dict[str, dict[str, int]]:
     """Return by operator what else was counted in micro-batches, by name; with the levels behind them."""
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, Counter[str]] = {}
     for batch in batches:
         for uid, counts in batch.counts.items():
-            own = found.setdefault(uid, {})
-            for name, count in counts.items():
-                own[name] = own.get(name, 0) + count
-    if behind is not None:
-        for uid, levels in behind.levels.items():
-            found.setdefault(uid, {}).update(levels)
-    return found
+            found.setdefault(uid, Counter()).update(counts)
+    for uid, levels in ({} if behind is None else behind.levels).items():
+        found.setdefault(uid, Counter()).update(levels)
+    return {uid: dict(counts) for uid, counts in found.items()}
 
 
 def levels_behind(state: EventTime, counts: Mapping[str, Mapping[str, int]]) -> EventTime:
@@ -347,8 +327,7 @@ def levels_behind(state: EventTime, counts: Mapping[str, Mapping[str, int]]) -> 
 
 
 def late_of(batches: Iterable[StagedBatch]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for batch in batches:
-        for uid, count in batch.late_dropped.items():
-            found[uid] = found.get(uid, 0) + count
-    return found
+        found.update(batch.late_dropped)
+    return dict(found)

@@ -93,8 +93,8 @@ class Timeline:
         return CheckpointId(self.stretches[-1].first.value - 1) if self.stretches else _NOTHING
 
     def mark_of(self, checkpoint: CheckpointId) -> Mark:
-        at = self._stretch_of(checkpoint)
-        return Mark(checkpoint, None if at is None else at.token)
+        tokens = [one.token for one in self.stretches if one.first <= checkpoint]
+        return Mark(checkpoint, tokens[-1] if tokens else None)
 
     def has_given_up(self, checkpoint: CheckpointId) -> bool:
         return any(checkpoint in one.given_up for one in self.stretches)
@@ -107,14 +107,11 @@ class Timeline:
             return f"the directory knows no checkpoint above {upto}"
         if mark.token is not None and mark.token not in {one.token for one in self.stretches}:
             return "the directory does not know the process that committed it"
-        if mark.token is not None and mark.token != self.mark_of(mark.checkpoint).token:
+        if mark.token not in (None, self.mark_of(mark.checkpoint).token):
             return "it was committed after another process had taken the job over"
         if self.has_given_up(mark.checkpoint):
             return f"checkpoint {mark.checkpoint} was given up here, and committed elsewhere"
         return ""
-
-    def _stretch_of(self, checkpoint: CheckpointId) -> Stretch | None:
-        return next((one for one in reversed(self.stretches) if one.first <= checkpoint), None)
 
 
 #: Of whoever has no job directory: every mark is taken for ours.

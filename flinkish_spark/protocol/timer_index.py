@@ -20,16 +20,20 @@ class NextTimers:
     processing_time_ms: int | None
 
     def is_due(self, watermark_ms: int, processing_time_ms: int) -> bool:
-        return _reached(self.event_time_ms, watermark_ms) or _reached(
-            self.processing_time_ms, processing_time_ms
+        is_due = self.event_time_ms is not None and self.event_time_ms <= watermark_ms
+        return is_due or (
+            self.processing_time_ms is not None and self.processing_time_ms <= processing_time_ms
         )
 
     def or_earlier(self, other: NextTimers) -> NextTimers:
         """Return the earlier one by each clock. A timer at the end of time is one, too."""
         return NextTimers(
-            _earlier(self.event_time_ms, other.event_time_ms),
-            _earlier(self.processing_time_ms, other.processing_time_ms),
+            _find_earliest([self.event_time_ms, other.event_time_ms]),
+            _find_earliest([self.processing_time_ms, other.processing_time_ms]),
         )
+
+
+_NO_TIMERS = NextTimers(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,9 @@ class Agenda:
         for report in reports:
             place = report.operator, report.group
             groups.pop(place, None)
-            if report.event_time_ms is not None or report.processing_time_ms is not None:
-                groups[place] = NextTimers(report.event_time_ms, report.processing_time_ms)
+            timers = NextTimers(report.event_time_ms, report.processing_time_ms)
+            if timers != _NO_TIMERS:
+                groups[place] = timers
         return Agenda(groups)
 
     def of(self, operators: Iterable[str]) -> Agenda:
@@ -56,7 +61,7 @@ class Agenda:
 
     @property
     def next_event_time_ms(self) -> int | None:
-        return min(self.next_event_times_ms.values(), default=None)
+        return _find_earliest(timers.event_time_ms for timers in self.groups.values())
 
     @property
     def next_event_times_ms(self) -> dict[str, int]:
@@ -68,8 +73,7 @@ class Agenda:
 
     @property
     def next_processing_time_ms(self) -> int | None:
-        times = (timers.processing_time_ms for timers in self.groups.values())
-        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+        return _find_earliest(timers.processing_time_ms for timers in self.groups.values())
 
     def due(
         self, watermark_ms: int, processing_time_ms: int, own: Mapping[str, int] = _NOBODYS
@@ -82,24 +86,19 @@ class Agenda:
         )
 
     def to_json(self) -> list[list[Any]]:
-        return [
-            [*place, timers.event_time_ms, timers.processing_time_ms]
-            for place, timers in sorted(self.groups.items(), key=lambda item: item[0])
-        ]
+        found = sorted(self.groups.items(), key=lambda item: item[0])
+        return [[*place, one.event_time_ms, one.processing_time_ms] for place, one in found]
 
     @classmethod
     def from_json(cls, value: Any) -> Agenda:
         # The same checks as a report's.
         reports = read(tuple[TimerReport, ...], value)
         once_each("the key group", ((one.operator, one.group) for one in reports))
-        if any(one.event_time_ms is None and one.processing_time_ms is None for one in reports):
+        found = cls().after(reports)
+        if len(found.groups) != len(reports):
             raise ValueError("a key group without timers is named")
-        return cls().after(reports)
+        return found
 
 
-def _reached(time_ms: int | None, now_ms: int) -> bool:
-    return time_ms is not None and time_ms <= now_ms
-
-
-def _earlier(one: int | None, other: int | None) -> int | None:
-    return min((time_ms for time_ms in (one, other) if time_ms is not None), default=None)
+def _find_earliest(times_ms: Iterable[int | None]) -> int | None:
+    return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)

@@ -12,13 +12,13 @@ reads further than it should, and a channel that is held back brings the same re
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from flinkish_spark.protocol.codec import read, whole, write
 from flinkish_spark.protocol.ids import Uid
-from flinkish_spark.protocol.time_plan import Assigner, TimePlan
+from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.protocol.watermarks import EventTime, to_hold_back
 
 
@@ -64,37 +64,23 @@ def held_sources(plan: TimePlan, state: EventTime) -> dict[str, HeldChannels]:
             aligned.setdefault(assigner.source, []).append(uid)
     if not aligned:
         return {}
-    ahead: dict[str, set[int]] = {}
-    for uid, channel in to_hold_back(plan.rules, state):
-        ahead.setdefault(uid, set()).add(channel)
-    found = {
-        source: _in_all(_of(plan.assigners[uid], ahead.get(uid, set())) for uid in uids)
-        for source, uids in aligned.items()
-    }
-    return {source: held for source, held in found.items() if held != NONE_HELD}
+    ahead = to_hold_back(plan.rules, state)
+    found = {}
+    for source, uids in aligned.items():
+        held: frozenset[int] | Channels = Channels.ALL
+        for uid in uids:
+            channels = frozenset(channel for assigner, channel in ahead if assigner == uid)
+            if channels and not plan.assigners[uid].has_channels:
+                continue
+            held = channels if isinstance(held, Channels) else held & channels
+        if held:
+            found[source] = HeldChannels(held)
+    return found
 
 
 def held_to_json(held: HeldSources) -> dict[str, Any]:
-    stored: dict[str, Any] = write(_HELD, dict(sorted(held.items())))
-    return stored
+    return cast("dict[str, Any]", write(_HELD, dict(sorted(held.items()))))
 
 
 def held_from_json(value: Any) -> dict[str, HeldChannels]:
-    held: dict[str, HeldChannels] = read(_HELD, value)
-    return held
-
-
-def _of(assigner: Assigner, ahead: set[int]) -> HeldChannels:
-    if assigner.has_channels or not ahead:
-        return HeldChannels(frozenset(ahead))
-    return HeldChannels(Channels.ALL)
-
-
-def _in_all(found: Iterable[HeldChannels]) -> HeldChannels:
-    held = HeldChannels(Channels.ALL)
-    for one in found:
-        if isinstance(held.channels, Channels):
-            held = one
-        elif not isinstance(one.channels, Channels):
-            held = HeldChannels(held.channels & one.channels)
-    return held
+    return cast("dict[str, HeldChannels]", read(_HELD, value))

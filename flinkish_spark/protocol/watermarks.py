@@ -36,6 +36,7 @@ from flinkish_spark.protocol.event_time import (
     BatchTimes,
     ChannelStatus,
     Place,
+    TimeMs,
     Untimed,
     Valve,
     ValveChannel,
@@ -99,13 +100,7 @@ class AssignerTime:
                 known_since_ms = max(silent_since_ms.values(), default=known_since_ms)
             silent_since_ms = {channel: silent_since_ms[channel] for channel in valve.channels}
         quiet = [c for c, since_ms in silent_since_ms.items() if _is_silent(rules, since_ms, now_ms)]
-        return replace(
-            self,
-            known_since_ms=known_since_ms,
-            valve=valve.silenced(quiet),
-            silent_since_ms=silent_since_ms,
-            has_ended=has_ended,
-        )
+        return AssignerTime(known_since_ms, valve.silenced(quiet), silent_since_ms, has_ended)
 
     def to_json(self) -> Any:
         channels = tuple(
@@ -123,15 +118,14 @@ class AssignerTime:
         return cls(found.known_since_ms, valve, silent_since_ms, found.has_ended)
 
 
-_TimeMs = Annotated[int, whole(0, MAX_WATERMARK_MS)]
-_Channel = tuple[Annotated[int, whole(0)], WatermarkMs, ChannelStatus, bool, _TimeMs]
+_Channel = tuple[Annotated[int, whole(0)], WatermarkMs, ChannelStatus, bool, TimeMs]
 
 
 @dataclass(frozen=True, slots=True)
 class _Members(Stored):
     """An :class:`AssignerTime` as it is stored: what is known of a channel stands together."""
 
-    known_since_ms: _TimeMs
+    known_since_ms: TimeMs
     watermark_ms: WatermarkMs
     has_ended: bool
     channels: tuple[_Channel, ...]
@@ -145,8 +139,7 @@ _ROWS = tuple[tuple[Instance, WatermarkMs, ChannelStatus, bool], ...]
 
 
 def _valve_members(valve: Valve[str]) -> dict[str, Any]:
-    channels = sorted(valve.channels.items())
-    rows = [(uid, one.watermark_ms, one.status, one.counts) for uid, one in channels]
+    rows = [(uid, one.watermark_ms, one.status, one.counts) for uid, one in sorted(valve.channels.items())]
     return {"watermark_ms": valve.watermark_ms, "valve": write(_ROWS, rows)}
 
 
@@ -195,10 +188,6 @@ class OperatorTime(Stored):
             valve = replace(valve, watermark_ms=MAX_WATERMARK_MS)
         return replace(self, valve=valve, carried_ms=carried_ms)
 
-    def going_on(self, valve: Valve[str], carried_ms: int) -> OperatorTime:
-        """Return it as it goes on from a valve that may be over other inputs; the watermark stays."""
-        return replace(self, valve=valve.without(valve.channels.keys() - self.inputs), carried_ms=carried_ms)
-
 
 def joined(
     valve: Valve[str], seen_ms: int, there: Mapping[str, AssignerTime], active: Collection[str]
@@ -225,7 +214,7 @@ class EventTime(Stored):
     #: Over the assigners that have not ended: the job as a whole.
     valve: StoredValve = field(default_factory=Valve, metadata=INLINE)
     #: Of the last micro-batch; None before the first.
-    processing_time_ms: Annotated[int, whole(0, MAX_WATERMARK_MS)] | None = None
+    processing_time_ms: TimeMs | None = None
     #: The least watermark that the last micro-batch carried.
     carried_ms: WatermarkMs = MIN_WATERMARK_MS
     agenda: Agenda = field(default_factory=Agenda, metadata=stored("timers"))
@@ -306,13 +295,19 @@ class EventTime(Stored):
         known = {uid: (one.valve, one.carried_ms) for uid, one in self.operators.items()}
         unknown = (Valve[str](), MIN_WATERMARK_MS) if known else (whole, self.carried_ms)
         names = {name for one in operators.values() for name in one.instances}
+        going_on = {}
+        for uid, one in operators.items():
+            # The valve may be over other inputs; the watermark stays.
+            valve, carried_ms = known.get(uid, unknown)
+            valve = valve.without(valve.channels.keys() - one.inputs)
+            going_on[uid] = replace(one, valve=valve, carried_ms=carried_ms)
         return replace(
             self,
             assigners=kept,
             # New ones join with the next micro-batch.
             valve=whole.without(whole.channels.keys() - rules.keys()),
             agenda=self.agenda.of(names),
-            operators={uid: one.going_on(*known.get(uid, unknown)) for uid, one in operators.items()},
+            operators=going_on,
         )
 
 
@@ -371,16 +366,13 @@ def next_micro_batch_ms(rules: Rules, state: EventTime) -> int | None:
     if state.is_due_at_once:
         return state.processing_time_ms
     held_back = to_hold_back(rules, state)
-    awaited = rules.keys() if held_back else _awaited(rules, state)
+    awaited: Collection[str] = rules.keys()
+    if not held_back:
+        waiting = state.agenda.next_event_times_ms.keys()
+        timed = [one for one in state.operators.values() if waiting & one.instances]
+        awaited = {uid for one in timed for uid in one.inputs} if state.operators or not waiting else awaited
     times_ms = (state.agenda.next_processing_time_ms, _next_idle_ms(rules, state, awaited, held_back))
     return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
-
-
-def _awaited(rules: Rules, state: EventTime) -> Collection[str]:
-    waiting = state.agenda.next_event_times_ms.keys()
-    if not state.operators:
-        return rules.keys() if waiting else ()
-    return {uid for one in state.operators.values() if waiting & one.instances for uid in one.inputs}
 
 
 def _next_idle_ms(
@@ -389,10 +381,9 @@ def _next_idle_ms(
     """Return when the next channel becomes idle of those assigners, if no record comes."""
     times_ms: list[int] = []
     for uid, one in _running(rules, state):
-        if uid not in awaited:
-            continue
         idleness_ms = rules[uid].idleness_ms
-        if idleness_ms is None or state.valve.channels[uid].status is ChannelStatus.IDLE:
+        is_idle = state.valve.channels[uid].status is ChannelStatus.IDLE
+        if uid not in awaited or idleness_ms is None or is_idle:
             continue
         waiting = [one.silent_since_ms[c] for c in _active_ms(one) if (uid, c) not in held_back]
         since_ms = waiting if one.valve.channels else [one.known_since_ms]

@@ -209,7 +209,7 @@ class Driver:
         """Ask for a checkpoint, from another thread of the driver."""
         self.asked += 1
         target = "/savepoint" if purpose.is_savepoint else ""
-        self.supervisor.control.ask(Asked.of(purpose, self._answer, target))
+        self.supervisor.control.ask(Asked(purpose, self._answer, target))
 
     def _answer(self, answer: CheckpointAnswer) -> None:
         self.answered += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flinkish_spark.checkpoint.retention import PINS, PinManifest, _Pins
+from flinkish_spark.checkpoint.retention import PINS, CheckpointPins, PinManifest
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import ObjectMissing
 from flinkish_spark.protocol.decisions import Decision
@@ -12,8 +12,8 @@ from flinkish_spark.protocol.ids import CheckpointId
 from tests.simulation.spark_files import state_key
 
 
-class SimPins(_Pins):
-    """:class:`~flinkish_spark.checkpoint.retention.CheckpointPins` over the simulated Spark's files."""
+class SimPins(CheckpointPins):
+    """Pins over the simulated Spark's files."""
 
     def pin(self, decision: Decision) -> None:
         """Copy what the checkpoint needs, then write its manifest."""
@@ -53,7 +53,7 @@ class SimPins(_Pins):
 
     def unpin(self, checkpoint: CheckpointId) -> None:
         """Delete the manifest, then the state that no other pin names."""
-        self._delete_manifest(checkpoint)
+        super().unpin(checkpoint)
         manifests = [self._manifest(one) for one in sorted(self.pinned())]
         needed = {name for manifest in manifests if manifest is not None for name in manifest.files}
         for key in self._store.list(f"{PINS}/state"):

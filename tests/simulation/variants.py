@@ -31,7 +31,6 @@ from flinkish_spark.job.rewind import Rewinder
 from flinkish_spark.job.standby import LockWait
 from flinkish_spark.protocol import checkpoint as checkpoints
 from flinkish_spark.protocol import recovery
-from flinkish_spark.protocol.alignment import Alignment, AlignmentReport
 from flinkish_spark.protocol.decisions import Receipt, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.micro_batches import COMMITS
@@ -50,7 +49,8 @@ def _notify_before_persist() -> Sequence[Patch]:
         self._check_alive(decision)
         on_decided()
         receipt: Receipt = self._parts.confirm(decision)
-        self._decide(decision)
+        job = self._job
+        decision_point.decide(decision, job.ownership, job.clock, job.observer, "let the job run on")
         self._clean_up(decision)
         return receipt
 
@@ -74,7 +74,8 @@ def _blind_retry() -> Sequence[Patch]:
 def _delete_before_receipt() -> Sequence[Patch]:
     def complete(self: Any, decision: Any, on_decided: Callable[[], None]) -> Receipt:
         self._check_alive(decision)
-        self._decide(decision)
+        job = self._job
+        decision_point.decide(decision, job.ownership, job.clock, job.observer, "let the job run on")
         on_decided()
         self._clean_up(decision)
         receipt: Receipt = self._parts.confirm(decision)
@@ -96,15 +97,15 @@ def _id_reuse_after_restart() -> Sequence[Patch]:
 
 
 def _ack_counted_twice() -> Sequence[Patch]:
-    def count(checkpoint: CheckpointId, acks: Sequence[Any], expected: Mapping[str, Any]) -> AlignmentReport:
+    def count(checkpoint: CheckpointId, acks: Sequence[Any], expected: Mapping[str, Any]) -> str:
         by_sink = {ack.sink: ack for ack in acks}
         for sink, channels in expected.items():
             seen = [b for b in by_sink[sink].barriers if b.checkpoint == checkpoint]
             if len(seen) < len(channels):
-                return AlignmentReport(Alignment.MISSING, f"sink '{sink}' showed {len(seen)} barriers")
-        return AlignmentReport(Alignment.ALIGNED)
+                return f"sink '{sink}' showed {len(seen)} barriers"
+        return ""
 
-    return [mock.patch.object(barrier_counter, "count_barriers", count)]
+    return [mock.patch.object(barrier_counter, "why_not_aligned", count)]
 
 
 def _committables_dropped_on_abort() -> Sequence[Patch]:
@@ -241,8 +242,7 @@ def _hook_states_forgotten() -> Sequence[Patch]:
 
 
 def _barriers_not_counted() -> Sequence[Patch]:
-    aligned = AlignmentReport(Alignment.ALIGNED)
-    return [mock.patch.object(barrier_counter, "count_barriers", lambda *args: aligned)]
+    return [mock.patch.object(barrier_counter, "why_not_aligned", lambda *args: "")]
 
 
 def _zombies_recover_unchecked() -> Sequence[Patch]:

@@ -6,7 +6,6 @@ A script is a line of words, one per event. The job has the sinks `a` and `b`, t
     -b +b b$  b does not run, runs, has finished        off, on   the timer is switched
     @50       the clock shows 50 and the rules are asked what is due
     user?     a request: periodic?, follow_up?, user?, savepoint?, final?, final_savepoint?
-    user!     the same, forced
     ready3    3 is initialised, its hooks have answered
     a3, ab3   a, or a and b, acknowledge 3 in the next micro-batch; the first one is 0
     log3      commits/N of 3 was read                   no3       3 is declined
@@ -30,7 +29,6 @@ from flinkish_spark.protocol.checkpoint import (
     ParticipantKind,
     ParticipantStatus,
     Schedule,
-    Urgency,
 )
 from flinkish_spark.protocol.coordination import (
     Abort,
@@ -47,7 +45,7 @@ from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
 
 SINKS = tuple(Participant(ParticipantKind.SINK, uid) for uid in "ab")
-_REQUEST = re.compile(r"([a-z_]+)([?!])")
+_REQUEST = re.compile(r"([a-z_]+)\?")
 _STEP = re.compile(r"(ready|no|log|won|conf)(\d+)")
 _ACK = re.compile(r"([a-w]+)(\d+)")
 _STATUSES = {"-": ParticipantStatus.NOT_RUNNING, "+": ParticipantStatus.RUNNING}
@@ -108,9 +106,8 @@ class Script:
         self.state.on_phase(self.phase, self.statuses)
         return ()
 
-    def _request(self, purpose: str, mark: str) -> Sequence[Effect]:
-        urgency = Urgency.FORCED if mark == "!" else Urgency.NORMAL
-        request = self.state.new_request(CheckpointPurpose[purpose.upper()], self.now_ms, urgency)
+    def _request(self, purpose: str) -> Sequence[Effect]:
+        request = self.state.new_request(CheckpointPurpose[purpose.upper()], self.now_ms)
         return self.state.on_request(request, self.now_ms)
 
     def _step(self, step: str, checkpoint: CheckpointId) -> Sequence[Effect]:

@@ -32,7 +32,7 @@ from flinkish_spark.core.errors import StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import CreateResult, ObjectMissing
 from flinkish_spark.core.watchdog import Waiting, unwatched
-from flinkish_spark.protocol.checkpoint import Participant, ParticipantKind, Urgency
+from flinkish_spark.protocol.checkpoint import Participant, ParticipantKind
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.failures import FailureManager
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage
@@ -389,11 +389,10 @@ class Rig:
         purpose: CheckpointPurpose = CheckpointPurpose.USER,
         target: str = "",
         name: str = "",
-        urgency: Urgency = Urgency.NORMAL,
     ) -> None:
         """Ask for a checkpoint; its answer will be found in `answers` under `name`."""
         called = name or purpose.value.lower()
-        self.coordinator.ask(Asked(purpose, lambda answer: self._answered(called, answer), urgency, target))
+        self.coordinator.ask(Asked(purpose, lambda answer: self._answered(called, answer), target))
         self.tick()
 
     def _answered(self, name: str, answer: CheckpointAnswer) -> None:

@@ -2,14 +2,13 @@
 
 A script is a line of words, one per event, in the order in which the gate meets them; each takes 1 ms.
 
-    a.      one record of channel a, 10 bytes          a3      barrier 3 on channel a
-    a3S     barrier of a savepoint                     a!3     cancellation of 3 on channel a
-    a$      end of channel a                           a?3:8   barrier 3 announced at position 8 of a
+    a.      one record of channel a                    a3      barrier 3 on channel a
+    a3S     barrier of a savepoint                     a?3:8   barrier 3 announced at position 8 of a
     +d      new channel d that awaits the barriers     |d      new channel d behind the barriers
     x3      the coordinator aborts 3                   @50     the clock shows 50
-    close   the gate is closed
 
-`play` returns what the gate answered, word by word; events without an answer are left out.
+`play` returns what the gate answered, word by word; events without an answer are left out. Behind the answers
+to an event stands which channels it has opened and blocked.
 
     -a, +b      channel a blocked, channel b opened
     take3       checkpoint 3 taken; take3(b:2) with channel state of b from position 2 on
@@ -28,30 +27,24 @@ from flinkish_spark.protocol.input_gate import (
     AlignmentMode,
     AlignmentSettings,
     BarrierKind,
-    Blocked,
     CheckpointBarrier,
     Effect,
-    EndedChannels,
     InputGate,
     NewChannel,
-    Opened,
     TakeCheckpoint,
 )
 
-RECORD_BYTES = 10
 _BARRIER = re.compile(r"([a-w])(\d+)(S?)")
-_CANCEL = re.compile(r"([a-z])!(\d+)")
 _ANNOUNCEMENT = re.compile(r"([a-z])\?(\d+):(\d+)")
 
 
 def gate(
     channels: str,
     mode: AlignmentMode = AlignmentMode.ALIGNED,
-    ended: EndedChannels = EndedChannels.COUNT_AS_BARRIER,
     timeout_ms: int | None = None,
 ) -> InputGate:
     """Return a gate with one channel per letter, all at position 0."""
-    return InputGate.of(dict.fromkeys(channels, 0), AlignmentSettings(mode, ended, timeout_ms))
+    return InputGate.of(dict.fromkeys(channels, 0), AlignmentSettings(mode, timeout_ms))
 
 
 def word(effect: Effect) -> str:
@@ -64,10 +57,6 @@ def word(effect: Effect) -> str:
             return f"done{checkpoint}" + f"({places})" * bool(places)
         case Aborted(checkpoint, reason):
             return f"{reason.value}{checkpoint}"
-        case Blocked(channel):
-            return f"-{channel}"
-        case Opened(channel):
-            return f"+{channel}"
 
 
 class Player:
@@ -82,11 +71,14 @@ class Player:
         answers = []
         for event in script.split():
             self.now_ms += 1
+            before = self.gate.blocked
             after, effects = self._answer(event)
             self.gate = InputGate.from_json(after.to_json(), after.settings)
             assert self.gate == after
             self.effects += effects
             answers += [word(effect) for effect in effects]
+            answers += [f"+{channel}" for channel in sorted(before - after.blocked)]
+            answers += [f"-{channel}" for channel in sorted(after.blocked - before)]
         return " ".join(answers)
 
     def last(self, kind: type[Effect]) -> Effect:
@@ -101,12 +93,8 @@ class Player:
             return gate.on_barrier(
                 channel, CheckpointBarrier(CheckpointId(int(found[2])), 0, kind), here, now_ms
             )
-        if found := _CANCEL.fullmatch(event):
-            return gate.on_cancel(channel, CheckpointId(int(found[2])), here, now_ms)
         if found := _ANNOUNCEMENT.fullmatch(event):
             return gate.on_announcement(channel, CheckpointId(int(found[2])), int(found[3]), now_ms)
-        if event == "close":
-            return gate.on_close(now_ms)
         if event[0] == "x":
             return gate.on_abort(CheckpointId(int(event[1:])), now_ms)
         if event[0] == "@":
@@ -115,7 +103,5 @@ class Player:
         if event[0] in "+|":
             stands = NewChannel.AWAITS_BARRIERS if event[0] == "+" else NewChannel.BEHIND_BARRIERS
             return gate.on_new_channel(event[1], 0, stands, now_ms)
-        if event[1] == "$":
-            return gate.on_end(channel, now_ms)
         assert event[1:] == ".", event
-        return gate.on_records(channel, here + 1, now_ms, RECORD_BYTES)
+        return gate.on_records(channel, here + 1, now_ms)

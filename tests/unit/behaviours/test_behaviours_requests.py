@@ -7,7 +7,7 @@ import pytest
 from flinkish_spark.checkpoint.answers import Asked
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.job.supervisor import JobControl
-from flinkish_spark.protocol.checkpoint import Schedule, Urgency
+from flinkish_spark.protocol.checkpoint import CheckpointRequest, Schedule
 from flinkish_spark.protocol.ids import CheckpointPurpose as P
 from tests.support.coordinator_rig import Rig
 
@@ -16,8 +16,7 @@ from tests.support.coordinator_rig import Rig
 def test_savepoints_are_forced_and_nothing_else_is(purpose: P) -> None:
     """Behaviours 26, 58: as in Flink."""
     forced = purpose in (P.SAVEPOINT, P.FINAL_SAVEPOINT, P.DRAINED_SAVEPOINT)
-    urgency = Asked.of(purpose, lambda answer: None, "/sp").urgency
-    assert urgency is (Urgency.FORCED if forced else Urgency.NORMAL)
+    assert CheckpointRequest(1, purpose, 0, "/sp").is_forced is forced
 
 
 def control_of(rig: Rig) -> JobControl:
@@ -27,7 +26,7 @@ def control_of(rig: Rig) -> JobControl:
 
 
 def ask(control: JobControl, rig: Rig, purpose: P, target: str = "") -> None:
-    control.ask(Asked.of(purpose, lambda answer: rig.answers.append(answer.kind.value), target))
+    control.ask(Asked(purpose, lambda answer: rig.answers.append(answer.kind.value), target))
     rig.tick()
 
 

@@ -102,4 +102,4 @@ def test_the_first_acknowledgement_counts() -> None:
     known.note([sink], 30)
     known.note([sink], 90)
     assert [(one.uid, one.ack_ms) for one in known.of_failed(ID)] == [("sum", None), ("out", 30)]
-    assert known.alignment_ms is None
+    assert known.durations(100).alignment_ms is None

@@ -13,7 +13,7 @@ from flinkish_spark.checkpoint.hooks import HookFailed
 from flinkish_spark.checkpoint.ownership import take_over
 from flinkish_spark.core.config import CheckpointConfig, CheckpointingMode
 from flinkish_spark.core.errors import FencedError, StoreError
-from flinkish_spark.protocol.checkpoint import Schedule, Urgency
+from flinkish_spark.protocol.checkpoint import Schedule
 from flinkish_spark.protocol.decisions import TriggerRecord, Verdict
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, OwnerEpoch
 from flinkish_spark.protocol.limits import UNLIMITED
@@ -263,7 +263,7 @@ def test_any_number_of_savepoints_at_once() -> None:
     rig = Rig(by_hand(min_pause_ms=10**6))
     rig.threads.held = ("complete",)
     for checkpoint in (1, 2, 3):
-        rig.ask(P.SAVEPOINT, f"/sp{checkpoint}", f"sp{checkpoint}", Urgency.FORCED)
+        rig.ask(P.SAVEPOINT, f"/sp{checkpoint}", f"sp{checkpoint}")
         rig.run_batch(checkpoint)
     assert rig.open == "1:DECIDING 2:LOGGED 3:LOGGED"
     for checkpoint in (1, 2, 3):

@@ -78,9 +78,9 @@ def test_a_decision_knows_its_batch_and_what_each_sink_staged_in_batch_order():
     later = replace(STAGED, batch=BatchId(4), committables=(Committable("delta", {}), *STAGED.committables))
     decision = replace(DECISION, batches=(STAGED, later))
     assert decision.batch == BatchId(4)
-    assert [int(batch.batch) for batch, _ in decision.committables_of("kafka")] == [3, 4]
-    assert decision.committables_of("delta") == ((later, Committable("delta", {})),)
-    assert decision.committables_of("none") == ()
+    assert [int(batch.batch) for batch, _ in decision.by_sink()["kafka"]] == [3, 4]
+    assert decision.by_sink()["delta"] == [(later, Committable("delta", {}))]
+    assert decision.by_sink().keys() == {"kafka", "delta"}
     assert (STAGED.checkpoints, STAGED.acks[0].rows) == ({CheckpointId(1)}, 5)
     assert STAGED.acks[0].digest == 2**64 - 9
 

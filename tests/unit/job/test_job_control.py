@@ -49,7 +49,7 @@ from flinkish_spark.job.requests import (
 from flinkish_spark.job.spark_engine import StagingMismatchError
 from flinkish_spark.job.standby import LockWait, wait_for_lock
 from flinkish_spark.job.supervisor import JobControl, RestartPolicy, Supervisor
-from flinkish_spark.protocol.checkpoint import Schedule, Urgency
+from flinkish_spark.protocol.checkpoint import Schedule
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.ids import CheckpointPurpose as P
@@ -107,7 +107,7 @@ def control(why: str = "") -> JobControl:
 
 def ask(job: JobControl, purpose: P = P.USER, target: str = "") -> CheckpointAnswer | None:
     pending = PendingAnswer()
-    job.ask(Asked.of(purpose, pending.resolve, target))
+    job.ask(Asked(purpose, pending.resolve, target))
     return pending.wait(timeout_ms=0)
 
 
@@ -143,7 +143,7 @@ def test_a_savepoint_is_forced_and_its_target_is_looked_at_before_it_gets_an_id(
     coordinator = attach(job := control())
     ask(job, P.SAVEPOINT, "/savepoints/a")
     ask(job, P.USER)
-    assert [one.urgency for one in coordinator.asked] == [Urgency.FORCED, Urgency.NORMAL]
+    assert [one.purpose.is_savepoint for one in coordinator.asked] == [True, False]
     coordinator = attach(job := control("something else is there"))
     for purpose in (P.SAVEPOINT, P.FINAL_SAVEPOINT):
         answer = ask(job, purpose, "/savepoints/a")

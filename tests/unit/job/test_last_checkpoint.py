@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.checkpoint.event_time import NoTime
+from flinkish_spark.checkpoint.event_time import Timekeeping
 from flinkish_spark.job.supervisor import JobControl, LastCheckpoint, QueryEnd
 from flinkish_spark.protocol.ids import CheckpointPurpose
 
 
-class Time(NoTime):
+class Time(Timekeeping):
     """A keeper whose input ends when the test says so."""
 
     can_end = has_ended = False

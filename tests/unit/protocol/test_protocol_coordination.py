@@ -126,7 +126,7 @@ def test_no_more_in_flight_than_allowed_and_each_end_admits_one(limit) -> None:
 def test_a_forced_request_ignores_the_number_in_flight_but_waits_for_the_barrier() -> None:
     """Behaviour 26."""
     script = Script()
-    assert script.play("run user? ready1 user? user! ab1") == "init1 offer1 init2"
+    assert script.play("run user? ready1 user? savepoint? ab1") == "init1 offer1 init2"
     assert (script.open, script.queued) == ("1:ACKNOWLEDGED 2:INITIALISING", "user")
 
 
@@ -185,7 +185,7 @@ def test_nothing_starts_once_the_job_has_stopped() -> None:
     script = Script()
     script.play("run stop")
     assert script.play("@10 @1000") == ""
-    requests = "user? savepoint? final! periodic?"
+    requests = "user? savepoint? final? periodic?"
     assert script.play(requests) == " ".join(
         f"refuse:SHUT_DOWN({purpose})" for purpose in ("user", "savepoint", "final", "periodic")
     )
@@ -233,12 +233,12 @@ def test_a_full_queue_says_so_to_the_least_important() -> None:
     """Behaviour 29."""
     script = Script(queue_limit=2)
     assert script.play("run user? user? user? user?") == "init1 refuse:QUEUE_FULL(user)"
-    assert script.play("savepoint?") == "refuse:QUEUE_FULL(user)"
-    assert script.queued == "savepoint user"
+    assert script.play("final?") == "refuse:QUEUE_FULL(user)"
+    assert script.queued == "final user"
     # The timer does not answer to anybody: it comes again.
     assert script.play("@10") == ""
-    assert script.queued == "savepoint user"
-    assert script.play("savepoint!") == ""
+    assert script.queued == "final user"
+    assert script.play("savepoint?") == ""
     assert len(script.state.queue.waiting) == 3
 
 
@@ -258,7 +258,7 @@ def test_one_request_of_the_timer_at_a_time() -> None:
 def test_any_number_of_savepoints_can_be_asked_for_at_once() -> None:
     """Behaviour 58: forced ones are all in flight together; each is decided on its own."""
     script = Script()
-    script.play("run off savepoint! savepoint! savepoint!")
+    script.play("run off savepoint? savepoint? savepoint?")
     assert script.play("ready1 ab1 ready2 ab2 ready3 ab3") == "offer1 init2 offer2 init3 offer3"
     assert len(script.state.open) == 3
     rest = " ".join(f"log{n} won{n} conf{n}" for n in (1, 2, 3))
@@ -479,8 +479,8 @@ def test_what_is_being_decided_is_left_to_who_decides_it(events, left) -> None:
 def test_nothing_starts_behind_the_last_checkpoint(purpose) -> None:
     """Behaviour 61: its turn comes as for any other, and behind its barrier there is no micro-batch."""
     script = Script(max_concurrent=9)
-    assert script.play(f"run user? user? {purpose}? savepoint? ready1 ab1") == "init1 offer1 init2"
-    rest = "@10 ready2 ab2 savepoint! log1 won1 conf1 log2 won2 conf2 @20 user?"
+    assert script.play(f"run user? user? {purpose}? ready1 ab1") == "init1 offer1 init2"
+    rest = "@10 savepoint? ready2 ab2 savepoint? log1 won1 conf1 log2 won2 conf2 @20 user?"
     assert script.play(rest) == "offer2 decide1@0 done1 decide2@1 done2"
     assert script.queued == "savepoint savepoint user user periodic"
     assert script.play("stop").count("SHUT_DOWN") == 5

@@ -219,7 +219,7 @@ class CoordinationAgainstModel(RuleBasedStateMachine):
         self.script = Script(max_concurrent, min_pause_ms, TIMEOUT_MS, room)
         self.model = Model(max_concurrent, min_pause_ms, room)
         for purpose in early.split():
-            self.request(purpose, "?")
+            self.request(purpose)
         self.model.phase, self.model.statuses = "running", {"a": "+", "b": "+"}
         self.play("run")
 
@@ -233,12 +233,10 @@ class CoordinationAgainstModel(RuleBasedStateMachine):
 
     @rule(
         purpose=st.sampled_from(("user savepoint " + " ".join(IMPORTANCE)).split()),
-        mark=st.sampled_from("???!"),
     )
-    def request(self, purpose: str, mark: str) -> None:
-        forced = mark == "!" and purpose != "periodic"
-        self.model.wish(purpose, forced)
-        self.play(purpose + ("!" if forced else "?"))
+    def request(self, purpose: str) -> None:
+        self.model.wish(purpose, forced=purpose in ("savepoint", "final_savepoint", "drained_savepoint"))
+        self.play(f"{purpose}?")
 
     @rule(passed_ms=st.sampled_from([1, 2, 4, 10, 30]))
     def wait(self, passed_ms: int) -> None:
@@ -337,7 +335,7 @@ class CoordinationAgainstModel(RuleBasedStateMachine):
         stages = Counter(one.state.value for one in state.open)
         assert stages["INITIALISING"] + stages["TRIGGERED"] <= 1
         assert stages["DECIDING"] + stages["DECIDED"] <= 1
-        forced = sum(one.request.urgency.value == "FORCED" for one in state.open)
+        forced = sum(one.request.is_forced for one in state.open)
         assert len(state.open) - forced <= self.model.max_concurrent
         for one in effects:
             if isinstance(one, Abort) and one.reason is CheckpointFailureReason.SUBSUMED:

@@ -21,7 +21,6 @@ from flinkish_spark.protocol.input_gate import (
     AlignmentSettings,
     BarrierKind,
     CheckpointBarrier,
-    EndedChannels,
     GateContractError,
     InputGate,
     NewChannel,
@@ -31,7 +30,7 @@ from flinkish_spark.protocol.input_gate import (
 from tests.support.effort import examples
 from tests.support.gate_script import word
 
-#: A record: its channel and number; a mark: "barrier" or "cancel" and the checkpoint.
+#: A record: its channel and number; a mark: "barrier" and the checkpoint.
 Element = tuple[str, int]
 RECORD = "record"
 TIMEOUT_MS = 6
@@ -58,7 +57,6 @@ class Model:
         self.settings = settings
         self.counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
         self.history: dict[str, list[object]] = {c: [] for c in channels}
-        self.open = set(channels)
         self.met: dict[int, Met] = {}
         self.highest = 0
         self.words: list[str] = []
@@ -66,14 +64,14 @@ class Model:
     def showed(self, channel: str, checkpoint: int) -> bool:
         met = self.met[checkpoint]
         passed = ("barrier", checkpoint) in self.history[channel] or channel in met.announced
-        return passed or channel in met.behind or channel not in self.open
+        return passed or channel in met.behind
 
     def went_past(self, channel: str, checkpoint: int) -> bool:
         return any(mark is not RECORD and mark[1] > checkpoint for mark in self.history[channel])
 
     def blocked(self) -> set[str]:
         waiting = [i for i, met in self.met.items() if met.taken_at is None and not self.counts]
-        return {c for c in self.open for i in waiting if self.showed(c, i)}
+        return {c for c in self.history for i in waiting if self.showed(c, i)}
 
     def give_up(self, checkpoint: int, reason: str) -> None:
         self.met.pop(checkpoint, None)
@@ -115,12 +113,11 @@ class GateAgainstModel(RuleBasedStateMachine):
 
     @initialize(
         mode=st.sampled_from(AlignmentMode),
-        ended=st.sampled_from(EndedChannels),
         channels=st.sampled_from(["a", "ab", "abc"]),
     )
-    def begin(self, mode: AlignmentMode, ended: EndedChannels, channels: str) -> None:
+    def begin(self, mode: AlignmentMode, channels: str) -> None:
         timeout_ms = TIMEOUT_MS if mode is AlignmentMode.ALIGNED_WITH_TIMEOUT else None
-        configured = AlignmentSettings(mode, ended, timeout_ms)
+        configured = AlignmentSettings(mode, timeout_ms)
         self.gate = InputGate.of(dict.fromkeys(channels, 0), configured)
         self.model, self.now_ms = Model(channels, configured), 0
         self.last_words: list[int] = []
@@ -136,7 +133,7 @@ class GateAgainstModel(RuleBasedStateMachine):
         if channel not in self.model.blocked():
             return True
         with pytest.raises(GateContractError):
-            self.gate.on_cancel(channel, CheckpointId(1), 10**6, self.now_ms)
+            self.gate.on_barrier(channel, CheckpointBarrier(CheckpointId(1), 0), 10**6, self.now_ms)
         return False
 
     def pick(self, number: int) -> str:
@@ -165,22 +162,10 @@ class GateAgainstModel(RuleBasedStateMachine):
         if checkpoint > model.highest:
             for older in [] if model.counts else list(model.met):
                 model.give_up(older, "SUBSUMED")
-            model.met[checkpoint] = Met(kind, self.now_ms, set(model.open))
+            model.met[checkpoint] = Met(kind, self.now_ms, set(model.history))
             model.highest = checkpoint
         sent = CheckpointBarrier(CheckpointId(checkpoint), 0, kind)
         self.compare(self.gate.on_barrier(channel, sent, position, self.now_ms))
-
-    @rule(number=numbers, above=ids)
-    def cancel(self, number: int, above: int) -> None:
-        channel, model, checkpoint = self.pick(number), self.model, self.model.highest + above
-        if checkpoint < 1 or not self.is_free(channel):
-            return
-        position = len(model.history[channel])
-        model.history[channel].append(("cancel", checkpoint))
-        model.drop_the_impossible()
-        if checkpoint in model.met or checkpoint > model.highest:
-            model.give_up(checkpoint, "CANCELLED_UPSTREAM")
-        self.compare(self.gate.on_cancel(channel, CheckpointId(checkpoint), position, self.now_ms))
 
     @rule(above=ids)
     def abort(self, above: int) -> None:
@@ -202,22 +187,11 @@ class GateAgainstModel(RuleBasedStateMachine):
             met.announced[channel] = position
         self.compare(self.gate.on_announcement(channel, CheckpointId(checkpoint), position, self.now_ms))
 
-    @precondition(lambda self: len(self.gate.channels) > 1)
-    @rule(number=numbers)
-    def end(self, number: int) -> None:
-        channel = self.pick(number)
-        late = [i for i in self.model.met if not self.model.showed(channel, i)]
-        for checkpoint in late if self.gate.settings.ended is EndedChannels.ABORT else []:
-            self.model.give_up(checkpoint, "CHANNEL_ENDED")
-        self.model.open.remove(channel)
-        self.compare(self.gate.on_end(channel, self.now_ms))
-
     @precondition(lambda self: len(self.model.history) < 5)
     @rule(stands=st.sampled_from(NewChannel))
     def appear(self, stands: NewChannel) -> None:
         channel = "abcde"[len(self.model.history)]
         self.model.history[channel] = []
-        self.model.open.add(channel)
         for met in self.model.met.values():
             if stands is NewChannel.BEHIND_BARRIERS:
                 met.behind.add(channel)
@@ -238,7 +212,7 @@ class GateAgainstModel(RuleBasedStateMachine):
             return
         assert self.gate.blocked == self.model.blocked()
         assert [int(a.checkpoint) for a in self.gate.pending] == sorted(self.model.met)
-        assert dict(self.gate.channels) == {c: len(self.model.history[c]) for c in self.model.open}
+        assert dict(self.gate.channels) == {c: len(self.model.history[c]) for c in self.model.history}
 
     @invariant()
     def no_id_has_two_last_words(self) -> None:
@@ -267,7 +241,7 @@ class TestGateAgainstModel(GateAgainstModel.TestCase):
 
 # -- long random runs ---------------------------------------------------------------------------
 def upstream(rng: random.Random, channels: str, length: int) -> dict[str, list[Element]]:
-    """Return what an upstream job wrote into each channel; some barriers are missing, some cancelled."""
+    """Return what an upstream job wrote into each channel; some barriers are missing."""
     written: dict[str, list[Element]] = {c: [] for c in channels}
     checkpoint = 0
     while sum(map(len, written.values())) < length:
@@ -276,10 +250,11 @@ def upstream(rng: random.Random, channels: str, length: int) -> dict[str, list[E
         checkpoint += rng.choice([1, 1, 1, 2])
         fate = rng.random()
         for channel in channels:
-            if fate < 0.1:
-                written[channel].append(("cancel", checkpoint))
-            elif fate > 0.2 or rng.random() < 0.5:
+            if fate > 0.2 or (fate > 0.1 and rng.random() < 0.5):
                 written[channel].append(("barrier", checkpoint))
+    # One that all channels have, so that none waits for ever.
+    for channel in channels:
+        written[channel].append(("barrier", checkpoint + 1))
     return written
 
 
@@ -297,15 +272,12 @@ class Downstream:
         self.completed = 0
 
     def run(self) -> None:
-        while self.gate.channels:
+        while unread := {c for c, at in self.gate.channels.items() if at < len(self.written[c])}:
             self.now_ms += self.rng.randrange(3)
-            free = sorted(self.gate.channels.keys() - self.gate.blocked)
-            self.answer(self.poll(self.rng.choice(free)))
+            self.answer(self.poll(self.rng.choice(sorted(unread - self.gate.blocked))))
 
     def poll(self, channel: str) -> Step:
         position = self.gate.channels[channel]
-        if position == len(self.written[channel]):
-            return self.gate.on_end(channel, self.now_ms)
         kind, number = self.written[channel][position]
         if kind == channel:
             self.delivered[channel].append((kind, number))
@@ -314,8 +286,6 @@ class Downstream:
         if checkpoint not in self.announced and checkpoint < self.gate.newest:
             self.late.add(checkpoint)
         self.announced.add(checkpoint)
-        if kind == "cancel":
-            return self.gate.on_cancel(channel, checkpoint, position, self.now_ms)
         return self.gate.on_barrier(
             channel, CheckpointBarrier(checkpoint, self.now_ms), position, self.now_ms
         )

@@ -40,8 +40,8 @@ def test_a_digest_is_stored_as_text_since_not_every_reader_of_json_keeps_64_bits
         TaskAck.from_json({**stored, "digest": 7})
 
 
-def test_what_is_made_is_checked_as_what_is_read() -> None:
-    with pytest.raises(ValueError, match="has_ended must be true or false, got 1"):
-        AssignerInput("orders", None, 1)
+def test_what_is_read_is_checked_and_an_id_when_it_is_made_too() -> None:
+    with pytest.raises(ValueError, match="must be true or false, got 1"):
+        AssignerInput.from_json(["orders", None, 1])
     with pytest.raises(ValueError, match="a job uuid is 32 lower-case hex digits, got 'X'"):
         JobUuid("X")

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flinkish_spark.protocol.checkpoint import CheckpointRequest, RequestQueue, Urgency
+from flinkish_spark.protocol.checkpoint import CheckpointRequest, RequestQueue
 from flinkish_spark.protocol.ids import CheckpointPurpose
 
 P = CheckpointPurpose
 
 
-def request(number, purpose=P.USER, urgency=Urgency.NORMAL) -> CheckpointRequest:
-    return CheckpointRequest(number, purpose, number, urgency)
+def request(number, purpose=P.USER) -> CheckpointRequest:
+    return CheckpointRequest(number, purpose, number)
 
 
 def queue_of(limit, *requests) -> tuple[list[int], list[int]]:
@@ -47,14 +47,14 @@ def test_purposes_say_what_becomes_of_the_checkpoint() -> None:
 
 def test_within_a_rank_the_older_request_goes_first() -> None:
     """Behaviours 27, 28."""
-    same_rank = [request(4, P.FINAL), request(5, P.SAVEPOINT), request(6, P.FINAL_SAVEPOINT)]
+    same_rank = [request(4, P.DRAINED_SAVEPOINT), request(5, P.SAVEPOINT), request(6, P.FINAL_SAVEPOINT)]
     for order in itertools.permutations(same_rank):
         assert queue_of(9, *order) == ([4, 5, 6], [])
 
 
 def test_within_a_rank_a_forced_request_goes_first() -> None:
     """Behaviour 26: it must not wait behind one that waits for the limits."""
-    assert queue_of(9, request(1, P.SAVEPOINT), request(2, P.SAVEPOINT, Urgency.FORCED)) == ([2, 1], [])
+    assert queue_of(9, request(1, P.FINAL), request(2, P.SAVEPOINT)) == ([2, 1], [])
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_within_a_rank_a_forced_request_goes_first() -> None:
         ([request(1), request(2), request(3)], [1, 2], [3]),
         ([request(1, P.PERIODIC), request(2), request(3)], [2, 3], [1]),
         ([request(1), request(2), request(3, P.PERIODIC)], [1, 2], [3]),
-        ([request(1, P.SAVEPOINT), request(2), request(3, P.SAVEPOINT)], [1, 3], [2]),
+        ([request(1, P.FINAL), request(2), request(3, P.FINAL)], [1, 3], [2]),
     ],
-    ids=["newest", "least important", "the one that came", "user for a savepoint"],
+    ids=["newest", "least important", "the one that came", "user for a last one"],
 )
 def test_a_full_queue_turns_away_the_newest_of_the_least_important(offered, waiting, turned_away) -> None:
     """Behaviour 29."""
@@ -74,8 +74,8 @@ def test_a_full_queue_turns_away_the_newest_of_the_least_important(offered, wait
 
 def test_a_forced_request_has_always_room_and_is_never_turned_away() -> None:
     """Behaviours 26, 29."""
-    forced = [request(n, P.PERIODIC, Urgency.FORCED) for n in (2, 3)]
-    assert queue_of(1, request(1), *forced) == ([1, 2, 3], [])
+    forced = [request(n, P.SAVEPOINT) for n in (2, 3)]
+    assert queue_of(1, request(1), *forced) == ([2, 3, 1], [])
     assert queue_of(1, *forced, request(4)) == ([2, 3], [4])
 
 
@@ -99,14 +99,14 @@ def test_a_queue_needs_room() -> None:
 @settings(deadline=None)
 @given(
     limit=st.integers(1, 4),
-    kinds=st.lists(st.tuples(st.sampled_from(P), st.sampled_from(Urgency)), max_size=12),
+    kinds=st.lists(st.sampled_from(P), max_size=12),
 )
 def test_no_request_is_lost_or_doubled(limit, kinds) -> None:
     """Behaviour 29: each waits or is turned away; nobody more important goes for somebody less so."""
-    requests = [request(n, *kind) for n, kind in enumerate(kinds)]
+    requests = [request(n, kind) for n, kind in enumerate(kinds)]
     waiting, turned_away = queue_of(limit, *requests)
     assert sorted(waiting + turned_away) == list(range(len(requests)))
     assert waiting == sorted(waiting, key=lambda n: requests[n].order)
-    normal = [n for n in waiting if requests[n].urgency is Urgency.NORMAL]
+    normal = [n for n in waiting if not requests[n].is_forced]
     assert len(normal) <= limit
-    assert all(requests[n].urgency is Urgency.NORMAL for n in turned_away)
+    assert not any(requests[n].is_forced for n in turned_away)

@@ -14,7 +14,6 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import (
     SEEDED,
-    UNSEEDED,
     Chain,
     OperatorInstance,
     PlanLayout,
@@ -339,11 +338,6 @@ def test_positions_are_found_by_the_order_of_the_plan() -> None:
     assert LAYOUT.positions(LOGGED) == {"totals": {"orders": AT_5}, "copy": {"files": [1, 2]}}
     with pytest.raises(ValueError, match="6 sources and the offset log entry 1 positions"):
         LAYOUT.positions([AT_5])
-
-
-def test_a_decided_micro_batch_without_the_seed_names_the_operator() -> None:
-    assert LAYOUT.unseeded(LOGGED) == ()
-    assert LAYOUT.unseeded([*LOGGED[:2], dict(UNSEEDED), *LOGGED[3:]]) == ("totals",)
 
 
 def test_a_layout_survives_its_stored_form() -> None:

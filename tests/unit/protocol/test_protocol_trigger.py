@@ -14,7 +14,6 @@ from flinkish_spark.protocol.checkpoint import (
     RequestQueue,
     Schedule,
     TriggerFacts,
-    Urgency,
     is_periodic_due,
     why_refused,
     why_waiting,
@@ -41,10 +40,10 @@ FACTS = TriggerFacts(
 )
 
 
-def waiting(*purposes, urgency=Urgency.NORMAL) -> RequestQueue:
+def waiting(*purposes) -> RequestQueue:
     queue = EMPTY
     for number, purpose in enumerate(purposes):
-        queue, _ = queue.offer(CheckpointRequest(number, purpose, 0, urgency))
+        queue, _ = queue.offer(CheckpointRequest(number, purpose, 0))
     return queue
 
 
@@ -126,11 +125,11 @@ def test_when_the_timer_asks(change, is_due) -> None:
         (waiting(P.PERIODIC), {}, None),
         (waiting(P.PERIODIC), {"in_flight": 1}, None),
         (waiting(P.PERIODIC), {"in_flight": 2}, R.TOO_MANY_PENDING),
-        (waiting(P.SAVEPOINT), {"in_flight": 2}, R.TOO_MANY_PENDING),
-        (waiting(P.USER, urgency=Urgency.FORCED), {"in_flight": 2}, None),
+        (waiting(P.FINAL), {"in_flight": 2}, R.TOO_MANY_PENDING),
+        (waiting(P.SAVEPOINT), {"in_flight": 2}, None),
         (waiting(P.USER), {"barrier_on_its_way": True}, R.TOO_MANY_PENDING),
         # Even a forced one: barriers are offered to one micro-batch each.
-        (waiting(P.USER, urgency=Urgency.FORCED), {"barrier_on_its_way": True}, R.TOO_MANY_PENDING),
+        (waiting(P.SAVEPOINT), {"barrier_on_its_way": True}, R.TOO_MANY_PENDING),
         # The pause may have begun while the timer's request waited; only that one is held back.
         (waiting(P.PERIODIC), {"last_end_ms": 951}, R.MINIMUM_PAUSE),
         (waiting(P.PERIODIC), {"last_end_ms": 950}, None),

@@ -23,6 +23,7 @@ from flinkish_spark.protocol.event_time import (
     NoWatermarks,
     TimerReport,
     Untimed,
+    checked_time,
 )
 from flinkish_spark.protocol.watermarks import (
     EventTime,
@@ -406,7 +407,7 @@ def test_facts_of_another_shape_are_refused(value) -> None:
         lambda: AssignerRules(AsReported(), idleness_ms=0),
         lambda: Alignment("a b", 0),
         lambda: Alignment("a", -1),
-        lambda: AssignerInput("a", frozenset({-1})),
+        lambda: AssignerInput.from_json(["a", [-1], False]),
     ],
 )
 def test_rules_and_facts_check_themselves(make) -> None:
@@ -414,10 +415,18 @@ def test_rules_and_facts_check_themselves(make) -> None:
         make()
 
 
+def test_a_time_is_a_number_of_64_bits_or_none():
+    assert (checked_time("it", None), checked_time("it", -1)) == (None, -1)
+    for wrong in (1 << 63, 1.0, True, "1"):
+        with pytest.raises(ValueError, match="it must be a whole number"):
+            checked_time("it", wrong)
+
+
 def test_scans_in_chains_have_names_that_are_no_uids():
     long = "n" * 128
     for name in ("orders", "orders#2", "orders.totals", "orders#12.totals", f"{long}#2.{long}", "a..b"):
-        assert AssignerInput(name).assigner == name and ChannelReport(name, 0, 1).assigner == name
-    for name in ("", "#2", "orders#", "orders#two", "or ders", "orders/2", f"{long}n#2", None, 7):
+        assert AssignerInput.from_json([name, None, False]).assigner == name
+        assert ChannelReport.from_json([name, 0, 1]).assigner == name
+    for name in ("", "#2", "orders#", "orders#two", "or ders", "orders/2", f"{long}n#2"):
         with pytest.raises(ValueError, match="is no uid"):
-            AssignerInput(name)
+            AssignerInput.from_json([name, None, False])
