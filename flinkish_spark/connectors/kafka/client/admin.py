@@ -10,7 +10,7 @@ import itertools
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,14 +19,7 @@ from kafka import TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 from kafka.structs import OffsetAndMetadata
 
-from flinkish_spark.connectors.kafka.client.client import (
-    UNSETTLED,
-    Code,
-    Isolation,
-    KafkaWire,
-    name_of,
-    pauses_ms,
-)
+from flinkish_spark.connectors.kafka.client.client import UNSETTLED, Isolation, KafkaWire, name_of, settled
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import (
@@ -46,6 +39,8 @@ PREFLIGHT_TIMEOUT_MS = 10_000
 #: Kafka's default.api.timeout.ms: how long a planner of micro-batches waits.
 PLANNING_TIMEOUT_MS = 60_000
 _CLOCK = SystemClock()
+#: Settings by the topic or broker that has them.
+_Settings = dict[str, dict[str, str]]
 #: Kafka's defaults, for a broker that hides its settings from this principal.
 _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS = 900_000
 #: A setting of brokers, by Kafka's default true.
@@ -53,8 +48,13 @@ VERIFICATION = "transaction.partition.verification.enable"
 _CLEANUP = "cleanup.policy"
 _RETENTION = "retention.ms"
 _MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES = "max.message.bytes", 1_048_588
-#: UnknownMemberId, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch: the group is in use.
-_ACTIVE_MEMBERS = frozenset({25, 22, 27, 113})
+#: The group is in use.
+_ACTIVE_MEMBERS = (
+    kafka_errors.UnknownMemberIdError,
+    kafka_errors.IllegalGenerationError,
+    kafka_errors.RebalanceInProgressError,
+    kafka_errors.StaleMemberEpochError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,30 +184,39 @@ class KafkaAdmin:
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
         """Return what Kafka knows about `names`; a topic that does not exist is left out, and not created."""
-        wanted = sorted(set(names))
-        if not wanted:
-            return {}
-        rows = self._wire.call("describe topics", lambda admin: _described_topics(admin, wanted))
+        rows = self._described(names)
         settings = self._settings_of([row["name"] for row in rows]) if rows else {}
-        return {
-            row["name"]: TopicInfo(
+        found = {}
+        for row in rows:
+            own, topic_id = settings.get(row["name"], {}), str(row.get("topic_id") or "")
+            found[row["name"]] = TopicInfo(
                 len(row["partitions"]),
-                _topic_id(row.get("topic_id")),
-                int(settings.get(row["name"], {}).get(_MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES)),
-                TimeLimits.of_topic(settings.get(row["name"], {})),
-                "compact" in settings.get(row["name"], {}).get(_CLEANUP, ""),
-                _keeps_ms(settings.get(row["name"], {})),
+                topic_id if topic_id.strip("0-A=") else None,
+                int(own.get(_MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES)),
+                TimeLimits.of_topic(own),
+                "compact" in own.get(_CLEANUP, ""),
+                _keeps_ms(own),
             )
-            for row in rows
-        }
+        return found
 
     def partition_counts(self, names: Iterable[str]) -> dict[str, int]:
         """Return how many partitions topics have; one that does not exist is left out, and not created."""
+        return {row["name"]: len(row["partitions"]) for row in self._described(names)}
+
+    def _described(self, names: Iterable[str]) -> list[dict[str, Any]]:
         wanted = sorted(set(names))
-        if not wanted:
-            return {}
-        rows = self._wire.call("describe topics", lambda admin: _described_topics(admin, wanted))
-        return {row["name"]: len(row["partitions"]) for row in rows}
+
+        def describe(admin: Any) -> list[dict[str, Any]]:
+            rows: list[dict[str, Any]] = []
+            for row in admin.describe_topics(wanted):
+                error = kafka_errors.for_code(row["error_code"])
+                if error is kafka_errors.NoError:
+                    rows.append(row)
+                elif error is not kafka_errors.UnknownTopicOrPartitionError:
+                    raise error(row["name"])
+            return rows
+
+        return self._wire.call("describe topics", describe) if wanted else []
 
     def matching(self, pattern: TopicPattern) -> dict[str, int]:
         """Return the partition counts of topics that match and can be described, without Kafka's own."""
@@ -297,9 +306,9 @@ class KafkaAdmin:
         def alter(admin: Any) -> GroupCommit:
             for some in _in_requests(group, entries):
                 for place, error in admin.alter_group_offsets(group, some).items():
-                    if error.errno in _ACTIVE_MEMBERS:
+                    if error in _ACTIVE_MEMBERS:
                         return GroupCommit.ACTIVE_MEMBERS
-                    if error.errno != Code.NONE:
+                    if error is not kafka_errors.NoError:
                         raise error(f"{place.topic}-{place.partition} of group {group}")
             return GroupCommit.COMMITTED
 
@@ -318,30 +327,35 @@ class KafkaAdmin:
     def probe_transactional_id(self, transactional_id: str, timeout_ms: int) -> None:
         """Check that transactions of `timeout_ms` may be used under an id that nobody else uses."""
         # It takes a new epoch of the id: aborts what is open under it, and fences its producers.
-        wire, code = self._wire, int(Code.COORDINATOR_NOT_AVAILABLE)
-        lost: BrokerUnavailableError | None = None
-        for left_ms in pauses_ms(wire.timeout_ms, wire.clock):
+        wire = self._wire
+        denied = int(kafka_errors.TransactionalIdAuthorizationFailedError.errno)
+
+        def ask(left_ms: int) -> int:
             try:
-                code = wire.init_producer_id(transactional_id, timeout_ms, connect_within_ms=left_ms).code
-                lost = None
-            except BrokerUnavailableError as unanswered:
-                lost = unanswered
-                continue
+                return wire.init_producer_id(transactional_id, timeout_ms, connect_within_ms=left_ms).code
             except AuthorizationError as refused:
                 # Without DESCRIBE on the id already the question for its coordinator is refused.
-                if getattr(refused.__cause__, "errno", 0) != Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                if getattr(refused.__cause__, "errno", 0) != denied:
                     raise
-                code = int(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-                break
-            if code not in UNSETTLED:
-                break
+                return denied
+
+        code, lost = settled(wire, wire.timeout_ms, ask)
         if lost is not None:
             raise lost
-        if code == Code.NONE:
+        if not code:
             return
-        if code == Code.INVALID_TRANSACTION_TIMEOUT:
-            raise self._timeout_too_long(timeout_ms)
-        if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        if code == kafka_errors.InvalidTransactionTimeoutError.errno:
+            maximum_ms = self.broker_transaction_max_timeout_ms()
+            # A hidden maximum reads as Kafka's default, which may contradict the refusal.
+            known = f", which is {maximum_ms} ms" if maximum_ms < timeout_ms else ""
+            raise ConfigError(
+                f"A transaction timeout of {timeout_ms} ms cannot be used",
+                why=f"it exceeds the broker's transaction.max.timeout.ms{known}",
+                what_to_do="lower the transaction timeout of the sink or raise the broker's maximum",
+                timeout_ms=timeout_ms,
+                maximum_ms=maximum_ms if known else None,
+            )
+        if code == denied:
             raise AuthorizationError(
                 f"Kafka refuses this principal the transactional id {transactional_id!r}",
                 why="every transaction of a Kafka sink needs one",
@@ -362,39 +376,27 @@ class KafkaAdmin:
             code=code,
         )
 
-    def _timeout_too_long(self, timeout_ms: int) -> ConfigError:
-        maximum_ms = self.broker_transaction_max_timeout_ms()
-        # A hidden maximum reads as Kafka's default, which may contradict the refusal.
-        known = f", which is {maximum_ms} ms" if maximum_ms < timeout_ms else ""
-        return ConfigError(
-            f"A transaction timeout of {timeout_ms} ms cannot be used",
-            why=f"it exceeds the broker's transaction.max.timeout.ms{known}",
-            what_to_do="lower the transaction timeout of the sink or raise the broker's maximum",
-            timeout_ms=timeout_ms,
-            maximum_ms=maximum_ms if known else None,
-        )
-
     def _of_brokers(self, setting: str) -> dict[str, str]:
         """Return a setting by broker, without those that do not show it to this principal."""
 
-        def read(admin: Any) -> dict[str, str]:
+        def read(admin: Any) -> dict[str, dict[str, str]]:
             brokers = [str(row["broker_id"]) for row in admin.describe_cluster()["brokers"]]
-            found = _settings(admin, ConfigResourceType.BROKER, brokers, [setting])
-            return {name: known[setting] for name, known in found.items() if known}
+            return _settings(admin, ConfigResourceType.BROKER, brokers, [setting])
 
-        try:
-            return self._wire.call("read the brokers' settings", read)
-        except AuthorizationError:
-            return {}
+        found = self._unless_hidden("read the brokers' settings", read)
+        return {name: known[setting] for name, known in found.items() if known}
 
     def _settings_of(self, names: list[str]) -> dict[str, dict[str, str]]:
         """Return by topic the settings that matter here, without what is hidden from this principal."""
         wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, _RETENTION, *TimeLimits.SETTINGS)
+        return self._unless_hidden(
+            "read the topics' settings",
+            lambda admin: _settings(admin, ConfigResourceType.TOPIC, names, wanted),
+        )
+
+    def _unless_hidden(self, what: str, read: Callable[[Any], _Settings]) -> _Settings:
         try:
-            return self._wire.call(
-                "read the topics' settings",
-                lambda admin: _settings(admin, ConfigResourceType.TOPIC, names, wanted),
-            )
+            return self._wire.call(what, read)
         except AuthorizationError:
             return {}
 
@@ -431,21 +433,6 @@ def unknown_topic(topic: str, servers: str, *, of: str = "") -> GraphError:
     )
 
 
-def _described_topics(admin: Any, names: list[str]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for row in admin.describe_topics(names):
-        if row["error_code"] == Code.NONE:
-            rows.append(row)
-        elif row["error_code"] != Code.UNKNOWN_TOPIC_OR_PARTITION:
-            raise kafka_errors.for_code(row["error_code"])(row["name"])
-    return rows
-
-
-def _topic_id(value: object) -> str | None:
-    text = str(value or "")
-    return text if text.strip("0-A=") else None
-
-
 def check_letters_stay(found: Mapping[str, TopicInfo], topics: Sequence[str], of: str) -> None:
     """Refuse dead-letter topics that keep one letter of each key; called by the preflight."""
     for topic in topics:
@@ -480,9 +467,7 @@ def warn_of_old_times(found: Mapping[str, TopicInfo], topics: Sequence[str], of:
             )
 
 
-def _settings(
-    admin: Any, kind: Any, names: Sequence[str], wanted: Sequence[str]
-) -> dict[str, dict[str, str]]:
+def _settings(admin: Any, kind: Any, names: Sequence[str], wanted: Sequence[str]) -> _Settings:
     resources = [ConfigResource(kind, name, dict.fromkeys(wanted)) for name in names]
     found = admin.describe_configs(resources, config_filter="all").get(kind.name.lower(), {})
     return {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import kafka.errors as kafka_errors
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -24,51 +25,11 @@ from flinkish_spark.connectors.kafka.client.batches import (
     lengths,
     record_sizes,
 )
-from flinkish_spark.connectors.kafka.client.client import Code, TopicLayout
+from flinkish_spark.connectors.kafka.client.client import TopicLayout, name_of
 from flinkish_spark.connectors.kafka.client.settings import OnRefusal, StagingSettings
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import AuthorizationError, BadRecordError, EnvironmentFault, SchemaError
 from flinkish_spark.types.record_time import Int64s, TimeLimits
-
-
-class WriteCode(enum.IntEnum):
-    """Error codes of InitProducerId, AddPartitionsToTxn and Produce that a writer decides on."""
-
-    NONE = 0
-    CORRUPT_MESSAGE = 2
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    LEADER_NOT_AVAILABLE = 5
-    NOT_LEADER_OR_FOLLOWER = 6
-    REQUEST_TIMED_OUT = 7
-    REPLICA_NOT_AVAILABLE = 9
-    MESSAGE_TOO_LARGE = 10
-    NETWORK_EXCEPTION = 13
-    COORDINATOR_LOAD_IN_PROGRESS = 14
-    COORDINATOR_NOT_AVAILABLE = 15
-    NOT_COORDINATOR = 16
-    INVALID_TOPIC_EXCEPTION = 17
-    RECORD_LIST_TOO_LARGE = 18
-    NOT_ENOUGH_REPLICAS = 19
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
-    TOPIC_AUTHORIZATION_FAILED = 29
-    CLUSTER_AUTHORIZATION_FAILED = 31
-    INVALID_TIMESTAMP = 32
-    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-    DUPLICATE_SEQUENCE_NUMBER = 46
-    INVALID_PRODUCER_EPOCH = 47
-    INVALID_TXN_STATE = 48
-    INVALID_PRODUCER_ID_MAPPING = 49
-    INVALID_TRANSACTION_TIMEOUT = 50
-    CONCURRENT_TRANSACTIONS = 51
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
-    OPERATION_NOT_ATTEMPTED = 55
-    KAFKA_STORAGE_ERROR = 56
-    UNKNOWN_PRODUCER_ID = 59
-    FENCED_LEADER_EPOCH = 74
-    UNKNOWN_LEADER_EPOCH = 75
-    INVALID_RECORD = 87
-    PRODUCER_FENCED = 90
-    TRANSACTION_ABORTABLE = 120
 
 
 class Reaction(enum.Enum):
@@ -90,62 +51,56 @@ class Reaction(enum.Enum):
     FAIL = "FAIL"
 
 
+#: To codes of InitProducerId, AddPartitionsToTxn and Produce.
 _REACTIONS = {
-    Reaction.DONE: (WriteCode.NONE, WriteCode.DUPLICATE_SEQUENCE_NUMBER),
+    Reaction.DONE: (kafka_errors.NoError, kafka_errors.DuplicateSequenceNumberError),
     Reaction.AGAIN: (
-        WriteCode.REQUEST_TIMED_OUT,
-        WriteCode.NETWORK_EXCEPTION,
-        WriteCode.COORDINATOR_LOAD_IN_PROGRESS,
-        WriteCode.COORDINATOR_NOT_AVAILABLE,
-        WriteCode.NOT_COORDINATOR,
-        WriteCode.NOT_ENOUGH_REPLICAS,
-        WriteCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        WriteCode.CONCURRENT_TRANSACTIONS,
+        kafka_errors.RequestTimedOutError,
+        kafka_errors.NetworkExceptionError,
+        kafka_errors.CoordinatorLoadInProgressError,
+        kafka_errors.CoordinatorNotAvailableError,
+        kafka_errors.NotCoordinatorError,
+        kafka_errors.NotEnoughReplicasError,
+        kafka_errors.NotEnoughReplicasAfterAppendError,
+        kafka_errors.ConcurrentTransactionsError,
         # Of a request with several partitions, when another one of them has an error of its own.
-        WriteCode.OPERATION_NOT_ATTEMPTED,
+        kafka_errors.OperationNotAttemptedError,
     ),
     Reaction.ASK_FOR_LEADER: (
-        WriteCode.UNKNOWN_TOPIC_OR_PARTITION,
-        WriteCode.LEADER_NOT_AVAILABLE,
-        WriteCode.NOT_LEADER_OR_FOLLOWER,
-        WriteCode.REPLICA_NOT_AVAILABLE,
-        WriteCode.KAFKA_STORAGE_ERROR,
-        WriteCode.FENCED_LEADER_EPOCH,
-        WriteCode.UNKNOWN_LEADER_EPOCH,
+        kafka_errors.UnknownTopicOrPartitionError,
+        kafka_errors.LeaderNotAvailableError,
+        kafka_errors.NotLeaderForPartitionError,
+        kafka_errors.ReplicaNotAvailableError,
+        kafka_errors.KafkaStorageError,
+        kafka_errors.FencedLeaderEpochError,
+        kafka_errors.UnknownLeaderEpochError,
     ),
-    Reaction.CUT: (WriteCode.MESSAGE_TOO_LARGE, WriteCode.RECORD_LIST_TOO_LARGE),
-    Reaction.BAD_RECORD: (WriteCode.INVALID_TIMESTAMP, WriteCode.INVALID_RECORD),
+    Reaction.CUT: (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError),
+    Reaction.BAD_RECORD: (kafka_errors.InvalidTimestampError, kafka_errors.InvalidRecordError),
     Reaction.NOT_AUTHORIZED: (
-        WriteCode.TOPIC_AUTHORIZATION_FAILED,
-        WriteCode.CLUSTER_AUTHORIZATION_FAILED,
-        WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        kafka_errors.TopicAuthorizationFailedError,
+        kafka_errors.ClusterAuthorizationFailedError,
+        kafka_errors.TransactionalIdAuthorizationFailedError,
     ),
     Reaction.FENCED: (
-        WriteCode.INVALID_PRODUCER_EPOCH,
-        WriteCode.INVALID_TXN_STATE,
-        WriteCode.INVALID_PRODUCER_ID_MAPPING,
-        WriteCode.PRODUCER_FENCED,
-    ),
-    Reaction.FAIL: (
-        # Ours are checked by nobody in between, so this is a bug or bad memory: encode again.
-        WriteCode.CORRUPT_MESSAGE,
-        WriteCode.INVALID_TOPIC_EXCEPTION,
-        WriteCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-        WriteCode.INVALID_TRANSACTION_TIMEOUT,
-        WriteCode.UNKNOWN_PRODUCER_ID,
-        WriteCode.TRANSACTION_ABORTABLE,
+        kafka_errors.InvalidProducerEpochError,
+        kafka_errors.InvalidTxnStateError,
+        kafka_errors.InvalidProducerIdMappingError,
+        kafka_errors.ProducerFencedError,
     ),
 }
-_BY_CODE = {code: reaction for reaction, codes in _REACTIONS.items() for code in codes}
+_BY_CODE: dict[int, Reaction] = {
+    error.errno: reaction for reaction, errors in _REACTIONS.items() for error in errors
+}
+#: Codes of rights, by what they are about.
+TOPIC_DENIED: int = kafka_errors.TopicAuthorizationFailedError.errno
+ID_DENIED: int = kafka_errors.TransactionalIdAuthorizationFailedError.errno
+CLUSTER_DENIED: int = kafka_errors.ClusterAuthorizationFailedError.errno
 
 
 def reaction_to(code: int) -> Reaction:
     """Return what to do about `code`; FAIL for one that is not in the table."""
-    return _BY_CODE.get(code, Reaction.FAIL)  # type: ignore[call-overload,no-any-return]
-
-
-def described(code: int) -> str:
-    return f"{code} {WriteCode(code).name}" if code in _BY_CODE else str(code)
+    return _BY_CODE.get(code, Reaction.FAIL)
 
 
 # What a task raises reaches the driver as text inside Spark's own error: so two causes open their message
@@ -178,28 +133,8 @@ def no_topic() -> BadRecordError:
     )
 
 
-def refused_record(sentence: str, topic: str) -> BadRecordError:
-    return BadRecordError(f"{BAD_RECORD_MARKER} {sentence}", topic=topic)
-
-
-def refused_as_too_large(topic: str, limit: int) -> BadRecordError:
-    return BadRecordError(
-        f"{BAD_RECORD_MARKER} the broker refuses a record for topic {topic} as too large although it is "
-        f"within the limit of {limit} bytes",
-        what_to_do="raise the topic's max.message.bytes or lower max_record_bytes",
-        topic=topic,
-    )
-
-
-def refused_records(topic: str, partition: int, code: int, detail: str) -> BadRecordError:
-    """Return the error for what the broker checks beside sizes: keys of a compacted topic, timestamps."""
-    said = described(code) + (f", {_one_line(detail)}" if detail else "")
-    return BadRecordError(
-        f"{BAD_RECORD_MARKER} the broker refuses a record for topic {topic}, partition {partition} ({said})",
-        topic=topic,
-        partition=partition,
-        code=code,
-    )
+def refused_record(sentence: str, topic: str, what_to_do: str = "") -> BadRecordError:
+    return BadRecordError(f"{BAD_RECORD_MARKER} {sentence}", what_to_do=what_to_do, topic=topic)
 
 
 def unknown_partition(topic: str, partition: int, partitions: int) -> str:
@@ -209,82 +144,53 @@ def unknown_partition(topic: str, partition: int, partitions: int) -> str:
     )
 
 
-def no_such_topic(topic: str, servers: str) -> StagingFailed:
-    return StagingFailed(
-        f"topic '{topic}' does not exist",
-        why=f"the brokers at {servers} do not know it",
-        what_to_do="create it, or correct its name",
-        topic=topic,
-    )
-
-
 def not_authorized(right: str) -> AuthorizationError:
-    return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} the producer's principal lacks {_one_line(right)}")
+    return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} the producer's principal lacks {one_line(right)}")
 
 
 def denied(error: AuthorizationError, right: str) -> AuthorizationError:
     if "bootstrap_servers" in error.facts:
-        return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} {error.what} ({_one_line(error.why)})")
+        return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} {error.what} ({one_line(error.why)})")
     return not_authorized(right)
 
 
 def missing_right(code: int, topics: Iterable[str], transactional_id: str | None) -> str:
-    match code:
-        case WriteCode.TOPIC_AUTHORIZATION_FAILED:
-            return f"WRITE and DESCRIBE on topics [{', '.join(sorted(set(topics)))}]"
-        case WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-            return f"WRITE and DESCRIBE on transactional id {transactional_id}"
-        case WriteCode.CLUSTER_AUTHORIZATION_FAILED:
-            return "IDEMPOTENT_WRITE on the cluster"
-        case _:
-            return f"a right of this kind: {described(code)}"
+    if code == TOPIC_DENIED:
+        return f"WRITE and DESCRIBE on topics [{', '.join(sorted(set(topics)))}]"
+    if code == ID_DENIED:
+        return f"WRITE and DESCRIBE on transactional id {transactional_id}"
+    if code == CLUSTER_DENIED:
+        return "IDEMPOTENT_WRITE on the cluster"
+    return f"a right of this kind: {name_of(code)}"
 
 
 def fenced(transactional_id: str | None, code: int) -> StagingUnanswered:
     """Return the error for an attempt of which nothing can become visible any more."""
     return StagingUnanswered(
-        f"the transaction of {transactional_id} is no longer ours ({described(code)})",
+        f"the transaction of {transactional_id} is no longer ours ({name_of(code)})",
         why="another attempt took its id, or its transaction timeout passed",
         transactional_id=transactional_id,
         code=code,
     )
 
 
-def written_twice(place: tuple[str, int], transactional_id: str) -> StagingFailed:
-    topic, partition = place
-    return StagingFailed(
-        f"partition {partition} of topic {topic} is not as it was when the micro-batch began",
-        why="another attempt of the same task has written to it, and a broker cannot tell the two apart",
-        what_to_do="none: the checkpoint's transaction is given up, and its micro-batches run again",
-        transactional_id=transactional_id,
-        topic=topic,
-        partition=partition,
-    )
-
-
-#: Codes whose name does not say what to change.
-_EXPLAINED = {
-    int(Code.INVALID_TRANSACTION_TIMEOUT): "the transaction timeout is above the broker's "
-    "transaction.max.timeout.ms",
-}
-
-
 def refused(what: str, code: int, detail: str = "") -> StagingFailed:
-    why = detail or _EXPLAINED.get(code, "")
-    return StagingFailed(f"Kafka refused to {what} ({described(code)})", why=_one_line(why), code=code)
+    if code == kafka_errors.InvalidTransactionTimeoutError.errno:
+        detail = detail or "the transaction timeout is above the broker's transaction.max.timeout.ms"
+    return StagingFailed(f"Kafka refused to {what} ({name_of(code)})", why=one_line(detail), code=code)
 
 
 def unreachable(what: str, error: EnvironmentFault) -> StagingUnanswered:
     return StagingUnanswered(
-        f"could not {what}: {_one_line(error.what)}", why=_one_line(error.why), what_to_do=error.what_to_do
+        f"could not {what}: {one_line(error.what)}", why=one_line(error.why), what_to_do=error.what_to_do
     )
 
 
 def unanswered(what: str, within_ms: int, last: str) -> StagingUnanswered:
-    return StagingUnanswered(f"{within_ms} ms were not enough to {what}", why=_one_line(last))
+    return StagingUnanswered(f"{within_ms} ms were not enough to {what}", why=one_line(last))
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     return " ".join(text.split()).rstrip(".")
 
 

@@ -9,18 +9,16 @@ checkpoint are one transaction, so either all partitions show it or none does.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-import kafka.errors as kafka_errors
 import pyarrow as pa
-from kafka.admin import ConfigResource, ConfigResourceType
 
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
-from flinkish_spark.connectors.kafka.client.batches import RawBatch, control_type, decode
-from flinkish_spark.connectors.kafka.client.client import WIRES, FetchClient, Isolation, KafkaWire, WirePool
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicInfo, unknown_topic
+from flinkish_spark.connectors.kafka.client.batches import RawBatch, decode
+from flinkish_spark.connectors.kafka.client.client import WIRES, FetchClient, Isolation, WirePool
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
 from flinkish_spark.connectors.kafka.client.reader import (
@@ -33,7 +31,7 @@ from flinkish_spark.connectors.kafka.client.reader import (
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings, StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
 from flinkish_spark.core.clock import Clock, SystemClock
-from flinkish_spark.core.errors import AuthorizationError, CorruptObjectError, InternalError
+from flinkish_spark.core.errors import CorruptObjectError, InternalError
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, Place, SinkUid
@@ -146,22 +144,17 @@ class BarrierScanner:
 
 def scanned(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Scanned:
     behind, barriers = wanted.start, []
-    for batch in _visible(wanted, answers):
-        behind = max(behind, min(batch.header.last_offset + 1, wanted.end))
-        seen = _barrier_in(batch, wanted)
-        if seen is not None and wanted.start <= seen.offset < wanted.end:
-            barriers.append(seen)
-    return Scanned(behind, tuple(barriers))
-
-
-def _visible(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Iterator[RawBatch]:
     for fetched in answers:
         inside = takewhile(lambda raw: raw.header.base_offset < wanted.end, fetched.batches)
-        seen = visible(
-            inside, fetched.aborted, Isolation.READ_COMMITTED, lambda raw: raw.header, control_type
-        )
-        # A batch may have lost its records to compaction, or have them all before the range.
-        yield from (raw for raw in seen if raw.header.records and raw.header.last_offset >= wanted.start)
+        for batch in visible(inside, fetched.aborted, Isolation.READ_COMMITTED):
+            # A batch may have lost its records to compaction, or have them all before the range.
+            if not batch.header.records or batch.header.last_offset < wanted.start:
+                continue
+            behind = max(behind, min(batch.header.last_offset + 1, wanted.end))
+            seen = _barrier_in(batch, wanted)
+            if seen is not None and wanted.start <= seen.offset < wanted.end:
+                barriers.append(seen)
+    return Scanned(behind, tuple(barriers))
 
 
 def _barrier_in(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
@@ -178,9 +171,6 @@ def _barrier_in(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
         broken.add_note(f"The record is in {place}.")
         raise
     return None if mark is None else SeenBarrier(int(record.offsets[0]), mark)
-
-
-_POLICY = "cleanup.policy"
 
 
 class BarrierWriter:
@@ -203,13 +193,12 @@ class BarrierWriter:
         self._pool, self._clock = pool, clock
         #: A crash loses it, which costs readers a longer look ahead and nothing else.
         self._previous: CheckpointId | None = None
-        with pool.wire(connection) as wire:
-            self._key = BARRIER_KEY if is_compacted(wire, topic) else None
 
     def stage(self, checkpoint: CheckpointId, lineage: Lineage, transactional_id: str) -> KafkaCommittable:
         """Write one barrier record into every partition that the topic has now, and leave it open."""
         # This order matters: all tasks have flushed, and the next micro-batch has not begun.
-        partitions = self._partitions()
+        topic = self._topic_now()
+        partitions = topic.partitions
         mark = BarrierMark(
             self._job, self._sink, checkpoint, lineage, partitions, self._previous, self._clock.wall_ms()
         )
@@ -221,7 +210,7 @@ class BarrierWriter:
         )
         with StagedTransaction(settings, pool=self._pool) as transaction:
             transaction.write(
-                pa.array([self._key] * partitions, pa.binary()),
+                pa.array([BARRIER_KEY if topic.is_compacted else None] * partitions, pa.binary()),
                 pa.nulls(partitions, pa.binary()),
                 ((BARRIER_HEADER, mark.to_header()),),
                 partitions=pa.array(range(partitions), pa.int32()),
@@ -233,27 +222,10 @@ class BarrierWriter:
         self._previous = checkpoint
         return committable
 
-    def _partitions(self) -> int:
+    def _topic_now(self) -> TopicInfo:
         """Ask Kafka now: what is known from before may be older than partitions that have records."""
         with self._pool.wire(self._connection) as wire:
             found = KafkaAdmin.over(wire).topics([self._topic])
         if self._topic not in found:
             raise unknown_topic(self._topic, self._connection.servers, of=f"sink '{self._sink}'")
-        return found[self._topic].partitions
-
-
-def is_compacted(wire: KafkaWire, topic: str) -> bool:
-    """Return whether a topic takes no record without a key; False where its settings are hidden."""
-
-    def read(admin: Any) -> str:
-        resource = ConfigResource(ConfigResourceType.TOPIC, topic, {_POLICY: None})
-        try:
-            found = admin.describe_configs([resource], config_filter="all")
-        except kafka_errors.UnknownTopicOrPartitionError:
-            return ""
-        return str(found.get("topic", {}).get(topic, {}).get(_POLICY, {}).get("value"))
-
-    try:
-        return "compact" in wire.call(f"read the settings of topic {topic}", read)
-    except AuthorizationError:
-        return False
+        return found[self._topic]

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
-from flinkish_spark.core.clock import Clock, SystemClock, backoff_ms
+from flinkish_spark.core.clock import Clock, SystemClock, tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, EnvironmentFault
 from flinkish_spark.core.forks import Connected, never_finalized
 from flinkish_spark.protocol.ids import Place
@@ -30,7 +30,8 @@ _INSTALL = f"install kafka-python=={PINNED_VERSION}"
 try:
     import kafka.errors as kafka_errors
     from kafka import KafkaAdminClient, TopicPartition
-    from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
+    from kafka.admin import TransactionListing
+    from kafka.protocol.admin.transactions import DescribeTransactionsRequest
     from kafka.protocol.consumer import FetchRequest
     from kafka.protocol.metadata import CoordinatorType, MetadataRequest
     from kafka.protocol.producer import (
@@ -72,56 +73,29 @@ NO_REPLICA = -1
 END_TXN_VERSION = 3
 
 
-class Code(enum.IntEnum):
-    NONE = 0
-    OFFSET_OUT_OF_RANGE = 1
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    COORDINATOR_LOAD_IN_PROGRESS = 14
-    COORDINATOR_NOT_AVAILABLE = 15
-    NOT_COORDINATOR = 16
-    TOPIC_AUTHORIZATION_FAILED = 29
-    GROUP_AUTHORIZATION_FAILED = 30
-    CLUSTER_AUTHORIZATION_FAILED = 31
-    INVALID_TXN_STATE = 48
-    INVALID_TRANSACTION_TIMEOUT = 50
-    CONCURRENT_TRANSACTIONS = 51
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
-    PRODUCER_FENCED = 90
-    TRANSACTIONAL_ID_NOT_FOUND = 105
-
-
-#: "Ask again": the coordinator moves, loads, or still writes the markers of the call before.
-UNSETTLED = frozenset(
-    {
-        Code.COORDINATOR_LOAD_IN_PROGRESS,
-        Code.COORDINATOR_NOT_AVAILABLE,
-        Code.NOT_COORDINATOR,
-        Code.CONCURRENT_TRANSACTIONS,
-    }
-)
+def _codes(*errors: Any) -> frozenset[int]:
+    return frozenset(error.errno for error in errors)
 
 
 #: "Somebody else coordinates that", or nobody now.
-_MOVED = frozenset({Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
-
-
-#: "You may not": retrying cannot help.
-UNAUTHORIZED = frozenset(
-    {
-        Code.TOPIC_AUTHORIZATION_FAILED,
-        Code.GROUP_AUTHORIZATION_FAILED,
-        Code.CLUSTER_AUTHORIZATION_FAILED,
-        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    }
+_MOVED = _codes(kafka_errors.CoordinatorNotAvailableError, kafka_errors.NotCoordinatorError)
+#: "Ask again": the coordinator moves, loads, or still writes the markers of the call before.
+UNSETTLED = _MOVED | _codes(
+    kafka_errors.CoordinatorLoadInProgressError, kafka_errors.ConcurrentTransactionsError
 )
+#: "You may not": retrying cannot help.
+UNAUTHORIZED = _codes(
+    kafka_errors.TopicAuthorizationFailedError,
+    kafka_errors.GroupAuthorizationFailedError,
+    kafka_errors.ClusterAuthorizationFailedError,
+    kafka_errors.TransactionalIdAuthorizationFailedError,
+)
+_UNKNOWN_PARTITION: int = kafka_errors.UnknownTopicOrPartitionError.errno
 
 
 def name_of(code: int) -> str:
-    """Return `code` with its name where this package knows it."""
-    try:
-        return f"{code} {Code(code).name}"
-    except ValueError:
-        return str(code)
+    """Return `code` with its name in kafka-python."""
+    return f"{code} {kafka_errors.for_code(code).message}"
 
 
 class EndAction(enum.Enum):
@@ -164,25 +138,6 @@ class TransactionView:
     #: The broker's wall clock when the transaction began, None if none is open.
     began_at_ms: int | None = None
 
-    @classmethod
-    def of(cls, row: Any) -> TransactionView:
-        began_at_ms = int(row.transaction_start_time_ms)
-        return cls(
-            int(row.error_code),
-            row.transaction_state,
-            row.producer_id,
-            row.producer_epoch,
-            int(row.transaction_timeout_ms),
-            began_at_ms if began_at_ms >= 0 else None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ListedTransaction:
-    transactional_id: str
-    producer_id: int
-    state: str
-
 
 @dataclass(frozen=True, slots=True)
 class ActiveProducer:
@@ -194,16 +149,6 @@ class ActiveProducer:
     last_sequence: int
     #: The offset at which its open transaction begins in the partition, None if it has none there.
     open_since: int | None
-
-    @classmethod
-    def of(cls, row: Any) -> ActiveProducer:
-        start = int(row.current_transaction_start_offset)
-        return cls(
-            int(row.producer_id),
-            int(row.producer_epoch),
-            int(row.last_sequence),
-            start if start >= 0 else None,
-        )
 
     @property
     def handle(self) -> tuple[int, int]:
@@ -235,8 +180,6 @@ class LogSlice:
     batches: tuple[Batch, ...] = ()
 
 
-_FIRST_PAUSE_MS = 20
-_LONGEST_PAUSE_MS = 500
 #: A broker that just started may not know its topics or the end of its logs yet: so many answers in a
 #: row, so far apart, are believed.
 _LOSSES_BELIEVED, _LOSS_PAUSE_MS = 4, 500
@@ -244,26 +187,23 @@ _LOSSES_BELIEVED, _LOSS_PAUSE_MS = 4, 500
 _T = TypeVar("_T")
 
 
-def pauses_ms(budget_ms: int, clock: Clock) -> Iterator[int]:
-    """Yield the milliseconds left, once at once and then after growing pauses, until none are."""
-    end_ms = clock.monotonic_ms() + budget_ms
-    yield budget_ms
-    for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
-        if (left_ms := end_ms - clock.monotonic_ms()) > 0:
-            clock.sleep_ms(min(pause_ms, left_ms))
-        if (left_ms := end_ms - clock.monotonic_ms()) <= 0:
-            return
-        yield left_ms
+class Doubt:
+    """Counts answers in a row of a broker that may just have started, until one is to be believed."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def is_over(self, is_missing: bool) -> bool:
+        self._in_a_row = self._in_a_row + 1 if is_missing else 0
+        return not is_missing or self._in_a_row >= _LOSSES_BELIEVED
 
 
 def seen_to_stay(look: Callable[[], _T], is_missing: Callable[[_T], bool], clock: Clock) -> _T:
     """Return what `look` sees; if something is missing, only after it was missing again and again."""
-    for _ in range(_LOSSES_BELIEVED - 1):
-        seen = look()
-        if not is_missing(seen):
-            return seen
+    doubt = Doubt()
+    while not doubt.is_over(is_missing(seen := look())):
         clock.sleep_ms(_LOSS_PAUSE_MS)
-    return look()
+    return seen
 
 
 for _internal in (
@@ -321,7 +261,17 @@ class KafkaWire(Connected):
     def attempt(self, what: str, body: Callable[[Any], _T], *, connect_within_ms: int) -> _T:
         """Run `body(admin client)` once."""
         if self._admin is None:
-            self._admin = self._connected(connect_within_ms)
+            arguments = {
+                "reconnect_backoff_max_ms": 1000,
+                # A hung broker must leave time to find another one within the time allowed.
+                "request_timeout_ms": max(1000, self.timeout_ms * 2 // 3),
+                # Anew every time: a certificate may have been renewed since.
+                **self.connection.for_python(),
+            }
+            try:
+                self._admin = connected_admin(arguments, self.connection.servers, connect_within_ms)
+            except (kafka_errors.KafkaError, OSError) as failed:
+                raise self._unavailable("connect", failed) from failed
         try:
             return body(self._admin)
         except _REFUSALS as refused:
@@ -334,8 +284,8 @@ class KafkaWire(Connected):
                 bootstrap_servers=self.connection.servers,
             ) from unknown
         except kafka_errors.BrokerResponseError as answer:
-            self._heed([answer.errno])
-            if answer.errno != kafka_errors.RequestTimedOutError.errno:
+            self.heed([answer.errno])
+            if not isinstance(answer, kafka_errors.RequestTimedOutError):
                 raise
             self._unanswered(what, answer)
         except (kafka_errors.KafkaError, OSError) as lost:
@@ -344,7 +294,7 @@ class KafkaWire(Connected):
     def call(self, what: str, body: Callable[[Any], _T]) -> _T:
         """Run `body(admin client)`, again after a lost connection or a retriable answer."""
         last: BaseException | None = None
-        for left_ms in pauses_ms(self.timeout_ms, self.clock):
+        for left_ms in tries(self.timeout_ms, self.clock):
             try:
                 return self.attempt(what, body, connect_within_ms=left_ms)
             except BrokerUnavailableError as lost:
@@ -359,19 +309,6 @@ class KafkaWire(Connected):
                     ) from answer
                 last = answer
         raise self._unavailable(what, last) from last
-
-    def _connected(self, within_ms: int) -> Any:
-        arguments = {
-            "reconnect_backoff_max_ms": 1000,
-            # A hung broker must leave time to find another one within the time allowed.
-            "request_timeout_ms": max(1000, self.timeout_ms * 2 // 3),
-            # Anew every time: a certificate may have been renewed since.
-            **self.connection.for_python(),
-        }
-        try:
-            return connected_admin(arguments, self.connection.servers, within_ms)
-        except (kafka_errors.KafkaError, OSError) as failed:
-            raise self._unavailable("connect", failed) from failed
 
     def _unanswered(self, what: str, cause: BaseException) -> NoReturn:
         self.close()
@@ -415,27 +352,22 @@ class KafkaWire(Connected):
             max_version=version,
         )
         what = f"{action.value.lower()} transaction {transactional_id}"
-        answer = self._ask_coordinator(what, transactional_id, request, connect_within_ms)
-        return answer if isinstance(answer, int) else int(answer.error_code)
+        return self.ask_coordinator(what, transactional_id, request, connect_within_ms)[0]
 
     def init_producer_id(
         self, transactional_id: str, timeout_ms: int, *, connect_within_ms: int | None = None
     ) -> ProducerGrant:
         """Ask once for a new epoch of `transactional_id`: fences its producers, aborts what is open."""
-        request = InitProducerIdRequest(
-            transactional_id=transactional_id,
-            transaction_timeout_ms=timeout_ms,
-            producer_id=-1,
-            producer_epoch=-1,
-            max_version=_INIT_PRODUCER_ID_VERSION,
-        )
+        request = _init_request(transactional_id, timeout_ms)
         what = f"initialise transactional id {transactional_id}"
-        answer = self._ask_coordinator(what, transactional_id, request, connect_within_ms)
-        if isinstance(answer, int):
-            return ProducerGrant(answer, -1, -1)
-        return ProducerGrant(int(answer.error_code), answer.producer_id, answer.producer_epoch)
+        code, answer = self.ask_coordinator(what, transactional_id, request, connect_within_ms)
+        return ProducerGrant(code, *((answer.producer_id, answer.producer_epoch) if answer else (-1, -1)))
 
-    def _ask_coordinator(self, what: str, transactional_id: str, request: Any, within_ms: int | None) -> Any:
+    def ask_coordinator(
+        self, what: str, transactional_id: str, request: Any, within_ms: int | None
+    ) -> tuple[int, Any]:
+        """Return an error code and the answer, if there is one."""
+
         async def body(admin: Any) -> Any:
             nodes = await _coordinators(admin, [transactional_id])
             return await admin._manager.send(request, node_id=nodes[transactional_id])
@@ -444,12 +376,11 @@ class KafkaWire(Connected):
             within_ms = self.timeout_ms if within_ms is None else within_ms
             answer = self.attempt(what, _blocking(body), connect_within_ms=within_ms)
         except kafka_errors.BrokerResponseError as refused:
-            answer = int(refused.errno)
-        else:
-            self._heed([answer.error_code])
-        return answer
+            return int(refused.errno), None
+        self.heed([answer.error_code])
+        return int(answer.error_code), answer
 
-    def _heed(self, codes: Iterable[int]) -> None:
+    def heed(self, codes: Iterable[int]) -> None:
         """Forget all that is known of coordinators if one of the codes says that somebody else is one."""
         # kafka-python keeps them for ever, and the broker that was asked had more than one.
         if self._admin is not None and not _MOVED.isdisjoint(codes):
@@ -482,35 +413,36 @@ class KafkaWire(Connected):
                 by_node[node].append(transactional_id)
             views: dict[str, TransactionView] = {}
             for node, ids in by_node.items():
+                # Not kafka-python's own: it raises at the first id that Kafka does not know.
                 request = DescribeTransactionsRequest(transactional_ids=ids)
                 response = await admin._manager.send(request, node_id=node)
                 for row in response.transaction_states:
-                    views[row.transactional_id] = TransactionView.of(row)
+                    began_at_ms = int(row.transaction_start_time_ms)
+                    views[row.transactional_id] = TransactionView(
+                        int(row.error_code),
+                        row.transaction_state,
+                        row.producer_id,
+                        row.producer_epoch,
+                        int(row.transaction_timeout_ms),
+                        began_at_ms if began_at_ms >= 0 else None,
+                    )
             return views
 
         views = self.call("describe transactions", _blocking(body)) if wanted else {}
-        self._heed(view.code for view in views.values())
+        self.heed(view.code for view in views.values())
         return views
 
-    def list_transactions(self, states: Iterable[str] = ()) -> list[ListedTransaction]:
+    def list_transactions(self, states: Iterable[str] = ()) -> list[TransactionListing]:
         """Return transactions of all brokers; Kafka leaves out those that the principal may not describe."""
         filters = list(states)
 
-        async def body(admin: Any) -> list[ListedTransaction]:
+        def look(admin: Any) -> list[TransactionListing]:
             # A broker that joined a minute ago is not in the cached list yet.
-            await admin._manager.cluster.refresh_metadata()
-            found: list[ListedTransaction] = []
-            for broker in admin._manager.cluster.brokers():
-                request = ListTransactionsRequest(state_filters=filters, producer_id_filters=[])
-                response = await admin._manager.send(request, node_id=broker.node_id)
-                _raise_for(response.error_code)
-                rows = response.transaction_states
-                found += [
-                    ListedTransaction(r.transactional_id, r.producer_id, r.transaction_state) for r in rows
-                ]
-            return found
+            admin._manager.run(admin._manager.cluster.refresh_metadata)
+            found = admin.list_transactions(state_filters=filters).values()
+            return [row for rows in found for row in rows]
 
-        return self.call("list transactions", _blocking(body))
+        return self.call("list transactions", look)
 
     def last_sequences(
         self, places: Iterable[Place], producer_id: int, producer_epoch: int
@@ -528,7 +460,17 @@ class KafkaWire(Connected):
 
         def look(admin: Any) -> dict[Place, tuple[ActiveProducer, ...]]:
             return {
-                (place.topic, place.partition): tuple(map(ActiveProducer.of, state.active_producers))
+                (place.topic, place.partition): tuple(
+                    ActiveProducer(
+                        row.producer_id,
+                        row.producer_epoch,
+                        row.last_sequence,
+                        row.current_transaction_start_offset
+                        if row.current_transaction_start_offset >= 0
+                        else None,
+                    )
+                    for row in state.active_producers
+                )
                 for place, state in admin.describe_producers(wanted).items()
             }
 
@@ -550,25 +492,14 @@ class KafkaWire(Connected):
     ) -> LogSlice:
         """Read batch headers from `offset` on, without waiting for new data; one attempt."""
         # No consumer: it hides producer ids, the last stable offset and markers, and needs every codec.
-        wanted = FetchRequest.FetchTopic.FetchPartition(
-            partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes
-        )
-        request = FetchRequest(
-            max_wait_ms=0,
-            min_bytes=0,
-            max_bytes=max_bytes,
-            isolation_level=int(isolation),
-            session_id=0,
-            session_epoch=-1,
-            topics=[FetchRequest.FetchTopic(topic=topic, partitions=[wanted])],
-            forgotten_topics_data=[],
-            max_version=_FETCH_VERSION,
-        )
+        limits = FetchLimits(isolation, max_bytes, max_bytes, self.timeout_ms)
+        request = _request({(topic, partition): offset}, limits)
 
         async def body(admin: Any) -> LogSlice:
             leaders = await admin._async_get_leader_for_partitions([TopicPartition(topic, partition)])
             response = await admin._manager.send(request, node_id=next(iter(leaders)))
-            _raise_for(response.error_code)
+            if response.error_code:
+                raise kafka_errors.for_code(response.error_code)()
             return _slice_of(response.responses[0].partitions[0])
 
         what = f"read {topic}-{partition} at offset {offset}"
@@ -576,6 +507,22 @@ class KafkaWire(Connected):
             return self.attempt(what, _blocking(body), connect_within_ms=self.timeout_ms)
         except kafka_errors.BrokerResponseError as refused:
             return LogSlice(int(refused.errno))
+
+
+def settled(
+    wire: KafkaWire, within_ms: int, ask: Callable[[int], int]
+) -> tuple[int, BrokerUnavailableError | None]:
+    """Ask until the coordinator settles; return the last code, and why nobody answered, if so."""
+    code, lost = int(kafka_errors.CoordinatorNotAvailableError.errno), None
+    for left_ms in tries(within_ms, wire.clock):
+        try:
+            code, lost = ask(left_ms), None
+        except BrokerUnavailableError as unanswered:
+            lost = unanswered
+            continue
+        if code not in UNSETTLED:
+            break
+    return code, lost
 
 
 def _blocking(body: Callable[[Any], Coroutine[Any, Any, _T]]) -> Callable[[Any], _T]:
@@ -596,9 +543,21 @@ async def _coordinators(admin: Any, transactional_ids: list[str]) -> dict[str, i
     return nodes
 
 
-def _raise_for(code: int) -> None:
-    if code:
-        raise kafka_errors.for_code(code)()
+def _init_request(transactional_id: str | None, timeout_ms: int) -> Any:
+    return InitProducerIdRequest(
+        transactional_id=transactional_id,
+        transaction_timeout_ms=timeout_ms,
+        producer_id=-1,
+        producer_epoch=-1,
+        max_version=_INIT_PRODUCER_ID_VERSION,
+    )
+
+
+def _by_topic(values: Iterable[tuple[Place, _T]]) -> dict[str, list[tuple[int, _T]]]:
+    found: dict[str, list[tuple[int, _T]]] = defaultdict(list)
+    for (topic, partition), value in values:
+        found[topic].append((partition, value))
+    return found
 
 
 def _slice_of(answer: Any) -> LogSlice:
@@ -665,10 +624,6 @@ class RawSlice:
 FetchAnswer = Mapping[Place, RawSlice]
 
 
-def is_retriable(code: int) -> bool:
-    return bool(kafka_errors.for_code(code).retriable)
-
-
 class PendingFetch:
     """A Fetch on its way; nothing of it is lost by not asking for the result."""
 
@@ -718,10 +673,10 @@ class FetchClient:
         self, admin: Any, offsets: Mapping[Place, int], limits: FetchLimits
     ) -> FetchAnswer:
         code, node = await self._leader(admin, next(iter(offsets)))
-        if code != Code.NONE:
+        if code:
             return dict.fromkeys(offsets, RawSlice(code))
         answer = await _fetched(admin, node, offsets, limits)
-        if any(seen.code != Code.NONE for seen in answer.values()):
+        if any(seen.code for seen in answer.values()):
             self._leaders.clear()
         return answer
 
@@ -745,7 +700,7 @@ class FetchClient:
         except (kafka_errors.KafkaError, OSError):
             # Of one broker only. Whether there is an outage the leader shows.
             answer = {}
-        if place in answer and answer[place].code == Code.NONE and answer[place].records:
+        if place in answer and not answer[place].code and answer[place].records:
             return answer
         del self._replicas[place]
         return await self._from_leader(admin, offsets, without_rack)
@@ -753,57 +708,26 @@ class FetchClient:
     async def _leader(self, admin: Any, place: Place) -> tuple[int, int]:
         """Return (error code, node) of the broker that leads `place`, from Kafka if not known."""
         if place in self._leaders:
-            return Code.NONE, self._leaders[place]
+            return 0, self._leaders[place]
         name, partition = place
         # Named topics come back with their own code, also those that the principal may not see.
         metadata = await admin._get_cluster_metadata([name])
         topic = metadata["topics"][0]
-        if topic["error_code"] != Code.NONE:
+        if topic["error_code"]:
             return int(topic["error_code"]), -1
         row = next((p for p in topic["partitions"] if p["partition_index"] == partition), None)
         if row is None:
-            return Code.UNKNOWN_TOPIC_OR_PARTITION, -1
+            return _UNKNOWN_PARTITION, -1
         if row["leader_id"] < 0:
             return kafka_errors.LeaderNotAvailableError.errno, -1
         self._leaders[place] = row["leader_id"]
-        return Code.NONE, row["leader_id"]
+        return 0, row["leader_id"]
 
 
 async def _fetched(admin: Any, node: int, offsets: Mapping[Place, int], limits: FetchLimits) -> FetchAnswer:
     response = await admin._manager.send(_request(offsets, limits), node, limits.request_timeout_ms)
-    return _answer_of(response, offsets)
-
-
-async def _settled(future: Any) -> FetchAnswer:
-    answer: FetchAnswer = await future
-    return answer
-
-
-def _request(offsets: Mapping[Place, int], limits: FetchLimits) -> Any:
-    by_topic: dict[str, list[Any]] = defaultdict(list)
-    for (topic, partition), offset in offsets.items():
-        by_topic[topic].append(
-            FetchRequest.FetchTopic.FetchPartition(
-                partition=partition, fetch_offset=offset, partition_max_bytes=limits.partition_max_bytes
-            )
-        )
-    return FetchRequest(
-        max_wait_ms=limits.max_wait_ms,
-        min_bytes=limits.min_bytes,
-        max_bytes=limits.max_bytes,
-        isolation_level=int(limits.isolation),
-        session_id=0,
-        session_epoch=-1,
-        topics=[FetchRequest.FetchTopic(topic=topic, partitions=rows) for topic, rows in by_topic.items()],
-        forgotten_topics_data=[],
-        rack_id=limits.rack,
-        max_version=_FETCH_VERSION,
-    )
-
-
-def _answer_of(response: Any, places: Iterable[Place]) -> FetchAnswer:
     if response.error_code:
-        return dict.fromkeys(places, RawSlice(int(response.error_code)))
+        return dict.fromkeys(offsets, RawSlice(int(response.error_code)))
     return {
         (topic.topic, row.partition_index): RawSlice(
             int(row.error_code),
@@ -817,6 +741,39 @@ def _answer_of(response: Any, places: Iterable[Place]) -> FetchAnswer:
         for topic in response.responses
         for row in topic.partitions
     }
+
+
+async def _settled(future: Any) -> FetchAnswer:
+    answer: FetchAnswer = await future
+    return answer
+
+
+def _request(offsets: Mapping[Place, int], limits: FetchLimits) -> Any:
+    topic_type = FetchRequest.FetchTopic
+    topics = [
+        topic_type(
+            topic=topic,
+            partitions=[
+                topic_type.FetchPartition(
+                    partition=partition, fetch_offset=offset, partition_max_bytes=limits.partition_max_bytes
+                )
+                for partition, offset in rows
+            ],
+        )
+        for topic, rows in _by_topic(offsets.items()).items()
+    ]
+    return FetchRequest(
+        max_wait_ms=limits.max_wait_ms,
+        min_bytes=limits.min_bytes,
+        max_bytes=limits.max_bytes,
+        isolation_level=int(limits.isolation),
+        session_id=0,
+        session_epoch=-1,
+        topics=topics,
+        forgotten_topics_data=[],
+        rack_id=limits.rack,
+        max_version=_FETCH_VERSION,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -874,15 +831,19 @@ class ProduceClient:
 
         async def body(admin: Any) -> dict[str, TopicLayout]:
             response = await admin._manager.send(request)
-            found = {topic.name: _layout_of(topic) for topic in response.topics}
+            found = {}
+            for topic in response.topics:
+                by_number = {row.partition_index: int(row.leader_id) for row in topic.partitions}
+                leaders = (by_number.get(i, -1) for i in range(max(by_number, default=-1) + 1))
+                found[topic.name] = TopicLayout(int(topic.error_code), tuple(leaders))
             cluster = admin._manager.cluster
-            leaders = {node for layout in found.values() for node in layout.leaders if node >= 0}
-            if any(cluster.broker_metadata(node) is None for node in leaders):
+            nodes = {node for layout in found.values() for node in layout.leaders if node >= 0}
+            if any(cluster.broker_metadata(node) is None for node in nodes):
                 # A broker that joined since the client was built; it could not be connected to.
                 await cluster.refresh_metadata()
             return found
 
-        unknown = TopicLayout(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        unknown = TopicLayout(_UNKNOWN_PARTITION)
         what = f"describe topics {', '.join(topic.name for topic in wanted)}"
         found = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
         return {topic.name: found.get(topic.name, unknown) for topic in wanted}
@@ -913,13 +874,7 @@ class ProduceClient:
 
     def init_idempotent(self, *, connect_within_ms: int) -> ProducerGrant:
         """Ask any broker once for a producer id that belongs to no transactional id."""
-        request = InitProducerIdRequest(
-            transactional_id=None,
-            transaction_timeout_ms=_NO_TIME_LIMIT_MS,
-            producer_id=-1,
-            producer_epoch=-1,
-            max_version=_INIT_PRODUCER_ID_VERSION,
-        )
+        request = _init_request(None, _NO_TIME_LIMIT_MS)
 
         async def body(admin: Any) -> ProducerGrant:
             answer = await admin._manager.send(request)
@@ -947,21 +902,23 @@ class ProduceClient:
             v3_and_below_producer_id=producer_id,
             v3_and_below_producer_epoch=producer_epoch,
             v3_and_below_topics=[
-                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=partitions)
-                for topic, partitions in _by_topic(wanted).items()
+                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
+                    name=topic, partitions=[partition for partition, _ in rows]
+                )
+                for topic, rows in _by_topic((place, None) for place in wanted).items()
             ],
             max_version=_ADD_PARTITIONS_VERSION,
         )
         what = f"add partitions to transaction {transactional_id}"
-        answer = self._wire._ask_coordinator(what, transactional_id, request, connect_within_ms)
-        if isinstance(answer, int):
-            return dict.fromkeys(wanted, answer)
+        code, answer = self._wire.ask_coordinator(what, transactional_id, request, connect_within_ms)
+        if answer is None:
+            return dict.fromkeys(wanted, code)
         codes = {
             (topic.name, row.partition_index): int(row.partition_error_code)
             for topic in answer.results_by_topic_v3_and_below
             for row in topic.results_by_partition
         }
-        self._wire._heed(codes.values())
+        self._wire.heed(codes.values())
         return {place: codes[place] for place in wanted}
 
     def add_group(
@@ -982,8 +939,7 @@ class ProduceClient:
             max_version=_ADD_OFFSETS_VERSION,
         )
         what = f"add group {group} to transaction {transactional_id}"
-        answer = self._wire._ask_coordinator(what, transactional_id, request, connect_within_ms)
-        return answer if isinstance(answer, int) else int(answer.error_code)
+        return self._wire.ask_coordinator(what, transactional_id, request, connect_within_ms)[0]
 
     def commit_in_transaction(
         self,
@@ -998,19 +954,24 @@ class ProduceClient:
     ) -> dict[Place, int]:
         """Store offsets that show with the commit, as no member: Kafka takes them while there are others."""
         topic_type = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-        rows: dict[str, list[Any]] = defaultdict(list)
-        for (topic, partition), offset in offsets.items():
-            rows[topic].append(
-                topic_type.TxnOffsetCommitRequestPartition(
-                    partition_index=partition, committed_offset=offset, committed_metadata=note
-                )
+        topics = [
+            topic_type(
+                name=topic,
+                partitions=[
+                    topic_type.TxnOffsetCommitRequestPartition(
+                        partition_index=partition, committed_offset=offset, committed_metadata=note
+                    )
+                    for partition, offset in rows
+                ],
             )
+            for topic, rows in _by_topic(offsets.items()).items()
+        ]
         request = TxnOffsetCommitRequest(
             transactional_id=transactional_id,
             group_id=group,
             producer_id=producer_id,
             producer_epoch=producer_epoch,
-            topics=[topic_type(name=topic, partitions=some) for topic, some in rows.items()],
+            topics=topics,
             max_version=_TXN_OFFSET_COMMIT_VERSION,
         )
 
@@ -1028,7 +989,7 @@ class ProduceClient:
             codes = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
         except kafka_errors.BrokerResponseError as refused:
             codes = dict.fromkeys(offsets, int(refused.errno))
-        self._wire._heed(codes.values())
+        self._wire.heed(codes.values())
         return codes
 
     def begin_produce(
@@ -1045,11 +1006,19 @@ class ProduceClient:
         """Hand a Produce request with at most one batch per partition to the client's thread."""
         # `answered` is set once it is answered or lost; without `acks`, once it is sent. At most five
         # requests may be under way to one leader, counting all kinds (KIP-98).
+        topic_type = ProduceRequest.TopicProduceData
+        topic_data = [
+            topic_type(
+                name=topic,
+                partition_data=[topic_type.PartitionProduceData(index=i, records=data) for i, data in rows],
+            )
+            for topic, rows in _by_topic(batches.items()).items()
+        ]
         request = ProduceRequest(
             transactional_id=transactional_id,
             acks=acks,
             timeout_ms=request_timeout_ms,
-            topic_data=_topic_data(batches),
+            topic_data=topic_data,
             max_version=_PRODUCE_VERSION,
         )
 
@@ -1067,7 +1036,7 @@ class ProduceClient:
             response = request._response()
             if response is None:
                 # Nobody was to acknowledge it.
-                return dict.fromkeys(request.places, BatchAnswer(Code.NONE, -1))
+                return dict.fromkeys(request.places, BatchAnswer(0, -1))
             return {
                 (topic.name, row.index): BatchAnswer(
                     int(row.error_code), int(row.base_offset), row.error_message or ""
@@ -1083,28 +1052,6 @@ class ProduceClient:
             return self._wire.attempt("write records", finish, connect_within_ms=self._wire.timeout_ms)
         except kafka_errors.BrokerResponseError as refused:
             return {place: BatchAnswer(int(refused.errno), -1, str(refused)) for place in request.places}
-
-
-def _layout_of(topic: Any) -> TopicLayout:
-    leaders = {row.partition_index: int(row.leader_id) for row in topic.partitions}
-    return TopicLayout(
-        int(topic.error_code), tuple(leaders.get(i, -1) for i in range(max(leaders, default=-1) + 1))
-    )
-
-
-def _by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
-    partitions: dict[str, list[int]] = defaultdict(list)
-    for topic, partition in places:
-        partitions[topic].append(partition)
-    return partitions
-
-
-def _topic_data(batches: Mapping[Place, bytes]) -> list[Any]:
-    topic_type = ProduceRequest.TopicProduceData
-    rows: dict[str, list[Any]] = defaultdict(list)
-    for (topic, partition), data in batches.items():
-        rows[topic].append(topic_type.PartitionProduceData(index=partition, records=data))
-    return [topic_type(name=topic, partition_data=data) for topic, data in rows.items()]
 
 
 #: Brokers close idle connections after ten minutes; a stream that still runs is back long before.

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self, TypeVar
 
+import kafka.errors as kafka_errors
+
 from flinkish_spark.connectors.kafka.client import admission as faults
 from flinkish_spark.connectors.kafka.client.admission import (
     Addressed,
@@ -19,10 +21,8 @@ from flinkish_spark.connectors.kafka.client.admission import (
     Reaction,
     Rows,
     Spreader,
-    WriteCode,
     by_partition,
     by_topic,
-    described,
     reaction_to,
 )
 from flinkish_spark.connectors.kafka.client.batches import (
@@ -36,7 +36,7 @@ from flinkish_spark.connectors.kafka.client.batches import (
 from flinkish_spark.connectors.kafka.client.client import (
     WIRES,
     BatchAnswer,
-    Code,
+    Doubt,
     EndAction,
     KafkaWire,
     ProduceClient,
@@ -44,7 +44,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     ProducerGrant,
     TopicLayout,
     WirePool,
-    pauses_ms,
+    name_of,
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, StagingSettings, TaskAttempt
@@ -54,7 +54,7 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     TransactionClient,
     abort_own,
 )
-from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.clock import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, SystemClock, tries
 from flinkish_spark.core.errors import (
     AuthorizationError,
     BrokerUnavailableError,
@@ -68,8 +68,8 @@ from flinkish_spark.types.record_time import Int64s
 _T = TypeVar("_T")
 #: Partitions can be added to a topic: this old, what we know is asked for again.
 _LAYOUT_MAX_AGE_MS = 300_000
-#: A broker that just started may not know a topic yet; this many answers in a row are believed.
-_ABSENCES_BELIEVED = 4
+_UNKNOWN: int = kafka_errors.UnknownTopicOrPartitionError.errno
+_INVALID: int = kafka_errors.InvalidTopicError.errno
 
 #: What this process knows about topics, and since when on the monotonic clock. Plain values, so a
 #: forked worker may use what its parent knew.
@@ -131,25 +131,24 @@ class ProducerSession:
         wanted = sorted(set(topics))
         for topic in wanted:
             self._layouts.pop(topic, None)
-        absences = 0
+        what, doubt = f"describe topics {', '.join(wanted)}", Doubt()
 
         def unsettled(found: dict[str, TopicLayout]) -> str:
-            nonlocal absences
             codes = {topic: layout.code for topic, layout in found.items()}
-            denied = [topic for topic, code in codes.items() if code == _TOPIC_DENIED]
-            if denied:
-                raise faults.not_authorized(
-                    faults.missing_right(_TOPIC_DENIED, denied, self.settings.transactional_id)
-                )
-            absences = absences + 1 if WriteCode.UNKNOWN_TOPIC_OR_PARTITION in codes.values() else 0
-            believed = _ABSENT if absences == _ABSENCES_BELIEVED else (WriteCode.INVALID_TOPIC_EXCEPTION,)
+            self.check_topics_allowed(codes.items())
+            is_believed = doubt.is_over(_UNKNOWN in codes.values())
             for topic, code in codes.items():
-                if code in believed:
-                    raise faults.no_such_topic(topic, self.wire.connection.servers)
-            return self.unsettled(f"describe topics {', '.join(wanted)}", codes.values())
+                if code == _INVALID or (code == _UNKNOWN and is_believed):
+                    raise faults.StagingFailed(
+                        f"topic '{topic}' does not exist",
+                        why=f"the brokers at {self.wire.connection.servers} do not know it",
+                        what_to_do="create it, or correct its name",
+                        topic=topic,
+                    )
+            return self.unsettled(what, codes.values())
 
         found = self.asked(
-            f"describe topics {', '.join(wanted)}",
+            what,
             f"DESCRIBE on topics [{', '.join(wanted)}]",
             lambda left_ms: self.client.layouts(wanted, connect_within_ms=left_ms),
             unsettled,
@@ -157,11 +156,17 @@ class ProducerSession:
         now_ms = self.wire.clock.monotonic_ms()
         self._layouts.update((topic, (layout, now_ms)) for topic, layout in found.items())
 
+    def check_topics_allowed(self, codes: Iterable[tuple[str, int]]) -> None:
+        denied = [topic for topic, code in codes if code == faults.TOPIC_DENIED]
+        if denied:
+            right = faults.missing_right(faults.TOPIC_DENIED, denied, self.settings.transactional_id)
+            raise faults.not_authorized(right)
+
     def asked(self, what: str, right: str, ask: Callable[[int], _T], unsettled: Callable[[_T], str]) -> _T:
         """Ask until `unsettled` has nothing to say about the answer; it raises on a refusal."""
         budget_ms = self.settings.producer.delivery_timeout_ms
         last = ""
-        for left_ms in pauses_ms(budget_ms, self.wire.clock):
+        for left_ms in tries(budget_ms, self.wire.clock):
             try:
                 answer = ask(left_ms)
             except BrokerUnavailableError as lost:
@@ -184,7 +189,7 @@ class ProducerSession:
                 case Reaction.DONE:
                     continue
                 case Reaction.AGAIN | Reaction.ASK_FOR_LEADER:
-                    last = f"Kafka answered {described(code)}"
+                    last = f"Kafka answered {name_of(code)}"
                 case _:
                     raise self.fault(what, code)
         return last
@@ -204,7 +209,7 @@ class IdempotentSession(ProducerSession):
     """A producer id of its own: a batch that is sent again is written once."""
 
     def begin(self) -> None:
-        right = faults.missing_right(WriteCode.CLUSTER_AUTHORIZATION_FAILED, (), None)
+        right = faults.missing_right(faults.CLUSTER_DENIED, (), None)
         self._take(
             "get a producer id", right, lambda left_ms: self.client.init_idempotent(connect_within_ms=left_ms)
         )
@@ -238,7 +243,7 @@ class TransactionSession(ProducerSession):
         def ask(left_ms: int) -> ProducerGrant:
             return self.wire.init_producer_id(name, timeout_ms, connect_within_ms=left_ms)
 
-        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
+        right = faults.missing_right(faults.ID_DENIED, (), name)
         self._take(f"initialise transactional id {name}", right, ask)
 
     def join(self, places: Iterable[Place]) -> None:
@@ -255,15 +260,13 @@ class TransactionSession(ProducerSession):
             )
 
         def unsettled(codes: dict[Place, int]) -> str:
-            denied = [topic for (topic, _), code in codes.items() if code == _TOPIC_DENIED]
-            if denied:
-                raise faults.not_authorized(faults.missing_right(_TOPIC_DENIED, denied, name))
+            self.check_topics_allowed((topic, code) for (topic, _), code in codes.items())
             if any(reaction_to(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
                 # Raises if the topic is gone; the coordinator may also just not know it yet.
                 self.refresh({topic for topic, _ in new})
             return self.unsettled(what, codes.values())
 
-        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
+        right = faults.missing_right(faults.ID_DENIED, (), name)
         self.asked(what, right, ask, unsettled)
         self._joined.update(new)
 
@@ -272,8 +275,8 @@ class TransactionSession(ProducerSession):
         right = f"READ on the consumer group {group}"
 
         def settled(codes: Iterable[int]) -> str:
-            found = [code for code in codes if code != Code.NONE]
-            if Code.GROUP_AUTHORIZATION_FAILED in found:
+            found = [code for code in codes if code]
+            if kafka_errors.GroupAuthorizationFailedError.errno in found:
                 raise faults.not_authorized(right)
             return self.unsettled(f"store the offsets of group {group}", found)
 
@@ -295,7 +298,7 @@ class TransactionSession(ProducerSession):
     def commit(self) -> None:
         """Make everything of the transaction visible; the next one may begin, under the same epoch."""
         what = f"commit the transaction of {self._name}"
-        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), self._name)
+        right = faults.missing_right(faults.ID_DENIED, (), self._name)
         self.asked(
             what,
             right,
@@ -373,7 +376,14 @@ class SharedSession(TransactionSession):
                 )
             # Numbers begin anew behind 2**31 - 1 records; a transaction has fewer.
             if last != (wanted - 1 if wanted else None):
-                raise faults.written_twice(place, self._name)
+                raise faults.StagingFailed(
+                    f"partition {place[1]} of topic {place[0]} is not as it was when the micro-batch began",
+                    why="another attempt of its task has written to it, and brokers cannot tell them apart",
+                    what_to_do="none: the transaction is given up, and its micro-batches run again",
+                    transactional_id=self._name,
+                    topic=place[0],
+                    partition=place[1],
+                )
         self._joined.update(new)
 
     def first_sequence(self, place: Place) -> int:
@@ -393,12 +403,6 @@ def session_for(wire: KafkaWire, settings: StagingSettings) -> ProducerSession:
     return _SESSIONS[settings.guarantee](wire, settings)
 
 
-_TOPIC_DENIED = WriteCode.TOPIC_AUTHORIZATION_FAILED
-_ABSENT = (WriteCode.UNKNOWN_TOPIC_OR_PARTITION, WriteCode.INVALID_TOPIC_EXCEPTION)
-
-
-_FIRST_PAUSE_MS = 20
-_LONGEST_PAUSE_MS = 500
 #: More than this is not held back in memory by a task: the caller waits for acknowledgements.
 _MOST_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
 _LEAST_UNACKNOWLEDGED_BYTES = 1024 * 1024
@@ -489,7 +493,7 @@ class Outbox:
             if left_ms <= 0:
                 return False
             self._answered.clear()
-            self._answered.wait(min(left_ms, _LONGEST_PAUSE_MS) / 1000)
+            self._answered.wait(min(left_ms, LONGEST_PAUSE_MS) / 1000)
         return True
 
     @contextmanager
@@ -566,7 +570,7 @@ class Outbox:
                 for lane in self._lanes.values()
                 if lane.parcels and not lane.is_under_way and lane.not_before_ms > now_ms
             ]
-            pause_ms = min([_LONGEST_PAUSE_MS, *pauses])
+            pause_ms = min([LONGEST_PAUSE_MS, *pauses])
             if self._flights:
                 self._answered.wait(pause_ms / 1000)
             elif pauses:
@@ -643,9 +647,19 @@ class Outbox:
             case Reaction.CUT if parcel.batch.records > 1:
                 self._cut(lane)
             case Reaction.CUT:
-                raise faults.refused_as_too_large(topic, self._session.settings.record_limit_bytes)
+                limit = self._session.settings.record_limit_bytes
+                raise faults.refused_record(
+                    f"the broker refuses a record for topic {topic} as too large although it is within the "
+                    f"limit of {limit} bytes",
+                    topic,
+                    "raise the topic's max.message.bytes or lower max_record_bytes",
+                )
             case Reaction.BAD_RECORD:
-                raise faults.refused_records(topic, partition, answer.code, answer.detail)
+                # What the broker checks beside sizes: keys of a compacted topic, timestamps.
+                said = faults.one_line(f"{name_of(answer.code)}, {answer.detail}").rstrip(", ")
+                raise faults.refused_record(
+                    f"the broker refuses a record for topic {topic}, partition {partition} ({said})", topic
+                )
             case _:
                 what = f"write to topic {topic}, partition {partition}"
                 raise self._session.fault(what, answer.code, [topic], answer.detail)
@@ -681,12 +695,12 @@ class Outbox:
             topic, partition = lane.place
             what = f"deliver a batch to topic {topic}, partition {partition}"
             raise faults.unanswered(what, self._settings.delivery_timeout_ms, why) from None
-        lane.pause_ms = min(max(2 * lane.pause_ms, _FIRST_PAUSE_MS), _LONGEST_PAUSE_MS)
+        lane.pause_ms = min(max(2 * lane.pause_ms, FIRST_PAUSE_MS), LONGEST_PAUSE_MS)
         lane.not_before_ms = self._clock.monotonic_ms() + lane.pause_ms
 
 
 def _said(answer: BatchAnswer) -> str:
-    return f"Kafka answered {described(answer.code)}" + (f", {answer.detail}" if answer.detail else "")
+    return f"Kafka answered {name_of(answer.code)}" + (f", {answer.detail}" if answer.detail else "")
 
 
 def _in_turn(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
@@ -944,7 +958,7 @@ def free_transactional_id(wire: KafkaWire, prefix: str, attempt: TaskAttempt) ->
         views = TransactionClient.over(wire).described(names)
         for name in names:
             view = views.get(name)
-            if view is None or view.code != Code.NONE or view.state != _ONGOING:
+            if view is None or view.code or view.state != _ONGOING:
                 return name
     raise EnvironmentFault(
         f"attempt {attempt.number} of task {attempt.partition} has no transactional id left",
