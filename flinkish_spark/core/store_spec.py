@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.hdfs_store import HdfsStore
-from flinkish_spark.core.object_store import ObjectStore, missing_package, no_retries, retry_config
+from flinkish_spark.core.object_store import NO_RETRIES, RETRIES, ObjectStore
 from flinkish_spark.core.store import FileStore, LocalStore, Store
 
 if TYPE_CHECKING:
@@ -282,13 +283,17 @@ def _opened(spec: StoreSpec) -> ObjectStore:
     try:
         from obstore.exceptions import BaseError
     except ImportError:
-        raise missing_package() from None
+        raise ConfigError(
+            "a store in a bucket needs the package obstore",
+            why="it is not installed in this Python",
+            what_to_do=f"{how_to_install('object-store')}, on the driver and on all executors",
+        ) from None
     config = spec.resolved()
     # Shorter ones, such as "true", are none, and would be taken out of every message.
     by_name = [config[name] for name, text in spec.options if _BY_NAME.fullmatch(text)]
     secrets = tuple(value for value in by_name if len(value) >= 6)
     try:
-        bucket, once = _bucket(place, config, retry_config()), _bucket(place, config, no_retries())
+        bucket, once = _bucket(place, config, RETRIES), _bucket(place, config, NO_RETRIES)
     except (BaseError, ValueError, TypeError) as error:
         text = str(error).partition("\n\n")[0]
         for secret in secrets:
