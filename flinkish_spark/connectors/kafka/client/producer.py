@@ -19,7 +19,6 @@ from flinkish_spark.connectors.kafka.client.admission import (
     Addressed,
     Admission,
     Reaction,
-    Rows,
     Spreader,
     by_partition,
     by_topic,
@@ -416,7 +415,7 @@ class _Parcel:
     """A batch that is not acknowledged yet, and its records, in case it has to be cut."""
 
     batch: EncodedBatch
-    rows: Rows
+    rows: Addressed
     #: Set at the first sending, in the outbox's attended time.
     deadline_ms: int | None = None
 
@@ -466,7 +465,7 @@ class Outbox:
         self.acknowledged = 0
         self.evidence: Evidence | None = None
 
-    def post(self, parts: Mapping[Place, Rows]) -> None:
+    def post(self, parts: Mapping[Place, Addressed]) -> None:
         """Encode records and send them as far as possible; waits only while too much is under way."""
         with self._attended():
             # In turn, so that a request has a batch for each of a leader's partitions.
@@ -508,7 +507,7 @@ class Outbox:
     def _attended_ms(self) -> int:
         return self._clock.monotonic_ms() - self._away_ms
 
-    def _parcels(self, place: Place, rows: Rows) -> Iterator[tuple[Place, _Parcel]]:
+    def _parcels(self, place: Place, rows: Addressed) -> Iterator[tuple[Place, _Parcel]]:
         lane = self._lanes.get(place)
         if lane is None:
             lane = _Lane(place, next_sequence=self._session.first_sequence(place))
@@ -518,7 +517,7 @@ class Outbox:
         for parcel in self._encoded(place[0], rows, first):
             yield place, parcel
 
-    def _encoded(self, topic: str, rows: Rows, sequence: int) -> Iterator[_Parcel]:
+    def _encoded(self, topic: str, rows: Addressed, sequence: int) -> Iterator[_Parcel]:
         limit = self._session.settings.batch_limit_bytes
         batches = encode_batches(
             rows.keys,
@@ -800,12 +799,12 @@ class StagedTransaction:
             return
         at_ms = self._clock.wall_ms() if timestamps_ms is None else timestamps_ms
         with self._failing():
-            headers = self._admission.with_common(headers, len(values))
+            headers = self._admission.with_common(headers)
             records = Addressed.of(keys, values, headers, topics, partitions, at_ms, misfits)
             if self._collected and not records.continues(self._collected[-1]):
                 self._send_collected()
             self._collected.append(records)
-            self._collected_bytes += records.rows.about_bytes
+            self._collected_bytes += records.about_bytes
             if self._collected_bytes >= self._portion_bytes:
                 self._send_collected()
 
@@ -849,14 +848,14 @@ class StagedTransaction:
         if not collected:
             return
         whole = Addressed.joined(collected)
-        portions = max(1, whole.rows.about_bytes // self._portion_bytes)
-        step = -(-len(whole.rows) // portions)
-        for start in range(0, len(whole.rows), step):
+        portions = max(1, whole.about_bytes // self._portion_bytes)
+        step = -(-len(whole) // portions)
+        for start in range(0, len(whole), step):
             for topic, records in by_topic(whole.slice(start, step), self._settings.default_topic):
                 self._send(topic, self._admitted(topic, records))
 
     def _send(self, topic: str, records: Addressed) -> None:
-        if not len(records.rows):
+        if not len(records):
             return
         layout = self._session.layout_with(topic, records.highest_partition)
         parts = by_partition(topic, records, layout, self._spreader)
@@ -866,7 +865,7 @@ class StagedTransaction:
             self._session.begin()
         self._session.join(places)
         self._outbox.post(places)
-        sent, size = self.counts.sent + len(records.rows), self.counts.bytes + records.rows.payload_bytes
+        sent, size = self.counts.sent + len(records), self.counts.bytes + records.payload_bytes
         self.counts = replace(self.counts, sent=sent, bytes=size)
 
     def _admitted(self, topic: str, records: Addressed) -> Addressed:
@@ -874,7 +873,7 @@ class StagedTransaction:
         self.counts = replace(self.counts, dropped=self.counts.dropped + judged.dropped)
         for name, letters in judged.letters:
             self._send(name, letters)
-            count = self.counts.dead_lettered + len(letters.rows)
+            count = self.counts.dead_lettered + len(letters)
             self.counts = replace(self.counts, dead_lettered=count)
         return judged.admitted
 

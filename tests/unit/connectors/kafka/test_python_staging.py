@@ -327,9 +327,7 @@ def test_a_partition_that_was_added_since_is_found() -> None:
 
 def test_records_are_parted_by_topic() -> None:
     records = addressed(4, topics=pa.array(["x", None, "y", "x"]))
-    found = {
-        topic: [int(v[:6]) for v in part.rows.values.to_pylist()] for topic, part in by_topic(records, "a")
-    }
+    found = {topic: [int(v[:6]) for v in part.values.to_pylist()] for topic, part in by_topic(records, "a")}
     assert found == {"x": [0, 3], "a": [1], "y": [2]}
     for topics in (None, pa.array(["x", None, "y", "x"]), pa.nulls(4, pa.string())):
         with pytest.raises(BadRecordError) as refused:
