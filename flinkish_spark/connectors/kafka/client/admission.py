@@ -164,28 +164,6 @@ def missing_right(code: int, topics: Iterable[str], transactional_id: str | None
     return f"a right of this kind: {name_of(code)}"
 
 
-def fenced(transactional_id: str | None, code: int) -> StagingUnanswered:
-    """Return the error for an attempt of which nothing can become visible any more."""
-    return StagingUnanswered(
-        f"the transaction of {transactional_id} is no longer ours ({name_of(code)})",
-        why="another attempt took its id, or its transaction timeout passed",
-        transactional_id=transactional_id,
-        code=code,
-    )
-
-
-def refused(what: str, code: int, detail: str = "") -> StagingFailed:
-    if code == kafka_errors.InvalidTransactionTimeoutError.errno:
-        detail = detail or "the transaction timeout is above the broker's transaction.max.timeout.ms"
-    return StagingFailed(f"Kafka refused to {what} ({name_of(code)})", why=one_line(detail), code=code)
-
-
-def unreachable(what: str, error: EnvironmentFault) -> StagingUnanswered:
-    return StagingUnanswered(
-        f"could not {what}: {one_line(error.what)}", why=one_line(error.why), what_to_do=error.what_to_do
-    )
-
-
 def unanswered(what: str, within_ms: int, last: str) -> StagingUnanswered:
     return StagingUnanswered(f"{within_ms} ms were not enough to {what}", why=one_line(last))
 

@@ -221,27 +221,19 @@ def encode_batches(
     layout = _Layout(keys, values, headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD)
     if producer_id == _NO_PRODUCER:
         base_sequence = _NO_SEQUENCE
-    for batch in layout.batches():
-        bits, body = attributes, batch.body
+    for records, count, base_ms, latest_ms in layout.batches():
+        bits, body = attributes, records
         # What compression would not shrink stays as it is: so no batch is above the limit of its records.
         if codec is not Codec.NONE and len(squeezed := compress(codec, body)) < len(body):
             bits, body = bits | codec, memoryview(squeezed)
-        checked = CHECKED.pack(
-            bits,
-            batch.records - 1,
-            batch.base_timestamp_ms,
-            batch.max_timestamp_ms,
-            producer_id,
-            producer_epoch,
-            base_sequence,
-            batch.records,
-        )
+        handle = (producer_id, producer_epoch, base_sequence)
+        checked = CHECKED.pack(bits, count - 1, base_ms, latest_ms, *handle, count)
         length = BATCH_OVERHEAD - LENGTH_END + len(body)
         crc = crc32c(body, crc32c(checked))
         head = UNCHECKED.pack(0, length, _NO_LEADER_EPOCH, MAGIC, crc)
-        yield EncodedBatch(b"".join((head, checked, body)), batch.records, base_sequence)
+        yield EncodedBatch(b"".join((head, checked, body)), count, base_sequence)
         if producer_id != _NO_PRODUCER:
-            base_sequence = sequence_after(base_sequence, batch.records)
+            base_sequence = sequence_after(base_sequence, count)
 
 
 def sequence_after(base_sequence: int, records: int) -> int:
@@ -252,12 +244,9 @@ def record_sizes(keys: Column, values: Column, headers: Column | CommonHeaders |
     """Return the most bytes that a batch of each record alone takes, as Java's producer counts them."""
     keys, values = binary(keys), binary(values)
     _check_rows(values, len(keys), "values")
-    content = _field_sizes(lengths(keys)) + _field_sizes(lengths(values))
-    return (
-        content
-        + _header_block_sizes(_header_blocks(headers, len(keys)))
-        + (BATCH_OVERHEAD + _MOST_RECORD_OVERHEAD)
-    )
+    content = _coded_lengths(keys)[1] + _coded_lengths(values)[1]
+    block_sizes = _header_block_sizes(_header_blocks(headers, len(keys)))
+    return content + block_sizes + (BATCH_OVERHEAD + _MOST_RECORD_OVERHEAD)
 
 
 def all_within(limit: int, keys: Column, values: Column, headers: Column | CommonHeaders | None) -> bool:
@@ -314,11 +303,6 @@ def joined(*pieces: Any) -> Any:
     return pc.binary_join_element_wise(*arrow, empty, null_handling="replace", null_replacement="")
 
 
-def _zigzag(numbers: Int64s) -> npt.NDArray[np.uint64]:
-    """Map 0, -1, 1, -2 .. to 0, 1, 2, 3 .., so that small numbers of either sign are short varints."""
-    return ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
-
-
 @dataclass(frozen=True, slots=True)
 class _Numbers:
     """A column of numbers that become varints, and how many bytes each takes."""
@@ -328,21 +312,14 @@ class _Numbers:
 
     @classmethod
     def of(cls, numbers: Int64s) -> _Numbers:
-        coded = _zigzag(numbers)
-        return cls(coded, _sizes_of(coded))
-
-
-def _varint_sizes(numbers: Int64s) -> Int64s:
-    return _sizes_of(_zigzag(numbers))
-
-
-def _sizes_of(coded: npt.NDArray[np.uint64]) -> Int64s:
-    sizes = np.ones(len(coded), np.int64)
-    septets, most = 1, int(coded.max(initial=0))
-    while most >> (7 * septets):
-        sizes += coded >= np.uint64(1 << (7 * septets))
-        septets += 1
-    return sizes
+        # 0, -1, 1, -2 .. become 0, 1, 2, 3 .., so that small numbers of either sign are short varints.
+        coded = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
+        sizes = np.ones(len(coded), np.int64)
+        septets, most = 1, int(coded.max(initial=0))
+        while most >> (7 * septets):
+            sizes += coded >= np.uint64(1 << (7 * septets))
+            septets += 1
+        return cls(coded, sizes)
 
 
 def _varints(*fields: _Numbers) -> Any:
@@ -379,10 +356,6 @@ def _running_total(sizes: Int64s) -> Int64s:
 def _large_binary(begins: Int64s, data: Any) -> Any:
     buffers = [None, pa.py_buffer(np.ascontiguousarray(begins)), pa.py_buffer(data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(begins) - 1, buffers)
-
-
-def _field_sizes(lengths: Int64s) -> Int64s:
-    return _varint_sizes(lengths) + np.maximum(lengths, 0)
 
 
 def _coded_lengths(column: Any) -> tuple[_Numbers, Int64s]:
@@ -445,14 +418,6 @@ def _header_block_sizes(blocks: bytes | Any) -> Int64s | int:
     return len(blocks) if isinstance(blocks, bytes) else np.diff(extents(blocks))
 
 
-@dataclass(frozen=True, slots=True)
-class _Body:
-    body: memoryview
-    records: int
-    base_timestamp_ms: int
-    max_timestamp_ms: int
-
-
 class _Layout:
     """The records of one call, cut into batches and written one after the other."""
 
@@ -486,8 +451,8 @@ class _Layout:
     def _cut(self, max_body_bytes: int) -> Int64s:
         records = len(self._keys)
         spread = int(np.ptp(self._timestamps)) if records else 0
-        most = self._content + _varint_sizes(np.array([spread, records])).sum()
-        ends = np.cumsum(most + _varint_sizes(most))
+        most = self._content + _Numbers.of(np.array([spread, records])).sizes.sum()
+        ends = np.cumsum(most + _Numbers.of(most).sizes)
         firsts, used = [0], 0
         while firsts[-1] < records:
             fitting = int(np.searchsorted(ends, used + max_body_bytes, side="right"))
@@ -495,7 +460,8 @@ class _Layout:
             used = int(ends[firsts[-1] - 1])
         return np.array(firsts, np.int64)
 
-    def batches(self) -> Iterator[_Body]:
+    def batches(self) -> Iterator[tuple[memoryview, int, int, int]]:
+        """Yield the records of each batch, how many they are, and their first and latest time."""
         firsts = self._firsts[:-1]
         if not len(firsts):
             return
@@ -503,11 +469,9 @@ class _Layout:
         begins = extents(written)[self._firsts].tolist()
         data = memoryview(written.buffers()[2])
         latest = np.maximum.reduceat(self._timestamps, firsts).tolist()
-        earliest = self._timestamps[firsts].tolist()
-        records = np.diff(self._firsts).tolist()
-        for batch, base_timestamp_ms in enumerate(earliest):
-            body = data[begins[batch] : begins[batch + 1]]
-            yield _Body(body, records[batch], base_timestamp_ms, latest[batch])
+        counts = np.diff(self._firsts).tolist()
+        for batch, earliest_ms in enumerate(self._timestamps[firsts].tolist()):
+            yield data[begins[batch] : begins[batch + 1]], counts[batch], earliest_ms, latest[batch]
 
     def _written(self, records: Int64s) -> Any:
         """Return the records as they are written, as a column; `records` counts those of each batch."""
@@ -877,7 +841,10 @@ def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
         offsets = _offsets(batch_headers, fields)
     except Misfit as misfit:
         raise _corrupt(batch_headers[misfit.batch].base_offset, misfit.why) from misfit
-    return DecodedRecords(offsets, _timestamps_ms(batch_headers, fields), keys, values, headers)
+    created = _of_records(batch_headers, fields, "base_timestamp_ms") + fields.timestamp_deltas
+    appended = _of_records(batch_headers, fields, "max_timestamp_ms")
+    is_appended = _of_records(batch_headers, fields, "timestamp_type") == TimestampType.LOG_APPEND_TIME
+    return DecodedRecords(offsets, np.where(is_appended, appended, created), keys, values, headers)
 
 
 def _plain(raw: RawBatch) -> bytes | memoryview:
@@ -898,13 +865,6 @@ def _offsets(batch_headers: Sequence[BatchHeader], fields: RecordFields) -> Int6
     inside[1:] &= (np.diff(offsets) > 0) | (np.diff(fields.batch) > 0)
     fields.require(inside, "its offsets do not ascend within its range")
     return offsets
-
-
-def _timestamps_ms(batch_headers: Sequence[BatchHeader], fields: RecordFields) -> Int64s:
-    created = _of_records(batch_headers, fields, "base_timestamp_ms") + fields.timestamp_deltas
-    kinds = _of_records(batch_headers, fields, "timestamp_type")
-    appended = _of_records(batch_headers, fields, "max_timestamp_ms")
-    return np.where(kinds == TimestampType.LOG_APPEND_TIME, appended, created)
 
 
 def _of_records(batch_headers: Sequence[BatchHeader], fields: RecordFields, name: str) -> Int64s:

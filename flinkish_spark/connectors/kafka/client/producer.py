@@ -75,6 +75,25 @@ _INVALID: int = kafka_errors.InvalidTopicError.errno
 _known: dict[KafkaConnection, dict[str, tuple[TopicLayout, int]]] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What an attempt of a task got under its task's ticket id: every attempt gets another one, in order."""
+
+    producer_id: int
+    producer_epoch: int
+
+    def follows(self, other: Ticket | None) -> bool:
+        """Whether nobody has taken one in between; None stands for an id that nobody has used."""
+        if other is not None and other.producer_epoch < _LAST_EPOCH:
+            return self == Ticket(other.producer_id, other.producer_epoch + 1)
+        # A new id, or one whose epochs are used up.
+        return self.producer_epoch == 0 and (other is None or self.producer_id != other.producer_id)
+
+
+#: Behind it Kafka gives a transactional id another producer id; it keeps one epoch more to fence with.
+_LAST_EPOCH = 32_766
+
+
 class ProducerSession:
     """Topics and their partitions, and who writes into them: here nobody in particular."""
 
@@ -82,6 +101,8 @@ class ProducerSession:
     batch_attributes = 0
     #: Whether something may have to be aborted, once it is begun.
     is_transactional = False
+    #: Of an attempt that writes into the transaction of all tasks, once it is begun.
+    ticket: Ticket | None = None
 
     def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
         self.settings = settings
@@ -174,7 +195,11 @@ class ProducerSession:
             except AuthorizationError as denied:
                 raise faults.denied(denied, right) from None
             except EnvironmentFault as broken:
-                raise faults.unreachable(what, broken) from None
+                raise faults.StagingUnanswered(
+                    f"could not {what}: {faults.one_line(broken.what)}",
+                    why=faults.one_line(broken.why),
+                    what_to_do=broken.what_to_do,
+                ) from None
             last = unsettled(answer)
             if not last:
                 return answer
@@ -199,9 +224,17 @@ class ProducerSession:
             case Reaction.NOT_AUTHORIZED:
                 return faults.not_authorized(faults.missing_right(code, topics, name))
             case Reaction.FENCED:
-                return faults.fenced(name, code)
+                return faults.StagingUnanswered(
+                    f"the transaction of {name} is no longer ours ({name_of(code)})",
+                    why="another attempt took its id, or its transaction timeout passed",
+                    transactional_id=name,
+                    code=code,
+                )
             case _:
-                return faults.refused(what, code, detail)
+                if code == kafka_errors.InvalidTransactionTimeoutError.errno:
+                    detail = detail or "the timeout is above the broker's transaction.max.timeout.ms"
+                why = faults.one_line(detail)
+                return faults.StagingFailed(f"Kafka refused to {what} ({name_of(code)})", why=why, code=code)
 
 
 class IdempotentSession(ProducerSession):
@@ -313,25 +346,6 @@ class TransactionSession(ProducerSession):
         self._joined.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """What an attempt of a task got under its task's ticket id: every attempt gets another one, in order."""
-
-    producer_id: int
-    producer_epoch: int
-
-    def follows(self, other: Ticket | None) -> bool:
-        """Whether nobody has taken one in between; None stands for an id that nobody has used."""
-        if other is not None and other.producer_epoch < _LAST_EPOCH:
-            return self == Ticket(other.producer_id, other.producer_epoch + 1)
-        # A new id, or one whose epochs are used up.
-        return self.producer_epoch == 0 and (other is None or self.producer_id != other.producer_id)
-
-
-#: Behind it Kafka gives a transactional id another producer id; it keeps one epoch more to fence with.
-_LAST_EPOCH = 32_766
-
-
 class SharedSession(TransactionSession):
     """Writes partitions of a transaction that the driver began and will end."""
 
@@ -347,7 +361,6 @@ class SharedSession(TransactionSession):
         super().__init__(wire, settings)
         assert settings.shared is not None
         self._shared = settings.shared
-        self.ticket: Ticket | None = None
 
     def begin(self) -> None:
         # This order matters: the ticket tells the driver about this attempt for good, before it writes.
@@ -396,12 +409,6 @@ _SESSIONS = {
 }
 
 
-def session_for(wire: KafkaWire, settings: StagingSettings) -> ProducerSession:
-    if settings.shared is not None:
-        return SharedSession(wire, settings)
-    return _SESSIONS[settings.guarantee](wire, settings)
-
-
 #: More than this is not held back in memory by a task: the caller waits for acknowledgements.
 _MOST_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
 _LEAST_UNACKNOWLEDGED_BYTES = 1024 * 1024
@@ -433,12 +440,6 @@ class _Lane:
     not_before_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    request: ProduceInFlight
-    dead_at_ms: int
-
-
 class Outbox:
     """All records of one transaction between their encoding and their acknowledgement."""
 
@@ -451,7 +452,8 @@ class Outbox:
         self._session, self._settings = session, session.settings.producer
         self._clock = session.wire.clock
         self._lanes: dict[Place, _Lane] = {}
-        self._flights: dict[int, _Flight] = {}
+        #: By leader, what is under way, and when the client's thread must be dead without an answer.
+        self._flights: dict[int, tuple[ProduceInFlight, int]] = {}
         self._answered = threading.Event()
         self._unacknowledged_bytes = 0
         self._most_bytes = max(
@@ -487,7 +489,7 @@ class Outbox:
     def hush(self, within_ms: int) -> bool:
         """Wait for what is under way without sending more; return whether nothing is any more."""
         end_ms = self._clock.monotonic_ms() + within_ms
-        while any(not flight.request.is_done for flight in self._flights.values()):
+        while any(not request.is_done for request, _ in self._flights.values()):
             left_ms = end_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 return False
@@ -617,19 +619,19 @@ class Outbox:
         except (BrokerUnavailableError, AuthorizationError) as lost:
             self._lost(lost)
         else:
-            self._flights[leader] = _Flight(request, now_ms + timeout_ms + _THREAD_DEAD_MS)
+            self._flights[leader] = (request, now_ms + timeout_ms + _THREAD_DEAD_MS)
 
     def _collect(self) -> None:
-        for leader, flight in tuple(self._flights.items()):
-            if not flight.request.is_done and self._clock.monotonic_ms() < flight.dead_at_ms:
+        for leader, (request, dead_at_ms) in tuple(self._flights.items()):
+            if not request.is_done and self._clock.monotonic_ms() < dead_at_ms:
                 continue
             try:
-                answers = self._session.client.finish_produce(flight.request)
+                answers = self._session.client.finish_produce(request)
             except (BrokerUnavailableError, AuthorizationError) as lost:
                 self._lost(lost)
                 return
             del self._flights[leader]
-            for place in flight.request.places:
+            for place in request.places:
                 self._lanes[place].is_under_way = False
                 self._take(self._lanes[place], answers.get(place, _NO_ANSWER))
 
@@ -638,11 +640,11 @@ class Outbox:
         match reaction_to(answer.code):
             case Reaction.DONE:
                 self._acknowledged(lane, answer.base_offset)
-            case Reaction.AGAIN:
-                self._postpone(lane, _said(answer))
-            case Reaction.ASK_FOR_LEADER:
-                self._stale_topics.add(topic)
-                self._postpone(lane, _said(answer))
+            case Reaction.AGAIN | Reaction.ASK_FOR_LEADER as reaction:
+                if reaction is Reaction.ASK_FOR_LEADER:
+                    self._stale_topics.add(topic)
+                detail = f", {answer.detail}" if answer.detail else ""
+                self._postpone(lane, f"Kafka answered {name_of(answer.code)}{detail}")
             case Reaction.CUT if parcel.batch.records > 1:
                 self._cut(lane)
             case Reaction.CUT:
@@ -698,10 +700,6 @@ class Outbox:
         lane.not_before_ms = self._clock.monotonic_ms() + lane.pause_ms
 
 
-def _said(answer: BatchAnswer) -> str:
-    return f"Kafka answered {name_of(answer.code)}" + (f", {answer.detail}" if answer.detail else "")
-
-
 def _in_turn(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
     """Yield the first of each stream, then the second of each, until all are at their end."""
     while streams:
@@ -723,7 +721,7 @@ _LEAST_PORTION_BYTES = 256 * 1024
 ABORT_BOUND_MS = 3_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StagedCounts:
     #: Records that went out, dead letters included.
     sent: int = 0
@@ -754,7 +752,8 @@ class StagedTransaction:
         self._settings, self._pool = settings, pool
         self._wire: KafkaWire | None = pool.borrow(settings.connection)
         self._clock = self._wire.clock
-        self._session = session_for(self._wire, settings)
+        session = SharedSession if settings.shared is not None else _SESSIONS[settings.guarantee]
+        self._session = session(self._wire, settings)
         self._admission = Admission(settings, common_headers, self._clock)
         self._outbox = Outbox(self._session)
         self._spreader = Spreader(settings.producer.batch_bytes)
@@ -775,7 +774,7 @@ class StagedTransaction:
 
     @property
     def ticket(self) -> Ticket | None:
-        return self._session.ticket if isinstance(self._session, SharedSession) else None
+        return self._session.ticket
 
     def acknowledged_by_place(self) -> dict[Place, int]:
         return self._outbox.acknowledged_by_place()
@@ -794,7 +793,7 @@ class StagedTransaction:
         misfits: Column | None = None,
     ) -> None:
         """Add records. They are sent once there are enough of them, at the latest by :meth:`prepare`."""
-        self._require(_Phase.WRITING)
+        self._require_writing()
         if not len(values):
             return
         at_ms = self._clock.wall_ms() if timestamps_ms is None else timestamps_ms
@@ -810,7 +809,7 @@ class StagedTransaction:
 
     def prepare(self) -> KafkaCommittable | None:
         """Make all durable and invisible; return the handle that ends it, None without a transaction."""
-        self._require(_Phase.WRITING)
+        self._require_writing()
         with self._failing():
             self._send_collected()
             self._outbox.drain()
@@ -844,15 +843,20 @@ class StagedTransaction:
             self._release()
 
     def _send_collected(self) -> None:
-        collected, self._collected, self._collected_bytes = self._collected, [], 0
-        if not collected:
+        if not self._collected:
             return
-        whole = Addressed.joined(collected)
+        whole = Addressed.joined(self._collected)
+        self._collected, self._collected_bytes = [], 0
         portions = max(1, whole.about_bytes // self._portion_bytes)
         step = -(-len(whole) // portions)
         for start in range(0, len(whole), step):
             for topic, records in by_topic(whole.slice(start, step), self._settings.default_topic):
-                self._send(topic, self._admitted(topic, records))
+                judged = self._admission.judged(topic, records)
+                self.counts.dropped += judged.dropped
+                for name, letters in judged.letters:
+                    self._send(name, letters)
+                    self.counts.dead_lettered += len(letters)
+                self._send(topic, judged.admitted)
 
     def _send(self, topic: str, records: Addressed) -> None:
         if not len(records):
@@ -865,17 +869,8 @@ class StagedTransaction:
             self._session.begin()
         self._session.join(places)
         self._outbox.post(places)
-        sent, size = self.counts.sent + len(records), self.counts.bytes + records.payload_bytes
-        self.counts = replace(self.counts, sent=sent, bytes=size)
-
-    def _admitted(self, topic: str, records: Addressed) -> Addressed:
-        judged = self._admission.judged(topic, records)
-        self.counts = replace(self.counts, dropped=self.counts.dropped + judged.dropped)
-        for name, letters in judged.letters:
-            self._send(name, letters)
-            count = self.counts.dead_lettered + len(letters)
-            self.counts = replace(self.counts, dead_lettered=count)
-        return judged.admitted
+        self.counts.sent += len(records)
+        self.counts.bytes += records.payload_bytes
 
     def _committable(self) -> KafkaCommittable | None:
         outbox, session = self._outbox, self._session
@@ -892,13 +887,8 @@ class StagedTransaction:
                 why="each was a repeat whose first answer was lost; the transaction's fate could not be "
                 "proved later",
             )
-        return KafkaCommittable(
-            name,
-            session.producer_id,
-            session.producer_epoch,
-            outbox.evidence,
-            outbox.acknowledged,
-        )
+        handle = (name, session.producer_id, session.producer_epoch)
+        return KafkaCommittable(*handle, outbox.evidence, outbox.acknowledged)
 
     def _abort(self, within_ms: int) -> None:
         name = self._session.settings.transactional_id
@@ -918,8 +908,8 @@ class StagedTransaction:
         if wire is not None:
             self._pool.give_back(wire)
 
-    def _require(self, phase: _Phase) -> None:
-        if self._phase is not phase:
+    def _require_writing(self) -> None:
+        if self._phase is not _Phase.WRITING:
             name = self._session.settings.transactional_id or "a task"
             raise InternalError(f"nothing can be added, the output of {name} {self._phase.value}")
 
