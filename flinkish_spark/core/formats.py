@@ -341,7 +341,11 @@ class Avro:
     def __post_init__(self) -> None:
         check_policy("on_bad_record", self.on_bad_record)
         if self.schema:
-            _check_avro_schema(self.schema)
+            form = '{"type": "record", "name": ..., "fields": [{"name": ..., "type": ...}, ...]}'
+            found = _json_object(self.schema, "Avro schema", form)
+            fields = found.get("fields") if found.get("type") == "record" else None
+            if not isinstance(fields, list) or not fields or not all(map(_is_field, fields)):
+                raise ConfigError("the Avro schema is not that of a record", what_to_do=f"write {form}")
         _check_change("Avro", self.schema, self.registry, self.on_schema_change)
         if self.schema_id is None:
             return
@@ -473,16 +477,8 @@ class JsonSchema:
     def __post_init__(self) -> None:
         check_policy("on_bad_record", self.on_bad_record)
         _check_change("JsonSchema", self.schema or self.fields, self.registry, self.on_schema_change)
-        if not self.schema:
-            return
-        try:
-            found = json.loads(self.schema)
-        except (TypeError, ValueError) as wrong:
-            raise ConfigError(
-                "the JSON Schema is no JSON", why=str(wrong), what_to_do="give the schema as JSON text"
-            ) from None
-        if not isinstance(found, dict):
-            raise ConfigError("the JSON Schema is no object", what_to_do='write {"type": "object", ...}')
+        if self.schema:
+            _json_object(self.schema, "JSON Schema", '{"type": "object", ...}')
 
 
 #: How the bytes of a key or a value become columns, and back.
@@ -526,19 +522,16 @@ def _check_change(
         )
 
 
-def _check_avro_schema(text: str) -> None:
+def _json_object(text: str, what: str, form: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (TypeError, ValueError) as wrong:
         raise ConfigError(
-            "the Avro schema is no JSON", why=str(wrong), what_to_do="give the schema as JSON text"
+            f"the {what} is no JSON", why=str(wrong), what_to_do="give the schema as JSON text"
         ) from None
-    fields = found.get("fields") if isinstance(found, dict) and found.get("type") == "record" else None
-    if not isinstance(fields, list) or not fields or not all(_is_field(one) for one in fields):
-        raise ConfigError(
-            "the Avro schema is not that of a record",
-            what_to_do='write {"type": "record", "name": ..., "fields": [{"name": ..., "type": ...}, ...]}',
-        )
+    if not isinstance(found, dict):
+        raise ConfigError(f"the {what} is no object", what_to_do=f"write {form}")
+    return found
 
 
 def _is_field(value: object) -> bool:

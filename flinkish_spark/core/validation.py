@@ -130,7 +130,11 @@ _DEFINE = {
 def check_function(function: object, what: str, takes: int | None, *, is_rows: bool = False) -> None:
     """Raise ConfigError unless a user's function can be called with this number of arguments, and runs."""
     wanted = "a function" if takes is None else f"a function that can be called with {_arguments(takes)}"
-    if not callable(function) or (isinstance(function, type) and _is_function_class(function)):
+    # A class of ours is meant to be made; any other one may be a function, as `int` is.
+    is_ours = isinstance(function, type) and any(
+        base.__module__.startswith("flinkish_spark.") for base in function.__mro__
+    )
+    if not callable(function) or is_ours:
         raise unusable(what, function, wanted=wanted, what_to_do="give one, as a lambda")
     why = _why_not_run(function)
     if why and not (is_rows and why == _GENERATOR):
@@ -239,9 +243,7 @@ def can_take(function: object, count: int) -> bool:
 
 
 def function_of_two(name: str, value: Callable[[Any, Any], _T]) -> Callable[[Any, Any], _T]:
-    if not can_take(value, 2):
-        raise unusable(name, value, wanted="a function of two elements", what_to_do="give one, as a lambda")
-    check_function(value, f"what is given as {name}", 2)
+    check_function(value, name, 2)
     return value
 
 
@@ -278,10 +280,6 @@ def _required(function: Any) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [one.name for one in parameters if one.kind in by_place and one.default is one.empty]
-
-
-def _is_function_class(kind: type) -> bool:
-    return any(base.__module__.startswith("flinkish_spark.") for base in kind.__mro__)
 
 
 def _arguments(count: int) -> str:

@@ -225,10 +225,6 @@ class Addressed:
         return len(self.keys)
 
     @property
-    def payload_bytes(self) -> int:
-        return sum(int(np.maximum(lengths(column), 0).sum()) for column in (self.keys, self.values))
-
-    @property
     def about_bytes(self) -> int:
         """Memory of keys and values, which is about what they take on the wire; quick to tell."""
         return int(self.keys.nbytes + self.values.nbytes)
@@ -533,7 +529,13 @@ def murmur2(keys: Column) -> UInt32s:
     # sorted ten times faster.
     narrow = np.int16 if sizes.max(initial=0) < 2**15 else np.int64
     order = np.argsort((-sizes).astype(narrow), kind="stable")
-    sizes, words = sizes[order], _words_anywhere(keys, begins)
+    sizes, count = sizes[order], int(begins[-1] - begins[0])
+    data = (
+        np.frombuffer(keys.buffers()[2], np.uint8, count, int(begins[0])) if count else np.empty(0, np.uint8)
+    )
+    # The word that begins at each byte; zeros follow the last one.
+    padded = np.concatenate((data, np.zeros(4, np.uint8)))
+    words = np.ndarray((count + 1,), np.dtype("<u4"), padded, strides=(1,))
     at, whole = (begins[:-1] - begins[0])[order], sizes >> 2
     hashed = _SEED ^ sizes.astype(np.uint32)
     for place, longer in enumerate((len(whole) - np.cumsum(np.bincount(whole)))[:-1].tolist()):
@@ -552,15 +554,6 @@ def murmur2(keys: Column) -> UInt32s:
     in_order = np.empty_like(hashed)
     in_order[order] = hashed
     return in_order
-
-
-def _words_anywhere(column: Any, begins: Int64s) -> UInt32s:
-    """Return the word that begins at each byte of a ``pa.LargeBinaryArray``; zeros follow the last one."""
-    data = column.buffers()[2]
-    count = int(begins[-1] - begins[0])
-    own = np.frombuffer(data, np.uint8, count, int(begins[0])) if count else np.empty(0, np.uint8)
-    padded = np.concatenate((own, np.zeros(4, np.uint8)))
-    return np.ndarray((count + 1,), np.dtype("<u4"), padded, strides=(1,))
 
 
 def row_hashes(columns: Sequence[Column]) -> UInt64s:

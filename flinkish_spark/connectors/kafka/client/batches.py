@@ -530,13 +530,14 @@ class RecordFields:
         self.timestamp_deltas, at = self._varints(self._rows, at + 1, _LONG_BYTES)
         self.offset_deltas, at = self._varints(self._rows, at, _INT_BYTES)
         # After the key comes at least the value's length, after the value the number of headers.
-        self._keys = self._spans(self._rows, at, bytes_after=2)
-        self._values = self._spans(self._rows, self._keys.ends, bytes_after=1)
-        self._header_counts, at = self._varints(self._rows, self._values.ends, _INT_BYTES)
+        keys = self._spans(self._rows, at, bytes_after=2)
+        values = self._spans(self._rows, keys.ends, bytes_after=1)
+        self._header_counts, at = self._varints(self._rows, values.ends, _INT_BYTES)
         counted, room = self._header_counts, self._ends - at
         fits = (counted > 0) & (counted * _LEAST_HEADER_BYTES <= room) | (counted == 0) & (room == 0)
         self.require(fits, "a record does not end with its headers")
         self._headers_begin = at
+        self.keys, self.values = _columns(self._data, keys, values)
 
     def require(self, fits: npt.NDArray[np.bool_], why: str, rows: Int64s | None = None) -> None:
         """Raise :class:`Misfit` for the first record that does not fit; `rows` if not all were asked."""
@@ -566,9 +567,6 @@ class RecordFields:
         ends = begins + np.maximum(lengths, 0)
         self.require(ends + bytes_after <= self._ends[rows], "a field is longer than its record", rows)
         return Spans(begins, lengths, ends)
-
-    def keys_and_values(self) -> tuple[Any, Any]:
-        return _columns(self._data, self._keys, self._values)
 
     def headers(self) -> Any:
         """Return the headers as a column of ``HEADERS_TYPE``, copied; null where a record has none."""
@@ -806,10 +804,11 @@ def _header(base_offset: int, leader_epoch: int, covered: memoryview) -> BatchHe
     )
 
 
-def verify(raw: RawBatch) -> None:
+def verify(raw: RawBatch) -> RawBatch:
     """Check all but base offset and leader epoch, which the broker sets, against the checksum."""
     if crc32c(raw.covered) != raw.crc:
         raise _corrupt(raw.header.base_offset, f"its checksum is not {raw.crc:#010x}")
+    return raw
 
 
 def control_type(raw: RawBatch) -> Marker | None:
@@ -836,7 +835,6 @@ def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
     batch_headers = [raw.header for raw in raws]
     try:
         fields = RecordFields(bodies, [header.records for header in batch_headers])
-        keys, values = fields.keys_and_values()
         headers = fields.headers() if with_headers else None
         offsets = _offsets(batch_headers, fields)
     except Misfit as misfit:
@@ -844,7 +842,9 @@ def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
     created = _of_records(batch_headers, fields, "base_timestamp_ms") + fields.timestamp_deltas
     appended = _of_records(batch_headers, fields, "max_timestamp_ms")
     is_appended = _of_records(batch_headers, fields, "timestamp_type") == TimestampType.LOG_APPEND_TIME
-    return DecodedRecords(offsets, np.where(is_appended, appended, created), keys, values, headers)
+    return DecodedRecords(
+        offsets, np.where(is_appended, appended, created), fields.keys, fields.values, headers
+    )
 
 
 def _plain(raw: RawBatch) -> bytes | memoryview:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import kafka.errors as kafka_errors
+import numpy as np
 
 from flinkish_spark.connectors.kafka.client import admission as faults
 from flinkish_spark.connectors.kafka.client.admission import (
@@ -30,6 +31,7 @@ from flinkish_spark.connectors.kafka.client.batches import (
     CommonHeaders,
     EncodedBatch,
     encode_batches,
+    lengths,
     sequence_after,
 )
 from flinkish_spark.connectors.kafka.client.client import (
@@ -520,7 +522,7 @@ class Outbox:
             yield place, parcel
 
     def _encoded(self, topic: str, rows: Addressed, sequence: int) -> Iterator[_Parcel]:
-        limit = self._session.settings.batch_limit_bytes
+        limit = min(self._settings.batch_bytes, self._session.settings.record_limit_bytes)
         batches = encode_batches(
             rows.keys,
             rows.values,
@@ -870,7 +872,8 @@ class StagedTransaction:
         self._session.join(places)
         self._outbox.post(places)
         self.counts.sent += len(records)
-        self.counts.bytes += records.payload_bytes
+        sizes = (np.maximum(lengths(column), 0).sum() for column in (records.keys, records.values))
+        self.counts.bytes += int(sum(sizes))
 
     def _committable(self) -> KafkaCommittable | None:
         outbox, session = self._outbox, self._session

@@ -364,7 +364,7 @@ class RangeReader:
 
     def _decoded(self, wanted: OffsetRange, fetched: FetchedBatches) -> Iterator[Any]:
         inside = takewhile(lambda raw: raw.header.base_offset < wanted.end, fetched.batches)
-        checked = map(_verified, inside) if self._settings.check_crcs else inside
+        checked = map(verify, inside) if self._settings.check_crcs else inside
         seen = visible(checked, fetched.aborted, self._settings.isolation)
         for group in _groups(raw for raw in seen if raw.header.records):
             records = decode(*group, with_headers=self._settings.include_headers)
@@ -393,11 +393,6 @@ class RangeReader:
         if self._settings.include_leader_epoch:
             columns.append(pa.repeat(pa.scalar(header.partition_leader_epoch, pa.int32()), len(offsets)))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-
-def _verified(raw: RawBatch) -> RawBatch:
-    verify(raw)
-    return raw
 
 
 def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:

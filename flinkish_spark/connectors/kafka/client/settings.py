@@ -363,10 +363,6 @@ class StagingSettings:
         """The most the batches of one request may take, unless it is a single batch."""
         return self.producer.max_request_bytes or max(DEFAULT_MAX_REQUEST_BYTES, self.max_record_bytes)
 
-    @property
-    def batch_limit_bytes(self) -> int:
-        return min(self.producer.batch_bytes, self.record_limit_bytes)
-
 
 #: Kafka's name -> our attribute ("" for none) and how a value is read.
 _KNOWN: dict[str, tuple[str, _Parse]] = {

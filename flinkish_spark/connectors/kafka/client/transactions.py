@@ -149,7 +149,14 @@ class EvidenceReader:
                     gone = f"topic {place.topic} (partition {place.partition}) was deleted"
                     return Finding(Fate.GONE, gone)
                 continue
-            finding = self._judge(seen, place, producer_id, producer_epoch)
+            if seen.code == kafka_errors.OffsetOutOfRangeError.errno:
+                return self._outside(place)
+            if seen.code:
+                detail = f"{place} cannot be read now (error {name_of(seen.code)})"
+                finding = Finding(Fate.UNDECIDED, detail)
+                continue
+            stable = judge_stable(seen, place, producer_id, producer_epoch)
+            finding = stable or self._scan(place, producer_id, producer_epoch)
             if finding.fate is not Fate.UNDECIDED:
                 return finding
         return finding
@@ -163,14 +170,6 @@ class EvidenceReader:
                 code=seen.code,
             )
         return seen
-
-    def _judge(self, seen: LogSlice, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
-        if seen.code == kafka_errors.OffsetOutOfRangeError.errno:
-            return self._outside(place)
-        if seen.code:
-            return Finding(Fate.UNDECIDED, f"{place} cannot be read now (error {name_of(seen.code)})")
-        stable = judge_stable(seen, place, producer_id, producer_epoch)
-        return stable if stable is not None else self._scan(place, producer_id, producer_epoch)
 
     def _outside(self, place: Evidence) -> Finding:
         partition = TopicPartition(place.topic, place.partition)

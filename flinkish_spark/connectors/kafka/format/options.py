@@ -125,17 +125,6 @@ def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str]
     return servers, connection, client
 
 
-def producer_settings(client: Mapping[str, str]) -> dict[str, str]:
-    """Return a sink's client settings without the one that says what is so anyway."""
-    left = dict(client)
-    if left.pop("enable.idempotence", "true").strip().lower() != "true":
-        raise ConfigError(
-            "the option 'kafka.enable.idempotence' cannot be false",
-            what_to_do="leave it out: every producer of the sink is idempotent",
-        )
-    return left
-
-
 def _unusable(name: str, text: str, what_to_do: str) -> ConfigError:
     return ConfigError(f"the option '{name}' is {text!r}", what_to_do=what_to_do, option=name)
 
@@ -475,12 +464,17 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
     timeout = producer.pop("transaction.timeout.ms", str(_DEFAULT_TRANSACTION_TIMEOUT_MS)).strip()
     if not timeout.isdecimal() or int(timeout) == 0:
         raise _unusable("kafka.transaction.timeout.ms", timeout, "give milliseconds above 0")
+    if producer.pop("enable.idempotence", "true").strip().lower() != "true":
+        raise ConfigError(
+            "the option 'kafka.enable.idempotence' cannot be false",
+            what_to_do="leave it out: every producer of the sink is idempotent",
+        )
     topic = given.text("topic")
     if topic == "":
         raise _unusable("topic", topic, "name a topic, or leave it out: an empty one is none")
     return SinkOptions(
         KafkaConnection(servers, connection),
-        ProducerSettings.of(producer_settings(producer)),
+        ProducerSettings.of(producer),
         topic,
         _checked_columns(schema, topic),
         checkpoint_path(given.text("checkpointLocation")),
