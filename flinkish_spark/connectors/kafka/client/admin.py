@@ -19,9 +19,7 @@ from kafka import TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 from kafka.structs import OffsetAndMetadata
 
-from flinkish_spark.connectors.kafka.client.client import UNSETTLED, Isolation, KafkaWire, name_of, settled
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.connectors.kafka.client.client import UNSETTLED, Isolation, OverWire, name_of, settled
 from flinkish_spark.core.errors import (
     AuthorizationError,
     BrokerUnavailableError,
@@ -38,7 +36,6 @@ LOG = logging.getLogger(__name__)
 PREFLIGHT_TIMEOUT_MS = 10_000
 #: Kafka's default.api.timeout.ms: how long a planner of micro-batches waits.
 PLANNING_TIMEOUT_MS = 60_000
-_CLOCK = SystemClock()
 #: Settings by the topic or broker that has them.
 _Settings = dict[str, dict[str, str]]
 #: Kafka's defaults, for a broker that hides its settings from this principal.
@@ -152,35 +149,11 @@ def _in_requests(
         yield some
 
 
-class KafkaAdmin:
-    """Reads metadata and keeps group offsets; one instance belongs to one thread."""
+class KafkaAdmin(OverWire):
+    """Reads metadata and keeps group offsets."""
 
     # A broker that has just started may not know a topic, or the end of a log, for a second or two: whoever
     # would conclude from an answer that input is gone asks again first.
-
-    def __init__(
-        self,
-        connection: KafkaConnection,
-        *,
-        timeout_ms: int = 15_000,
-        clock: Clock = _CLOCK,
-    ) -> None:
-        self._wire = KafkaWire(connection, timeout_ms=timeout_ms, clock=clock)
-
-    @classmethod
-    def over(cls, wire: KafkaWire) -> KafkaAdmin:
-        admin = cls.__new__(cls)
-        admin._wire = wire
-        return admin
-
-    def close(self) -> None:
-        self._wire.close()
-
-    def __enter__(self) -> KafkaAdmin:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
         """Return what Kafka knows about `names`; a topic that does not exist is left out, and not created."""

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 from flinkish_spark.core.clock import Clock, SystemClock, tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, EnvironmentFault
@@ -122,8 +122,8 @@ class ProducerGrant:
     """Answer to InitProducerId; `producer_id` and `producer_epoch` count only if `code` is 0."""
 
     code: int
-    producer_id: int
-    producer_epoch: int
+    producer_id: int = -1
+    producer_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +235,7 @@ class KafkaWire(Connected):
     """Synchronous requests to Kafka over one kafka-python admin client; belongs to one thread."""
 
     def __init__(
-        self,
-        connection: KafkaConnection,
-        *,
-        timeout_ms: int = 15_000,
-        clock: Clock = _CLOCK,
+        self, connection: KafkaConnection, *, timeout_ms: int = 15_000, clock: Clock = _CLOCK
     ) -> None:
         self.connection = connection
         self.timeout_ms = timeout_ms
@@ -258,8 +254,15 @@ class KafkaWire(Connected):
         if admin is not None:
             admin.close()
 
-    def attempt(self, what: str, body: Callable[[Any], _T], *, connect_within_ms: int) -> _T:
-        """Run `body(admin client)` once."""
+    def attempt(
+        self,
+        what: str,
+        body: Callable[[Any], _T],
+        *,
+        connect_within_ms: int | None = None,
+        refused: Callable[[int], _T] | None = None,
+    ) -> _T:
+        """Run `body(admin client)` once; `refused` makes its result of an error code that Kafka answers."""
         if self._admin is None:
             arguments = {
                 "reconnect_backoff_max_ms": 1000,
@@ -269,13 +272,14 @@ class KafkaWire(Connected):
                 **self.connection.for_python(),
             }
             try:
-                self._admin = connected_admin(arguments, self.connection.servers, connect_within_ms)
+                within_ms = self.timeout_ms if connect_within_ms is None else connect_within_ms
+                self._admin = connected_admin(arguments, self.connection.servers, within_ms)
             except (kafka_errors.KafkaError, OSError) as failed:
                 raise self._unavailable("connect", failed) from failed
         try:
             return body(self._admin)
-        except _REFUSALS as refused:
-            self._refused(what, refused)
+        except _REFUSALS as denied:
+            self._refused(what, denied)
         except kafka_errors.IncompatibleBrokerVersion as unknown:
             raise UnknownRequest(
                 f"The Kafka brokers at {self.connection.servers} do not know the request to {what}",
@@ -285,9 +289,11 @@ class KafkaWire(Connected):
             ) from unknown
         except kafka_errors.BrokerResponseError as answer:
             self.heed([answer.errno])
-            if not isinstance(answer, kafka_errors.RequestTimedOutError):
+            if isinstance(answer, kafka_errors.RequestTimedOutError):
+                self._unanswered(what, answer)
+            if refused is None:
                 raise
-            self._unanswered(what, answer)
+            return refused(int(answer.errno))
         except (kafka_errors.KafkaError, OSError) as lost:
             self._unanswered(what, lost)
 
@@ -361,24 +367,25 @@ class KafkaWire(Connected):
         request = _init_request(transactional_id, timeout_ms)
         what = f"initialise transactional id {transactional_id}"
         code, answer = self.ask_coordinator(what, transactional_id, request, connect_within_ms)
-        return ProducerGrant(code, *((answer.producer_id, answer.producer_epoch) if answer else (-1, -1)))
+        return (
+            ProducerGrant(code, answer.producer_id, answer.producer_epoch) if answer else ProducerGrant(code)
+        )
 
     def ask_coordinator(
         self, what: str, transactional_id: str, request: Any, within_ms: int | None
     ) -> tuple[int, Any]:
         """Return an error code and the answer, if there is one."""
 
-        async def body(admin: Any) -> Any:
+        async def body(admin: Any) -> tuple[int, Any]:
             nodes = await _coordinators(admin, [transactional_id])
-            return await admin._manager.send(request, node_id=nodes[transactional_id])
+            answer = await admin._manager.send(request, node_id=nodes[transactional_id])
+            return int(answer.error_code), answer
 
-        try:
-            within_ms = self.timeout_ms if within_ms is None else within_ms
-            answer = self.attempt(what, _blocking(body), connect_within_ms=within_ms)
-        except kafka_errors.BrokerResponseError as refused:
-            return int(refused.errno), None
-        self.heed([answer.error_code])
-        return int(answer.error_code), answer
+        found = self.attempt(
+            what, _blocking(body), connect_within_ms=within_ms, refused=lambda code: (code, None)
+        )
+        self.heed([found[0]])
+        return found
 
     def heed(self, codes: Iterable[int]) -> None:
         """Forget all that is known of coordinators if one of the codes says that somebody else is one."""
@@ -503,10 +510,34 @@ class KafkaWire(Connected):
             return _slice_of(response.responses[0].partitions[0])
 
         what = f"read {topic}-{partition} at offset {offset}"
-        try:
-            return self.attempt(what, _blocking(body), connect_within_ms=self.timeout_ms)
-        except kafka_errors.BrokerResponseError as refused:
-            return LogSlice(int(refused.errno))
+        return self.attempt(what, _blocking(body), refused=LogSlice)
+
+
+class OverWire:
+    """A client with a wire of its own, or one that it borrows; belongs to one thread."""
+
+    def __init__(
+        self, connection: KafkaConnection, *, timeout_ms: int = 15_000, clock: Clock = _CLOCK
+    ) -> None:
+        self._use(KafkaWire(connection, timeout_ms=timeout_ms, clock=clock))
+
+    @classmethod
+    def over(cls, wire: KafkaWire) -> Self:
+        client = cls.__new__(cls)
+        client._use(wire)
+        return client
+
+    def _use(self, wire: KafkaWire) -> None:
+        self._wire = wire
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def settled(
@@ -632,11 +663,16 @@ class PendingFetch:
 
     def result(self) -> FetchAnswer:
         """Wait for the answer; call it at most once."""
-        try:
-            wait = _blocking(lambda _admin: _settled(self._future))
-            return self._wire.attempt(self._what, wait, connect_within_ms=self._wire.timeout_ms)
-        except kafka_errors.BrokerResponseError as refused:
-            return dict.fromkeys(self._places, RawSlice(int(refused.errno)))
+
+        async def settled(_admin: Any) -> FetchAnswer:
+            answer: FetchAnswer = await self._future
+            return answer
+
+        return self._wire.attempt(
+            self._what,
+            _blocking(settled),
+            refused=lambda code: dict.fromkeys(self._places, RawSlice(code)),
+        )
 
 
 class FetchClient:
@@ -743,11 +779,6 @@ async def _fetched(admin: Any, node: int, offsets: Mapping[Place, int], limits: 
     }
 
 
-async def _settled(future: Any) -> FetchAnswer:
-    answer: FetchAnswer = await future
-    return answer
-
-
 def _request(offsets: Mapping[Place, int], limits: FetchLimits) -> Any:
     topic_type = FetchRequest.FetchTopic
     topics = [
@@ -789,7 +820,7 @@ class BatchAnswer:
     #: An error code of Kafka.
     code: int
     #: The offset of the batch's first record, -1 where the broker did not tell it.
-    base_offset: int
+    base_offset: int = -1
     #: What the broker said about an error, often nothing.
     detail: str = ""
 
@@ -865,9 +896,8 @@ class ProduceClient:
             told = {name: bits for name, bits in rights.items() if isinstance(bits, set)}
             return [name for name, bits in told.items() if not bits & {_RIGHTS_UNKNOWN, _WRITE}]
 
-        what = "ask for rights on topics"
         try:
-            return self._wire.attempt(what, _blocking(body), connect_within_ms=self._wire.timeout_ms)
+            return self._wire.attempt("ask for rights on topics", _blocking(body))
         except UnknownRequest:
             # They do not tell; whoever writes will be told.
             return []
@@ -880,11 +910,12 @@ class ProduceClient:
             answer = await admin._manager.send(request)
             return ProducerGrant(int(answer.error_code), answer.producer_id, answer.producer_epoch)
 
-        what = "get a producer id"
-        try:
-            return self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
-        except kafka_errors.BrokerResponseError as refused:
-            return ProducerGrant(int(refused.errno), -1, -1)
+        return self._wire.attempt(
+            "get a producer id",
+            _blocking(body),
+            connect_within_ms=connect_within_ms,
+            refused=ProducerGrant,
+        )
 
     def add_partitions(
         self,
@@ -985,10 +1016,12 @@ class ProduceClient:
             }
 
         what = f"store the offsets of group {group} in transaction {transactional_id}"
-        try:
-            codes = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
-        except kafka_errors.BrokerResponseError as refused:
-            codes = dict.fromkeys(offsets, int(refused.errno))
+        codes = self._wire.attempt(
+            what,
+            _blocking(body),
+            connect_within_ms=connect_within_ms,
+            refused=lambda code: dict.fromkeys(offsets, code),
+        )
         self._wire.heed(codes.values())
         return codes
 
@@ -1036,7 +1069,7 @@ class ProduceClient:
             response = request._response()
             if response is None:
                 # Nobody was to acknowledge it.
-                return dict.fromkeys(request.places, BatchAnswer(0, -1))
+                return dict.fromkeys(request.places, BatchAnswer(0))
             return {
                 (topic.name, row.index): BatchAnswer(
                     int(row.error_code), int(row.base_offset), row.error_message or ""
@@ -1048,10 +1081,11 @@ class ProduceClient:
         if request._is_orphan():
             # Something else on the wire was lost, and took this request's connection along.
             raise self._wire._unavailable("write records", None)
-        try:
-            return self._wire.attempt("write records", finish, connect_within_ms=self._wire.timeout_ms)
-        except kafka_errors.BrokerResponseError as refused:
-            return {place: BatchAnswer(int(refused.errno), -1, str(refused)) for place in request.places}
+        return self._wire.attempt(
+            "write records",
+            finish,
+            refused=lambda code: dict.fromkeys(request.places, BatchAnswer(code)),
+        )
 
 
 #: Brokers close idle connections after ten minutes; a stream that still runs is back long before.

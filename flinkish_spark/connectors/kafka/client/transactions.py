@@ -34,12 +34,12 @@ from flinkish_spark.connectors.kafka.client.client import (
     KafkaWire,
     LogSlice,
     Marker,
+    OverWire,
     TransactionView,
     name_of,
     settled,
 )
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.core.clock import Clock, SystemClock, tries
+from flinkish_spark.core.clock import tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, CorruptObjectError
 from flinkish_spark.protocol.codec import Stored, read
 from flinkish_spark.protocol.ids import JobUuid, TransactionalId
@@ -217,13 +217,11 @@ class EvidenceReader:
         return Finding(Fate.GONE, f"{place} was compacted away and no marker is left: the evidence is gone")
 
 
-_CLOCK = SystemClock()
 _ONGOING = "Ongoing"
 _OPEN_STATES = (_ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 #: The time limit is that of the next transaction, and this client never begins one; small
 #: enough for any broker's maximum.
 _FENCING_TIMEOUT_MS = 10_000
-_EVIDENCE_PATIENCE_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,37 +304,12 @@ def abort_own(
     return str(lost) if lost else name_of(code) if code in UNSETTLED else ""
 
 
-class TransactionClient:
-    """Commits, aborts and looks up transactions that other processes prepared; used by one thread."""
+class TransactionClient(OverWire):
+    """Commits, aborts and looks up transactions that other processes prepared."""
 
-    def __init__(
-        self,
-        connection: KafkaConnection,
-        *,
-        retry_budget_ms: int = 15_000,
-        evidence_patience_ms: int = _EVIDENCE_PATIENCE_MS,
-        clock: Clock = _CLOCK,
-    ) -> None:
-        self._use(KafkaWire(connection, timeout_ms=retry_budget_ms, clock=clock), evidence_patience_ms)
-
-    @classmethod
-    def over(cls, wire: KafkaWire) -> TransactionClient:
-        client = cls.__new__(cls)
-        client._use(wire, _EVIDENCE_PATIENCE_MS)
-        return client
-
-    def _use(self, wire: KafkaWire, evidence_patience_ms: int) -> None:
-        self._wire, self._budget_ms = wire, wire.timeout_ms
-        self._reader = EvidenceReader(wire, patience_ms=evidence_patience_ms)
-
-    def close(self) -> None:
-        self._wire.close()
-
-    def __enter__(self) -> TransactionClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _use(self, wire: KafkaWire) -> None:
+        super()._use(wire)
+        self._reader = EvidenceReader(wire)
 
     def commit(self, committable: KafkaCommittable) -> CommitAnswer:
         """Make the records of a decided committable visible."""
@@ -413,7 +386,7 @@ class TransactionClient:
 
     def _settled(self, transactional_id: str, ask: Callable[[int], int]) -> tuple[int, str]:
         """Ask until the coordinator settles; return the last code and why nobody answered, if so."""
-        code, lost = settled(self._wire, self._budget_ms, ask)
+        code, lost = settled(self._wire, self._wire.timeout_ms, ask)
         if code in UNAUTHORIZED:
             raise AuthorizationError(
                 f"Kafka refuses this principal WRITE on transactional id {transactional_id!r} "
@@ -426,7 +399,7 @@ class TransactionClient:
         """Return what the coordinators say about each id, once they can say it."""
         views: dict[str, TransactionView] = {}
         waiting = list(transactional_ids)
-        for _left_ms in tries(self._budget_ms, self._wire.clock):
+        for _left_ms in tries(self._wire.timeout_ms, self._wire.clock):
             views.update(self._wire.describe_transactions(waiting))
             waiting = [one for one in waiting if one not in views or views[one].code in UNSETTLED]
             if not waiting:
@@ -434,7 +407,7 @@ class TransactionClient:
         else:
             raise BrokerUnavailableError(
                 f"The coordinator of {len(waiting)} Kafka transactions, among them {waiting[0]}, could not "
-                f"describe them within {self._budget_ms} ms",
+                f"describe them within {self._wire.timeout_ms} ms",
                 what_to_do="wait for the cluster to settle",
                 transactional_ids=waiting,
             )

@@ -596,7 +596,7 @@ class BareWire:
         manager = SimpleNamespace(call_soon=lambda *_: self.future, send=None)
         self._admin: Any = SimpleNamespace(_manager=manager)
 
-    def attempt(self, what: str, body: Callable[[Any], Any], *, connect_within_ms: int) -> Any:
+    def attempt(self, what: str, body: Callable[[Any], Any], **_: Any) -> Any:
         try:
             return body(self._admin)
         except KafkaConnectionError as error:
