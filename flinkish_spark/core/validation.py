@@ -208,24 +208,24 @@ def check_aggregate(aggregate: object, *, name: str = "aggregate", retracts: boo
     """Raise ConfigError unless it is an object that aggregates; and takes values back, if it has to."""
     needed = ["retract"] if retracts else list(_AGGREGATE)
     _check_object(name, aggregate, f"AggregateFunction{' with retract' if retracts else ''}", needed)
-    what = f"the {type(aggregate).__name__} that is given as {name}"
-    for method, takes in {**_AGGREGATE, **_AGGREGATE_TOO}.items():
-        if (own := getattr(aggregate, method, None)) is not None:
-            _check_method(own, method, what, takes)
+    _check_duck(name, aggregate, {**_AGGREGATE, **_AGGREGATE_TOO})
 
 
 def reducer(name: str, value: _T) -> _T:
     """Return an object with `reduce`, or a function of two; raise ConfigError for anything else."""
     if isinstance(value, type) or not callable(getattr(value, "reduce", None)):
-        checked: Any = value
-        function_of_two(name, checked)
-        return value
-    for method, takes in {"reduce": ("first", "second"), **_OPENED}.items():
+        check_function(value, name, 2)
+    else:
+        _check_duck(name, value, {"reduce": ("first", "second"), **_OPENED})
+    return value
+
+
+def _check_duck(name: str, value: object, methods: Mapping[str, Sequence[str]]) -> None:
+    for method, takes in methods.items():
         if (own := getattr(value, method, None)) is not None:
             # It may be another function under that name.
             named = getattr(own, "__name__", method)
             _check_method(own, named, f"the {type(value).__name__} that is given as {name}", takes)
-    return value
 
 
 def can_take(function: object, count: int) -> bool:

@@ -14,7 +14,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self, TypeVar
 
 from flinkish_spark.core.clock import Clock, SystemClock, tries
@@ -1092,14 +1092,6 @@ class ProduceClient:
 _IDLE_MS = 60_000
 
 
-@dataclass(slots=True)
-class _Shelf:
-    """The idle wires of one process, longest idle first: (wire, when it was given back)."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    wires: list[tuple[KafkaWire, int]] = field(default_factory=list)
-
-
 class WirePool:
     """Lends connections; safe to call from any thread and after a fork."""
 
@@ -1115,7 +1107,9 @@ class WirePool:
     ) -> None:
         self._idle_ms = idle_ms
         self._clock, self._make = clock, make
-        self._shelves: dict[int, _Shelf] = {}
+        #: By process id, so that after a fork the child finds an empty one and a free lock: the idle wires,
+        #: longest idle first, and when each was given back.
+        self._shelves: dict[int, tuple[threading.Lock, list[tuple[KafkaWire, int]]]] = {}
 
     @contextmanager
     def wire(self, connection: KafkaConnection) -> Iterator[KafkaWire]:
@@ -1128,45 +1122,37 @@ class WirePool:
 
     def borrow(self, connection: KafkaConnection) -> KafkaWire:
         """Return an idle wire of an equal `connection`, else a new one; does not connect."""
-        shelf = self._shelf()
-        with shelf.lock:
-            expired = self._expired(shelf)
-            newest_first = range(len(shelf.wires) - 1, -1, -1)
-            at = next((i for i in newest_first if shelf.wires[i][0].connection == connection), None)
-            found = None if at is None else shelf.wires.pop(at)[0]
-        _close(expired)
+        with self._idle() as wires:
+            newest_first = range(len(wires) - 1, -1, -1)
+            at = next((i for i in newest_first if wires[i][0].connection == connection), None)
+            found = None if at is None else wires.pop(at)[0]
         return found if found is not None else self._make(connection)
 
     def give_back(self, wire: KafkaWire) -> None:
         """Take a wire back; the borrower must not use it any more."""
-        shelf = self._shelf()
-        with shelf.lock:
-            expired = self._expired(shelf)
-            shelf.wires.append((wire, self._clock.monotonic_ms()))
-        _close(expired)
+        with self._idle() as wires:
+            wires.append((wire, self._clock.monotonic_ms()))
 
     def close(self) -> None:
         """Close the idle wires of this process; the pool can still be used."""
-        shelf = self._shelf()
-        with shelf.lock:
-            idle, shelf.wires = [wire for wire, _ in shelf.wires], []
-        _close(idle)
+        with self._idle() as wires:
+            idle = [wire for wire, _ in wires]
+            wires.clear()
+        for wire in idle:
+            wire.close()
 
-    def _shelf(self) -> _Shelf:
-        # By process id, so that after a fork the child finds an empty shelf and a free lock.
-        return self._shelves.setdefault(os.getpid(), _Shelf())
-
-    def _expired(self, shelf: _Shelf) -> list[KafkaWire]:
-        oldest_ms = self._clock.monotonic_ms() - self._idle_ms
-        expired = [wire for wire, since_ms in shelf.wires if since_ms < oldest_ms]
-        shelf.wires = [(wire, since_ms) for wire, since_ms in shelf.wires if since_ms >= oldest_ms]
-        return expired
-
-
-def _close(wires: list[KafkaWire]) -> None:
-    # Outside the lock: closing joins the wire's thread.
-    for wire in wires:
-        wire.close()
+    @contextmanager
+    def _idle(self) -> Iterator[list[tuple[KafkaWire, int]]]:
+        """Yield the idle wires of this process, locked, without those that are idle for too long."""
+        lock, wires = self._shelves.setdefault(os.getpid(), (threading.Lock(), []))
+        with lock:
+            oldest_ms = self._clock.monotonic_ms() - self._idle_ms
+            expired = [wire for wire, since_ms in wires if since_ms < oldest_ms]
+            del wires[: len(expired)]
+            yield wires
+        # Outside the lock: closing joins the wire's thread.
+        for wire in expired:
+            wire.close()
 
 
 #: The pool of this process, shared by all readers and writers.

@@ -678,8 +678,7 @@ def test_a_fork_leaves_its_parents_wires_alone() -> None:
     pool = WirePool(clock=ManualClock(), make=FakeWire)  # type: ignore[arg-type]
     wire: Any = pool.borrow(KafkaConnection("a:1"))
     pool.give_back(wire)
-    shelf = pool._shelf()
-    with shelf.lock:  # another thread of the parent holds it while the child is forked
+    with pool._idle():  # another thread of the parent holds it while the child is forked
         child = os.fork()
         if child == 0:
             other: Any = pool.borrow(KafkaConnection("a:1"))
