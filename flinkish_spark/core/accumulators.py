@@ -22,13 +22,7 @@ from pyspark import TaskContext
 from pyspark.accumulators import Accumulator as SparkAccumulator
 from pyspark.accumulators import AccumulatorParam, _accumulatorRegistry
 
-from flinkish_spark.protocol.accumulators import (
-    AccumulatorKind,
-    AccumulatorValue,
-    added,
-    result,
-    together,
-)
+from flinkish_spark.protocol.accumulators import AccumulatorKind, AccumulatorValue, added, result, together
 from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind, measured_together
 
 LOG = logging.getLogger(__name__)

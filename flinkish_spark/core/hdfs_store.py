@@ -29,13 +29,7 @@ from flinkish_spark.core.clock import Clock, SystemClock, SystemThreads, tries
 from flinkish_spark.core.errors import ConfigError, StoreError
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.object_store import CountedStore
-from flinkish_spark.core.store import (
-    AnswerLost,
-    CreateResult,
-    ObjectMissing,
-    checked_key,
-    create_by_id,
-)
+from flinkish_spark.core.store import AnswerLost, CreateResult, ObjectMissing, checked_key, create_by_id
 from flinkish_spark.core.watchdog import note_failure
 
 if TYPE_CHECKING:
@@ -336,10 +330,7 @@ class HdfsStore(CountedStore):
 
     def _failed(self, verb: str, key: str, error: Exception) -> NoReturn:
         failed = StoreError(
-            f"cannot {verb} {key} in {self._place}",
-            why=_text(error),
-            what_to_do=_what_to_do(error),
-            key=key,
+            f"cannot {verb} {key} in {self._place}", why=_text(error), what_to_do=_what_to_do(error), key=key
         )
         failed.ends_when_repeated = _is_refused(error)
         raise failed from None

@@ -447,12 +447,7 @@ class Admission:
                 )
 
     def _letter(
-        self,
-        records: Addressed,
-        index: int,
-        about: list[tuple[str, bytes | None]],
-        size: int,
-        is_cut: bool,
+        self, records: Addressed, index: int, about: list[tuple[str, bytes | None]], size: int, is_cut: bool
     ) -> _Letter:
         """Return what tells of a refused record: whole if the dead-letter topic takes it, else its head."""
         key, value = records.keys[index].as_py(), records.values[index].as_py()

@@ -669,9 +669,7 @@ class PendingFetch:
             return answer
 
         return self._wire.attempt(
-            self._what,
-            _blocking(settled),
-            refused=lambda code: dict.fromkeys(self._places, RawSlice(code)),
+            self._what, _blocking(settled), refused=lambda code: dict.fromkeys(self._places, RawSlice(code))
         )
 
 
@@ -911,10 +909,7 @@ class ProduceClient:
             return ProducerGrant(int(answer.error_code), answer.producer_id, answer.producer_epoch)
 
         return self._wire.attempt(
-            "get a producer id",
-            _blocking(body),
-            connect_within_ms=connect_within_ms,
-            refused=ProducerGrant,
+            "get a producer id", _blocking(body), connect_within_ms=connect_within_ms, refused=ProducerGrant
         )
 
     def add_partitions(
@@ -1082,9 +1077,7 @@ class ProduceClient:
             # Something else on the wire was lost, and took this request's connection along.
             raise self._wire._unavailable("write records", None)
         return self._wire.attempt(
-            "write records",
-            finish,
-            refused=lambda code: dict.fromkeys(request.places, BatchAnswer(code)),
+            "write records", finish, refused=lambda code: dict.fromkeys(request.places, BatchAnswer(code))
         )
 
 

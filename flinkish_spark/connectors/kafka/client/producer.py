@@ -337,11 +337,7 @@ class TransactionSession(ProducerSession):
             what,
             right,
             lambda left_ms: self.wire.end_transaction(
-                self._name,
-                self.producer_id,
-                self.producer_epoch,
-                EndAction.COMMIT,
-                connect_within_ms=left_ms,
+                self._name, self.producer_id, self.producer_epoch, EndAction.COMMIT, connect_within_ms=left_ms
             ),
             lambda code: self.unsettled(what, [code]),
         )

@@ -53,14 +53,7 @@ from flinkish_spark.protocol.ids import (
 )
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.micro_batches import OFFSETS
-from flinkish_spark.protocol.records import (
-    CommitAnswer,
-    Committable,
-    Outcome,
-    SinkAck,
-    StagedBatch,
-    TaskAck,
-)
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, SinkAck, StagedBatch, TaskAck
 from flinkish_spark.protocol.replay import CannotReplay, Restaged, RestagedEpoch, plan_replay, restage
 from flinkish_spark.protocol.retention import Part
 

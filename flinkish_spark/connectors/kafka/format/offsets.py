@@ -6,12 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from flinkish_spark.connectors.kafka.client.admin import (
-    KafkaAdmin,
-    TopicPattern,
-    places_of,
-    unknown_topic,
-)
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicPattern, places_of, unknown_topic
 from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
 from flinkish_spark.connectors.kafka.format.options import (
     EARLIEST,

@@ -161,15 +161,7 @@ class Given:
 
 #: Stand for "the first" and "behind the last" in Spark's JSON of offsets.
 EARLIEST, LATEST = -2, -1
-_OF_JOBS = (
-    CONTROL_PATH,
-    PIECES,
-    FIRST_OFFSETS,
-    HELD_SOURCE,
-    HELD_PATH,
-    UPSTREAM,
-    UPSTREAM_START,
-)
+_OF_JOBS = (CONTROL_PATH, PIECES, FIRST_OFFSETS, HELD_SOURCE, HELD_PATH, UPSTREAM, UPSTREAM_START)
 _UNIT_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d|)", re.IGNORECASE)
 _DEFAULT_TRIGGER_DELAY_MS = 900_000
