@@ -31,16 +31,9 @@ from flinkish_spark.protocol.choices import closest
 
 _OPTIONS = frozenset(
     {
-        "ssl.endpoint.identification.algorithm",
-        "ssl.key.password",
-        "ssl.keystore.certificate.chain",
-        "ssl.keystore.key",
-        "ssl.keystore.location",
-        "ssl.keystore.password",
-        "ssl.keystore.type",
-        "ssl.truststore.certificates",
-        "ssl.truststore.location",
-        "ssl.truststore.password",
+        *("ssl.endpoint.identification.algorithm", "ssl.key.password", "ssl.keystore.certificate.chain"),
+        *("ssl.keystore.key", "ssl.keystore.location", "ssl.keystore.password", "ssl.keystore.type"),
+        *("ssl.truststore.certificates", "ssl.truststore.location", "ssl.truststore.password"),
         "ssl.truststore.type",
     }
 )

@@ -35,14 +35,10 @@ _READ_TIMEOUT, _URLENCODE = "sasl.login.read.timeout.ms", "sasl.oauthbearer.head
 #: Of the Java client alone: how it refreshes in the background, how often it asks again, names of claims.
 _JAVA_ONLY = frozenset(
     {
-        "sasl.login.connect.timeout.ms",
-        "sasl.login.refresh.buffer.seconds",
-        "sasl.login.refresh.min.period.seconds",
-        "sasl.login.refresh.window.factor",
-        "sasl.login.refresh.window.jitter",
-        "sasl.login.retry.backoff.max.ms",
-        "sasl.login.retry.backoff.ms",
-        "sasl.oauthbearer.scope.claim.name",
+        *("sasl.login.connect.timeout.ms", "sasl.login.refresh.buffer.seconds"),
+        *("sasl.login.refresh.min.period.seconds", "sasl.login.refresh.window.factor"),
+        *("sasl.login.refresh.window.jitter", "sasl.login.retry.backoff.max.ms"),
+        *("sasl.login.retry.backoff.ms", "sasl.oauthbearer.scope.claim.name"),
         "sasl.oauthbearer.sub.claim.name",
     }
 )

@@ -25,18 +25,10 @@ DOUBT_MS = 2_000
 #: no topic creation here, so that they change nothing and a job that has them may keep them.
 HARMLESS_OPTIONS = frozenset(
     {
-        "allow.auto.create.topics",
-        "auto.commit.interval.ms",
-        "heartbeat.interval.ms",
-        "max.poll.interval.ms",
-        "max.poll.records",
-        "metric.reporters",
-        "metrics.num.samples",
-        "metrics.recording.level",
-        "metrics.sample.window.ms",
-        "receive.buffer.bytes",
-        "send.buffer.bytes",
-        "session.timeout.ms",
+        *("allow.auto.create.topics", "auto.commit.interval.ms", "heartbeat.interval.ms"),
+        *("max.poll.interval.ms", "max.poll.records", "metric.reporters", "metrics.num.samples"),
+        *("metrics.recording.level", "metrics.sample.window.ms", "receive.buffer.bytes"),
+        *("send.buffer.bytes", "session.timeout.ms"),
     }
 )
 
@@ -380,26 +372,13 @@ _KNOWN: dict[str, tuple[str, _Parse]] = {
 #: Of the Java producer; nothing here corresponds to them. Taken so that settings of other programs serve.
 PRODUCER_WITHOUT_MEANING = frozenset(
     {
-        "buffer.memory",
-        "connections.max.idle.ms",
-        "max.block.ms",
-        "max.in.flight.requests.per.connection",
-        "metadata.max.age.ms",
-        "metadata.max.idle.ms",
-        "metric.reporters",
-        "metrics.num.samples",
-        "metrics.recording.level",
-        "metrics.sample.window.ms",
-        "partitioner.adaptive.partitioning.enable",
-        "partitioner.availability.timeout.ms",
-        "receive.buffer.bytes",
-        "reconnect.backoff.max.ms",
-        "reconnect.backoff.ms",
-        "retries",
-        "retry.backoff.max.ms",
-        "retry.backoff.ms",
-        "send.buffer.bytes",
-        "socket.connection.setup.timeout.max.ms",
+        *("buffer.memory", "connections.max.idle.ms", "max.block.ms"),
+        *("max.in.flight.requests.per.connection", "metadata.max.age.ms", "metadata.max.idle.ms"),
+        *("metric.reporters", "metrics.num.samples", "metrics.recording.level"),
+        *("metrics.sample.window.ms", "partitioner.adaptive.partitioning.enable"),
+        *("partitioner.availability.timeout.ms", "receive.buffer.bytes", "reconnect.backoff.max.ms"),
+        *("reconnect.backoff.ms", "retries", "retry.backoff.max.ms", "retry.backoff.ms"),
+        *("send.buffer.bytes", "socket.connection.setup.timeout.max.ms"),
         "socket.connection.setup.timeout.ms",
     }
 )
