@@ -367,9 +367,8 @@ class KafkaWire(Connected):
         request = _init_request(transactional_id, timeout_ms)
         what = f"initialise transactional id {transactional_id}"
         code, answer = self.ask_coordinator(what, transactional_id, request, connect_within_ms)
-        return (
-            ProducerGrant(code, answer.producer_id, answer.producer_epoch) if answer else ProducerGrant(code)
-        )
+        ids = () if answer is None else (answer.producer_id, answer.producer_epoch)
+        return ProducerGrant(code, *ids)
 
     def ask_coordinator(
         self, what: str, transactional_id: str, request: Any, within_ms: int | None
@@ -467,17 +466,7 @@ class KafkaWire(Connected):
 
         def look(admin: Any) -> dict[Place, tuple[ActiveProducer, ...]]:
             return {
-                (place.topic, place.partition): tuple(
-                    ActiveProducer(
-                        row.producer_id,
-                        row.producer_epoch,
-                        row.last_sequence,
-                        row.current_transaction_start_offset
-                        if row.current_transaction_start_offset >= 0
-                        else None,
-                    )
-                    for row in state.active_producers
-                )
+                (place.topic, place.partition): tuple(map(_active_producer, state.active_producers))
                 for place, state in admin.describe_producers(wanted).items()
             }
 
@@ -572,6 +561,12 @@ async def _coordinators(admin: Any, transactional_ids: list[str]) -> dict[str, i
         admin._manager.cluster._coordinators.clear()
     nodes: dict[str, int] = await admin._find_coordinator_ids(transactional_ids, CoordinatorType.TRANSACTION)
     return nodes
+
+
+def _active_producer(row: Any) -> ActiveProducer:
+    start = int(row.current_transaction_start_offset)
+    handle = (int(row.producer_id), int(row.producer_epoch))
+    return ActiveProducer(*handle, int(row.last_sequence), start if start >= 0 else None)
 
 
 def _init_request(transactional_id: str | None, timeout_ms: int) -> Any:
