@@ -135,7 +135,7 @@ class CheckpointConfig:
 NoRestart = rules.NoRestart
 
 
-class _Checked:
+class _CheckedSettings:
     """Makes settings of a rule: spans of time may be texts, and what the rule refuses is a ConfigError."""
 
     __slots__ = ()
@@ -148,7 +148,7 @@ class _Checked:
             super().__post_init__()  # type: ignore[misc]
 
 
-class FixedDelay(_Checked, rules.FixedDelay):
+class FixedDelay(_CheckedSettings, rules.FixedDelay):
     """Restart up to `attempts` times in a row, `delay_ms` apart.
 
     Parameters
@@ -172,7 +172,7 @@ class FixedDelay(_Checked, rules.FixedDelay):
     __slots__ = ()
 
 
-class ExponentialDelay(_Checked, rules.ExponentialDelay):
+class ExponentialDelay(_CheckedSettings, rules.ExponentialDelay):
     """Restart with a delay that grows with each failure; the default, as in Flink.
 
     Parameters
@@ -206,7 +206,7 @@ class ExponentialDelay(_Checked, rules.ExponentialDelay):
     __slots__ = ()
 
 
-class FailureRate(_Checked, rules.FailureRate):
+class FailureRate(_CheckedSettings, rules.FailureRate):
     """Give up when more than `max_failures` happen within `interval_ms`.
 
     Parameters
@@ -232,7 +232,7 @@ class FailureRate(_Checked, rules.FailureRate):
     __slots__ = ()
 
 
-class CancellationConfig(_Checked, cancellation.CancellationRules):
+class CancellationConfig(_CheckedSettings, cancellation.CancellationRules):
     """How long a job that is cancelled may take to end, and the micro-batch of one that fails.
 
     Flink's `task.cancellation.interval` and `task.cancellation.timeout`. Times are at least 1 ms.

@@ -153,7 +153,7 @@ class HdfsStore(CountedStore):
         paths = sorted({key: self._path(key) for key in keys}.items())
         for key, path in paths:
             self._count("delete")
-            self._deleted(key, path)
+            self._delete_unless_full(key, path)
         self._delete_empty({path.rpartition("/")[0] for _, path in paths})
 
     def _read(self, key: str, most_bytes: int | None) -> bytes:
@@ -225,10 +225,10 @@ class HdfsStore(CountedStore):
         with contextlib.suppress(StoreError):
             for folder in sorted(folders, key=len, reverse=True):
                 above = folder
-                while above.startswith(f"{self._root}/") and self._deleted(above, above):
+                while above.startswith(f"{self._root}/") and self._delete_unless_full(above, above):
                     above = above.rpartition("/")[0]
 
-    def _deleted(self, key: str, path: str) -> bool:
+    def _delete_unless_full(self, key: str, path: str) -> bool:
         """Return whether something was deleted; a folder in which something is stays."""
 
         def delete() -> bool:

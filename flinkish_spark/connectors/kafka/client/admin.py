@@ -19,7 +19,13 @@ from kafka import TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 from kafka.structs import OffsetAndMetadata
 
-from flinkish_spark.connectors.kafka.client.client import UNSETTLED, Isolation, OverWire, name_of, settled
+from flinkish_spark.connectors.kafka.client.client import (
+    UNSETTLED,
+    Isolation,
+    WireClient,
+    ask_until_settled,
+    name_of,
+)
 from flinkish_spark.core.errors import (
     AuthorizationError,
     BrokerUnavailableError,
@@ -149,7 +155,7 @@ def _in_requests(
         yield some
 
 
-class KafkaAdmin(OverWire):
+class KafkaAdmin(WireClient):
     """Reads metadata and keeps group offsets."""
 
     # A broker that has just started may not know a topic, or the end of a log, for a second or two: whoever
@@ -312,7 +318,7 @@ class KafkaAdmin(OverWire):
                     raise
                 return denied
 
-        code, lost = settled(wire, wire.timeout_ms, ask)
+        code, lost = ask_until_settled(wire, wire.timeout_ms, ask)
         if lost is not None:
             raise lost
         if not code:

@@ -502,7 +502,7 @@ class KafkaWire(Connected):
         return self.attempt(what, _blocking(body), refused=LogSlice)
 
 
-class OverWire:
+class WireClient:
     """A client with a wire of its own, or one that it borrows; belongs to one thread."""
 
     def __init__(
@@ -529,7 +529,7 @@ class OverWire:
         self.close()
 
 
-def settled(
+def ask_until_settled(
     wire: KafkaWire, within_ms: int, ask: Callable[[int], int]
 ) -> tuple[int, BrokerUnavailableError | None]:
     """Ask until the coordinator settles; return the last code, and why nobody answered, if so."""

@@ -234,7 +234,8 @@ class ProducerSession:
                 )
             case _:
                 if code == kafka_errors.InvalidTransactionTimeoutError.errno:
-                    detail = detail or "the timeout is above the broker's transaction.max.timeout.ms"
+                    limit = "transaction.max.timeout.ms"
+                    detail = detail or f"the transaction timeout is above the broker's {limit}"
                 why = faults.one_line(detail)
                 return faults.StagingFailed(f"Kafka refused to {what} ({name_of(code)})", why=why, code=code)
 

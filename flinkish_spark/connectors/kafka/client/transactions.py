@@ -34,10 +34,10 @@ from flinkish_spark.connectors.kafka.client.client import (
     KafkaWire,
     LogSlice,
     Marker,
-    OverWire,
     TransactionView,
+    WireClient,
+    ask_until_settled,
     name_of,
-    settled,
 )
 from flinkish_spark.core.clock import tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, CorruptObjectError
@@ -294,7 +294,7 @@ def abort_own(
 ) -> str:
     """Abort the transaction that this process has open; return why it may still be open, or ""."""
     # Whatever the coordinator answers once it is settled, nothing of this epoch is open any more.
-    code, lost = settled(
+    code, lost = ask_until_settled(
         wire,
         within_ms,
         lambda left_ms: wire.end_transaction(
@@ -304,7 +304,7 @@ def abort_own(
     return str(lost) if lost else name_of(code) if code in UNSETTLED else ""
 
 
-class TransactionClient(OverWire):
+class TransactionClient(WireClient):
     """Commits, aborts and looks up transactions that other processes prepared."""
 
     def _use(self, wire: KafkaWire) -> None:
@@ -386,7 +386,7 @@ class TransactionClient(OverWire):
 
     def _settled(self, transactional_id: str, ask: Callable[[int], int]) -> tuple[int, str]:
         """Ask until the coordinator settles; return the last code and why nobody answered, if so."""
-        code, lost = settled(self._wire, self._wire.timeout_ms, ask)
+        code, lost = ask_until_settled(self._wire, self._wire.timeout_ms, ask)
         if code in UNAUTHORIZED:
             raise AuthorizationError(
                 f"Kafka refuses this principal WRITE on transactional id {transactional_id!r} "
