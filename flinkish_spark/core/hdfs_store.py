@@ -23,6 +23,7 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, wait
+from operator import methodcaller
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from flinkish_spark.core.clock import Clock, SystemClock, SystemThreads, tries
@@ -153,7 +154,7 @@ class HdfsStore(CountedStore):
         paths = sorted({key: self._path(key) for key in keys}.items())
         for key, path in paths:
             self._count("delete")
-            self._delete_unless_full(key, path)
+            self._repeated("delete", key, functools.partial(self._ask, methodcaller("delete", path)))
         self._delete_empty({path.rpartition("/")[0] for _, path in paths})
 
     def _read(self, key: str, most_bytes: int | None) -> bytes:
@@ -225,21 +226,19 @@ class HdfsStore(CountedStore):
         with contextlib.suppress(StoreError):
             for folder in sorted(folders, key=len, reverse=True):
                 above = folder
-                while above.startswith(f"{self._root}/") and self._delete_unless_full(above, above):
+                while above.startswith(f"{self._root}/") and self._is_deleted_if_empty(above):
                     above = above.rpartition("/")[0]
 
-    def _delete_unless_full(self, key: str, path: str) -> bool:
-        """Return whether something was deleted; a folder in which something is stays."""
-
+    def _is_deleted_if_empty(self, folder: str) -> bool:
         def delete() -> bool:
             try:
-                return self._ask(lambda hdfs: hdfs.delete(path))
+                return self._ask(lambda hdfs: hdfs.delete(folder))
             except RuntimeError as error:
                 if _IS_FULL.search(str(error)):
                     return False
                 raise
 
-        return self._repeated("delete", key, delete)
+        return self._repeated("delete", folder, delete)
 
     def is_there(self, path: str) -> bool:
         return self._once("look at", path, lambda hdfs: _is_there(hdfs, path))
@@ -295,9 +294,8 @@ class HdfsStore(CountedStore):
         return f"{folder}/.{name}.{self._new_id()}.tmp"
 
     def _patience(self) -> int:
-        return (
-            self._patience_ms if self._namenode in _HEARD_OF else min(self._patience_ms, _FIRST_PATIENCE_MS)
-        )
+        is_heard_of = self._namenode in _HEARD_OF
+        return self._patience_ms if is_heard_of else min(self._patience_ms, _FIRST_PATIENCE_MS)
 
     def _repeated(self, verb: str, key: str, ask: Callable[[], T]) -> T:
         """Ask until there is an answer, within limits; what is missing or refused is one."""
