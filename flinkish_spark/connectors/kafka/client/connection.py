@@ -40,11 +40,11 @@ _OPTIONS = frozenset(
 _PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----([^-:]*)-----END \1-----")
 
 
-def take_tls(left: dict[str, str]) -> dict[str, object]:
+def take_tls(left: dict[str, str]) -> ssl.SSLContext | None:
     """Move the TLS options out of `left` and translate them to a context, PEM only."""
     options = {name: left.pop(name) for name in _OPTIONS & left.keys()}
     if not options:
-        return {}
+        return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # As in Java, whatever is in the truststore is trusted, also an intermediate authority alone.
@@ -55,12 +55,11 @@ def take_tls(left: dict[str, str]) -> dict[str, object]:
         _check_store(store, [f"ssl.{store}.{name}" for name in inline], options)
     _load_trusted(context, options)
     _load_identity(context, options)
-    return {"ssl_context": context}
+    return context
 
 
 def _context_of(options: Mapping[str, str]) -> ssl.SSLContext:
-    context = take_tls(dict(options)).get("ssl_context")
-    return context if isinstance(context, ssl.SSLContext) else ssl.create_default_context()
+    return take_tls(dict(options)) or ssl.create_default_context()
 
 
 def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> None:
@@ -292,7 +291,8 @@ class KafkaConnection:
                 raise unusable(name, f"it is {text!r}, and no whole number", "give whole milliseconds")
             arguments[_MILLISECONDS[name]] = int(text)
         arguments.update(_take_sasl(left, str(arguments.get("security_protocol", ""))))
-        arguments.update(take_tls(left))
+        if (context := take_tls(left)) is not None:
+            arguments["ssl_context"] = context
         unknown = sorted(left.keys() - _JAVA_ONLY)
         if unknown:
             why = "it does not go with the security.protocol and the sasl.mechanism that are given"
