@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 from flinkish_spark.core.clock import Clock, SystemClock, tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, EnvironmentFault
@@ -115,6 +115,14 @@ class Marker(enum.Enum):
 
     ABORT = 0
     COMMIT = 1
+
+
+class Handle(NamedTuple):
+    """What names a transaction, to whoever ends it."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,26 +347,17 @@ class KafkaWire(Connected):
         ) from cause
 
     def end_transaction(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        action: EndAction,
-        *,
-        version: int = END_TXN_VERSION,
-        connect_within_ms: int | None = None,
+        self, handle: Handle, action: EndAction, *, version: int = END_TXN_VERSION, connect_within_ms: int
     ) -> int:
         """Ask the coordinator once to end a transaction; return its error code, 0 if it did."""
         request = EndTxnRequest(
-            transactional_id=transactional_id,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
+            **handle._asdict(),
             committed=action is EndAction.COMMIT,
             min_version=version,
             max_version=version,
         )
-        what = f"{action.value.lower()} transaction {transactional_id}"
-        return self.ask_coordinator(what, transactional_id, request, connect_within_ms)[0]
+        what = f"{action.value.lower()} transaction {handle.transactional_id}"
+        return self.ask_coordinator(what, handle.transactional_id, request, connect_within_ms)[0]
 
     def init_producer_id(
         self, transactional_id: str, timeout_ms: int, *, connect_within_ms: int | None = None
@@ -908,20 +907,14 @@ class ProduceClient:
         )
 
     def add_partitions(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        places: Iterable[Place],
-        *,
-        connect_within_ms: int,
+        self, handle: Handle, places: Iterable[Place], *, connect_within_ms: int
     ) -> dict[Place, int]:
         """Ask once to make partitions part of the transaction, before anything is produced to them."""
-        wanted = tuple(places)
+        wanted, name = tuple(places), handle.transactional_id
         request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=transactional_id,
-            v3_and_below_producer_id=producer_id,
-            v3_and_below_producer_epoch=producer_epoch,
+            v3_and_below_transactional_id=name,
+            v3_and_below_producer_id=handle.producer_id,
+            v3_and_below_producer_epoch=handle.producer_epoch,
             v3_and_below_topics=[
                 AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
                     name=topic, partitions=[partition for partition, _ in rows]
@@ -930,8 +923,8 @@ class ProduceClient:
             ],
             max_version=_ADD_PARTITIONS_VERSION,
         )
-        what = f"add partitions to transaction {transactional_id}"
-        code, answer = self._wire.ask_coordinator(what, transactional_id, request, connect_within_ms)
+        what = f"add partitions to transaction {name}"
+        code, answer = self._wire.ask_coordinator(what, name, request, connect_within_ms)
         if answer is None:
             return dict.fromkeys(wanted, code)
         codes = {
@@ -942,31 +935,16 @@ class ProduceClient:
         self._wire.heed(codes.values())
         return {place: codes[place] for place in wanted}
 
-    def add_group(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        group: str,
-        *,
-        connect_within_ms: int,
-    ) -> int:
+    def add_group(self, handle: Handle, group: str, *, connect_within_ms: int) -> int:
         """Ask once to make a group's offsets part of the transaction, before they are stored."""
-        request = AddOffsetsToTxnRequest(
-            transactional_id=transactional_id,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            group_id=group,
-            max_version=_ADD_OFFSETS_VERSION,
-        )
-        what = f"add group {group} to transaction {transactional_id}"
-        return self._wire.ask_coordinator(what, transactional_id, request, connect_within_ms)[0]
+        request = AddOffsetsToTxnRequest(**handle._asdict(), group_id=group, max_version=_ADD_OFFSETS_VERSION)
+        name = handle.transactional_id
+        what = f"add group {group} to transaction {name}"
+        return self._wire.ask_coordinator(what, name, request, connect_within_ms)[0]
 
     def commit_in_transaction(
         self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
+        handle: Handle,
         group: str,
         offsets: Mapping[Place, int],
         note: str,
@@ -988,12 +966,7 @@ class ProduceClient:
             for topic, rows in _by_topic(offsets.items()).items()
         ]
         request = TxnOffsetCommitRequest(
-            transactional_id=transactional_id,
-            group_id=group,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            topics=topics,
-            max_version=_TXN_OFFSET_COMMIT_VERSION,
+            **handle._asdict(), group_id=group, topics=topics, max_version=_TXN_OFFSET_COMMIT_VERSION
         )
 
         async def body(admin: Any) -> dict[Place, int]:
@@ -1005,9 +978,8 @@ class ProduceClient:
                 for row in topic.partitions
             }
 
-        what = f"store the offsets of group {group} in transaction {transactional_id}"
         codes = self._wire.attempt(
-            what,
+            f"store the offsets of group {group} in transaction {handle.transactional_id}",
             _blocking(body),
             connect_within_ms=connect_within_ms,
             refused=lambda code: dict.fromkeys(offsets, code),

@@ -39,6 +39,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     BatchAnswer,
     Doubt,
     EndAction,
+    Handle,
     KafkaWire,
     ProduceClient,
     ProduceInFlight,
@@ -262,6 +263,10 @@ class TransactionSession(ProducerSession):
         self._name = settings.transactional_id
         self._joined: set[Place] = set()
 
+    @property
+    def handle(self) -> Handle:
+        return Handle(self._name, self.producer_id, self.producer_epoch)
+
     def begin(self) -> None:
         """Take a new epoch of the transactional id; fences its producers, aborts what they left open."""
         # This order matters: without a new epoch for every transaction a handle would name two of them, and
@@ -290,9 +295,7 @@ class TransactionSession(ProducerSession):
         what = f"add partitions to the transaction of {name}"
 
         def ask(left_ms: int) -> dict[Place, int]:
-            return self.client.add_partitions(
-                name, self.producer_id, self.producer_epoch, new, connect_within_ms=left_ms
-            )
+            return self.client.add_partitions(self.handle, new, connect_within_ms=left_ms)
 
         def unsettled(codes: dict[Place, int]) -> str:
             self.check_topics_allowed((topic, code) for (topic, _), code in codes.items())
@@ -306,7 +309,6 @@ class TransactionSession(ProducerSession):
         self._joined.update(new)
 
     def commit_offsets(self, group: str, offsets: Mapping[Place, int], note: str) -> None:
-        handle = (self._name, self.producer_id, self.producer_epoch)
         right = f"READ on the consumer group {group}"
 
         def settled(codes: Iterable[int]) -> str:
@@ -318,14 +320,14 @@ class TransactionSession(ProducerSession):
         self.asked(
             f"add the group {group} to {self._name}",
             right,
-            lambda left_ms: self.client.add_group(*handle, group, connect_within_ms=left_ms),
+            lambda left_ms: self.client.add_group(self.handle, group, connect_within_ms=left_ms),
             lambda code: settled([code]),
         )
         self.asked(
             f"store the offsets of group {group}",
             right,
             lambda left_ms: self.client.commit_in_transaction(
-                *handle, group, offsets, note, connect_within_ms=left_ms
+                self.handle, group, offsets, note, connect_within_ms=left_ms
             ),
             lambda codes: settled(codes.values()),
         )
@@ -338,7 +340,7 @@ class TransactionSession(ProducerSession):
             what,
             right,
             lambda left_ms: self.wire.end_transaction(
-                self._name, self.producer_id, self.producer_epoch, EndAction.COMMIT, connect_within_ms=left_ms
+                self.handle, EndAction.COMMIT, connect_within_ms=left_ms
             ),
             lambda code: self.unsettled(what, [code]),
         )
@@ -891,16 +893,15 @@ class StagedTransaction:
         return KafkaCommittable(*handle, outbox.evidence, outbox.acknowledged)
 
     def _abort(self, within_ms: int) -> None:
-        name = self._session.settings.transactional_id
-        assert name is not None
+        assert isinstance(self._session, TransactionSession)
         # Its own connection with short time limits: the borrowed one may be what fails.
         wire = KafkaWire(self._settings.connection, timeout_ms=within_ms, clock=self._clock)
         try:
-            session = self._session
-            left = abort_own(wire, name, session.producer_id, session.producer_epoch, within_ms)
+            left = abort_own(wire, self._session.handle, within_ms)
         finally:
             wire.close()
         if left:
+            name = self._session.settings.transactional_id
             raise faults.StagingFailed(f"{name} was not aborted", why=left)
 
     def _release(self) -> None:

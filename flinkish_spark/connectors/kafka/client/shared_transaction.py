@@ -124,8 +124,7 @@ class SharedTransaction:
 
     def abort(self) -> None:
         """Give up a transaction that nothing was written to; a sweep ends it if this cannot."""
-        session, wire = self._session, self._wire
-        abort_own(wire, self.transactional_id, session.producer_id, session.producer_epoch, wire.timeout_ms)
+        abort_own(self._wire, self._session.handle, self._wire.timeout_ms)
 
 
 def why_other_attempts(

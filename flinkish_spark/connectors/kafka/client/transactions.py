@@ -30,6 +30,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     Batch,
     Doubt,
     EndAction,
+    Handle,
     Isolation,
     KafkaWire,
     LogSlice,
@@ -289,17 +290,13 @@ def why_not_counted(
     return ""
 
 
-def abort_own(
-    wire: KafkaWire, transactional_id: str, producer_id: int, producer_epoch: int, within_ms: int
-) -> str:
+def abort_own(wire: KafkaWire, handle: Handle, within_ms: int) -> str:
     """Abort the transaction that this process has open; return why it may still be open, or ""."""
     # Whatever the coordinator answers once it is settled, nothing of this epoch is open any more.
     code, lost = ask_until_settled(
         wire,
         within_ms,
-        lambda left_ms: wire.end_transaction(
-            transactional_id, producer_id, producer_epoch, EndAction.ABORT, connect_within_ms=left_ms
-        ),
+        lambda left_ms: wire.end_transaction(handle, EndAction.ABORT, connect_within_ms=left_ms),
     )
     return str(lost) if lost else name_of(code) if code in UNSETTLED else ""
 
@@ -366,9 +363,7 @@ class TransactionClient(WireClient):
         code, lost_detail = self._settled(
             one.transactional_id,
             lambda left_ms: self._wire.end_transaction(
-                one.transactional_id,
-                one.producer_id,
-                one.producer_epoch,
+                Handle(one.transactional_id, one.producer_id, one.producer_epoch),
                 action,
                 version=one.protocol_version,
                 connect_within_ms=left_ms,
