@@ -26,7 +26,7 @@ from concurrent.futures import Future, wait
 from operator import methodcaller
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from flinkish_spark.core.clock import Clock, SystemClock, SystemThreads, tries
+from flinkish_spark.core.clock import SystemClock, SystemThreads, tries
 from flinkish_spark.core.errors import ConfigError, StoreError
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.object_store import CountedStore
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_CLOCK = SystemClock()
 
 #: How long calls go on trying; of a NameNode that this process has not heard of yet, less: it may be a typing
 #: error.
@@ -79,14 +80,11 @@ class HdfsStore(CountedStore):
         namenode: str,
         folder: str,
         *,
-        clock: Clock | None = None,
         patience_ms: int = _PATIENCE_MS,
         answer_ms: int = _ANSWER_MS,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._namenode, self._root, self._place = namenode, f"/{folder}".rstrip("/"), f"{namenode}/{folder}"
-        self._clock, self._patience_ms, self._answer_ms = clock or SystemClock(), patience_ms, answer_ms
-        self._new_id = new_id
+        self._patience_ms, self._answer_ms = patience_ms, answer_ms
         super().__init__()
 
     def __repr__(self) -> str:
@@ -103,7 +101,7 @@ class HdfsStore(CountedStore):
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
         create = _Create(self, key, data)
         try:
-            return create_by_id(create, key, data, self._new_id(), self._clock, self._patience())
+            return create_by_id(create, key, data, uuid.uuid4().hex, _CLOCK, self._patience())
         finally:
             create.forget()
 
@@ -291,7 +289,7 @@ class HdfsStore(CountedStore):
 
     def _hidden(self, path: str) -> str:
         folder, _, name = path.rpartition("/")
-        return f"{folder}/.{name}.{self._new_id()}.tmp"
+        return f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
 
     def _patience(self) -> int:
         is_heard_of = self._namenode in _HEARD_OF
@@ -299,7 +297,7 @@ class HdfsStore(CountedStore):
 
     def _repeated(self, verb: str, key: str, ask: Callable[[], T]) -> T:
         """Ask until there is an answer, within limits; what is missing or refused is one."""
-        for _ in tries(self._patience(), self._clock, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
+        for _ in tries(self._patience(), _CLOCK, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
             try:
                 return ask()
             except FileNotFoundError:

@@ -104,12 +104,9 @@ class ObjectStore(CountedStore):
         *,
         secrets: tuple[str, ...] = (),
         clock: Clock | None = None,
-        patience_ms: int = _PATIENCE_MS,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._bucket, self._once, self._folder, self._place = bucket, once, folder, place
-        self._secrets, self._new_id = secrets, new_id
-        self._clock, self._patience_ms = clock or SystemClock(), patience_ms
+        self._secrets, self._clock = secrets, clock or SystemClock()
         self._keeps_ids = False
         super().__init__()
 
@@ -132,7 +129,7 @@ class ObjectStore(CountedStore):
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
         self._path(key)
-        return create_by_id(self, key, data, self._new_id(), self._clock, self._patience_ms)
+        return create_by_id(self, key, data, uuid.uuid4().hex, self._clock, _PATIENCE_MS)
 
     def list(self, prefix: str) -> tuple[str, ...]:
         import obstore
@@ -221,7 +218,7 @@ class ObjectStore(CountedStore):
 
     def _check_keeps_ids(self) -> None:
         """Refuse a store that forgets ids: one's own write would be taken for somebody else's."""
-        key, write_id = f".probes/{self._new_id()}", self._new_id()
+        key, write_id = f".probes/{uuid.uuid4().hex}", uuid.uuid4().hex
         if not self.put_new(key, b"", write_id):
             raise AnswerLost("the store says that a key is taken which nobody else knows")
         self._keeps_ids = self._id_at(key) == write_id

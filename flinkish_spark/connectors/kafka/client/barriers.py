@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicInfo, unknown_topic
 from flinkish_spark.connectors.kafka.client.batches import RawBatch, decode
-from flinkish_spark.connectors.kafka.client.client import WIRES, FetchClient, Isolation, WirePool
+from flinkish_spark.connectors.kafka.client.client import WIRES, FetchClient, Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
 from flinkish_spark.connectors.kafka.client.reader import (
@@ -30,7 +30,7 @@ from flinkish_spark.connectors.kafka.client.reader import (
 )
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings, StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
-from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import CorruptObjectError, InternalError
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Stored
@@ -120,24 +120,17 @@ class Scanned:
 class BarrierScanner:
     """Scans ranges of partitions one after the other; used by one thread, keeps nothing."""
 
-    def __init__(
-        self,
-        connection: KafkaConnection,
-        settings: ReaderSettings,
-        *,
-        pool: WirePool = WIRES,
-        clock: Clock = _CLOCK,
-    ) -> None:
-        self._connection, self._pool, self._clock = connection, pool, clock
+    def __init__(self, connection: KafkaConnection, settings: ReaderSettings) -> None:
+        self._connection = connection
         self._settings = replace(settings, isolation=Isolation.READ_COMMITTED)
 
     def scan(self, place: Place, start: int, end: int) -> Scanned:
         if start >= end:
             return Scanned(start, ())
         wanted = OffsetRange(*place, start, end)
-        with self._pool.wire(self._connection) as wire:
+        with WIRES.wire(self._connection) as wire:
             fetches = RangeFetches(
-                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, self._clock
+                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, _CLOCK
             )
             return scanned(wanted, iter(fetches.take, None))
 
@@ -183,14 +176,10 @@ class BarrierWriter:
         job: JobUuid,
         sink: str,
         transaction_timeout_ms: int,
-        *,
-        pool: WirePool = WIRES,
-        clock: Clock = _CLOCK,
     ) -> None:
         self._connection, self._topic = connection, topic
         self._job, self._sink = job, sink
         self._timeout_ms = transaction_timeout_ms
-        self._pool, self._clock = pool, clock
         #: A crash loses it, which costs readers a longer look ahead and nothing else.
         self._previous: CheckpointId | None = None
 
@@ -200,7 +189,7 @@ class BarrierWriter:
         topic = self._topic_now()
         partitions = topic.partitions
         mark = BarrierMark(
-            self._job, self._sink, checkpoint, lineage, partitions, self._previous, self._clock.wall_ms()
+            self._job, self._sink, checkpoint, lineage, partitions, self._previous, _CLOCK.wall_ms()
         )
         settings = StagingSettings(
             connection=self._connection,
@@ -208,7 +197,7 @@ class BarrierWriter:
             transaction_timeout_ms=self._timeout_ms,
             default_topic=self._topic,
         )
-        with StagedTransaction(settings, pool=self._pool) as transaction:
+        with StagedTransaction(settings) as transaction:
             transaction.write(
                 pa.array([BARRIER_KEY if topic.is_compacted else None] * partitions, pa.binary()),
                 pa.nulls(partitions, pa.binary()),
@@ -224,7 +213,7 @@ class BarrierWriter:
 
     def _topic_now(self) -> TopicInfo:
         """Ask Kafka now: what is known from before may be older than partitions that have records."""
-        with self._pool.wire(self._connection) as wire:
+        with WIRES.wire(self._connection) as wire:
             found = KafkaAdmin.over(wire).topics([self._topic])
         if self._topic not in found:
             raise unknown_topic(self._topic, self._connection.servers, of=f"sink '{self._sink}'")

@@ -504,10 +504,8 @@ class KafkaWire(Connected):
 class WireClient:
     """A client with a wire of its own, or one that it borrows; belongs to one thread."""
 
-    def __init__(
-        self, connection: KafkaConnection, *, timeout_ms: int = 15_000, clock: Clock = _CLOCK
-    ) -> None:
-        self._use(KafkaWire(connection, timeout_ms=timeout_ms, clock=clock))
+    def __init__(self, connection: KafkaConnection, *, timeout_ms: int = 15_000) -> None:
+        self._use(KafkaWire(connection, timeout_ms=timeout_ms))
 
     @classmethod
     def over(cls, wire: KafkaWire) -> Self:

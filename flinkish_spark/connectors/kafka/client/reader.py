@@ -329,15 +329,10 @@ class RangeReader:
     """Reads ranges one after the other; made by each task, used by one thread."""
 
     def __init__(
-        self,
-        connection: KafkaConnection,
-        settings: ReaderSettings,
-        *,
-        pool: WirePool = WIRES,
-        clock: Clock = _CLOCK,
+        self, connection: KafkaConnection, settings: ReaderSettings, *, pool: WirePool = WIRES
     ) -> None:
         self._connection, self._settings = connection, settings
-        self._pool, self._clock = pool, clock
+        self._pool = pool
         self._schema = record_schema(
             include_headers=settings.include_headers, include_leader_epoch=settings.include_leader_epoch
         )
@@ -349,7 +344,7 @@ class RangeReader:
             return
         with self._pool.wire(self._connection) as wire:
             fetches = RangeFetches(
-                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, self._clock
+                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, _CLOCK
             )
             try:
                 while (fetched := fetches.take()) is not None:
