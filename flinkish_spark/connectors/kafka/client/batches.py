@@ -218,10 +218,10 @@ def encode_batches(
     attributes: int = TRANSACTIONAL_BIT,
 ) -> Iterator[EncodedBatch]:
     """Lay out the records of one partition at the first step; compress and seal one batch in each."""
-    layout = _Layout(keys, values, headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD)
+    bodies = _bodies(binary(keys), binary(values), headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD)
     if producer_id == _NO_PRODUCER:
         base_sequence = _NO_SEQUENCE
-    for records, count, base_ms, latest_ms in layout.batches():
+    for records, count, base_ms, latest_ms in bodies:
         bits, body = attributes, records
         # What compression would not shrink stays as it is: so no batch is above the limit of its records.
         if codec is not Codec.NONE and len(squeezed := compress(codec, body)) < len(body):
@@ -418,70 +418,53 @@ def _header_block_sizes(blocks: bytes | Any) -> Int64s | int:
     return len(blocks) if isinstance(blocks, bytes) else np.diff(extents(blocks))
 
 
-class _Layout:
-    """The records of one call, cut into batches and written one after the other."""
+def _bodies(
+    keys: Any, values: Any, headers: Column | CommonHeaders | None, times: int | Int64s, most_bytes: int
+) -> Iterator[tuple[memoryview, int, int, int]]:
+    """Yield the records of each batch as they are written, their number, and their first and latest time."""
+    records = len(keys)
+    _check_rows(values, records, "values")
+    if np.ndim(times):
+        _check_rows(times, records, "timestamps")
+    times = np.broadcast_to(np.asarray(times, np.int64), records)
+    if records and times.min() < 0:
+        raise BadRecordError(
+            f"A timestamp of {times.min()} ms lies before 1970", what_to_do="give times from 1970 on"
+        )
+    blocks = _header_blocks(headers, records)
+    key_lengths, key_sizes = _coded_lengths(keys)
+    value_lengths, value_sizes = _coded_lengths(values)
+    # All but the record's length and its deltas; one byte is the record's attributes.
+    content = key_sizes + value_sizes + (1 + _header_block_sizes(blocks))
+    if not records:
+        return
+    bounds = _cut(content, int(np.ptp(times)), most_bytes)
+    firsts, counts = bounds[:-1], np.diff(bounds)
+    first_of_batch = np.repeat(firsts, counts)
+    offset_deltas = _Numbers.of(np.arange(records) - first_of_batch)
+    timestamp_deltas = _Numbers.of(times - times[first_of_batch])
+    sizes = _Numbers.of(content + offset_deltas.sizes + timestamp_deltas.sizes)
+    attributes = _Numbers(np.zeros(records, np.uint64), np.ones(records, np.int64))
+    heads = _varints(sizes, attributes, timestamp_deltas, offset_deltas, key_lengths)
+    written = joined(heads, keys, _varints(value_lengths), values, blocks)
+    begins = extents(written)[bounds].tolist()
+    data = memoryview(written.buffers()[2])
+    latest = np.maximum.reduceat(times, firsts).tolist()
+    for batch, (count, earliest_ms) in enumerate(zip(counts.tolist(), times[firsts].tolist(), strict=True)):
+        yield data[begins[batch] : begins[batch + 1]], count, earliest_ms, latest[batch]
 
-    def __init__(
-        self,
-        keys: Column,
-        values: Column,
-        headers: Column | CommonHeaders | None,
-        timestamps_ms: int | Int64s,
-        max_body_bytes: int,
-    ) -> None:
-        self._keys, self._values = binary(keys), binary(values)
-        records = len(self._keys)
-        _check_rows(self._values, records, "values")
-        if np.ndim(timestamps_ms):
-            _check_rows(timestamps_ms, records, "timestamps")
-        self._timestamps = np.broadcast_to(np.asarray(timestamps_ms, np.int64), records)
-        if records and self._timestamps.min() < 0:
-            raise BadRecordError(
-                f"A timestamp of {self._timestamps.min()} ms lies before 1970",
-                what_to_do="give times from 1970 on",
-            )
-        self._blocks = _header_blocks(headers, records)
-        self._key_lengths, key_sizes = _coded_lengths(self._keys)
-        self._value_lengths, value_sizes = _coded_lengths(self._values)
-        # All but the record's length and its deltas; one byte is the record's attributes.
-        self._content = key_sizes + value_sizes + (1 + _header_block_sizes(self._blocks))
-        # By what a record takes at most: its offset and timestamp are written relative to its batch.
-        self._firsts = self._cut(max_body_bytes)
 
-    def _cut(self, max_body_bytes: int) -> Int64s:
-        records = len(self._keys)
-        spread = int(np.ptp(self._timestamps)) if records else 0
-        most = self._content + _Numbers.of(np.array([spread, records])).sizes.sum()
-        ends = np.cumsum(most + _Numbers.of(most).sizes)
-        firsts, used = [0], 0
-        while firsts[-1] < records:
-            fitting = int(np.searchsorted(ends, used + max_body_bytes, side="right"))
-            firsts.append(max(fitting, firsts[-1] + 1))
-            used = int(ends[firsts[-1] - 1])
-        return np.array(firsts, np.int64)
-
-    def batches(self) -> Iterator[tuple[memoryview, int, int, int]]:
-        """Yield the records of each batch, how many they are, and their first and latest time."""
-        firsts = self._firsts[:-1]
-        if not len(firsts):
-            return
-        written = self._written(np.diff(self._firsts))
-        begins = extents(written)[self._firsts].tolist()
-        data = memoryview(written.buffers()[2])
-        latest = np.maximum.reduceat(self._timestamps, firsts).tolist()
-        counts = np.diff(self._firsts).tolist()
-        for batch, earliest_ms in enumerate(self._timestamps[firsts].tolist()):
-            yield data[begins[batch] : begins[batch + 1]], counts[batch], earliest_ms, latest[batch]
-
-    def _written(self, records: Int64s) -> Any:
-        """Return the records as they are written, as a column; `records` counts those of each batch."""
-        firsts = np.repeat(self._firsts[:-1], records)
-        offset_deltas = _Numbers.of(np.arange(len(firsts)) - firsts)
-        timestamp_deltas = _Numbers.of(self._timestamps - self._timestamps[firsts])
-        sizes = _Numbers.of(self._content + offset_deltas.sizes + timestamp_deltas.sizes)
-        attributes = _Numbers(np.zeros(len(firsts), np.uint64), np.ones(len(firsts), np.int64))
-        heads = _varints(sizes, attributes, timestamp_deltas, offset_deltas, self._key_lengths)
-        return joined(heads, self._keys, _varints(self._value_lengths), self._values, self._blocks)
+def _cut(content: Int64s, spread_ms: int, most_bytes: int) -> Int64s:
+    """Return the first record of each batch, and how many records there are."""
+    # By what a record takes at most: its offset and timestamp are written relative to its batch.
+    most = content + _Numbers.of(np.array([spread_ms, len(content)])).sizes.sum()
+    ends = np.cumsum(most + _Numbers.of(most).sizes)
+    firsts, used = [0], 0
+    while firsts[-1] < len(content):
+        fitting = int(np.searchsorted(ends, used + most_bytes, side="right"))
+        firsts.append(max(fitting, firsts[-1] + 1))
+        used = int(ends[firsts[-1] - 1])
+    return np.array(firsts, np.int64)
 
 
 #: Length, attributes, two deltas, two lengths and a count.
