@@ -10,7 +10,7 @@ import itertools
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,7 +164,9 @@ class KafkaAdmin(WireClient):
     def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
         """Return what Kafka knows about `names`; a topic that does not exist is left out, and not created."""
         rows = self._described(names)
-        settings = self._settings_of([row["name"] for row in rows]) if rows else {}
+        wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, _RETENTION, *TimeLimits.SETTINGS)
+        asked = [row["name"] for row in rows]
+        settings = self._settings(ConfigResourceType.TOPIC, asked, wanted) if asked else {}
         found = {}
         for row in rows:
             own, topic_id = settings.get(row["name"], {}), str(row.get("topic_id") or "")
@@ -357,25 +359,26 @@ class KafkaAdmin(WireClient):
 
     def _of_brokers(self, setting: str) -> dict[str, str]:
         """Return a setting by broker, without those that do not show it to this principal."""
-
-        def read(admin: Any) -> dict[str, dict[str, str]]:
-            brokers = [str(row["broker_id"]) for row in admin.describe_cluster()["brokers"]]
-            return _settings(admin, ConfigResourceType.BROKER, brokers, [setting])
-
-        found = self._unless_hidden("read the brokers' settings", read)
+        found = self._settings(ConfigResourceType.BROKER, None, [setting])
         return {name: known[setting] for name, known in found.items() if known}
 
-    def _settings_of(self, names: list[str]) -> dict[str, dict[str, str]]:
-        """Return by topic the settings that matter here, without what is hidden from this principal."""
-        wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, _RETENTION, *TimeLimits.SETTINGS)
-        return self._unless_hidden(
-            "read the topics' settings",
-            lambda admin: _settings(admin, ConfigResourceType.TOPIC, names, wanted),
-        )
+    def _settings(self, kind: Any, names: Iterable[str] | None, wanted: Sequence[str]) -> _Settings:
+        """Return settings of topics, or of all brokers, without what is hidden from this principal."""
+        of = kind.name.lower()
 
-    def _unless_hidden(self, what: str, read: Callable[[Any], _Settings]) -> _Settings:
+        def read(admin: Any) -> _Settings:
+            asked = names
+            if asked is None:
+                asked = [str(row["broker_id"]) for row in admin.describe_cluster()["brokers"]]
+            resources = [ConfigResource(kind, name, dict.fromkeys(wanted)) for name in asked]
+            found = {}
+            for name, rows in admin.describe_configs(resources, config_filter="all").get(of, {}).items():
+                values = {one: rows.get(one, {}).get("value") for one in wanted}
+                found[name] = {one: str(value) for one, value in values.items() if value is not None}
+            return found
+
         try:
-            return self._wire.call(what, read)
+            return self._wire.call(f"read the settings of each {of}", read)
         except AuthorizationError:
             return {}
 
@@ -444,16 +447,3 @@ def warn_of_old_times(found: Mapping[str, TopicInfo], topics: Sequence[str], of:
                 topic,
                 keeps_ms,
             )
-
-
-def _settings(admin: Any, kind: Any, names: Sequence[str], wanted: Sequence[str]) -> _Settings:
-    resources = [ConfigResource(kind, name, dict.fromkeys(wanted)) for name in names]
-    found = admin.describe_configs(resources, config_filter="all").get(kind.name.lower(), {})
-    return {
-        name: {
-            one: str(settings[one]["value"])
-            for one in wanted
-            if settings.get(one, {}).get("value") is not None
-        }
-        for name, settings in found.items()
-    }
