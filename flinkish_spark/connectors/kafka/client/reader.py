@@ -111,7 +111,8 @@ class RangeFetches:
         self._bytes_per_offset = float(_GUESSED_RECORD_BYTES)
         self._is_waiting = False
         self._ahead: PendingFetch | None = None
-        self._doubt = _Doubt(clock)
+        #: How long the loss is that shows, and since when it has been showing without anything against it.
+        self._doubt: tuple[int, int] | None = None
         self.losses: list[LostRange] = []
 
     def take(self) -> FetchedBatches | None:
@@ -130,7 +131,7 @@ class RangeFetches:
                 if self._position >= self._end:
                     return None
             except BrokerUnavailableError as lost:
-                self._doubt.end()
+                self._doubt = None
                 trouble = lost.why or lost.what
         raise BrokerUnavailableError(
             f"Reading {self._wanted} did not get on at offset {self._position} for {allowed_ms} ms",
@@ -159,7 +160,7 @@ class RangeFetches:
         asked, behind = self._position, found[-1].header.last_offset + 1
         self._bytes_per_offset = len(seen.records) / (behind - found[0].header.base_offset)
         self._position, self._is_waiting = behind, False
-        self._doubt.end()
+        self._doubt = None
         if self._position < self._end:
             try:
                 self._ahead = self._send(left_ms)
@@ -178,7 +179,7 @@ class RangeFetches:
             return self._out_of_range()
         if error is kafka_errors.UnknownTopicOrPartitionError:
             return self._absent()
-        self._doubt.end()
+        self._doubt = None
         if seen.code in UNAUTHORIZED:
             raise AuthorizationError(
                 f"Kafka refuses this principal READ on topic {self._wanted.topic!r} ({name_of(seen.code)})",
@@ -205,7 +206,7 @@ class RangeFetches:
         if seen.high_watermark < self._end:
             why = f"the log ends at {seen.high_watermark}"
             return self._doubted(max(self._position, seen.high_watermark), self._end, why)
-        self._doubt.end()
+        self._doubt = None
         if visible < self._end:
             return f"a transaction is open at offset {visible}, which hides later records"
         return "the answer held no whole batch"
@@ -220,7 +221,7 @@ class RangeFetches:
             return self._doubted(self._position, min(first, self._end), why)
         if self._position > end:
             return self._doubted(self._position, self._end, f"the log ends at {end}")
-        self._doubt.end()
+        self._doubt = None
         return "the broker's answers contradict each other"
 
     def _absent(self) -> str:
@@ -228,8 +229,11 @@ class RangeFetches:
 
     def _doubted(self, start: int, end: int, why: str) -> str:
         """Skip or report the loss of the offsets from `start` to before `end` once it is believed."""
-        loss = LostRange(OffsetRange(*self._place, start, end), why)
-        if not self._doubt.is_over(loss):
+        now_ms = self._clock.monotonic_ms()
+        if self._doubt is None or end - start < self._doubt[0]:
+            # What was missing comes back: a log that is still being opened.
+            self._doubt = (end - start, now_ms)
+        if now_ms - self._doubt[1] < DOUBT_MS:
             return why
         if self._settings.fail_on_data_loss:
             raise InputLostError(
@@ -242,37 +246,13 @@ class RangeFetches:
                 missing_start=start,
                 missing_end=end,
             )
-        self.losses.append(loss)
+        self.losses.append(LostRange(OffsetRange(*self._place, start, end), why))
         if start <= self._position:
             self._position = end
         else:
             self._end = start
-        self._doubt.end()
+        self._doubt = None
         return why
-
-
-class _Doubt:
-    """For how long a loss has been showing without anything that speaks against it."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._loss: LostRange | None = None
-        self._since_ms = 0
-
-    def end(self) -> None:
-        """Forget it: something else was answered."""
-        self._loss = None
-
-    def is_over(self, loss: LostRange) -> bool:
-        now_ms = self._clock.monotonic_ms()
-        if self._loss is None or _length(loss) < _length(self._loss):
-            # What was missing comes back: a log that is still being opened.
-            self._loss, self._since_ms = loss, now_ms
-        return now_ms - self._since_ms >= DOUBT_MS
-
-
-def _length(loss: LostRange) -> int:
-    return loss.range.end - loss.range.start
 
 
 _CLOCK = SystemClock()
