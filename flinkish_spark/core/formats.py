@@ -341,10 +341,11 @@ class Avro:
     def __post_init__(self) -> None:
         check_policy("on_bad_record", self.on_bad_record)
         if self.schema:
-            form = '{"type": "record", "name": ..., "fields": [{"name": ..., "type": ...}, ...]}'
-            found = _json_object(self.schema, "Avro schema", form)
-            fields = found.get("fields") if found.get("type") == "record" else None
+            found = _parse_json(self.schema, "Avro schema")
+            is_record = isinstance(found, dict) and found.get("type") == "record"
+            fields = found.get("fields") if is_record else None
             if not isinstance(fields, list) or not fields or not all(map(_is_field, fields)):
+                form = '{"type": "record", "name": ..., "fields": [{"name": ..., "type": ...}, ...]}'
                 raise ConfigError("the Avro schema is not that of a record", what_to_do=f"write {form}")
         _check_change("Avro", self.schema, self.registry, self.on_schema_change)
         if self.schema_id is None:
@@ -477,8 +478,8 @@ class JsonSchema:
     def __post_init__(self) -> None:
         check_policy("on_bad_record", self.on_bad_record)
         _check_change("JsonSchema", self.schema or self.fields, self.registry, self.on_schema_change)
-        if self.schema:
-            _json_object(self.schema, "JSON Schema", '{"type": "object", ...}')
+        if self.schema and not isinstance(_parse_json(self.schema, "JSON Schema"), dict):
+            raise ConfigError("the JSON Schema is no object", what_to_do='write {"type": "object", ...}')
 
 
 #: How the bytes of a key or a value become columns, and back.
@@ -522,16 +523,13 @@ def _check_change(
         )
 
 
-def _json_object(text: str, what: str, form: str) -> dict[str, Any]:
+def _parse_json(text: str, what: str) -> Any:
     try:
-        found = json.loads(text)
+        return json.loads(text)
     except (TypeError, ValueError) as wrong:
         raise ConfigError(
             f"the {what} is no JSON", why=str(wrong), what_to_do="give the schema as JSON text"
         ) from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"the {what} is no object", what_to_do=f"write {form}")
-    return found
 
 
 def _is_field(value: object) -> bool:
