@@ -184,8 +184,10 @@ def upstream_cut(offsets_text: str) -> dict[str, UpstreamCut]:
         return found
     for line in offsets_text.strip().split("\n")[2:]:
         offset = None if line == "-" else json.loads(line)
-        value = offset.get(UPSTREAM_KEY) if isinstance(offset, dict) else None
-        cut = Cut.from_json(value["cut"]) if value and value["cut"] is not None else None
+        if not isinstance(offset, dict) or UPSTREAM_KEY not in offset:
+            continue
+        value = offset[UPSTREAM_KEY]
+        cut = None if value["cut"] is None else Cut.from_json(value["cut"])
         if cut is None or cut.phase is not CutPhase.TAKEN:
             continue
         ranges = {
