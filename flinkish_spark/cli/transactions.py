@@ -451,11 +451,12 @@ def _parsed(job: StoredJob, texts: Iterable[str]) -> Iterable[TransactionalId]:
 
 
 def _views(wire: KafkaWire, names: list[str]) -> dict[str, TransactionView]:
-    from flinkish_spark.connectors.kafka.client.client import UNAUTHORIZED, UNSETTLED, name_of, pauses_ms
+    from flinkish_spark.connectors.kafka.client.client import UNAUTHORIZED, UNSETTLED, name_of
+    from flinkish_spark.core.clock import tries
     from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError
 
     views: dict[str, TransactionView] = {}
-    for _left_ms in pauses_ms(wire.timeout_ms, wire.clock):
+    for _left_ms in tries(wire.timeout_ms, wire.clock):
         views.update(wire.describe_transactions([n for n in names if n not in views]))
         views = {name: view for name, view in views.items() if view.code not in UNSETTLED}
         refused = [name for name, view in views.items() if view.code in UNAUTHORIZED]
@@ -473,9 +474,7 @@ def _views(wire: KafkaWire, names: list[str]) -> dict[str, TransactionView]:
 
 
 def _found(name: TransactionalId, view: TransactionView | None, names: Names, now_ms: int) -> Found:
-    from flinkish_spark.connectors.kafka.client.client import Code
-
-    if view is None or view.code != Code.NONE:
+    if view is None or view.code:
         named = names.about_id(str(name))
         standing = names.standing_by(name, named)
         return Found(name, UNKNOWN_STATE, None, None, None, None, standing, named)

@@ -16,19 +16,13 @@ import math
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator as SparkAccumulator
 from pyspark.accumulators import AccumulatorParam, _accumulatorRegistry
 
-from flinkish_spark.protocol.accumulators import (
-    AccumulatorKind,
-    AccumulatorValue,
-    added,
-    result,
-    together,
-)
+from flinkish_spark.protocol.accumulators import AccumulatorKind, AccumulatorValue, added, result, together
 from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind, measured_together
 
 LOG = logging.getLogger(__name__)
@@ -245,8 +239,11 @@ class Histogram(Accumulator):
     kind = AccumulatorKind.HISTOGRAM
 
 
+_A = TypeVar("_A", bound=Accumulator)
+
+
 class Accumulators:
-    """The part of a runtime context that is about accumulators; names as in Flink, in Python's spelling."""
+    """The part of a runtime context that is about accumulators; see `TaskFacts`."""
 
     uid: str
     #: Where nothing would count, the reason and what to do, to be read behind "and"; else empty.
@@ -283,33 +280,24 @@ class Accumulators:
         return accumulator
 
     def get_accumulator(self, name: str) -> Any:
-        """Return an accumulator that this function has added; raise KeyError if it has not."""
         return self._known()[name]
 
     def get_int_counter(self, name: str) -> IntCounter:
-        """Return a counter of whole numbers, added if it is not there yet."""
-        found: IntCounter = self._of_kind(name, IntCounter)
-        return found
+        return self._of_kind(name, IntCounter)
 
     def get_long_counter(self, name: str) -> LongCounter:
-        """Return a counter of whole numbers, added if it is not there yet."""
-        found: LongCounter = self._of_kind(name, LongCounter)
-        return found
+        return self._of_kind(name, LongCounter)
 
     def get_double_counter(self, name: str) -> DoubleCounter:
-        """Return a counter of numbers, added if it is not there yet."""
-        found: DoubleCounter = self._of_kind(name, DoubleCounter)
-        return found
+        return self._of_kind(name, DoubleCounter)
 
     def get_histogram(self, name: str) -> Histogram:
-        """Return a histogram, added if it is not there yet."""
-        found: Histogram = self._of_kind(name, Histogram)
-        return found
+        return self._of_kind(name, Histogram)
 
-    def _of_kind(self, name: str, kind: type[Any]) -> Any:
+    def _of_kind(self, name: str, kind: type[_A]) -> _A:
         known = self._known().get(name)
         if known is None:
-            return self.add_accumulator(name, kind())
+            known = self.add_accumulator(name, kind())
         if type(known) is not kind:
             raise ValueError(f"the accumulator '{name}' of '{self.uid}' is a {type(known).__name__}")
         return known

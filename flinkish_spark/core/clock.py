@@ -58,12 +58,30 @@ class SystemClock:
         return event.wait(timeout_ms / 1000)
 
 
+#: Between two requests to a broker.
+FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 20, 500
+
+
 def backoff_ms(first_ms: int, longest_ms: int) -> Iterator[int]:
     """Yield how long to wait before each further try: twice as long every time, up to `longest_ms`."""
     pause_ms = first_ms
     while True:
         yield pause_ms
         pause_ms = min(longest_ms, 2 * pause_ms)
+
+
+def tries(
+    budget_ms: int, clock: Clock, first_ms: int = FIRST_PAUSE_MS, longest_ms: int = LONGEST_PAUSE_MS
+) -> Iterator[int]:
+    """Yield the milliseconds left, once at once and then after growing pauses, until none are."""
+    end_ms = clock.monotonic_ms() + budget_ms
+    yield budget_ms
+    for pause_ms in backoff_ms(first_ms, longest_ms):
+        if (left_ms := end_ms - clock.monotonic_ms()) > 0:
+            clock.sleep_ms(min(pause_ms, left_ms))
+        if (left_ms := end_ms - clock.monotonic_ms()) <= 0:
+            return
+        yield left_ms
 
 
 LOG = logging.getLogger("flinkish_spark.spans")

@@ -135,7 +135,20 @@ class CheckpointConfig:
 NoRestart = rules.NoRestart
 
 
-class FixedDelay(rules.FixedDelay):
+class _CheckedSettings:
+    """Makes settings of a rule: spans of time may be texts, and what the rule refuses is a ConfigError."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        hold_plain_values(self)
+        name = type(self).__name__
+        what_to_do = f"give {name} values in this range, or leave them out for the defaults"
+        with refused_as_config_errors(what_to_do):
+            super().__post_init__()  # type: ignore[misc]
+
+
+class FixedDelay(_CheckedSettings, rules.FixedDelay):
     """Restart up to `attempts` times in a row, `delay_ms` apart.
 
     Parameters
@@ -158,13 +171,8 @@ class FixedDelay(rules.FixedDelay):
 
     __slots__ = ()
 
-    def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with refused_as_config_errors(_LEAVE_OUT.format("FixedDelay")):
-            super().__post_init__()
 
-
-class ExponentialDelay(rules.ExponentialDelay):
+class ExponentialDelay(_CheckedSettings, rules.ExponentialDelay):
     """Restart with a delay that grows with each failure; the default, as in Flink.
 
     Parameters
@@ -197,13 +205,8 @@ class ExponentialDelay(rules.ExponentialDelay):
 
     __slots__ = ()
 
-    def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with refused_as_config_errors(_LEAVE_OUT.format("ExponentialDelay")):
-            super().__post_init__()
 
-
-class FailureRate(rules.FailureRate):
+class FailureRate(_CheckedSettings, rules.FailureRate):
     """Give up when more than `max_failures` happen within `interval_ms`.
 
     Parameters
@@ -228,13 +231,8 @@ class FailureRate(rules.FailureRate):
 
     __slots__ = ()
 
-    def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with refused_as_config_errors(_LEAVE_OUT.format("FailureRate")):
-            super().__post_init__()
 
-
-class CancellationConfig(cancellation.CancellationRules):
+class CancellationConfig(_CheckedSettings, cancellation.CancellationRules):
     """How long a job that is cancelled may take to end, and the micro-batch of one that fails.
 
     Flink's `task.cancellation.interval` and `task.cancellation.timeout`. Times are at least 1 ms.
@@ -261,11 +259,3 @@ class CancellationConfig(cancellation.CancellationRules):
     """
 
     __slots__ = ()
-
-    def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with refused_as_config_errors(_LEAVE_OUT.format("CancellationConfig")):
-            super().__post_init__()
-
-
-_LEAVE_OUT = "give {} values in this range, or leave them out for the defaults"

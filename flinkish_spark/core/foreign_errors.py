@@ -20,16 +20,12 @@ def _says_gateway_gone(error: BaseException) -> bool:
     if isinstance(error, ConnectionError | EOFError):
         return True
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "py4j.protocol"]
-    return "Py4JNetworkError" in kinds or (
-        type(error).__name__ == "Py4JError" and bool(kinds) and _says_nobody_answered(str(error))
-    )
-
-
-def _says_nobody_answered(text: str) -> bool:
+    if not kinds or type(error).__name__ != "Py4JError":
+        return "Py4JNetworkError" in kinds
+    text = str(error)
     # What the JVM refuses comes with its trace; a JVM that is gone leaves one bare line.
-    return "Answer from Java side is empty" in text or (
-        text.startswith("An error occurred while calling") and "Trace:" not in text
-    )
+    is_bare = text.startswith("An error occurred while calling") and "Trace:" not in text
+    return is_bare or "Answer from Java side is empty" in text
 
 
 def describe_failure(error: BaseException) -> str:

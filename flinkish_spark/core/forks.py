@@ -146,7 +146,5 @@ def _replace(pipe: IO[bytes]) -> None:
 
 _INHERITED = _Inherited()
 os.register_at_fork(
-    before=_INHERITED.before_fork,
-    after_in_parent=_INHERITED.in_parent,
-    after_in_child=_INHERITED.let_go,
+    before=_INHERITED.before_fork, after_in_parent=_INHERITED.in_parent, after_in_child=_INHERITED.let_go
 )

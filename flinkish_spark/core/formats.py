@@ -341,7 +341,12 @@ class Avro:
     def __post_init__(self) -> None:
         check_policy("on_bad_record", self.on_bad_record)
         if self.schema:
-            _check_avro_schema(self.schema)
+            found = _parse_json(self.schema, "Avro schema")
+            is_record = isinstance(found, dict) and found.get("type") == "record"
+            fields = found.get("fields") if is_record else None
+            if not isinstance(fields, list) or not fields or not all(map(_is_field, fields)):
+                form = '{"type": "record", "name": ..., "fields": [{"name": ..., "type": ...}, ...]}'
+                raise ConfigError("the Avro schema is not that of a record", what_to_do=f"write {form}")
         _check_change("Avro", self.schema, self.registry, self.on_schema_change)
         if self.schema_id is None:
             return
@@ -473,15 +478,7 @@ class JsonSchema:
     def __post_init__(self) -> None:
         check_policy("on_bad_record", self.on_bad_record)
         _check_change("JsonSchema", self.schema or self.fields, self.registry, self.on_schema_change)
-        if not self.schema:
-            return
-        try:
-            found = json.loads(self.schema)
-        except (TypeError, ValueError) as wrong:
-            raise ConfigError(
-                "the JSON Schema is no JSON", why=str(wrong), what_to_do="give the schema as JSON text"
-            ) from None
-        if not isinstance(found, dict):
+        if self.schema and not isinstance(_parse_json(self.schema, "JSON Schema"), dict):
             raise ConfigError("the JSON Schema is no object", what_to_do='write {"type": "object", ...}')
 
 
@@ -526,19 +523,13 @@ def _check_change(
         )
 
 
-def _check_avro_schema(text: str) -> None:
+def _parse_json(text: str, what: str) -> Any:
     try:
-        found = json.loads(text)
+        return json.loads(text)
     except (TypeError, ValueError) as wrong:
         raise ConfigError(
-            "the Avro schema is no JSON", why=str(wrong), what_to_do="give the schema as JSON text"
+            f"the {what} is no JSON", why=str(wrong), what_to_do="give the schema as JSON text"
         ) from None
-    fields = found.get("fields") if isinstance(found, dict) and found.get("type") == "record" else None
-    if not isinstance(fields, list) or not fields or not all(_is_field(one) for one in fields):
-        raise ConfigError(
-            "the Avro schema is not that of a record",
-            what_to_do='write {"type": "record", "name": ..., "fields": [{"name": ..., "type": ...}, ...]}',
-        )
 
 
 def _is_field(value: object) -> bool:

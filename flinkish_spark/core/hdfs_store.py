@@ -21,22 +21,16 @@ import functools
 import re
 import threading
 import uuid
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, wait
+from operator import methodcaller
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from flinkish_spark.core.clock import Clock, SystemClock, SystemThreads, backoff_ms
+from flinkish_spark.core.clock import SystemClock, SystemThreads, tries
 from flinkish_spark.core.errors import ConfigError, StoreError
 from flinkish_spark.core.extras import how_to_install
-from flinkish_spark.core.object_store import KINDS, check_not_forked, count_request
-from flinkish_spark.core.store import (
-    AnswerLost,
-    CreateResult,
-    ObjectMissing,
-    checked_key,
-    create_by_id,
-)
+from flinkish_spark.core.object_store import CountedStore
+from flinkish_spark.core.store import AnswerLost, CreateResult, ObjectMissing, checked_key, create_by_id
 from flinkish_spark.core.watchdog import note_failure
 
 if TYPE_CHECKING:
@@ -44,6 +38,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_CLOCK = SystemClock()
 
 #: How long calls go on trying; of a NameNode that this process has not heard of yet, less: it may be a typing
 #: error.
@@ -77,15 +72,7 @@ _HEARD_OF: set[str] = set()
 _LOCK = threading.Lock()
 
 
-def missing_hdfs_package() -> ConfigError:
-    return ConfigError(
-        "a job directory on HDFS needs the package hdfs-native",
-        why="it is not installed in this Python",
-        what_to_do=f"{how_to_install('hdfs')}, on the driver and on all executors",
-    )
-
-
-class HdfsStore:
+class HdfsStore(CountedStore):
     """A :class:`~flinkish_spark.core.store.FileStore` on HDFS."""
 
     def __init__(
@@ -93,24 +80,15 @@ class HdfsStore:
         namenode: str,
         folder: str,
         *,
-        clock: Clock | None = None,
         patience_ms: int = _PATIENCE_MS,
         answer_ms: int = _ANSWER_MS,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._namenode, self._root, self._place = namenode, f"/{folder}".rstrip("/"), f"{namenode}/{folder}"
-        self._clock, self._patience_ms, self._answer_ms = clock or SystemClock(), patience_ms, answer_ms
-        self._new_id = new_id
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._patience_ms, self._answer_ms = patience_ms, answer_ms
+        super().__init__()
 
     def __repr__(self) -> str:
         return f"HdfsStore({self._place!r})"
-
-    @property
-    def requests(self) -> dict[str, int]:
-        with self._lock:
-            return {kind: self._counts[kind] for kind in KINDS}
 
     def read(self, key: str) -> bytes:
         return self._read(key, None)
@@ -118,28 +96,33 @@ class HdfsStore:
     def put(self, key: str, data: bytes) -> None:
         path = self._path(key)
         self._count("put")
-        self._move(key, self._repeated("write", key, lambda: self._write_hidden(path, data)))
+        self._move(key, self._repeated("write", key, lambda: self._write_bytes(path, data)))
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
         create = _Create(self, key, data)
         try:
-            return create_by_id(create, key, data, self._new_id(), self._clock, self._patience())
+            return create_by_id(create, key, data, uuid.uuid4().hex, _CLOCK, self._patience())
         finally:
             create.forget()
 
     def list(self, prefix: str) -> tuple[str, ...]:
         path = self._path(prefix)
+
+        def names(hdfs: Client) -> set[str]:
+            # What is asked of a file has itself in the answer.
+            return {one.path.rpartition("/")[2] for one in hdfs.list_status(path) if one.path != path}
+
         self._count("list")
-        names = sorted(self._repeated("list", prefix, lambda: self._names_in(path)))
+        try:
+            found = self._repeated("list", prefix, lambda: self._ask(names))
+        except FileNotFoundError:
+            return ()
         folder = str(checked_key(prefix))
-        return tuple(f"{folder}/{name}" for name in names if not name.startswith("."))
+        return tuple(f"{folder}/{name}" for name in sorted(found) if not name.startswith("."))
 
     def delete(self, key: str) -> None:
         """Delete the object, and the folders that are empty then; a missing one is no error."""
-        path = self._path(key)
-        self._count("delete")
-        self._repeated("delete", key, lambda: self._ask(lambda hdfs: hdfs.delete(path)))
-        self._delete_empty({path.rpartition("/")[0]})
+        self.delete_all([key])
 
     def sizes_below(self, folder: str) -> dict[str, int]:
         path = self._path(folder) if folder else self._root
@@ -152,9 +135,15 @@ class HdfsStore:
 
     def copy(self, key: str, other: str) -> None:
         path, target = self._path(key), self._path(other)
+
+        def copy() -> str:
+            reader = self._ask(lambda hdfs: hdfs.read(path))
+            size = len(reader)
+            return self._write_hidden(target, lambda: reader.read_range_stream(0, size), size)
+
         self._count("copy")
         try:
-            hidden = self._repeated("copy", key, lambda: self._copy_hidden(path, target))
+            hidden = self._repeated("copy", key, copy)
         except FileNotFoundError:
             raise ObjectMissing(key) from None
         self._move(other, hidden)
@@ -163,7 +152,7 @@ class HdfsStore:
         paths = sorted({key: self._path(key) for key in keys}.items())
         for key, path in paths:
             self._count("delete")
-            self._repeated("delete", key, functools.partial(self._ask, functools.partial(_delete, path=path)))
+            self._repeated("delete", key, functools.partial(self._ask, methodcaller("delete", path)))
         self._delete_empty({path.rpartition("/")[0] for _, path in paths})
 
     def _read(self, key: str, most_bytes: int | None) -> bytes:
@@ -180,32 +169,21 @@ class HdfsStore:
         except FileNotFoundError:
             raise ObjectMissing(key) from None
 
-    def _write_hidden(self, target: str, data: bytes) -> str:
+    def _write_bytes(self, target: str, data: bytes) -> str:
+        return self._write_hidden(target, lambda: [data], len(data))
+
+    def _write_hidden(self, target: str, chunks: Callable[[], Iterable[bytes]], size: int) -> str:
         """Write bytes beside where they belong, durably; return the path."""
         path = self._hidden(target)
 
         def write(hdfs: Client) -> None:
             with hdfs.create(path) as file:
-                if data:
-                    file.write(data)
-                    file.hsync()
-
-        self._ask(write, len(data))
-        return path
-
-    def _copy_hidden(self, source: str, target: str) -> str:
-        path = self._hidden(target)
-        reader = self._ask(lambda hdfs: hdfs.read(source))
-        size = len(reader)
-
-        def copy(hdfs: Client) -> None:
-            with hdfs.create(path) as file:
                 if size:
-                    for chunk in reader.read_range_stream(0, size):
+                    for chunk in chunks():
                         file.write(chunk)
                     file.hsync()
 
-        self._ask(copy, size)
+        self._ask(write, size)
         return path
 
     def _move(self, key: str, hidden: str) -> None:
@@ -227,16 +205,6 @@ class HdfsStore:
         except StoreError:
             self.forget(hidden)
             raise
-
-    def _names_in(self, path: str) -> set[str]:
-        def names(hdfs: Client) -> set[str]:
-            # What is asked of a file has itself in the answer.
-            return {one.path.rpartition("/")[2] for one in hdfs.list_status(path) if one.path != path}
-
-        try:
-            return self._ask(names)
-        except FileNotFoundError:
-            return set()
 
     def _sizes(self, path: str) -> dict[str, int]:
         def sizes(hdfs: Client) -> dict[str, int]:
@@ -277,7 +245,7 @@ class HdfsStore:
         """Write the bytes of an object under a hidden name, which is returned; raises as `is_there`."""
         path = self._path(key)
         try:
-            return self._write_hidden(path, data)
+            return self._write_bytes(path, data)
         except (OSError, RuntimeError) as error:
             self._lost("create", key, error)
 
@@ -296,12 +264,6 @@ class HdfsStore:
             return self._once("create", key, move)
         except FileNotFoundError as gone:
             raise AnswerLost(_text(gone)) from None
-
-    def path_of(self, key: str) -> str:
-        return self._path(key)
-
-    def counted(self, kind: str) -> None:
-        self._count(kind)
 
     def forget(self, hidden: str) -> None:
         with contextlib.suppress(OSError, RuntimeError):
@@ -327,33 +289,25 @@ class HdfsStore:
 
     def _hidden(self, path: str) -> str:
         folder, _, name = path.rpartition("/")
-        return f"{folder}/.{name}.{self._new_id()}.tmp"
-
-    def _count(self, kind: str) -> None:
-        check_not_forked()
-        with self._lock:
-            self._counts[kind] += 1
-        count_request(kind)
+        return f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
 
     def _patience(self) -> int:
-        return (
-            self._patience_ms if self._namenode in _HEARD_OF else min(self._patience_ms, _FIRST_PATIENCE_MS)
-        )
+        is_heard_of = self._namenode in _HEARD_OF
+        return self._patience_ms if is_heard_of else min(self._patience_ms, _FIRST_PATIENCE_MS)
 
     def _repeated(self, verb: str, key: str, ask: Callable[[], T]) -> T:
         """Ask until there is an answer, within limits; what is missing or refused is one."""
-        deadline_ms = self._clock.monotonic_ms() + self._patience()
-        for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
+        for _ in tries(self._patience(), _CLOCK, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
             try:
                 return ask()
             except FileNotFoundError:
                 raise
             except (OSError, RuntimeError) as error:
-                if _is_refused(error) or self._clock.monotonic_ms() + pause_ms > deadline_ms:
-                    self._failed(verb, key, error)
+                failure: Exception = error
+                if _is_refused(error):
+                    break
                 note_failure(str(error))
-            self._clock.sleep_ms(pause_ms)
-        raise AssertionError("a back-off has no end")
+        self._failed(verb, key, failure)
 
     def _ask(self, ask: Callable[[Client], T], size: int = 0) -> T:
         """Ask once, in a thread that may be left behind."""
@@ -362,7 +316,9 @@ class HdfsStore:
         SystemThreads().start("flinkish-hdfs", functools.partial(_answer, answer, ask, client))
         if not wait([answer], limit_ms / 1_000).done:
             # Its connection may never be heard of again.
-            _forget_client(self._namenode, client)
+            with _LOCK:
+                if _CLIENTS.get(self._namenode) is client:
+                    del _CLIENTS[self._namenode]
             raise TimeoutError(f"no answer within {limit_ms / 1_000:g} s")
         if isinstance(answer.exception(), FileNotFoundError | FileExistsError | None):
             _HEARD_OF.add(self._namenode)
@@ -370,10 +326,7 @@ class HdfsStore:
 
     def _failed(self, verb: str, key: str, error: Exception) -> NoReturn:
         failed = StoreError(
-            f"cannot {verb} {key} in {self._place}",
-            why=_text(error),
-            what_to_do=_what_to_do(error),
-            key=key,
+            f"cannot {verb} {key} in {self._place}", why=_text(error), what_to_do=_what_to_do(error), key=key
         )
         failed.ends_when_repeated = _is_refused(error)
         raise failed from None
@@ -384,14 +337,14 @@ class _Create:
 
     def __init__(self, store: HdfsStore, key: str, data: bytes) -> None:
         self._store, self._key, self._data = store, key, data
-        self._path = store.path_of(key)
+        self._path = store._path(key)
         self._hidden: str | None = None
         self._id = ""
 
     def put_new(self, key: str, data: bytes, write_id: str) -> bool:
         """Ask once for the rename; return False if HDFS says that the key is taken."""
         self._id = write_id
-        self._store.counted("create")
+        self._store._count("create")
         if self._hidden is None:
             if self._store.is_there(self._path):
                 return False
@@ -403,7 +356,7 @@ class _Create:
 
     def write_id_at(self, key: str) -> str | None:
         """Return the id of this create if the object that is there is its own, None if it is another's."""
-        self._store.counted("read")
+        self._store._count("read")
         # This order matters: what lay there while the hidden file still did is not that file.
         is_taken = self._store.is_there(self._path)
         if self._hidden is None or self._store.is_there(self._hidden):
@@ -431,10 +384,6 @@ def _answer(answer: Future[T], ask: Callable[[Client], T], client: Client) -> No
         answer.set_exception(RuntimeError(f"{type(panic).__name__}: {panic}"))
 
 
-def _delete(hdfs: Client, path: str) -> bool:
-    return hdfs.delete(path)
-
-
 def _is_there(hdfs: Client, path: str) -> bool:
     try:
         hdfs.get_file_info(path)
@@ -449,7 +398,11 @@ def _client(namenode: str) -> Client:
             try:
                 from hdfs_native import Client
             except ImportError:
-                raise missing_hdfs_package() from None
+                raise ConfigError(
+                    "a job directory on HDFS needs the package hdfs-native",
+                    why="it is not installed in this Python",
+                    what_to_do=f"{how_to_install('hdfs')}, on the driver and on all executors",
+                ) from None
             try:
                 _CLIENTS[namenode] = Client(namenode, dict(_CLIENT_CONF))
             except (RuntimeError, OSError) as error:
@@ -460,12 +413,6 @@ def _client(namenode: str) -> Client:
                     "driver and executors",
                 ) from None
         return _CLIENTS[namenode]
-
-
-def _forget_client(namenode: str, client: Client) -> None:
-    with _LOCK:
-        if _CLIENTS.get(namenode) is client:
-            del _CLIENTS[namenode]
 
 
 def _is_refused(error: Exception) -> bool:

@@ -27,19 +27,20 @@ from flinkish_spark.core.store import (
 )
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, to_path
+from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord, Verdict
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.job_graph import JobGraph
 from flinkish_spark.protocol.job_report import JobReport
-from flinkish_spark.protocol.lineage import LineageHistory, PastRewind, RewindOrder
+from flinkish_spark.protocol.lineage import LineageHistory, RewindOrder
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.replay import RestagedEpoch
 from flinkish_spark.protocol.savepoints import Seed
 from flinkish_spark.protocol.statistics import StatisticsHistory
 from flinkish_spark.protocol.timeline import Stretch, Timeline
 
-T = TypeVar("T")
+_S = TypeVar("_S", bound=Stored)
 
 JOB_KEY = "job.json"
 #: Folder in which sources keep at which offsets they began.
@@ -74,7 +75,12 @@ class JobDir:
         self.store = store
         self.place = StoreSpec(str(store.root)) if isinstance(store, LocalStore) else place
         self._objects = SealedObjects(store, "the job directory")
-        self._rewinds: dict[int, PastRewind] = {}
+
+    def _create(self, key: str, kind: str, stored: Stored) -> CreateResult:
+        return self.store.create_if_absent(key, seal(kind, stored.to_json()))
+
+    def _optional(self, key: str, kind: str, stored: type[_S]) -> _S | None:
+        return self._objects.optional(key, kind, stored.from_json)
 
     def read_or_create_job(
         self, wanted: Mapping[str, Any], at_first: Mapping[str, Any] = MappingProxyType({})
@@ -97,7 +103,7 @@ class JobDir:
         return JobUuid(recorded["uuid"]), recorded
 
     def known_uuid(self) -> JobUuid | None:
-        recorded: dict[str, Any] | None = self._objects.optional(JOB_KEY, "job", dict)
+        recorded = self.known_settings()
         return None if recorded is None else JobUuid(recorded["uuid"])
 
     def known_settings(self) -> dict[str, Any] | None:
@@ -148,7 +154,7 @@ class JobDir:
 
     def newest_report(self) -> JobReport | None:
         newest = max(self._objects.numbers(_REPORTS), default=0)
-        return self._objects.optional(f"{_REPORTS}/{newest}.json", "report", JobReport.from_json)
+        return self._optional(f"{_REPORTS}/{newest}.json", "report", JobReport)
 
     def written_mark(self) -> bytes:
         """Return a digest that differs when statistics, report or lineage have changed; nothing is parsed."""
@@ -169,14 +175,15 @@ class JobDir:
                 self.store.delete(f"{_REPORTS}/{number}.json")
 
     def begin_stretch(self, epoch: OwnerEpoch, stretch: Stretch) -> CreateResult:
-        return self.store.create_if_absent(f"{_TIMELINE}/{epoch}.json", seal("stretch", stretch.to_json()))
+        return self._create(f"{_TIMELINE}/{epoch}.json", "stretch", stretch)
+
+    def _stretch(self, epoch: int) -> Stretch:
+        return self._objects.read(f"{_TIMELINE}/{epoch}.json", "stretch", Stretch.from_json)
 
     def stretches(self) -> dict[OwnerEpoch, Stretch]:
         """Return what each owner began, in order."""
-        return {
-            OwnerEpoch(epoch): self._objects.read(f"{_TIMELINE}/{epoch}.json", "stretch", Stretch.from_json)
-            for epoch in sorted(self._objects.numbers(_TIMELINE))
-        }
+        epochs = sorted(self._objects.numbers(_TIMELINE))
+        return {OwnerEpoch(epoch): self._stretch(epoch) for epoch in epochs}
 
     def timeline(self) -> Timeline:
         accepted = CheckpointId(max(self._objects.numbers(_ACCEPTED), default=0))
@@ -186,10 +193,7 @@ class JobDir:
         """Delete the stretches that end below an id; the one that it is in stays."""
         epochs = sorted(self._objects.numbers(_TIMELINE))
         for epoch, following in pairwise(epochs):
-            if (
-                self._objects.read(f"{_TIMELINE}/{following}.json", "stretch", Stretch.from_json).first
-                <= oldest
-            ):
+            if self._stretch(following).first <= oldest:
                 self.store.delete(f"{_TIMELINE}/{epoch}.json")
 
     def accept_marks(self, upto: CheckpointId, why: str) -> None:
@@ -208,7 +212,7 @@ class JobDir:
 
     def write_staged(self, staged: StagedBatch) -> None:
         key = self.staged_key(staged)
-        if self.store.create_if_absent(key, seal("staged", staged.to_json())) is CreateResult.EXISTS:
+        if self._create(key, "staged", staged) is CreateResult.EXISTS:
             raise CorruptObjectError(
                 f"{key} exists already",
                 why="an attempt number was used twice",
@@ -220,7 +224,7 @@ class JobDir:
         found = {}
         for key in self.store.list(f"staged/{lineage}"):
             name = key.rsplit("/", 1)[1].removesuffix(".json")
-            staged = self._objects.optional(key, "staged", StagedBatch.from_json)
+            staged = self._optional(key, "staged", StagedBatch)
             if staged is not None:  # else it was deleted since it was listed
                 found[name] = staged
         return found
@@ -243,33 +247,27 @@ class JobDir:
         return f"staged/{staged.lineage}/{self.attempt_name(staged)}.json"
 
     def statistics(self) -> StatisticsHistory | None:
-        return self._objects.optional(_STATISTICS_KEY, "statistics", StatisticsHistory.from_json)
+        return self._optional(_STATISTICS_KEY, "statistics", StatisticsHistory)
 
     def put_statistics(self, history: StatisticsHistory) -> None:
         self.store.put(_STATISTICS_KEY, seal("statistics", history.to_json()))
 
     def job_graph(self) -> JobGraph | None:
-        return self._objects.optional("graph.json", "graph", JobGraph.from_json)
+        return self._optional("graph.json", "graph", JobGraph)
 
     def put_job_graph(self, graph: JobGraph) -> None:
         self.store.put("graph.json", seal("graph", graph.to_json()))
 
     def create_trigger(self, trigger: TriggerRecord) -> CreateResult:
         """Take a checkpoint id; EXISTS means that somebody else has it."""
-        return self.store.create_if_absent(
-            f"checkpoints/{trigger.checkpoint}/trigger.json", seal("trigger", trigger.to_json())
-        )
+        return self._create(f"checkpoints/{trigger.checkpoint}/trigger.json", "trigger", trigger)
 
     def create_decision(self, decision: Decision) -> CreateResult:
         """Decide a checkpoint id once and for all; EXISTS means somebody else did."""
-        return self.store.create_if_absent(
-            f"checkpoints/{decision.checkpoint}/decision.json", seal("decision", decision.to_json())
-        )
+        return self._create(f"checkpoints/{decision.checkpoint}/decision.json", "decision", decision)
 
     def first_decision(self, checkpoint: CheckpointId) -> Decision | None:
-        return self._objects.optional(
-            f"checkpoints/{checkpoint}/decision.json", "decision", Decision.from_json
-        )
+        return self._optional(f"checkpoints/{checkpoint}/decision.json", "decision", Decision)
 
     def decision(self, checkpoint: CheckpointId) -> Decision | None:
         """Return the decision, with what was staged again since; None while the id is open."""
@@ -282,12 +280,11 @@ class JobDir:
         number = max(self._objects.numbers(f"restaged/{checkpoint}"), default=0)
         key = f"restaged/{checkpoint}/{number}.json"
         # One that is gone since it was listed was deleted with its checkpoint, behind the receipt.
-        return self._objects.optional(key, "restaged", RestagedEpoch.from_json) if number else None
+        return self._optional(key, "restaged", RestagedEpoch) if number else None
 
     def create_restaged(self, restaged: RestagedEpoch) -> CreateResult:
         """Finish a replay; EXISTS means that somebody else has finished one with its number."""
-        key = f"restaged/{restaged.checkpoint}/{restaged.number}.json"
-        return self.store.create_if_absent(key, seal("restaged", restaged.to_json()))
+        return self._create(f"restaged/{restaged.checkpoint}/{restaged.number}.json", "restaged", restaged)
 
     def forget_restaged(self, checkpoints: Collection[CheckpointId]) -> None:
         """Delete what was staged again for checkpoints that are deleted."""
@@ -318,26 +315,22 @@ class JobDir:
 
     def create_receipt(self, receipt: Receipt) -> CreateResult:
         """Confirm a checkpoint. EXISTS is harmless: somebody finished the same work."""
-        return self.store.create_if_absent(
-            f"checkpoints/{receipt.checkpoint}/receipt.json", seal("receipt", receipt.to_json())
-        )
+        return self._create(f"checkpoints/{receipt.checkpoint}/receipt.json", "receipt", receipt)
 
     def receipt(self, checkpoint: CheckpointId) -> Receipt | None:
-        return self._objects.optional(f"checkpoints/{checkpoint}/receipt.json", "receipt", Receipt.from_json)
+        return self._optional(f"checkpoints/{checkpoint}/receipt.json", "receipt", Receipt)
 
     def open_rewind(self) -> RewindIntent | None:
         """Return the unfinished rewind, if there is one; one whose lineage has begun is finished."""
         wanted = sorted(n for n in self._objects.numbers(REWINDING) if n > self.lineage().value)
         if not wanted:
             return None
-        return self._objects.optional(f"{REWINDING}/{wanted[0]}.json", "rewind", RewindIntent.from_json)
+        return self._optional(f"{REWINDING}/{wanted[0]}.json", "rewind", RewindIntent)
 
     def create_rewind(self, intent: RewindIntent) -> CreateResult:
         """Make a rewind durable before its first delete; EXISTS means that its lineage is taken."""
         # Of each intent a key of its own: a zombie that closes its own one deletes nobody else's.
-        return self.store.create_if_absent(
-            f"{REWINDING}/{intent.lineage}.json", seal("rewind", intent.to_json())
-        )
+        return self._create(f"{REWINDING}/{intent.lineage}.json", "rewind", intent)
 
     def drop_rewind(self, intent: RewindIntent) -> None:
         """Forget an intent that is not carried out: what it wanted to remove was decided since."""
@@ -347,7 +340,7 @@ class JobDir:
         """Move the finished rewind to the history, which is what the lineage is counted from."""
         # This order matters: the new lineage must be durable before the intent disappears, and the
         # order must be gone by then, or it would be carried out a second time.
-        self.store.create_if_absent(f"rewinds/{intent.lineage}.json", seal("rewind", intent.to_json()))
+        self._create(f"rewinds/{intent.lineage}.json", "rewind", intent)
         self.forget_finished_order()
         self.drop_rewind(intent)
 
@@ -357,19 +350,19 @@ class JobDir:
     def _finished_rewinds(self) -> Iterator[RewindIntent]:
         for number in self._objects.numbers("rewinds"):
             key = f"rewinds/{number}.json"
-            done = self._objects.optional(key, "rewind", RewindIntent.from_json)
+            done = self._optional(key, "rewind", RewindIntent)
             if done is None:
                 # Finished rewinds are never deleted, and the lineage is counted from them.
                 raise CorruptObjectError(f"{key} is listed and cannot be read", why="it leads to nowhere")
             yield done
 
     def rewind_order(self) -> RewindOrder | None:
-        order = self._objects.optional(REWIND_ORDER_KEY, "rewind-order", RewindOrder.from_json)
+        order = self._optional(REWIND_ORDER_KEY, "rewind-order", RewindOrder)
         return None if order is None or self._is_carried_out(order) else order
 
     def forget_finished_order(self) -> None:
         """Delete an order that was carried out by somebody who was cut off before closing it."""
-        order = self._objects.optional(REWIND_ORDER_KEY, "rewind-order", RewindOrder.from_json)
+        order = self._optional(REWIND_ORDER_KEY, "rewind-order", RewindOrder)
         if order is not None and self._is_carried_out(order):
             self.store.delete(REWIND_ORDER_KEY)
 
@@ -378,7 +371,7 @@ class JobDir:
 
     def create_rewind_order(self, order: RewindOrder) -> CreateResult:
         """Order a rewind; EXISTS means that another order waits."""
-        return self.store.create_if_absent(REWIND_ORDER_KEY, seal("rewind-order", order.to_json()))
+        return self._create(REWIND_ORDER_KEY, "rewind-order", order)
 
     def refuse_rewind_order(self, order: RewindOrder, reason: str) -> None:
         """Close an order that cannot be carried out; it is kept with the reason, for people."""
@@ -390,7 +383,7 @@ class JobDir:
         return Lineage(max(self._objects.numbers("rewinds"), default=0))
 
     def seed(self, lineage: Lineage) -> Seed | None:
-        return self._objects.optional(f"{seed_folder(lineage)}/seed.json", "seed", Seed.from_json)
+        return self._optional(f"{seed_folder(lineage)}/seed.json", "seed", Seed)
 
     def write_seed(self, seed: Seed) -> None:
         self.store.put(f"{seed_folder(seed.lineage)}/seed.json", seal("seed", seed.to_json()))

@@ -25,8 +25,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.core.clock import Clock, SystemClock
-from flinkish_spark.core.errors import ConfigError, StoreError
-from flinkish_spark.core.extras import how_to_install
+from flinkish_spark.core.errors import StoreError
 from flinkish_spark.core.store import AnswerLost, CreateResult, ObjectMissing, checked_key, create_by_id
 
 if TYPE_CHECKING:
@@ -37,8 +36,13 @@ if TYPE_CHECKING:
 WRITE_ID = "flinkishwriteid"
 #: How long calls go on trying.
 _PATIENCE_MS = 60_000
-#: Of obstore's own tries at what may be repeated.
-_RETRIES, _RETRY_S, _LONGEST_BACKOFF_S = 8, 45, 5
+#: Of obstore's own tries: at what may be repeated, and at what may not.
+RETRIES: Mapping[str, Any] = {
+    "max_retries": 8,
+    "retry_timeout": timedelta(seconds=45),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5)},
+}
+NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
 #: Of an error's text; what follows repeats it in Rust's form.
 _DEBUG, _MOST_TEXT = "\n\nDebug source:", 500
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -64,37 +68,31 @@ _COUNTING = threading.Lock()
 KINDS = ("read", "put", "create", "list", "delete", "copy")
 
 
-def missing_package() -> ConfigError:
-    return ConfigError(
-        "a store in a bucket needs the package obstore",
-        why="it is not installed in this Python",
-        what_to_do=f"{how_to_install('object-store')}, on the driver and on all executors",
-    )
-
-
-def retry_config() -> Mapping[str, Any]:
-    backoff = {
-        "init_backoff": timedelta(milliseconds=100),
-        "max_backoff": timedelta(seconds=_LONGEST_BACKOFF_S),
-    }
-    return {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S), "backoff": backoff}
-
-
-def no_retries() -> Mapping[str, Any]:
-    return {"max_retries": 0}
-
-
 def requests_of_this_process() -> dict[str, int]:
     with _COUNTING:
         return {kind: _ASKED[kind] for kind in KINDS}
 
 
-def count_request(kind: str) -> None:
-    with _COUNTING:
-        _ASKED[kind] += 1
+class CountedStore:
+    """A store behind a network, whose requests are counted by kind."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """How many requests were made, by kind; what a client repeats by itself counts once."""
+        with _COUNTING:
+            return {kind: self._counts[kind] for kind in KINDS}
+
+    def _count(self, kind: str) -> None:
+        check_not_forked()
+        with _COUNTING:
+            self._counts[kind] += 1
+            _ASKED[kind] += 1
 
 
-class ObjectStore:
+class ObjectStore(CountedStore):
     """A :class:`~flinkish_spark.core.store.Store` in a bucket."""
 
     def __init__(
@@ -106,35 +104,21 @@ class ObjectStore:
         *,
         secrets: tuple[str, ...] = (),
         clock: Clock | None = None,
-        patience_ms: int = _PATIENCE_MS,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._bucket, self._once, self._folder, self._place = bucket, once, folder, place
-        self._secrets, self._new_id = secrets, new_id
-        self._clock, self._patience_ms = clock or SystemClock(), patience_ms
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._secrets, self._clock = secrets, clock or SystemClock()
         self._keeps_ids = False
+        super().__init__()
 
     def __repr__(self) -> str:
         return f"ObjectStore({self._place!r})"
-
-    @property
-    def requests(self) -> dict[str, int]:
-        """How many requests were made, by kind; what obstore repeats counts once."""
-        with self._lock:
-            return {kind: self._counts[kind] for kind in KINDS}
 
     def read(self, key: str) -> bytes:
         import obstore
 
         path = self._path(key)
-        with self._asked("read", "read", key):
-            try:
-                return bytes(obstore.get(self._bucket, path).bytes())
-            except FileNotFoundError as error:
-                self._check_bucket(error)
-        raise ObjectMissing(key)
+        with self._asked("read", "read", key, may_miss=True):
+            return bytes(obstore.get(self._bucket, path).bytes())
 
     def put(self, key: str, data: bytes) -> None:
         import obstore
@@ -145,7 +129,7 @@ class ObjectStore:
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
         self._path(key)
-        return create_by_id(self, key, data, self._new_id(), self._clock, self._patience_ms)
+        return create_by_id(self, key, data, uuid.uuid4().hex, self._clock, _PATIENCE_MS)
 
     def list(self, prefix: str) -> tuple[str, ...]:
         import obstore
@@ -162,11 +146,8 @@ class ObjectStore:
         import obstore
 
         path = self._path(key)
-        with self._asked("delete", "delete", key):
-            try:
-                obstore.delete(self._bucket, path)
-            except FileNotFoundError as error:
-                self._check_bucket(error)
+        with contextlib.suppress(ObjectMissing), self._asked("delete", "delete", key, may_miss=True):
+            obstore.delete(self._bucket, path)
 
     def sizes_below(self, folder: str) -> dict[str, int]:
         import obstore
@@ -184,46 +165,37 @@ class ObjectStore:
         import obstore
 
         path = self._path(key)
-        with self._asked("read", "read", key):
-            try:
-                return bytes(obstore.get(self._bucket, path, options={"range": (0, most_bytes)}).bytes())
-            except FileNotFoundError as error:
-                self._check_bucket(error)
-        raise ObjectMissing(key)
+        with self._asked("read", "read", key, may_miss=True):
+            return bytes(obstore.get(self._bucket, path, options={"range": (0, most_bytes)}).bytes())
 
     def copy(self, key: str, other: str) -> None:
         import obstore
 
         path, target = self._path(key), self._path(other)
-        with self._asked("copy", "copy", key):
-            try:
-                obstore.copy(self._bucket, path, target)
-                return
-            except FileNotFoundError as error:
-                self._check_bucket(error)
-        raise ObjectMissing(key)
+        with self._asked("copy", "copy", key, may_miss=True):
+            obstore.copy(self._bucket, path, target)
 
     def delete_all(self, keys: Collection[str]) -> None:
         """Delete objects, a thousand with a request where the store can."""
         import obstore
 
-        for some in _in_parts(sorted(keys)):
-            with self._asked("delete", "delete", some[0]):
-                try:
+        ordered = sorted(keys)
+        for at in range(0, len(ordered), _DELETED_AT_ONCE):
+            some = ordered[at : at + _DELETED_AT_ONCE]
+            try:
+                with self._asked("delete", "delete", some[0], may_miss=True):
                     obstore.delete(self._bucket, [self._path(key) for key in some])
-                    continue
-                except FileNotFoundError as error:
-                    self._check_bucket(error)
-            # Azure and Google Cloud stop at one that is missing.
-            for key in some:
-                self.delete(key)
+            except ObjectMissing:
+                # Azure and Google Cloud stop at one that is missing.
+                for key in some:
+                    self.delete(key)
 
     def put_new(self, key: str, data: bytes, write_id: str) -> bool:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
         path, attributes = self._path(key), {WRITE_ID: write_id}
-        with self._asked("create", "create", key, is_lost=self._may_be_there):
+        with self._asked("create", "create", key, is_lost=lambda error: not _is_refused(error)):
             try:
                 obstore.put(self._once, path, data, mode="create", attributes=attributes, use_multipart=False)
             except AlreadyExistsError:
@@ -241,16 +213,12 @@ class ObjectStore:
         import obstore
 
         path = self._path(key)
-        with self._asked("read", "look at", key, is_lost=self._may_pass):
-            try:
-                return obstore.get(self._bucket, path, options={"head": True}).attributes.get(WRITE_ID)
-            except FileNotFoundError as error:
-                self._check_bucket(error)
-        raise ObjectMissing(key)
+        with self._asked("read", "look at", key, is_lost=lambda error: not _is_refused(error), may_miss=True):
+            return obstore.get(self._bucket, path, options={"head": True}).attributes.get(WRITE_ID)
 
     def _check_keeps_ids(self) -> None:
         """Refuse a store that forgets ids: one's own write would be taken for somebody else's."""
-        key, write_id = f".probes/{self._new_id()}", self._new_id()
+        key, write_id = f".probes/{uuid.uuid4().hex}", uuid.uuid4().hex
         if not self.put_new(key, b"", write_id):
             raise AnswerLost("the store says that a key is taken which nobody else knows")
         self._keeps_ids = self._id_at(key) == write_id
@@ -270,19 +238,27 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _asked(
-        self, kind: str, verb: str, key: str, is_lost: Callable[[Exception], bool] = lambda error: False
+        self,
+        kind: str,
+        verb: str,
+        key: str,
+        is_lost: Callable[[Exception], bool] = lambda error: False,
+        may_miss: bool = False,
     ) -> Iterator[None]:
         """Count a request, and say what its error means."""
         from obstore.exceptions import BaseError
 
-        check_not_forked()
-        with self._lock:
-            self._counts[kind] += 1
-        count_request(kind)
+        self._count(kind)
         try:
             yield
         except (BaseError, OSError, ValueError) as error:
-            text = self._text(error)
+            is_missing = isinstance(error, FileNotFoundError) and not _NO_BUCKET.search(str(error))
+            if may_miss and is_missing:
+                raise ObjectMissing(key) from None
+            text = str(error).partition(_DEBUG)[0]
+            for secret in self._secrets:
+                text = text.replace(secret, "***")
+            text = " ".join(text.split())[:_MOST_TEXT]
             if is_lost(error):
                 raise AnswerLost(text) from None
             failed = StoreError(
@@ -291,26 +267,6 @@ class ObjectStore:
             failed.ends_when_repeated = _is_refused(error)
             # What obstore says has more in it than was looked through for secrets.
             raise failed from None
-
-    def _may_be_there(self, error: Exception) -> bool:
-        return not isinstance(error, ValueError | FileNotFoundError) and not _is_refused(error)
-
-    def _may_pass(self, error: Exception) -> bool:
-        return not _is_refused(error)
-
-    def _check_bucket(self, error: FileNotFoundError) -> None:
-        if _NO_BUCKET.search(str(error)):
-            raise error
-
-    def _text(self, error: Exception) -> str:
-        text = str(error).partition(_DEBUG)[0]
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return " ".join(text.split())[:_MOST_TEXT]
-
-
-def _in_parts(keys: list[str]) -> Iterator[list[str]]:
-    return (keys[at : at + _DELETED_AT_ONCE] for at in range(0, len(keys), _DELETED_AT_ONCE))
 
 
 def check_not_forked() -> None:

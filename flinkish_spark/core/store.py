@@ -16,11 +16,11 @@ import stat
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, TypeVar
 
-from flinkish_spark.core.clock import Clock, backoff_ms
+from flinkish_spark.core.clock import Clock, tries
 from flinkish_spark.core.errors import CorruptObjectError, JobDirError, StoreError
 from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.protocol.envelope import FORMAT, NewerFormatError, unseal
@@ -239,9 +239,8 @@ def create_by_id(
     puts: ConditionalPuts, key: str, data: bytes, write_id: str, clock: Clock, patience_ms: int
 ) -> CreateResult:
     """Write an object only if the key is free, whatever the store answers."""
-    deadline_ms = clock.monotonic_ms() + patience_ms
     may_be_there = False
-    for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
+    for _ in tries(patience_ms, clock, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
         try:
             if puts.put_new(key, data, write_id):
                 return CreateResult.CREATED
@@ -252,17 +251,15 @@ def create_by_id(
             # This try has done nothing; an earlier one may have.
             raise (_unknown(key, str(refused), refused) if may_be_there else refused) from None
         try:
-            return whose(puts.write_id_at(key), write_id)
+            is_ours = puts.write_id_at(key) == write_id
+            return CreateResult.CREATED if is_ours else CreateResult.EXISTS
         except ObjectMissing:
             pass
         except AnswerLost as lost:
             why = f"{why}; then: {lost}"
         except StoreError as refused:
             raise _unknown(key, f"{why}; then: {refused}", refused) from None
-        if clock.monotonic_ms() + pause_ms > deadline_ms:
-            break
         note_failure(why)
-        clock.sleep_ms(pause_ms)
     raise _unknown(key, why)
 
 
@@ -275,10 +272,6 @@ def _unknown(key: str, why: str, refused: StoreError | None = None) -> StoreErro
     )
     found.ends_when_repeated = refused is not None and refused.ends_when_repeated
     return found
-
-
-def whose(found: str | None, write_id: str) -> CreateResult:
-    return CreateResult.CREATED if found == write_id else CreateResult.EXISTS
 
 
 class CachedReads:
@@ -311,11 +304,8 @@ class CachedReads:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        self._forget(key)
-        try:
+        with self._changing(key):
             self._store.put(key, data)
-        finally:
-            self._forget(key)
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
         changes = self._changes
@@ -334,27 +324,16 @@ class CachedReads:
         return self._store.read_start(key, most_bytes)
 
     def copy(self, key: str, other: str) -> None:
-        self._forget(other)
-        try:
+        with self._changing(other):
             self._store.copy(key, other)
-        finally:
-            self._forget(other)
 
     def delete_all(self, keys: Collection[str]) -> None:
-        for key in keys:
-            self._forget(key)
-        try:
+        with self._changing(*keys):
             self._store.delete_all(keys)
-        finally:
-            for key in keys:
-                self._forget(key)
 
     def delete(self, key: str) -> None:
-        self._forget(key)
-        try:
+        with self._changing(key):
             self._store.delete(key)
-        finally:
-            self._forget(key)
 
     def _keep(self, key: str, data: bytes, changes: int) -> None:
         with self._lock:
@@ -365,10 +344,21 @@ class CachedReads:
             while self._bytes > self._most_bytes:
                 self._bytes -= len(self._kept.popitem(last=False)[1])
 
-    def _forget(self, key: str) -> None:
-        with self._lock:
-            self._changes += 1
-            self._bytes -= len(self._kept.pop(key, b""))
+    @contextlib.contextmanager
+    def _changing(self, *keys: str) -> Iterator[None]:
+        """Forget objects before and after they are changed."""
+
+        def forget() -> None:
+            with self._lock:
+                for key in keys:
+                    self._changes += 1
+                    self._bytes -= len(self._kept.pop(key, b""))
+
+        forget()
+        try:
+            yield
+        finally:
+            forget()
 
 
 T = TypeVar("T")

@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.hdfs_store import HdfsStore
-from flinkish_spark.core.object_store import ObjectStore, missing_package, no_retries, retry_config
+from flinkish_spark.core.object_store import NO_RETRIES, RETRIES, ObjectStore
 from flinkish_spark.core.store import FileStore, LocalStore, Store
 
 if TYPE_CHECKING:
@@ -140,8 +141,20 @@ class StoreSpec:
 
 def resolved_options(options: tuple[tuple[str, str], ...]) -> dict[str, str]:
     """Return options with the values of the environment variables that they name: with secrets."""
-    named = {name: _BY_NAME.fullmatch(text) for name, text in options}
-    return {name: _secret(name, by) if (by := named[name]) else text for name, text in options}
+    found = {}
+    for name, text in options:
+        by_name = _BY_NAME.fullmatch(text)
+        value = text if by_name is None else os.environ.get(by_name["name"])
+        if value is None:
+            variable = text.removeprefix("env:")
+            raise ConfigError(
+                f"the environment variable {variable} is not set",
+                why=f"the store's option {name} is to be found in it, in each process that opens the store",
+                what_to_do=f"set {variable}, on executors by spark.executorEnv.{variable}",
+                option=name,
+            )
+        found[name] = value
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,30 +278,22 @@ def _check_option(place: _Place, name: str, value: str) -> None:
         )
 
 
-def _secret(name: str, by_name: re.Match[str]) -> str:
-    value = os.environ.get(by_name["name"])
-    if value is None:
-        raise ConfigError(
-            f"the environment variable {by_name['name']} is not set",
-            why=f"the store's option {name} is to be found in it, in each process that opens the store",
-            what_to_do=f"set {by_name['name']}, on executors by spark.executorEnv.{by_name['name']}",
-            option=name,
-        )
-    return value
-
-
 def _opened(spec: StoreSpec) -> ObjectStore:
     place = _Place.parse(spec.url)
     try:
         from obstore.exceptions import BaseError
     except ImportError:
-        raise missing_package() from None
+        raise ConfigError(
+            "a store in a bucket needs the package obstore",
+            why="it is not installed in this Python",
+            what_to_do=f"{how_to_install('object-store')}, on the driver and on all executors",
+        ) from None
     config = spec.resolved()
     # Shorter ones, such as "true", are none, and would be taken out of every message.
     by_name = [config[name] for name, text in spec.options if _BY_NAME.fullmatch(text)]
     secrets = tuple(value for value in by_name if len(value) >= 6)
     try:
-        bucket, once = _bucket(place, config, retry_config()), _bucket(place, config, no_retries())
+        bucket, once = _bucket(place, config, RETRIES), _bucket(place, config, NO_RETRIES)
     except (BaseError, ValueError, TypeError) as error:
         text = str(error).partition("\n\n")[0]
         for secret in secrets:
@@ -310,17 +315,14 @@ def _bucket(place: _Place, options: Mapping[str, str], retries: Any) -> obstore.
     if place.scheme == "memory":
         return _memory(place.bucket)
     if place.account:
-        config = {"account_name": place.account, **_of_cloud(place), **config}
+        # How obstore finds an account of another cloud than the public one.
+        clouds: dict[str, dict[str, str]] = {
+            "core.windows.net": {},
+            "fabric.microsoft.com": {"use_fabric_endpoint": "true"},
+        }
+        other = {"endpoint": f"https://{place.account}.blob.{place.cloud}"}
+        config = {"account_name": place.account, **clouds.get(place.cloud, other), **config}
     return AzureStore(place.bucket, config=config, retry_config=retries)
-
-
-def _of_cloud(place: _Place) -> dict[str, str]:
-    """Return how obstore finds an account of another cloud than the public one."""
-    if place.cloud == "core.windows.net":
-        return {}
-    if place.cloud == "fabric.microsoft.com":
-        return {"use_fabric_endpoint": "true"}
-    return {"endpoint": f"https://{place.account}.blob.{place.cloud}"}
 
 
 @functools.cache

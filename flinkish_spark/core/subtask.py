@@ -155,10 +155,7 @@ class SubtaskFacts(Accumulators):
         return current_subtask()
 
     def get_metrics_group(self) -> MetricGroup:
-        return MetricGroup(self.uid, self._metrics_place)
-
-    def _metrics_place(self) -> str | None:
-        return None if self.why_no_accumulators else self._place()
+        return MetricGroup(self.uid, lambda: None if self.why_no_accumulators else self._place())
 
     def get_index_of_this_subtask(self) -> int:
         return self._subtask().index

@@ -31,20 +31,6 @@ def describe_raised(error: BaseException) -> str:
     return f"{text}. {near}" if near else text
 
 
-def _meant(package: str, name: str) -> str:
-    """Return why a public package does not have a name, and what to do; nothing where no name is like it."""
-    import importlib
-
-    modules = [importlib.import_module(f"{_ROOT}{one}") for one in _FACES]
-    listed = {one.__name__: getattr(one, "__all__", dir(one)) for one in modules}
-    others = [face for face, names in listed.items() if name in names]
-    if others:
-        return f"It is in {others[0]}. To do: write `from {others[0]} import {name}`."
-    submodules = [one[1:] for one in _FACES if package == _ROOT and one]
-    near = closest(name, [*listed[package], *submodules])
-    return near and f"{near} To do: correct the name; dir({package}) lists all."
-
-
 class MisspeltNames:
     """A finder behind all others: says which name was meant by an import from a public package."""
 
@@ -53,9 +39,19 @@ class MisspeltNames:
         package, _, name = fullname.rpartition(".")
         if package not in [f"{_ROOT}{one}" for one in _FACES] or name.startswith("_"):
             return
-        meant = _meant(package, name)
-        if meant:
-            raise ImportError(f"{package} has no {name}. {meant}", name=fullname)
+        import importlib
+
+        modules = [importlib.import_module(f"{_ROOT}{one}") for one in _FACES]
+        listed = {one.__name__: getattr(one, "__all__", dir(one)) for one in modules}
+        others = [face for face, names in listed.items() if name in names]
+        submodules = [one[1:] for one in _FACES if package == _ROOT and one]
+        if others:
+            meant = f"It is in {others[0]}. To do: write `from {others[0]} import {name}`."
+        elif near := closest(name, [*listed[package], *submodules]):
+            meant = f"{near} To do: correct the name; dir({package}) lists all."
+        else:
+            return
+        raise ImportError(f"{package} has no {name}. {meant}", name=fullname)
 
 
 def find_misspelt_names() -> None:

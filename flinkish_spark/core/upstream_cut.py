@@ -184,8 +184,20 @@ def upstream_cut(offsets_text: str) -> dict[str, UpstreamCut]:
         return found
     for line in offsets_text.strip().split("\n")[2:]:
         offset = None if line == "-" else json.loads(line)
-        if isinstance(offset, dict) and UPSTREAM_KEY in offset:
-            found.update(_cut_in(offset))
+        if not isinstance(offset, dict) or UPSTREAM_KEY not in offset:
+            continue
+        value = offset[UPSTREAM_KEY]
+        cut = None if value["cut"] is None else Cut.from_json(value["cut"])
+        if cut is None or cut.phase is not CutPhase.TAKEN:
+            continue
+        ranges = {
+            place: (int(start), None if end is None else int(end))
+            for place, (start, end) in flat(offset.get(CHANNEL_STATE_KEY, {})).items()
+        }
+        is_measured = all(end is not None for _, end in ranges.values())
+        times_ms = (cut.start_delay_ms, cut.alignment_ms) if is_measured else (None, None)
+        taken = UpstreamCut(JobUuid(value["job"]), cut.checkpoint, ranges, *times_ms)
+        found.update((topic, taken) for topic in offset if not topic.startswith(OWN_KEYS))
     return found
 
 
@@ -197,19 +209,3 @@ def slowest_cut(offsets_text: str) -> UpstreamCut | None:
         if cut.start_delay_ms is not None and cut.alignment_ms is not None
     ]
     return max(times_ms)[-1] if times_ms else None
-
-
-def _cut_in(offset: Mapping[str, Any]) -> dict[str, UpstreamCut]:
-    value = offset[UPSTREAM_KEY]
-    cut = None if value["cut"] is None else Cut.from_json(value["cut"])
-    if cut is None or cut.phase is not CutPhase.TAKEN:
-        return {}
-    stored = flat(offset.get(CHANNEL_STATE_KEY, {}))
-    ranges = {
-        place: (int(start), None if end is None else int(end)) for place, (start, end) in stored.items()
-    }
-    is_measured = all(end is not None for _, end in ranges.values())
-    times_ms = (cut.start_delay_ms, cut.alignment_ms) if is_measured else (None, None)
-    found = UpstreamCut(JobUuid(value["job"]), cut.checkpoint, ranges, *times_ms)
-    topics = [topic for topic in offset if not topic.startswith(OWN_KEYS)]
-    return dict.fromkeys(topics, found)

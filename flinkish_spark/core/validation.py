@@ -130,7 +130,11 @@ _DEFINE = {
 def check_function(function: object, what: str, takes: int | None, *, is_rows: bool = False) -> None:
     """Raise ConfigError unless a user's function can be called with this number of arguments, and runs."""
     wanted = "a function" if takes is None else f"a function that can be called with {_arguments(takes)}"
-    if not callable(function) or (isinstance(function, type) and _is_function_class(function)):
+    # A class of ours is meant to be made; any other one may be a function, as `int` is.
+    is_ours = isinstance(function, type) and any(
+        base.__module__.startswith("flinkish_spark.") for base in function.__mro__
+    )
+    if not callable(function) or is_ours:
         raise unusable(what, function, wanted=wanted, what_to_do="give one, as a lambda")
     why = _why_not_run(function)
     if why and not (is_rows and why == _GENERATOR):
@@ -204,24 +208,24 @@ def check_aggregate(aggregate: object, *, name: str = "aggregate", retracts: boo
     """Raise ConfigError unless it is an object that aggregates; and takes values back, if it has to."""
     needed = ["retract"] if retracts else list(_AGGREGATE)
     _check_object(name, aggregate, f"AggregateFunction{' with retract' if retracts else ''}", needed)
-    what = f"the {type(aggregate).__name__} that is given as {name}"
-    for method, takes in {**_AGGREGATE, **_AGGREGATE_TOO}.items():
-        if (own := getattr(aggregate, method, None)) is not None:
-            _check_method(own, method, what, takes)
+    _check_duck(name, aggregate, {**_AGGREGATE, **_AGGREGATE_TOO})
 
 
 def reducer(name: str, value: _T) -> _T:
     """Return an object with `reduce`, or a function of two; raise ConfigError for anything else."""
     if isinstance(value, type) or not callable(getattr(value, "reduce", None)):
-        checked: Any = value
-        function_of_two(name, checked)
-        return value
-    for method, takes in {"reduce": ("first", "second"), **_OPENED}.items():
+        check_function(value, name, 2)
+    else:
+        _check_duck(name, value, {"reduce": ("first", "second"), **_OPENED})
+    return value
+
+
+def _check_duck(name: str, value: object, methods: Mapping[str, Sequence[str]]) -> None:
+    for method, takes in methods.items():
         if (own := getattr(value, method, None)) is not None:
             # It may be another function under that name.
             named = getattr(own, "__name__", method)
             _check_method(own, named, f"the {type(value).__name__} that is given as {name}", takes)
-    return value
 
 
 def can_take(function: object, count: int) -> bool:
@@ -239,9 +243,7 @@ def can_take(function: object, count: int) -> bool:
 
 
 def function_of_two(name: str, value: Callable[[Any, Any], _T]) -> Callable[[Any, Any], _T]:
-    if not can_take(value, 2):
-        raise unusable(name, value, wanted="a function of two elements", what_to_do="give one, as a lambda")
-    check_function(value, f"what is given as {name}", 2)
+    check_function(value, name, 2)
     return value
 
 
@@ -278,10 +280,6 @@ def _required(function: Any) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [one.name for one in parameters if one.kind in by_place and one.default is one.empty]
-
-
-def _is_function_class(kind: type) -> bool:
-    return any(base.__module__.startswith("flinkish_spark.") for base in kind.__mro__)
 
 
 def _arguments(count: int) -> str:

@@ -303,8 +303,7 @@ class _Transactions:
         try:
             if self._is_open:
                 self._outbox.hush(ABORT_BOUND_MS)
-                session, name = self.session, str(self.session.settings.transactional_id)
-                abort_own(self._wire, name, session.producer_id, session.producer_epoch, ABORT_BOUND_MS)
+                abort_own(self._wire, self.session.handle, ABORT_BOUND_MS)
         finally:
             self._wire.close()
 

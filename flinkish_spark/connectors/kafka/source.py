@@ -25,8 +25,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
     check_letters_stay,
     unknown_topic,
 )
-from flinkish_spark.connectors.kafka.client.barriers import is_compacted
-from flinkish_spark.connectors.kafka.client.client import WIRES, WirePool
+from flinkish_spark.connectors.kafka.client.client import WIRES
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
 from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS
 from flinkish_spark.connectors.kafka.client.settings import READER_OPTIONS as CONSUMER_OPTIONS
@@ -194,14 +193,13 @@ def check_alone(upstream: UpstreamJob | None, place: JobPlace) -> None:
         )
 
 
-def check_policies(
-    upstream: UpstreamJob | None, connection: KafkaConnection, topics: Sequence[str], pool: WirePool = WIRES
-) -> None:
+def check_policies(upstream: UpstreamJob | None, connection: KafkaConnection, topics: Sequence[str]) -> None:
     """Refuse to draw cuts ahead of barriers in topics that lose them; called by the preflight."""
     if upstream is None or upstream.mode in (AlignmentMode.ALIGNED, AlignmentMode.AT_LEAST_ONCE):
         return
-    with pool.wire(connection) as wire:
-        compacted = next((topic for topic in topics if is_compacted(wire, topic)), None)
+    with WIRES.wire(connection) as wire:
+        found = KafkaAdmin.over(wire).topics(topics)
+    compacted = next((topic for topic in topics if topic in found and found[topic].is_compacted), None)
     if compacted is not None:
         raise ConfigError(
             f"the topic '{compacted}' is compacted, and its source has AlignmentMode.{upstream.mode.name}",

@@ -369,7 +369,7 @@ def test_the_same_client_works_after_a_broker_restart(own_broker: LocalBroker) -
     stage = Stage(servers)
     with KafkaAdminClient(bootstrap_servers=servers) as admin:
         admin.create_topics({"t": {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True)
-    with TransactionClient(KafkaConnection(servers), retry_budget_ms=1_500) as client:
+    with TransactionClient(KafkaConnection(servers), timeout_ms=1_500) as client:
         before, after, fenced = (stage.prepare("t") for _ in range(3))
         assert outcome(client.commit(before)) is Outcome.COMMITTED
         own_broker.kill()

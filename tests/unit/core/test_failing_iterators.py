@@ -93,62 +93,25 @@ class Indexed:
         return self.at(index)
 
 
-def begun(iterator: Iterator[Any]) -> Iterator[Any]:
-    next(iterator)
-    return iterator
-
-
-def read_of_first(number: int, groups: Iterator[tuple[Any, Iterator[Any]]]) -> Iterator[Any]:
-    """Begin the groups, and read some of the first one."""
-    _, first = next(groups)
-    list(itertools.islice(first, number))
-    return groups
-
-
-def over(iterator: Iterator[Any]) -> Iterator[Any]:
-    list(iterator)
-    return iterator
-
-
 @pytest.mark.parametrize(
     "given",
     [
         lambda: map(failing, NUMBERS),
         # At the last one there is nothing left that could tell.
         lambda: map(failing, [1, 2, 3]),
-        # Where C raises it there are no frames.
-        lambda: map(next, [iter([1]), iter([2]), iter(()), iter([4])]),
         lambda: map(Mock(side_effect=[1, 2]), NUMBERS),
         lambda: filter(failing, NUMBERS),
         lambda: filter(None, map(failing, NUMBERS)),
-        lambda: zip(map(failing, NUMBERS), NUMBERS, strict=True),
         lambda: enumerate(map(failing, NUMBERS)),
-        lambda: itertools.chain(map(failing, NUMBERS), [9]),
-        lambda: itertools.chain([0], map(failing, NUMBERS)),
-        lambda: itertools.chain.from_iterable([[1], map(failing, NUMBERS)]),
-        lambda: begun(itertools.chain(map(failing, NUMBERS), [9])),
         lambda: itertools.starmap(failing, [(1,), (3,)]),
         lambda: itertools.takewhile(failing, NUMBERS),
         lambda: itertools.dropwhile(failing, NUMBERS[2:]),
         lambda: itertools.islice(map(failing, NUMBERS), 4),
-        lambda: itertools.zip_longest(map(failing, NUMBERS), NUMBERS),
-        lambda: begun(itertools.zip_longest(NUMBERS, map(failing, NUMBERS), fillvalue=0)),
-        lambda: itertools.islice(elements_of(itertools.cycle(map(failing, NUMBERS))), 9),
-        lambda: itertools.islice(elements_of(begun(itertools.cycle(map(failing, NUMBERS)))), 9),
         lambda: itertools.accumulate(NUMBERS, lambda made, number: made + failing(number)),
         lambda: itertools.groupby(NUMBERS, failing),
-        lambda: itertools.groupby(map(next, [iter([1]), iter(()), iter([4])])),
-        lambda: begun(itertools.groupby(map(next, [iter([1]), iter([2]), iter(()), iter([4])]))),
         lambda: itertools.pairwise(map(failing, NUMBERS)),
-        # Neither tells its parts, nor has frames.
-        lambda: itertools.pairwise(map(next, [iter([1]), iter([2]), iter(()), iter([4])])),
-        lambda: begun(itertools.pairwise(map(next, [iter([1]), iter([2]), iter(()), iter([4])]))),
-        lambda: map(str, itertools.pairwise(map(next, [iter([1]), iter([2]), iter(()), iter([4])]))),
-        lambda: iter(lambda: failing(3), None),
         lambda: Converting(),
         lambda: map(str, Converting()),
-        lambda: Indexed(failing),
-        lambda: map(str, iter(Indexed(failing))),
     ],
 )
 def test_a_failure_is_not_the_end(given: Callable[[], Any]) -> None:
@@ -157,12 +120,9 @@ def test_a_failure_is_not_the_end(given: Callable[[], Any]) -> None:
     assert isinstance(raised.value.__cause__, StopIteration)
 
 
-def tokens() -> Iterator[Any]:
-    class Over:
-        """A sentinel that can be called itself."""
-
-    left = [1, 2, Over]
-    return iter(lambda: left.pop(0), Over)
+def test_a_failure_of_a_generator_is_none_either() -> None:
+    with pytest.raises(RuntimeError, match="generator raised StopIteration"):
+        list(elements_of(failing(number) for number in NUMBERS))
 
 
 @pytest.mark.parametrize(
@@ -176,38 +136,15 @@ def tokens() -> Iterator[Any]:
         (lambda: itertools.islice(map(failing, NUMBERS), 2), [1, 2]),
         (lambda: itertools.islice(itertools.count(), 2, 9, 3), [2, 5, 8]),
         (lambda: itertools.accumulate([1, 2], initial=5), [5, 6, 8]),
-        (lambda: begun(zip([1, 2], "ab", strict=True)), [(2, "b")]),
         (lambda: itertools.pairwise([1, 2, 3]), [(1, 2), (2, 3)]),
-        (lambda: begun(itertools.pairwise([1, 2, 3])), [(2, 3)]),
-        (lambda: begun(itertools.pairwise([1, 2])), []),
         (lambda: itertools.pairwise([1]), []),
-        (lambda: over(itertools.pairwise([1, 2])), []),
         (lambda: itertools.pairwise(Counting()), [(1, 2), (2, 3)]),
         (
             lambda: ((key, [*same]) for key, same in elements_of(itertools.groupby("aab"))),
             [("a", ["a", "a"]), ("b", ["b"])],
         ),
-        (lambda: [key for key, _ in elements_of(begun(itertools.groupby("aabc")))], ["b", "c"]),
-        (lambda: [key for key, _ in elements_of(read_of_first(1, itertools.groupby("aabc")))], ["b", "c"]),
-        (lambda: [key for key, _ in elements_of(read_of_first(2, itertools.groupby("aabc")))], ["b", "c"]),
-        (lambda: [key for key, _ in elements_of(read_of_first(9, itertools.groupby("aabc")))], ["b", "c"]),
-        (
-            lambda: [key for key, _ in elements_of(begun(itertools.groupby("aAbB", str.upper)))],
-            ["B"],
-        ),
-        (lambda: elements_of(over(itertools.groupby("aab"))), []),
-        (lambda: elements_of(over(itertools.chain("ab", "c"))), []),
-        (lambda: begun(itertools.chain("ab", "c")), ["b", "c"]),
-        (lambda: begun(itertools.zip_longest("ab", "c", fillvalue="-")), [("b", "-")]),
-        (lambda: begun(begun(itertools.zip_longest("abc", "d"))), [("c", None)]),
-        (lambda: over(itertools.zip_longest("ab", "c")), []),
         (lambda: itertools.zip_longest(), []),
         (lambda: itertools.islice(elements_of(itertools.cycle("ab")), 5), ["a", "b", "a", "b", "a"]),
-        (lambda: itertools.islice(elements_of(begun(itertools.cycle("ab"))), 4), ["b", "a", "b", "a"]),
-        (
-            lambda: itertools.islice(elements_of(begun(begun(begun(itertools.cycle("ab"))))), 3),
-            ["b", "a", "b"],
-        ),
         (lambda: itertools.cycle(()), []),
         (lambda: Indexed(lambda index: index), [0, 1, 2, 3]),
         (lambda: (number for number in [1]), [1]),
@@ -215,7 +152,7 @@ def tokens() -> Iterator[Any]:
         (lambda: {1: 2}.items(), [(1, 2)]),
         (lambda: pa.RecordBatchReader.from_batches(pa.schema([("n", pa.int64())]), []), []),
         (lambda: csv.DictReader(io.StringIO("a\n1\n")), [{"a": "1"}]),
-        (tokens, [1, 2]),
+        (lambda: iter([1, 2, None].copy().pop, 1), [None, 2]),
         (lambda: (1, 2), [1, 2]),
     ],
 )
@@ -255,7 +192,6 @@ def raising(error: BaseException) -> Callable[[], Any]:
 
 LAZY = [
     lambda: map(rows_of, NUMBERS),
-    lambda: itertools.chain([(0,)], map(rows_of, NUMBERS)),
     raising(StopIteration("no such number")),
     raising(StopAsyncIteration("no such number")),
     raising(GeneratorExit("no such number")),

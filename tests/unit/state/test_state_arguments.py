@@ -81,7 +81,7 @@ def test_an_operator_list_looks_at_its_arguments_too() -> None:
 
 @pytest.mark.parametrize("wrong", [5, None, Largest, lambda one: one, "max"])
 def test_a_reducing_state_takes_what_reduces(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=r"reduce is .*a function of two elements"):
+    with pytest.raises(ConfigError, match=r"reduce is .*a function that can be called with 2 arguments"):
         ReducingStateDescriptor("largest", wrong, "LONG")
     for good in (Largest(), max, lambda first, second: first):
         assert ReducingStateDescriptor("largest", good, "LONG").reduce is good

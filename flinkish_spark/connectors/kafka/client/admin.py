@@ -21,14 +21,11 @@ from kafka.structs import OffsetAndMetadata
 
 from flinkish_spark.connectors.kafka.client.client import (
     UNSETTLED,
-    Code,
     Isolation,
-    KafkaWire,
+    WireClient,
+    ask_until_settled,
     name_of,
-    pauses_ms,
 )
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import (
     AuthorizationError,
     BrokerUnavailableError,
@@ -45,7 +42,8 @@ LOG = logging.getLogger(__name__)
 PREFLIGHT_TIMEOUT_MS = 10_000
 #: Kafka's default.api.timeout.ms: how long a planner of micro-batches waits.
 PLANNING_TIMEOUT_MS = 60_000
-_CLOCK = SystemClock()
+#: Settings by the topic or broker that has them.
+_Settings = dict[str, dict[str, str]]
 #: Kafka's defaults, for a broker that hides its settings from this principal.
 _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS = 900_000
 #: A setting of brokers, by Kafka's default true.
@@ -53,8 +51,13 @@ VERIFICATION = "transaction.partition.verification.enable"
 _CLEANUP = "cleanup.policy"
 _RETENTION = "retention.ms"
 _MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES = "max.message.bytes", 1_048_588
-#: UnknownMemberId, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch: the group is in use.
-_ACTIVE_MEMBERS = frozenset({25, 22, 27, 113})
+#: The group is in use.
+_ACTIVE_MEMBERS = (
+    kafka_errors.UnknownMemberIdError,
+    kafka_errors.IllegalGenerationError,
+    kafka_errors.RebalanceInProgressError,
+    kafka_errors.StaleMemberEpochError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,62 +155,49 @@ def _in_requests(
         yield some
 
 
-class KafkaAdmin:
-    """Reads metadata and keeps group offsets; one instance belongs to one thread."""
+class KafkaAdmin(WireClient):
+    """Reads metadata and keeps group offsets."""
 
     # A broker that has just started may not know a topic, or the end of a log, for a second or two: whoever
     # would conclude from an answer that input is gone asks again first.
 
-    def __init__(
-        self,
-        connection: KafkaConnection,
-        *,
-        timeout_ms: int = 15_000,
-        clock: Clock = _CLOCK,
-    ) -> None:
-        self._wire = KafkaWire(connection, timeout_ms=timeout_ms, clock=clock)
-
-    @classmethod
-    def over(cls, wire: KafkaWire) -> KafkaAdmin:
-        admin = cls.__new__(cls)
-        admin._wire = wire
-        return admin
-
-    def close(self) -> None:
-        self._wire.close()
-
-    def __enter__(self) -> KafkaAdmin:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
         """Return what Kafka knows about `names`; a topic that does not exist is left out, and not created."""
-        wanted = sorted(set(names))
-        if not wanted:
-            return {}
-        rows = self._wire.call("describe topics", lambda admin: _described_topics(admin, wanted))
-        settings = self._settings_of([row["name"] for row in rows]) if rows else {}
-        return {
-            row["name"]: TopicInfo(
+        rows = self._described(names)
+        wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, _RETENTION, *TimeLimits.SETTINGS)
+        asked = [row["name"] for row in rows]
+        settings = self._settings(ConfigResourceType.TOPIC, asked, wanted) if asked else {}
+        found = {}
+        for row in rows:
+            own, topic_id = settings.get(row["name"], {}), str(row.get("topic_id") or "")
+            found[row["name"]] = TopicInfo(
                 len(row["partitions"]),
-                _topic_id(row.get("topic_id")),
-                int(settings.get(row["name"], {}).get(_MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES)),
-                TimeLimits.of_topic(settings.get(row["name"], {})),
-                "compact" in settings.get(row["name"], {}).get(_CLEANUP, ""),
-                _keeps_ms(settings.get(row["name"], {})),
+                topic_id if topic_id.strip("0-A=") else None,
+                int(own.get(_MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES)),
+                TimeLimits.of_topic(own),
+                "compact" in own.get(_CLEANUP, ""),
+                _keeps_ms(own),
             )
-            for row in rows
-        }
+        return found
 
     def partition_counts(self, names: Iterable[str]) -> dict[str, int]:
         """Return how many partitions topics have; one that does not exist is left out, and not created."""
+        return {row["name"]: len(row["partitions"]) for row in self._described(names)}
+
+    def _described(self, names: Iterable[str]) -> list[dict[str, Any]]:
         wanted = sorted(set(names))
-        if not wanted:
-            return {}
-        rows = self._wire.call("describe topics", lambda admin: _described_topics(admin, wanted))
-        return {row["name"]: len(row["partitions"]) for row in rows}
+
+        def describe(admin: Any) -> list[dict[str, Any]]:
+            rows: list[dict[str, Any]] = []
+            for row in admin.describe_topics(wanted):
+                error = kafka_errors.for_code(row["error_code"])
+                if error is kafka_errors.NoError:
+                    rows.append(row)
+                elif error is not kafka_errors.UnknownTopicOrPartitionError:
+                    raise error(row["name"])
+            return rows
+
+        return self._wire.call("describe topics", describe) if wanted else []
 
     def matching(self, pattern: TopicPattern) -> dict[str, int]:
         """Return the partition counts of topics that match and can be described, without Kafka's own."""
@@ -297,9 +287,9 @@ class KafkaAdmin:
         def alter(admin: Any) -> GroupCommit:
             for some in _in_requests(group, entries):
                 for place, error in admin.alter_group_offsets(group, some).items():
-                    if error.errno in _ACTIVE_MEMBERS:
+                    if error in _ACTIVE_MEMBERS:
                         return GroupCommit.ACTIVE_MEMBERS
-                    if error.errno != Code.NONE:
+                    if error is not kafka_errors.NoError:
                         raise error(f"{place.topic}-{place.partition} of group {group}")
             return GroupCommit.COMMITTED
 
@@ -318,30 +308,35 @@ class KafkaAdmin:
     def probe_transactional_id(self, transactional_id: str, timeout_ms: int) -> None:
         """Check that transactions of `timeout_ms` may be used under an id that nobody else uses."""
         # It takes a new epoch of the id: aborts what is open under it, and fences its producers.
-        wire, code = self._wire, int(Code.COORDINATOR_NOT_AVAILABLE)
-        lost: BrokerUnavailableError | None = None
-        for left_ms in pauses_ms(wire.timeout_ms, wire.clock):
+        wire = self._wire
+        denied = int(kafka_errors.TransactionalIdAuthorizationFailedError.errno)
+
+        def ask(left_ms: int) -> int:
             try:
-                code = wire.init_producer_id(transactional_id, timeout_ms, connect_within_ms=left_ms).code
-                lost = None
-            except BrokerUnavailableError as unanswered:
-                lost = unanswered
-                continue
+                return wire.init_producer_id(transactional_id, timeout_ms, connect_within_ms=left_ms).code
             except AuthorizationError as refused:
                 # Without DESCRIBE on the id already the question for its coordinator is refused.
-                if getattr(refused.__cause__, "errno", 0) != Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                if getattr(refused.__cause__, "errno", 0) != denied:
                     raise
-                code = int(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-                break
-            if code not in UNSETTLED:
-                break
+                return denied
+
+        code, lost = ask_until_settled(wire, wire.timeout_ms, ask)
         if lost is not None:
             raise lost
-        if code == Code.NONE:
+        if not code:
             return
-        if code == Code.INVALID_TRANSACTION_TIMEOUT:
-            raise self._timeout_too_long(timeout_ms)
-        if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        if code == kafka_errors.InvalidTransactionTimeoutError.errno:
+            maximum_ms = self.broker_transaction_max_timeout_ms()
+            # A hidden maximum reads as Kafka's default, which may contradict the refusal.
+            known = f", which is {maximum_ms} ms" if maximum_ms < timeout_ms else ""
+            raise ConfigError(
+                f"A transaction timeout of {timeout_ms} ms cannot be used",
+                why=f"it exceeds the broker's transaction.max.timeout.ms{known}",
+                what_to_do="lower the transaction timeout of the sink or raise the broker's maximum",
+                timeout_ms=timeout_ms,
+                maximum_ms=maximum_ms if known else None,
+            )
+        if code == denied:
             raise AuthorizationError(
                 f"Kafka refuses this principal the transactional id {transactional_id!r}",
                 why="every transaction of a Kafka sink needs one",
@@ -362,39 +357,28 @@ class KafkaAdmin:
             code=code,
         )
 
-    def _timeout_too_long(self, timeout_ms: int) -> ConfigError:
-        maximum_ms = self.broker_transaction_max_timeout_ms()
-        # A hidden maximum reads as Kafka's default, which may contradict the refusal.
-        known = f", which is {maximum_ms} ms" if maximum_ms < timeout_ms else ""
-        return ConfigError(
-            f"A transaction timeout of {timeout_ms} ms cannot be used",
-            why=f"it exceeds the broker's transaction.max.timeout.ms{known}",
-            what_to_do="lower the transaction timeout of the sink or raise the broker's maximum",
-            timeout_ms=timeout_ms,
-            maximum_ms=maximum_ms if known else None,
-        )
-
     def _of_brokers(self, setting: str) -> dict[str, str]:
         """Return a setting by broker, without those that do not show it to this principal."""
+        found = self._settings(ConfigResourceType.BROKER, None, [setting])
+        return {name: known[setting] for name, known in found.items() if known}
 
-        def read(admin: Any) -> dict[str, str]:
-            brokers = [str(row["broker_id"]) for row in admin.describe_cluster()["brokers"]]
-            found = _settings(admin, ConfigResourceType.BROKER, brokers, [setting])
-            return {name: known[setting] for name, known in found.items() if known}
+    def _settings(self, kind: Any, names: Iterable[str] | None, wanted: Sequence[str]) -> _Settings:
+        """Return settings of topics, or of all brokers, without what is hidden from this principal."""
+        of = kind.name.lower()
+
+        def read(admin: Any) -> _Settings:
+            asked = names
+            if asked is None:
+                asked = [str(row["broker_id"]) for row in admin.describe_cluster()["brokers"]]
+            resources = [ConfigResource(kind, name, dict.fromkeys(wanted)) for name in asked]
+            found = {}
+            for name, rows in admin.describe_configs(resources, config_filter="all").get(of, {}).items():
+                values = {one: rows.get(one, {}).get("value") for one in wanted}
+                found[name] = {one: str(value) for one, value in values.items() if value is not None}
+            return found
 
         try:
-            return self._wire.call("read the brokers' settings", read)
-        except AuthorizationError:
-            return {}
-
-    def _settings_of(self, names: list[str]) -> dict[str, dict[str, str]]:
-        """Return by topic the settings that matter here, without what is hidden from this principal."""
-        wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, _RETENTION, *TimeLimits.SETTINGS)
-        try:
-            return self._wire.call(
-                "read the topics' settings",
-                lambda admin: _settings(admin, ConfigResourceType.TOPIC, names, wanted),
-            )
+            return self._wire.call(f"read the settings of each {of}", read)
         except AuthorizationError:
             return {}
 
@@ -431,21 +415,6 @@ def unknown_topic(topic: str, servers: str, *, of: str = "") -> GraphError:
     )
 
 
-def _described_topics(admin: Any, names: list[str]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for row in admin.describe_topics(names):
-        if row["error_code"] == Code.NONE:
-            rows.append(row)
-        elif row["error_code"] != Code.UNKNOWN_TOPIC_OR_PARTITION:
-            raise kafka_errors.for_code(row["error_code"])(row["name"])
-    return rows
-
-
-def _topic_id(value: object) -> str | None:
-    text = str(value or "")
-    return text if text.strip("0-A=") else None
-
-
 def check_letters_stay(found: Mapping[str, TopicInfo], topics: Sequence[str], of: str) -> None:
     """Refuse dead-letter topics that keep one letter of each key; called by the preflight."""
     for topic in topics:
@@ -478,18 +447,3 @@ def warn_of_old_times(found: Mapping[str, TopicInfo], topics: Sequence[str], of:
                 topic,
                 keeps_ms,
             )
-
-
-def _settings(
-    admin: Any, kind: Any, names: Sequence[str], wanted: Sequence[str]
-) -> dict[str, dict[str, str]]:
-    resources = [ConfigResource(kind, name, dict.fromkeys(wanted)) for name in names]
-    found = admin.describe_configs(resources, config_filter="all").get(kind.name.lower(), {})
-    return {
-        name: {
-            one: str(settings[one]["value"])
-            for one in wanted
-            if settings.get(one, {}).get("value") is not None
-        }
-        for name, settings in found.items()
-    }

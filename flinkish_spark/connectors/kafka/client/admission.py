@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import kafka.errors as kafka_errors
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -24,51 +25,11 @@ from flinkish_spark.connectors.kafka.client.batches import (
     lengths,
     record_sizes,
 )
-from flinkish_spark.connectors.kafka.client.client import Code, TopicLayout
+from flinkish_spark.connectors.kafka.client.client import TopicLayout, name_of
 from flinkish_spark.connectors.kafka.client.settings import OnRefusal, StagingSettings
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import AuthorizationError, BadRecordError, EnvironmentFault, SchemaError
 from flinkish_spark.types.record_time import Int64s, TimeLimits
-
-
-class WriteCode(enum.IntEnum):
-    """Error codes of InitProducerId, AddPartitionsToTxn and Produce that a writer decides on."""
-
-    NONE = 0
-    CORRUPT_MESSAGE = 2
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    LEADER_NOT_AVAILABLE = 5
-    NOT_LEADER_OR_FOLLOWER = 6
-    REQUEST_TIMED_OUT = 7
-    REPLICA_NOT_AVAILABLE = 9
-    MESSAGE_TOO_LARGE = 10
-    NETWORK_EXCEPTION = 13
-    COORDINATOR_LOAD_IN_PROGRESS = 14
-    COORDINATOR_NOT_AVAILABLE = 15
-    NOT_COORDINATOR = 16
-    INVALID_TOPIC_EXCEPTION = 17
-    RECORD_LIST_TOO_LARGE = 18
-    NOT_ENOUGH_REPLICAS = 19
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
-    TOPIC_AUTHORIZATION_FAILED = 29
-    CLUSTER_AUTHORIZATION_FAILED = 31
-    INVALID_TIMESTAMP = 32
-    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-    DUPLICATE_SEQUENCE_NUMBER = 46
-    INVALID_PRODUCER_EPOCH = 47
-    INVALID_TXN_STATE = 48
-    INVALID_PRODUCER_ID_MAPPING = 49
-    INVALID_TRANSACTION_TIMEOUT = 50
-    CONCURRENT_TRANSACTIONS = 51
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
-    OPERATION_NOT_ATTEMPTED = 55
-    KAFKA_STORAGE_ERROR = 56
-    UNKNOWN_PRODUCER_ID = 59
-    FENCED_LEADER_EPOCH = 74
-    UNKNOWN_LEADER_EPOCH = 75
-    INVALID_RECORD = 87
-    PRODUCER_FENCED = 90
-    TRANSACTION_ABORTABLE = 120
 
 
 class Reaction(enum.Enum):
@@ -90,62 +51,56 @@ class Reaction(enum.Enum):
     FAIL = "FAIL"
 
 
+#: To codes of InitProducerId, AddPartitionsToTxn and Produce.
 _REACTIONS = {
-    Reaction.DONE: (WriteCode.NONE, WriteCode.DUPLICATE_SEQUENCE_NUMBER),
+    Reaction.DONE: (kafka_errors.NoError, kafka_errors.DuplicateSequenceNumberError),
     Reaction.AGAIN: (
-        WriteCode.REQUEST_TIMED_OUT,
-        WriteCode.NETWORK_EXCEPTION,
-        WriteCode.COORDINATOR_LOAD_IN_PROGRESS,
-        WriteCode.COORDINATOR_NOT_AVAILABLE,
-        WriteCode.NOT_COORDINATOR,
-        WriteCode.NOT_ENOUGH_REPLICAS,
-        WriteCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        WriteCode.CONCURRENT_TRANSACTIONS,
+        kafka_errors.RequestTimedOutError,
+        kafka_errors.NetworkExceptionError,
+        kafka_errors.CoordinatorLoadInProgressError,
+        kafka_errors.CoordinatorNotAvailableError,
+        kafka_errors.NotCoordinatorError,
+        kafka_errors.NotEnoughReplicasError,
+        kafka_errors.NotEnoughReplicasAfterAppendError,
+        kafka_errors.ConcurrentTransactionsError,
         # Of a request with several partitions, when another one of them has an error of its own.
-        WriteCode.OPERATION_NOT_ATTEMPTED,
+        kafka_errors.OperationNotAttemptedError,
     ),
     Reaction.ASK_FOR_LEADER: (
-        WriteCode.UNKNOWN_TOPIC_OR_PARTITION,
-        WriteCode.LEADER_NOT_AVAILABLE,
-        WriteCode.NOT_LEADER_OR_FOLLOWER,
-        WriteCode.REPLICA_NOT_AVAILABLE,
-        WriteCode.KAFKA_STORAGE_ERROR,
-        WriteCode.FENCED_LEADER_EPOCH,
-        WriteCode.UNKNOWN_LEADER_EPOCH,
+        kafka_errors.UnknownTopicOrPartitionError,
+        kafka_errors.LeaderNotAvailableError,
+        kafka_errors.NotLeaderForPartitionError,
+        kafka_errors.ReplicaNotAvailableError,
+        kafka_errors.KafkaStorageError,
+        kafka_errors.FencedLeaderEpochError,
+        kafka_errors.UnknownLeaderEpochError,
     ),
-    Reaction.CUT: (WriteCode.MESSAGE_TOO_LARGE, WriteCode.RECORD_LIST_TOO_LARGE),
-    Reaction.BAD_RECORD: (WriteCode.INVALID_TIMESTAMP, WriteCode.INVALID_RECORD),
+    Reaction.CUT: (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError),
+    Reaction.BAD_RECORD: (kafka_errors.InvalidTimestampError, kafka_errors.InvalidRecordError),
     Reaction.NOT_AUTHORIZED: (
-        WriteCode.TOPIC_AUTHORIZATION_FAILED,
-        WriteCode.CLUSTER_AUTHORIZATION_FAILED,
-        WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        kafka_errors.TopicAuthorizationFailedError,
+        kafka_errors.ClusterAuthorizationFailedError,
+        kafka_errors.TransactionalIdAuthorizationFailedError,
     ),
     Reaction.FENCED: (
-        WriteCode.INVALID_PRODUCER_EPOCH,
-        WriteCode.INVALID_TXN_STATE,
-        WriteCode.INVALID_PRODUCER_ID_MAPPING,
-        WriteCode.PRODUCER_FENCED,
-    ),
-    Reaction.FAIL: (
-        # Ours are checked by nobody in between, so this is a bug or bad memory: encode again.
-        WriteCode.CORRUPT_MESSAGE,
-        WriteCode.INVALID_TOPIC_EXCEPTION,
-        WriteCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-        WriteCode.INVALID_TRANSACTION_TIMEOUT,
-        WriteCode.UNKNOWN_PRODUCER_ID,
-        WriteCode.TRANSACTION_ABORTABLE,
+        kafka_errors.InvalidProducerEpochError,
+        kafka_errors.InvalidTxnStateError,
+        kafka_errors.InvalidProducerIdMappingError,
+        kafka_errors.ProducerFencedError,
     ),
 }
-_BY_CODE = {code: reaction for reaction, codes in _REACTIONS.items() for code in codes}
+_BY_CODE: dict[int, Reaction] = {
+    error.errno: reaction for reaction, errors in _REACTIONS.items() for error in errors
+}
+#: Codes of rights, by what they are about.
+TOPIC_DENIED: int = kafka_errors.TopicAuthorizationFailedError.errno
+ID_DENIED: int = kafka_errors.TransactionalIdAuthorizationFailedError.errno
+CLUSTER_DENIED: int = kafka_errors.ClusterAuthorizationFailedError.errno
 
 
 def reaction_to(code: int) -> Reaction:
     """Return what to do about `code`; FAIL for one that is not in the table."""
-    return _BY_CODE.get(code, Reaction.FAIL)  # type: ignore[call-overload,no-any-return]
-
-
-def described(code: int) -> str:
-    return f"{code} {WriteCode(code).name}" if code in _BY_CODE else str(code)
+    return _BY_CODE.get(code, Reaction.FAIL)
 
 
 # What a task raises reaches the driver as text inside Spark's own error: so two causes open their message
@@ -178,28 +133,8 @@ def no_topic() -> BadRecordError:
     )
 
 
-def refused_record(sentence: str, topic: str) -> BadRecordError:
-    return BadRecordError(f"{BAD_RECORD_MARKER} {sentence}", topic=topic)
-
-
-def refused_as_too_large(topic: str, limit: int) -> BadRecordError:
-    return BadRecordError(
-        f"{BAD_RECORD_MARKER} the broker refuses a record for topic {topic} as too large although it is "
-        f"within the limit of {limit} bytes",
-        what_to_do="raise the topic's max.message.bytes or lower max_record_bytes",
-        topic=topic,
-    )
-
-
-def refused_records(topic: str, partition: int, code: int, detail: str) -> BadRecordError:
-    """Return the error for what the broker checks beside sizes: keys of a compacted topic, timestamps."""
-    said = described(code) + (f", {_one_line(detail)}" if detail else "")
-    return BadRecordError(
-        f"{BAD_RECORD_MARKER} the broker refuses a record for topic {topic}, partition {partition} ({said})",
-        topic=topic,
-        partition=partition,
-        code=code,
-    )
+def refused_record(sentence: str, topic: str, what_to_do: str = "") -> BadRecordError:
+    return BadRecordError(f"{BAD_RECORD_MARKER} {sentence}", what_to_do=what_to_do, topic=topic)
 
 
 def unknown_partition(topic: str, partition: int, partitions: int) -> str:
@@ -209,88 +144,37 @@ def unknown_partition(topic: str, partition: int, partitions: int) -> str:
     )
 
 
-def no_such_topic(topic: str, servers: str) -> StagingFailed:
-    return StagingFailed(
-        f"topic '{topic}' does not exist",
-        why=f"the brokers at {servers} do not know it",
-        what_to_do="create it, or correct its name",
-        topic=topic,
-    )
-
-
 def not_authorized(right: str) -> AuthorizationError:
-    return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} the producer's principal lacks {_one_line(right)}")
+    return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} the producer's principal lacks {one_line(right)}")
 
 
 def denied(error: AuthorizationError, right: str) -> AuthorizationError:
     if "bootstrap_servers" in error.facts:
-        return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} {error.what} ({_one_line(error.why)})")
+        return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} {error.what} ({one_line(error.why)})")
     return not_authorized(right)
 
 
 def missing_right(code: int, topics: Iterable[str], transactional_id: str | None) -> str:
-    match code:
-        case WriteCode.TOPIC_AUTHORIZATION_FAILED:
-            return f"WRITE and DESCRIBE on topics [{', '.join(sorted(set(topics)))}]"
-        case WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-            return f"WRITE and DESCRIBE on transactional id {transactional_id}"
-        case WriteCode.CLUSTER_AUTHORIZATION_FAILED:
-            return "IDEMPOTENT_WRITE on the cluster"
-        case _:
-            return f"a right of this kind: {described(code)}"
-
-
-def fenced(transactional_id: str | None, code: int) -> StagingUnanswered:
-    """Return the error for an attempt of which nothing can become visible any more."""
-    return StagingUnanswered(
-        f"the transaction of {transactional_id} is no longer ours ({described(code)})",
-        why="another attempt took its id, or its transaction timeout passed",
-        transactional_id=transactional_id,
-        code=code,
-    )
-
-
-def written_twice(place: tuple[str, int], transactional_id: str) -> StagingFailed:
-    topic, partition = place
-    return StagingFailed(
-        f"partition {partition} of topic {topic} is not as it was when the micro-batch began",
-        why="another attempt of the same task has written to it, and a broker cannot tell the two apart",
-        what_to_do="none: the checkpoint's transaction is given up, and its micro-batches run again",
-        transactional_id=transactional_id,
-        topic=topic,
-        partition=partition,
-    )
-
-
-#: Codes whose name does not say what to change.
-_EXPLAINED = {
-    int(Code.INVALID_TRANSACTION_TIMEOUT): "the transaction timeout is above the broker's "
-    "transaction.max.timeout.ms",
-}
-
-
-def refused(what: str, code: int, detail: str = "") -> StagingFailed:
-    why = detail or _EXPLAINED.get(code, "")
-    return StagingFailed(f"Kafka refused to {what} ({described(code)})", why=_one_line(why), code=code)
-
-
-def unreachable(what: str, error: EnvironmentFault) -> StagingUnanswered:
-    return StagingUnanswered(
-        f"could not {what}: {_one_line(error.what)}", why=_one_line(error.why), what_to_do=error.what_to_do
-    )
+    if code == TOPIC_DENIED:
+        return f"WRITE and DESCRIBE on topics [{', '.join(sorted(set(topics)))}]"
+    if code == ID_DENIED:
+        return f"WRITE and DESCRIBE on transactional id {transactional_id}"
+    if code == CLUSTER_DENIED:
+        return "IDEMPOTENT_WRITE on the cluster"
+    return f"a right of this kind: {name_of(code)}"
 
 
 def unanswered(what: str, within_ms: int, last: str) -> StagingUnanswered:
-    return StagingUnanswered(f"{within_ms} ms were not enough to {what}", why=_one_line(last))
+    return StagingUnanswered(f"{within_ms} ms were not enough to {what}", why=one_line(last))
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     return " ".join(text.split()).rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Records without their destination, as columns of one length."""
+class Addressed:
+    """Records as columns of one length, and where they want to go."""
 
     keys: Any
     values: Any
@@ -298,39 +182,6 @@ class Rows:
     headers: Any
     #: Milliseconds since 1970 of each record.
     timestamps_ms: Int64s
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @property
-    def payload_bytes(self) -> int:
-        return sum(int(np.maximum(lengths(column), 0).sum()) for column in (self.keys, self.values))
-
-    @property
-    def about_bytes(self) -> int:
-        """Memory of keys and values, which is about what they take on the wire; quick to tell."""
-        return int(self.keys.nbytes + self.values.nbytes)
-
-    def slice(self, start: int, length: int) -> Rows:
-        return Rows(
-            self.keys.slice(start, length),
-            self.values.slice(start, length),
-            _sliced(self.headers, start, length),
-            self.timestamps_ms[start : start + length],
-        )
-
-    def take(self, indices: npt.NDArray[Any]) -> Rows:
-        at = pa.array(indices)
-        return Rows(
-            self.keys.take(at), self.values.take(at), _taken(self.headers, at), self.timestamps_ms[indices]
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Addressed:
-    """Rows and where they want to go."""
-
-    rows: Rows
     #: One topic for all, or a string column; None and null stand for the default topic.
     topics: Any = None
     #: None, or a column of type int64; null leaves the choice to the key.
@@ -367,8 +218,16 @@ class Addressed:
                     f"{len(values)} values came with a column of {len(column)}",
                     what_to_do="give columns of equal length",
                 )
-        rows = Rows(binary(keys), binary(values), headers, np.broadcast_to(timestamps, len(values)))
-        return cls(rows, topics, partitions, misfits)
+        timestamps = np.broadcast_to(timestamps, len(values))
+        return cls(binary(keys), binary(values), headers, timestamps, topics, partitions, misfits)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def about_bytes(self) -> int:
+        """Memory of keys and values, which is about what they take on the wire; quick to tell."""
+        return int(self.keys.nbytes + self.values.nbytes)
 
     @property
     def highest_partition(self) -> int:
@@ -377,36 +236,45 @@ class Addressed:
         return int(self.partitions.drop_null().to_numpy().max())
 
     @property
-    def _places(self) -> tuple[Any, Any, Any]:
-        return (self.topics, self.partitions, self.misfits)
+    def _columns(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, one.name) for one in fields(self))
 
     def slice(self, start: int, length: int) -> Addressed:
-        parts = [_sliced(one, start, length) for one in self._places]
-        return Addressed(self.rows.slice(start, length), *parts)
+        end = start + length
+        return Addressed(*(one[start:end] if is_column(one) else one for one in self._columns))
 
     def take(self, indices: npt.NDArray[Any]) -> Addressed:
         at = pa.array(indices)
-        return Addressed(self.rows.take(indices), *[_taken(one, at) for one in self._places])
+        taken = (
+            one[indices] if isinstance(one, np.ndarray) else one.take(at) if is_column(one) else one
+            for one in self._columns
+        )
+        return Addressed(*taken)
 
     def continues(self, other: Addressed) -> bool:
-        mine, theirs = (self.rows.headers, *self._places), (other.rows.headers, *other._places)
-        return all(
-            one.type == another.type if is_column(one) and is_column(another) else _is_same(one, another)
-            for one, another in zip(mine, theirs, strict=True)
-        )
+        """Whether both can be joined: each part is a column in both, or the same for all rows of both."""
+        for mine, theirs in zip(self._columns, other._columns, strict=True):
+            if is_column(mine) is not is_column(theirs):
+                return False
+            if isinstance(mine, pa.Array) and mine.type != theirs.type:
+                return False
+            if not is_column(mine) and mine != theirs:
+                return False
+        return True
 
     @classmethod
     def joined(cls, parts: Sequence[Addressed]) -> Addressed:
         """Return the rows of `parts` in their order; each must continue the one before it."""
         if len(parts) == 1:
             return parts[0]
-        rows = Rows(
-            _concatenated([part.rows.keys for part in parts]),
-            _concatenated([part.rows.values for part in parts]),
-            _concatenated([part.rows.headers for part in parts]),
-            np.concatenate([part.rows.timestamps_ms for part in parts]),
-        )
-        return cls(rows, *[_concatenated(list(one)) for one in zip(*(p._places for p in parts), strict=True)])
+        whole = []
+        for columns in zip(*(part._columns for part in parts), strict=True):
+            first = columns[0]
+            if isinstance(first, np.ndarray):
+                whole.append(np.concatenate(columns))
+            else:
+                whole.append(pa.concat_arrays(columns) if is_column(first) else first)
+        return cls(*whole)
 
 
 def is_column(value: Any) -> bool:
@@ -425,22 +293,6 @@ def _cast(what: str, column: Any, kind: Any, is_refused: Any) -> Any:
     raise SchemaError(
         f"{what} of a Kafka record must be {kind}, not {column.type}", what_to_do="cast the column"
     )
-
-
-def _sliced(column: Any, start: int, length: int) -> Any:
-    return column.slice(start, length) if is_column(column) else column
-
-
-def _taken(column: Any, at: Any) -> Any:
-    return column.take(at) if is_column(column) else column
-
-
-def _concatenated(columns: list[Any]) -> Any:
-    return pa.concat_arrays(columns) if is_column(columns[0]) else columns[0]
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return not is_column(one) and not is_column(other) and bool(one == other)
 
 
 #: What is kept of a value that is too large, and the most that a header of ours says.
@@ -475,13 +327,8 @@ class Judged:
     dropped: int = 0
 
 
-@dataclass(slots=True)
-class _Letters:
-    topic: str
-    keys: list[bytes | None] = field(default_factory=list)
-    values: list[bytes | None] = field(default_factory=list)
-    headers: list[list[dict[str, Any]]] = field(default_factory=list)
-    timestamps_ms: list[int] = field(default_factory=list)
+#: Key, value, headers and time of a dead letter.
+_Letter = tuple[bytes | None, bytes | None, list[dict[str, Any]], int]
 
 
 class Admission:
@@ -490,21 +337,12 @@ class Admission:
     def __init__(self, settings: StagingSettings, common: CommonHeaders, clock: Clock) -> None:
         self._settings, self._common, self._clock = settings, tuple(common), clock
 
-    def with_common(
-        self, headers: Column | CommonHeaders | None, records: int
-    ) -> Column | CommonHeaders | None:
+    def with_common(self, headers: Column | CommonHeaders | None) -> Column | CommonHeaders | None:
         if not self._common:
             return headers
         if not isinstance(headers, pa.Array | pa.ChunkedArray):
             return (*self._common, *(headers or ()))
         return prefixed(self._common, headers)
-
-    def _own_headers(self, rows: Rows, index: int) -> list[tuple[str, bytes | None]]:
-        headers = rows.headers
-        if is_column(headers):
-            entries = headers[index].as_py() or []
-            headers = [(entry["key"], entry["value"]) for entry in entries]
-        return list(headers or ())[len(self._common) :]
 
     def _about(
         self, reason: Reason, sentence: str, topic: str, records: Addressed, index: int
@@ -517,7 +355,7 @@ class Admission:
         if partition is not None:
             about["flinkish-partition"] = str(partition)
         if reason is not Reason.BAD_TIMESTAMP:
-            about[_TIME] = str(int(records.rows.timestamps_ms[index]))
+            about[_TIME] = str(int(records.timestamps_ms[index]))
         if reason is not Reason.OVERSIZE:
             about["flinkish-detail"] = sentence
         return [(name, _bounded(text)) for name, text in about.items()]
@@ -527,61 +365,65 @@ class Admission:
         return int(record_sizes(keys, values, headers)[0]) <= self._settings.dead_letter_limit_bytes
 
     def judged(self, topic: str, records: Addressed) -> Judged:
-        settings, rows = self._settings, records.rows
+        settings = self._settings
         checks: dict[Reason, npt.NDArray[np.bool_]] = {}
-        if not all_within(settings.record_limit_bytes, rows.keys, rows.values, rows.headers):
-            sizes = record_sizes(rows.keys, rows.values, rows.headers)
-            checks[Reason.OVERSIZE] = sizes > settings.record_limit_bytes
+        parts = (records.keys, records.values, records.headers)
+        if not all_within(settings.record_limit_bytes, *parts):
+            checks[Reason.OVERSIZE] = record_sizes(*parts) > settings.record_limit_bytes
         first_ms, last_ms = settings.times.range_at(self._clock.wall_ms())
-        if (bad := (rows.timestamps_ms < first_ms) | (rows.timestamps_ms > last_ms)).any():
+        if (bad := (records.timestamps_ms < first_ms) | (records.timestamps_ms > last_ms)).any():
             checks[Reason.BAD_TIMESTAMP] = bad
-        if topic in settings.compacted and rows.keys.null_count:
-            checks[Reason.NO_KEY] = rows.keys.is_null().to_numpy(zero_copy_only=False)
+        if topic in settings.compacted and records.keys.null_count:
+            checks[Reason.NO_KEY] = records.keys.is_null().to_numpy(zero_copy_only=False)
         if settings.partitions is not None and records.partitions is not None:
-            checks[Reason.NO_SUCH_PARTITION] = _outside(records.partitions, self._partitions(topic))
+            is_named = records.partitions.is_valid().to_numpy(zero_copy_only=False)
+            named = records.partitions.fill_null(0).to_numpy()
+            checks[Reason.NO_SUCH_PARTITION] = is_named & ((named < 0) | (named >= self._partitions(topic)))
         if settings.topics is not None and topic not in settings.topics:
-            checks[Reason.UNDECLARED_TOPIC] = np.ones(len(rows), np.bool_)
-        if records.misfits is not None and records.misfits.null_count < len(rows):
+            checks[Reason.UNDECLARED_TOPIC] = np.ones(len(records), np.bool_)
+        if records.misfits is not None and records.misfits.null_count < len(records):
             checks[Reason.DOES_NOT_FIT] = records.misfits.is_valid().to_numpy(zero_copy_only=False)
         if not any(check.any() for check in checks.values()):
             return Judged(records)
         return self._refused(topic, records, checks)
 
-    def _refused(
-        self,
-        topic: str,
-        records: Addressed,
-        checks: dict[Reason, npt.NDArray[np.bool_]],
-    ) -> Judged:
+    def _refused(self, topic: str, records: Addressed, checks: dict[Reason, npt.NDArray[np.bool_]]) -> Judged:
+        settings = self._settings
         refused = np.logical_or.reduce(list(checks.values()))
-        sizes = record_sizes(records.rows.keys, records.rows.values, records.rows.headers)
-        by_topic: dict[str, _Letters] = {}
+        sizes = record_sizes(records.keys, records.values, records.headers).tolist()
+        by_topic: dict[str, list[_Letter]] = {}
         dropped = 0
         for index in np.flatnonzero(refused).tolist():
             reason = next(one for one in Reason if one in checks and checks[one][index])
-            sentence = self._sentence(reason, topic, records, index, int(sizes[index]))
-            match self._policy(reason):
-                case (OnRefusal.DEAD_LETTER, str(name)):
-                    letters = by_topic.setdefault(name, _Letters(name))
-                    self._add(letters, reason, sentence, topic, records, index, int(sizes[index]))
-                case (OnRefusal.DROP, _):
-                    dropped += 1
-                case _:
-                    raise refused_record(sentence, topic)
-        made = tuple((name, _addressed(letters)) for name, letters in by_topic.items())
-        return Judged(records.take(np.flatnonzero(~refused)), made, dropped)
-
-    def _policy(self, reason: Reason) -> tuple[OnRefusal, str | None]:
-        settings = self._settings
-        if reason is Reason.OVERSIZE:
-            return settings.oversize, settings.dead_letter_topic
-        return settings.bad_record, settings.bad_record_topic
+            sentence = self._sentence(reason, topic, records, index, sizes[index])
+            policy, name = (settings.bad_record, settings.bad_record_topic)
+            if reason is Reason.OVERSIZE:
+                policy, name = (settings.oversize, settings.dead_letter_topic)
+            if policy is OnRefusal.DEAD_LETTER and name is not None:
+                # A dead letter itself says already where it comes from.
+                about = [] if topic == name else self._about(reason, sentence, topic, records, index)
+                is_cut = reason is Reason.OVERSIZE
+                letter = self._letter(records, index, about, sizes[index], is_cut)
+                by_topic.setdefault(name, []).append(letter)
+            elif policy is OnRefusal.DROP:
+                dropped += 1
+            else:
+                raise refused_record(sentence, topic)
+        made = []
+        for name, letters in by_topic.items():
+            keys, values, headers, times = zip(*letters, strict=True)
+            columns = (
+                pa.array(keys, pa.binary()),
+                pa.array(values, pa.binary()),
+                pa.array(headers, HEADERS_TYPE),
+            )
+            made.append((name, Addressed.of(*columns, None, None, np.array(times, np.int64))))
+        return Judged(records.take(np.flatnonzero(~refused)), tuple(made), dropped)
 
     def _partitions(self, topic: str) -> int:
         return (self._settings.partitions or {}).get(topic, 0)
 
     def _sentence(self, reason: Reason, topic: str, records: Addressed, index: int, size: int) -> str:
-        rows = records.rows
         match reason:
             case Reason.DOES_NOT_FIT:
                 return f"a record for topic {topic} does not fit its format: {records.misfits[index].as_py()}"
@@ -591,47 +433,38 @@ class Admission:
                 named = records.partitions[index].as_py()
                 return unknown_partition(topic, named, self._partitions(topic))
             case Reason.BAD_TIMESTAMP:
-                at_ms = int(rows.timestamps_ms[index])
+                at_ms = int(records.timestamps_ms[index])
                 where = TimeLimits.why_outside(at_ms, self._clock.wall_ms())
                 return f"a record for topic {topic} has a timestamp of {at_ms} ms, {where}"
             case Reason.NO_KEY:
                 return f"a record for topic {topic} has no key, and the topic is compacted"
             case Reason.OVERSIZE:
-                key_bytes = max(0, int(lengths(rows.keys)[index]))
+                key_bytes = max(0, int(lengths(records.keys)[index]))
                 return (
                     f"a record for topic {topic} takes up to {size} bytes and the limit is "
                     f"{self._settings.record_limit_bytes} (its key: {key_bytes} bytes); raise "
                     "max_record_bytes and the topic's max.message.bytes, or choose another oversize policy"
                 )
 
-    def _add(
-        self,
-        letters: _Letters,
-        reason: Reason,
-        sentence: str,
-        topic: str,
-        records: Addressed,
-        index: int,
-        size: int,
-    ) -> None:
-        """Add what tells of a refused record: whole if the dead-letter topic takes it, else its head."""
-        rows = records.rows
-        key, value = rows.keys[index].as_py(), rows.values[index].as_py()
-        own = self._own_headers(rows, index)
-        # A dead letter itself says already where it comes from.
-        about = [] if topic == letters.topic else self._about(reason, sentence, topic, records, index)
+    def _letter(
+        self, records: Addressed, index: int, about: list[tuple[str, bytes | None]], size: int, is_cut: bool
+    ) -> _Letter:
+        """Return what tells of a refused record: whole if the dead-letter topic takes it, else its head."""
+        key, value = records.keys[index].as_py(), records.values[index].as_py()
+        given = records.headers
+        if is_column(given):
+            given = [(entry["key"], entry["value"]) for entry in given[index].as_py() or []]
+        own = list(given or ())[len(self._common) :]
         headers = [*own, *about, *self._common]
-        if reason is Reason.OVERSIZE or not self._fits(key, value, headers):
+        if is_cut or not self._fits(key, value, headers):
             key = key if key is None or len(key) <= _DEAD_LETTER_BYTES else None
             value = None if value is None else value[:_DEAD_LETTER_BYTES]
-            about.append((_SIZE, str(size).encode()))
+            about = [*about, (_SIZE, str(size).encode())]
             headers = [*own, *about, *self._common]
             if not self._fits(key, value, headers):
                 headers = [*about, (_LEFT_OUT, str(len(own)).encode()), *self._common]
-        letters.keys.append(key)
-        letters.values.append(value)
-        letters.headers.append([{"key": name, "value": content} for name, content in headers])
-        letters.timestamps_ms.append(self._clock.wall_ms())
+        entries = [{"key": name, "value": content} for name, content in headers]
+        return key, value, entries, self._clock.wall_ms()
 
 
 def _bounded(text: str) -> bytes:
@@ -655,24 +488,6 @@ def prefixed(common: CommonHeaders, headers: Column) -> Any:
     chosen = np.where(within < len(common), within, within + firsts)
     offsets = np.concatenate((np.zeros(1, np.int64), ends)).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), entries.take(pa.array(chosen)), type=HEADERS_TYPE)
-
-
-def _outside(partitions: Any, count: int) -> npt.NDArray[np.bool_]:
-    given = partitions.is_valid().to_numpy(zero_copy_only=False)
-    named = partitions.fill_null(0).to_numpy()
-    found: npt.NDArray[np.bool_] = given & ((named < 0) | (named >= count))
-    return found
-
-
-def _addressed(letters: _Letters) -> Addressed:
-    return Addressed.of(
-        pa.array(letters.keys, pa.binary()),
-        pa.array(letters.values, pa.binary()),
-        pa.array(letters.headers, HEADERS_TYPE),
-        None,
-        None,
-        np.array(letters.timestamps_ms, np.int64),
-    )
 
 
 UInt32s = npt.NDArray[np.uint32]
@@ -709,7 +524,13 @@ def murmur2(keys: Column) -> UInt32s:
     # sorted ten times faster.
     narrow = np.int16 if sizes.max(initial=0) < 2**15 else np.int64
     order = np.argsort((-sizes).astype(narrow), kind="stable")
-    sizes, words = sizes[order], _words_anywhere(keys, begins)
+    sizes, count = sizes[order], int(begins[-1] - begins[0])
+    data = (
+        np.frombuffer(keys.buffers()[2], np.uint8, count, int(begins[0])) if count else np.empty(0, np.uint8)
+    )
+    # The word that begins at each byte; zeros follow the last one.
+    padded = np.concatenate((data, np.zeros(4, np.uint8)))
+    words = np.ndarray((count + 1,), np.dtype("<u4"), padded, strides=(1,))
     at, whole = (begins[:-1] - begins[0])[order], sizes >> 2
     hashed = _SEED ^ sizes.astype(np.uint32)
     for place, longer in enumerate((len(whole) - np.cumsum(np.bincount(whole)))[:-1].tolist()):
@@ -728,15 +549,6 @@ def murmur2(keys: Column) -> UInt32s:
     in_order = np.empty_like(hashed)
     in_order[order] = hashed
     return in_order
-
-
-def _words_anywhere(column: Any, begins: Int64s) -> UInt32s:
-    """Return the word that begins at each byte of a ``pa.LargeBinaryArray``; zeros follow the last one."""
-    data = column.buffers()[2]
-    count = int(begins[-1] - begins[0])
-    own = np.frombuffer(data, np.uint8, count, int(begins[0])) if count else np.empty(0, np.uint8)
-    padded = np.concatenate((own, np.zeros(4, np.uint8)))
-    return np.ndarray((count + 1,), np.dtype("<u4"), padded, strides=(1,))
 
 
 def row_hashes(columns: Sequence[Column]) -> UInt64s:
@@ -849,10 +661,16 @@ class Spreader:
 
 def by_partition(
     topic: str, records: Addressed, layout: TopicLayout, spreader: Spreader
-) -> Mapping[int, Rows]:
+) -> Mapping[int, Addressed]:
     # As Kafka's Java producer: an explicit partition wins, then the key decides; records without one spread.
-    rows, count = records.rows, len(layout.leaders)
-    chosen = _explicit(topic, records.partitions, len(rows), count)
+    rows, count = replace(records, topics=None, partitions=None, misfits=None), len(layout.leaders)
+    chosen: Int64s = np.full(len(rows), _NO_PARTITION, np.int64)
+    if records.partitions is not None:
+        chosen = records.partitions.fill_null(_NO_PARTITION).to_numpy().copy()
+        is_named = ~records.partitions.is_null().to_numpy(zero_copy_only=False)
+        wrong = chosen[is_named & ((chosen < 0) | (chosen >= count))]
+        if len(wrong):
+            raise refused_record(unknown_partition(topic, int(wrong[0]), count), topic)
     undecided = chosen == _NO_PARTITION
     if undecided.all():
         chosen = partitions_for_keys(rows.keys, count).astype(np.int64)
@@ -862,27 +680,13 @@ def by_partition(
     keyless = chosen == _NO_PARTITION
     if keyless.any():
         sizes = np.maximum(lengths(rows.values), 0)[keyless] + _ABOUT_OVERHEAD_BYTES
-        chosen[keyless] = spreader.spread(topic, sizes, _led(layout))
+        leaders = np.array(layout.leaders)
+        led = np.flatnonzero(leaders >= 0) if (leaders >= 0).any() else np.arange(count)
+        chosen[keyless] = spreader.spread(topic, sizes, led)
     return _grouped(rows, chosen, count)
 
 
-def _explicit(topic: str, partitions: Any, records: int, count: int) -> Int64s:
-    if partitions is None:
-        return np.full(records, _NO_PARTITION, np.int64)
-    given = ~partitions.is_null().to_numpy(zero_copy_only=False)
-    named: Int64s = partitions.fill_null(_NO_PARTITION).to_numpy().copy()
-    wrong = named[given & ((named < 0) | (named >= count))]
-    if len(wrong):
-        raise refused_record(unknown_partition(topic, int(wrong[0]), count), topic)
-    return named
-
-
-def _led(layout: TopicLayout) -> npt.NDArray[Any]:
-    leaders = np.array(layout.leaders)
-    return np.flatnonzero(leaders >= 0) if (leaders >= 0).any() else np.arange(len(leaders))
-
-
-def _grouped(rows: Rows, chosen: Int64s, count: int) -> Mapping[int, Rows]:
+def _grouped(rows: Addressed, chosen: Int64s, count: int) -> Mapping[int, Addressed]:
     sizes = np.bincount(chosen, minlength=count)
     used = np.flatnonzero(sizes)
     if len(used) == 1:

@@ -9,18 +9,16 @@ checkpoint are one transaction, so either all partitions show it or none does.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-import kafka.errors as kafka_errors
 import pyarrow as pa
-from kafka.admin import ConfigResource, ConfigResourceType
 
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
-from flinkish_spark.connectors.kafka.client.batches import RawBatch, control_type, decode
-from flinkish_spark.connectors.kafka.client.client import WIRES, FetchClient, Isolation, KafkaWire, WirePool
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicInfo, unknown_topic
+from flinkish_spark.connectors.kafka.client.batches import RawBatch, decode
+from flinkish_spark.connectors.kafka.client.client import WIRES, FetchClient, Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
 from flinkish_spark.connectors.kafka.client.reader import (
@@ -32,8 +30,8 @@ from flinkish_spark.connectors.kafka.client.reader import (
 )
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings, StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
-from flinkish_spark.core.clock import Clock, SystemClock
-from flinkish_spark.core.errors import AuthorizationError, CorruptObjectError, InternalError
+from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.errors import CorruptObjectError, InternalError
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, Place, SinkUid
@@ -122,46 +120,34 @@ class Scanned:
 class BarrierScanner:
     """Scans ranges of partitions one after the other; used by one thread, keeps nothing."""
 
-    def __init__(
-        self,
-        connection: KafkaConnection,
-        settings: ReaderSettings,
-        *,
-        pool: WirePool = WIRES,
-        clock: Clock = _CLOCK,
-    ) -> None:
-        self._connection, self._pool, self._clock = connection, pool, clock
+    def __init__(self, connection: KafkaConnection, settings: ReaderSettings) -> None:
+        self._connection = connection
         self._settings = replace(settings, isolation=Isolation.READ_COMMITTED)
 
     def scan(self, place: Place, start: int, end: int) -> Scanned:
         if start >= end:
             return Scanned(start, ())
         wanted = OffsetRange(*place, start, end)
-        with self._pool.wire(self._connection) as wire:
+        with WIRES.wire(self._connection) as wire:
             fetches = RangeFetches(
-                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, self._clock
+                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, _CLOCK
             )
             return scanned(wanted, iter(fetches.take, None))
 
 
 def scanned(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Scanned:
     behind, barriers = wanted.start, []
-    for batch in _visible(wanted, answers):
-        behind = max(behind, min(batch.header.last_offset + 1, wanted.end))
-        seen = _barrier_in(batch, wanted)
-        if seen is not None and wanted.start <= seen.offset < wanted.end:
-            barriers.append(seen)
-    return Scanned(behind, tuple(barriers))
-
-
-def _visible(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Iterator[RawBatch]:
     for fetched in answers:
         inside = takewhile(lambda raw: raw.header.base_offset < wanted.end, fetched.batches)
-        seen = visible(
-            inside, fetched.aborted, Isolation.READ_COMMITTED, lambda raw: raw.header, control_type
-        )
-        # A batch may have lost its records to compaction, or have them all before the range.
-        yield from (raw for raw in seen if raw.header.records and raw.header.last_offset >= wanted.start)
+        for batch in visible(inside, fetched.aborted, Isolation.READ_COMMITTED):
+            # A batch may have lost its records to compaction, or have them all before the range.
+            if not batch.header.records or batch.header.last_offset < wanted.start:
+                continue
+            behind = max(behind, min(batch.header.last_offset + 1, wanted.end))
+            seen = _barrier_in(batch, wanted)
+            if seen is not None and wanted.start <= seen.offset < wanted.end:
+                barriers.append(seen)
+    return Scanned(behind, tuple(barriers))
 
 
 def _barrier_in(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
@@ -180,9 +166,6 @@ def _barrier_in(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
     return None if mark is None else SeenBarrier(int(record.offsets[0]), mark)
 
 
-_POLICY = "cleanup.policy"
-
-
 class BarrierWriter:
     """Stages the barrier records of one sink, checkpoint after checkpoint; used by one thread."""
 
@@ -193,25 +176,20 @@ class BarrierWriter:
         job: JobUuid,
         sink: str,
         transaction_timeout_ms: int,
-        *,
-        pool: WirePool = WIRES,
-        clock: Clock = _CLOCK,
     ) -> None:
         self._connection, self._topic = connection, topic
         self._job, self._sink = job, sink
         self._timeout_ms = transaction_timeout_ms
-        self._pool, self._clock = pool, clock
         #: A crash loses it, which costs readers a longer look ahead and nothing else.
         self._previous: CheckpointId | None = None
-        with pool.wire(connection) as wire:
-            self._key = BARRIER_KEY if is_compacted(wire, topic) else None
 
     def stage(self, checkpoint: CheckpointId, lineage: Lineage, transactional_id: str) -> KafkaCommittable:
         """Write one barrier record into every partition that the topic has now, and leave it open."""
         # This order matters: all tasks have flushed, and the next micro-batch has not begun.
-        partitions = self._partitions()
+        topic = self._topic_now()
+        partitions = topic.partitions
         mark = BarrierMark(
-            self._job, self._sink, checkpoint, lineage, partitions, self._previous, self._clock.wall_ms()
+            self._job, self._sink, checkpoint, lineage, partitions, self._previous, _CLOCK.wall_ms()
         )
         settings = StagingSettings(
             connection=self._connection,
@@ -219,9 +197,9 @@ class BarrierWriter:
             transaction_timeout_ms=self._timeout_ms,
             default_topic=self._topic,
         )
-        with StagedTransaction(settings, pool=self._pool) as transaction:
+        with StagedTransaction(settings) as transaction:
             transaction.write(
-                pa.array([self._key] * partitions, pa.binary()),
+                pa.array([BARRIER_KEY if topic.is_compacted else None] * partitions, pa.binary()),
                 pa.nulls(partitions, pa.binary()),
                 ((BARRIER_HEADER, mark.to_header()),),
                 partitions=pa.array(range(partitions), pa.int32()),
@@ -233,27 +211,10 @@ class BarrierWriter:
         self._previous = checkpoint
         return committable
 
-    def _partitions(self) -> int:
+    def _topic_now(self) -> TopicInfo:
         """Ask Kafka now: what is known from before may be older than partitions that have records."""
-        with self._pool.wire(self._connection) as wire:
+        with WIRES.wire(self._connection) as wire:
             found = KafkaAdmin.over(wire).topics([self._topic])
         if self._topic not in found:
             raise unknown_topic(self._topic, self._connection.servers, of=f"sink '{self._sink}'")
-        return found[self._topic].partitions
-
-
-def is_compacted(wire: KafkaWire, topic: str) -> bool:
-    """Return whether a topic takes no record without a key; False where its settings are hidden."""
-
-    def read(admin: Any) -> str:
-        resource = ConfigResource(ConfigResourceType.TOPIC, topic, {_POLICY: None})
-        try:
-            found = admin.describe_configs([resource], config_filter="all")
-        except kafka_errors.UnknownTopicOrPartitionError:
-            return ""
-        return str(found.get("topic", {}).get(topic, {}).get(_POLICY, {}).get("value"))
-
-    try:
-        return "compact" in wire.call(f"read the settings of topic {topic}", read)
-    except AuthorizationError:
-        return False
+        return found[self._topic]

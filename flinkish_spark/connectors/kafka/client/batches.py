@@ -218,30 +218,22 @@ def encode_batches(
     attributes: int = TRANSACTIONAL_BIT,
 ) -> Iterator[EncodedBatch]:
     """Lay out the records of one partition at the first step; compress and seal one batch in each."""
-    layout = _Layout(keys, values, headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD)
+    bodies = _bodies(binary(keys), binary(values), headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD)
     if producer_id == _NO_PRODUCER:
         base_sequence = _NO_SEQUENCE
-    for batch in layout.batches():
-        bits, body = attributes, batch.body
+    for records, count, base_ms, latest_ms in bodies:
+        bits, body = attributes, records
         # What compression would not shrink stays as it is: so no batch is above the limit of its records.
         if codec is not Codec.NONE and len(squeezed := compress(codec, body)) < len(body):
             bits, body = bits | codec, memoryview(squeezed)
-        checked = CHECKED.pack(
-            bits,
-            batch.records - 1,
-            batch.base_timestamp_ms,
-            batch.max_timestamp_ms,
-            producer_id,
-            producer_epoch,
-            base_sequence,
-            batch.records,
-        )
+        handle = (producer_id, producer_epoch, base_sequence)
+        checked = CHECKED.pack(bits, count - 1, base_ms, latest_ms, *handle, count)
         length = BATCH_OVERHEAD - LENGTH_END + len(body)
         crc = crc32c(body, crc32c(checked))
         head = UNCHECKED.pack(0, length, _NO_LEADER_EPOCH, MAGIC, crc)
-        yield EncodedBatch(b"".join((head, checked, body)), batch.records, base_sequence)
+        yield EncodedBatch(b"".join((head, checked, body)), count, base_sequence)
         if producer_id != _NO_PRODUCER:
-            base_sequence = sequence_after(base_sequence, batch.records)
+            base_sequence = sequence_after(base_sequence, count)
 
 
 def sequence_after(base_sequence: int, records: int) -> int:
@@ -252,12 +244,9 @@ def record_sizes(keys: Column, values: Column, headers: Column | CommonHeaders |
     """Return the most bytes that a batch of each record alone takes, as Java's producer counts them."""
     keys, values = binary(keys), binary(values)
     _check_rows(values, len(keys), "values")
-    content = _field_sizes(lengths(keys)) + _field_sizes(lengths(values))
-    return (
-        content
-        + _header_block_sizes(_header_blocks(headers, len(keys)))
-        + (BATCH_OVERHEAD + _MOST_RECORD_OVERHEAD)
-    )
+    content = _coded_lengths(keys)[1] + _coded_lengths(values)[1]
+    block_sizes = _header_block_sizes(_header_blocks(headers, len(keys)))
+    return content + block_sizes + (BATCH_OVERHEAD + _MOST_RECORD_OVERHEAD)
 
 
 def all_within(limit: int, keys: Column, values: Column, headers: Column | CommonHeaders | None) -> bool:
@@ -314,11 +303,6 @@ def joined(*pieces: Any) -> Any:
     return pc.binary_join_element_wise(*arrow, empty, null_handling="replace", null_replacement="")
 
 
-def _zigzag(numbers: Int64s) -> npt.NDArray[np.uint64]:
-    """Map 0, -1, 1, -2 .. to 0, 1, 2, 3 .., so that small numbers of either sign are short varints."""
-    return ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
-
-
 @dataclass(frozen=True, slots=True)
 class _Numbers:
     """A column of numbers that become varints, and how many bytes each takes."""
@@ -328,21 +312,14 @@ class _Numbers:
 
     @classmethod
     def of(cls, numbers: Int64s) -> _Numbers:
-        coded = _zigzag(numbers)
-        return cls(coded, _sizes_of(coded))
-
-
-def _varint_sizes(numbers: Int64s) -> Int64s:
-    return _sizes_of(_zigzag(numbers))
-
-
-def _sizes_of(coded: npt.NDArray[np.uint64]) -> Int64s:
-    sizes = np.ones(len(coded), np.int64)
-    septets, most = 1, int(coded.max(initial=0))
-    while most >> (7 * septets):
-        sizes += coded >= np.uint64(1 << (7 * septets))
-        septets += 1
-    return sizes
+        # 0, -1, 1, -2 .. become 0, 1, 2, 3 .., so that small numbers of either sign are short varints.
+        coded = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
+        sizes = np.ones(len(coded), np.int64)
+        septets, most = 1, int(coded.max(initial=0))
+        while most >> (7 * septets):
+            sizes += coded >= np.uint64(1 << (7 * septets))
+            septets += 1
+        return cls(coded, sizes)
 
 
 def _varints(*fields: _Numbers) -> Any:
@@ -379,10 +356,6 @@ def _running_total(sizes: Int64s) -> Int64s:
 def _large_binary(begins: Int64s, data: Any) -> Any:
     buffers = [None, pa.py_buffer(np.ascontiguousarray(begins)), pa.py_buffer(data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(begins) - 1, buffers)
-
-
-def _field_sizes(lengths: Int64s) -> Int64s:
-    return _varint_sizes(lengths) + np.maximum(lengths, 0)
 
 
 def _coded_lengths(column: Any) -> tuple[_Numbers, Int64s]:
@@ -445,79 +418,53 @@ def _header_block_sizes(blocks: bytes | Any) -> Int64s | int:
     return len(blocks) if isinstance(blocks, bytes) else np.diff(extents(blocks))
 
 
-@dataclass(frozen=True, slots=True)
-class _Body:
-    body: memoryview
-    records: int
-    base_timestamp_ms: int
-    max_timestamp_ms: int
+def _bodies(
+    keys: Any, values: Any, headers: Column | CommonHeaders | None, times: int | Int64s, most_bytes: int
+) -> Iterator[tuple[memoryview, int, int, int]]:
+    """Yield the records of each batch as they are written, their number, and their first and latest time."""
+    records = len(keys)
+    _check_rows(values, records, "values")
+    if np.ndim(times):
+        _check_rows(times, records, "timestamps")
+    times = np.broadcast_to(np.asarray(times, np.int64), records)
+    if records and times.min() < 0:
+        raise BadRecordError(
+            f"A timestamp of {times.min()} ms lies before 1970", what_to_do="give times from 1970 on"
+        )
+    blocks = _header_blocks(headers, records)
+    key_lengths, key_sizes = _coded_lengths(keys)
+    value_lengths, value_sizes = _coded_lengths(values)
+    # All but the record's length and its deltas; one byte is the record's attributes.
+    content = key_sizes + value_sizes + (1 + _header_block_sizes(blocks))
+    if not records:
+        return
+    bounds = _cut(content, int(np.ptp(times)), most_bytes)
+    firsts, counts = bounds[:-1], np.diff(bounds)
+    first_of_batch = np.repeat(firsts, counts)
+    offset_deltas = _Numbers.of(np.arange(records) - first_of_batch)
+    timestamp_deltas = _Numbers.of(times - times[first_of_batch])
+    sizes = _Numbers.of(content + offset_deltas.sizes + timestamp_deltas.sizes)
+    attributes = _Numbers(np.zeros(records, np.uint64), np.ones(records, np.int64))
+    heads = _varints(sizes, attributes, timestamp_deltas, offset_deltas, key_lengths)
+    written = joined(heads, keys, _varints(value_lengths), values, blocks)
+    begins = extents(written)[bounds].tolist()
+    data = memoryview(written.buffers()[2])
+    latest = np.maximum.reduceat(times, firsts).tolist()
+    for batch, (count, earliest_ms) in enumerate(zip(counts.tolist(), times[firsts].tolist(), strict=True)):
+        yield data[begins[batch] : begins[batch + 1]], count, earliest_ms, latest[batch]
 
 
-class _Layout:
-    """The records of one call, cut into batches and written one after the other."""
-
-    def __init__(
-        self,
-        keys: Column,
-        values: Column,
-        headers: Column | CommonHeaders | None,
-        timestamps_ms: int | Int64s,
-        max_body_bytes: int,
-    ) -> None:
-        self._keys, self._values = binary(keys), binary(values)
-        records = len(self._keys)
-        _check_rows(self._values, records, "values")
-        if np.ndim(timestamps_ms):
-            _check_rows(timestamps_ms, records, "timestamps")
-        self._timestamps = np.broadcast_to(np.asarray(timestamps_ms, np.int64), records)
-        if records and self._timestamps.min() < 0:
-            raise BadRecordError(
-                f"A timestamp of {self._timestamps.min()} ms lies before 1970",
-                what_to_do="give times from 1970 on",
-            )
-        self._blocks = _header_blocks(headers, records)
-        self._key_lengths, key_sizes = _coded_lengths(self._keys)
-        self._value_lengths, value_sizes = _coded_lengths(self._values)
-        # All but the record's length and its deltas; one byte is the record's attributes.
-        self._content = key_sizes + value_sizes + (1 + _header_block_sizes(self._blocks))
-        # By what a record takes at most: its offset and timestamp are written relative to its batch.
-        self._firsts = self._cut(max_body_bytes)
-
-    def _cut(self, max_body_bytes: int) -> Int64s:
-        records = len(self._keys)
-        spread = int(np.ptp(self._timestamps)) if records else 0
-        most = self._content + _varint_sizes(np.array([spread, records])).sum()
-        ends = np.cumsum(most + _varint_sizes(most))
-        firsts, used = [0], 0
-        while firsts[-1] < records:
-            fitting = int(np.searchsorted(ends, used + max_body_bytes, side="right"))
-            firsts.append(max(fitting, firsts[-1] + 1))
-            used = int(ends[firsts[-1] - 1])
-        return np.array(firsts, np.int64)
-
-    def batches(self) -> Iterator[_Body]:
-        firsts = self._firsts[:-1]
-        if not len(firsts):
-            return
-        written = self._written(np.diff(self._firsts))
-        begins = extents(written)[self._firsts].tolist()
-        data = memoryview(written.buffers()[2])
-        latest = np.maximum.reduceat(self._timestamps, firsts).tolist()
-        earliest = self._timestamps[firsts].tolist()
-        records = np.diff(self._firsts).tolist()
-        for batch, base_timestamp_ms in enumerate(earliest):
-            body = data[begins[batch] : begins[batch + 1]]
-            yield _Body(body, records[batch], base_timestamp_ms, latest[batch])
-
-    def _written(self, records: Int64s) -> Any:
-        """Return the records as they are written, as a column; `records` counts those of each batch."""
-        firsts = np.repeat(self._firsts[:-1], records)
-        offset_deltas = _Numbers.of(np.arange(len(firsts)) - firsts)
-        timestamp_deltas = _Numbers.of(self._timestamps - self._timestamps[firsts])
-        sizes = _Numbers.of(self._content + offset_deltas.sizes + timestamp_deltas.sizes)
-        attributes = _Numbers(np.zeros(len(firsts), np.uint64), np.ones(len(firsts), np.int64))
-        heads = _varints(sizes, attributes, timestamp_deltas, offset_deltas, self._key_lengths)
-        return joined(heads, self._keys, _varints(self._value_lengths), self._values, self._blocks)
+def _cut(content: Int64s, spread_ms: int, most_bytes: int) -> Int64s:
+    """Return the first record of each batch, and how many records there are."""
+    # By what a record takes at most: its offset and timestamp are written relative to its batch.
+    most = content + _Numbers.of(np.array([spread_ms, len(content)])).sizes.sum()
+    ends = np.cumsum(most + _Numbers.of(most).sizes)
+    firsts, used = [0], 0
+    while firsts[-1] < len(content):
+        fitting = int(np.searchsorted(ends, used + most_bytes, side="right"))
+        firsts.append(max(fitting, firsts[-1] + 1))
+        used = int(ends[firsts[-1] - 1])
+    return np.array(firsts, np.int64)
 
 
 #: Length, attributes, two deltas, two lengths and a count.
@@ -566,13 +513,14 @@ class RecordFields:
         self.timestamp_deltas, at = self._varints(self._rows, at + 1, _LONG_BYTES)
         self.offset_deltas, at = self._varints(self._rows, at, _INT_BYTES)
         # After the key comes at least the value's length, after the value the number of headers.
-        self._keys = self._spans(self._rows, at, bytes_after=2)
-        self._values = self._spans(self._rows, self._keys.ends, bytes_after=1)
-        self._header_counts, at = self._varints(self._rows, self._values.ends, _INT_BYTES)
+        keys = self._spans(self._rows, at, bytes_after=2)
+        values = self._spans(self._rows, keys.ends, bytes_after=1)
+        self._header_counts, at = self._varints(self._rows, values.ends, _INT_BYTES)
         counted, room = self._header_counts, self._ends - at
         fits = (counted > 0) & (counted * _LEAST_HEADER_BYTES <= room) | (counted == 0) & (room == 0)
         self.require(fits, "a record does not end with its headers")
         self._headers_begin = at
+        self.keys, self.values = _columns(self._data, keys, values)
 
     def require(self, fits: npt.NDArray[np.bool_], why: str, rows: Int64s | None = None) -> None:
         """Raise :class:`Misfit` for the first record that does not fit; `rows` if not all were asked."""
@@ -602,9 +550,6 @@ class RecordFields:
         ends = begins + np.maximum(lengths, 0)
         self.require(ends + bytes_after <= self._ends[rows], "a field is longer than its record", rows)
         return Spans(begins, lengths, ends)
-
-    def keys_and_values(self) -> tuple[Any, Any]:
-        return _columns(self._data, self._keys, self._values)
 
     def headers(self) -> Any:
         """Return the headers as a column of ``HEADERS_TYPE``, copied; null where a record has none."""
@@ -842,10 +787,11 @@ def _header(base_offset: int, leader_epoch: int, covered: memoryview) -> BatchHe
     )
 
 
-def verify(raw: RawBatch) -> None:
+def verify(raw: RawBatch) -> RawBatch:
     """Check all but base offset and leader epoch, which the broker sets, against the checksum."""
     if crc32c(raw.covered) != raw.crc:
         raise _corrupt(raw.header.base_offset, f"its checksum is not {raw.crc:#010x}")
+    return raw
 
 
 def control_type(raw: RawBatch) -> Marker | None:
@@ -872,12 +818,16 @@ def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
     batch_headers = [raw.header for raw in raws]
     try:
         fields = RecordFields(bodies, [header.records for header in batch_headers])
-        keys, values = fields.keys_and_values()
         headers = fields.headers() if with_headers else None
         offsets = _offsets(batch_headers, fields)
     except Misfit as misfit:
         raise _corrupt(batch_headers[misfit.batch].base_offset, misfit.why) from misfit
-    return DecodedRecords(offsets, _timestamps_ms(batch_headers, fields), keys, values, headers)
+    created = _of_records(batch_headers, fields, "base_timestamp_ms") + fields.timestamp_deltas
+    appended = _of_records(batch_headers, fields, "max_timestamp_ms")
+    is_appended = _of_records(batch_headers, fields, "timestamp_type") == TimestampType.LOG_APPEND_TIME
+    return DecodedRecords(
+        offsets, np.where(is_appended, appended, created), fields.keys, fields.values, headers
+    )
 
 
 def _plain(raw: RawBatch) -> bytes | memoryview:
@@ -898,13 +848,6 @@ def _offsets(batch_headers: Sequence[BatchHeader], fields: RecordFields) -> Int6
     inside[1:] &= (np.diff(offsets) > 0) | (np.diff(fields.batch) > 0)
     fields.require(inside, "its offsets do not ascend within its range")
     return offsets
-
-
-def _timestamps_ms(batch_headers: Sequence[BatchHeader], fields: RecordFields) -> Int64s:
-    created = _of_records(batch_headers, fields, "base_timestamp_ms") + fields.timestamp_deltas
-    kinds = _of_records(batch_headers, fields, "timestamp_type")
-    appended = _of_records(batch_headers, fields, "max_timestamp_ms")
-    return np.where(kinds == TimestampType.LOG_APPEND_TIME, appended, created)
 
 
 def _of_records(batch_headers: Sequence[BatchHeader], fields: RecordFields, name: str) -> Int64s:

@@ -14,10 +14,10 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
-from flinkish_spark.core.clock import Clock, SystemClock, backoff_ms
+from flinkish_spark.core.clock import Clock, SystemClock, tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, EnvironmentFault
 from flinkish_spark.core.forks import Connected, never_finalized
 from flinkish_spark.protocol.ids import Place
@@ -30,7 +30,8 @@ _INSTALL = f"install kafka-python=={PINNED_VERSION}"
 try:
     import kafka.errors as kafka_errors
     from kafka import KafkaAdminClient, TopicPartition
-    from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
+    from kafka.admin import TransactionListing
+    from kafka.protocol.admin.transactions import DescribeTransactionsRequest
     from kafka.protocol.consumer import FetchRequest
     from kafka.protocol.metadata import CoordinatorType, MetadataRequest
     from kafka.protocol.producer import (
@@ -72,56 +73,29 @@ NO_REPLICA = -1
 END_TXN_VERSION = 3
 
 
-class Code(enum.IntEnum):
-    NONE = 0
-    OFFSET_OUT_OF_RANGE = 1
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    COORDINATOR_LOAD_IN_PROGRESS = 14
-    COORDINATOR_NOT_AVAILABLE = 15
-    NOT_COORDINATOR = 16
-    TOPIC_AUTHORIZATION_FAILED = 29
-    GROUP_AUTHORIZATION_FAILED = 30
-    CLUSTER_AUTHORIZATION_FAILED = 31
-    INVALID_TXN_STATE = 48
-    INVALID_TRANSACTION_TIMEOUT = 50
-    CONCURRENT_TRANSACTIONS = 51
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
-    PRODUCER_FENCED = 90
-    TRANSACTIONAL_ID_NOT_FOUND = 105
-
-
-#: "Ask again": the coordinator moves, loads, or still writes the markers of the call before.
-UNSETTLED = frozenset(
-    {
-        Code.COORDINATOR_LOAD_IN_PROGRESS,
-        Code.COORDINATOR_NOT_AVAILABLE,
-        Code.NOT_COORDINATOR,
-        Code.CONCURRENT_TRANSACTIONS,
-    }
-)
+def _codes(*errors: Any) -> frozenset[int]:
+    return frozenset(error.errno for error in errors)
 
 
 #: "Somebody else coordinates that", or nobody now.
-_MOVED = frozenset({Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
-
-
-#: "You may not": retrying cannot help.
-UNAUTHORIZED = frozenset(
-    {
-        Code.TOPIC_AUTHORIZATION_FAILED,
-        Code.GROUP_AUTHORIZATION_FAILED,
-        Code.CLUSTER_AUTHORIZATION_FAILED,
-        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    }
+_MOVED = _codes(kafka_errors.CoordinatorNotAvailableError, kafka_errors.NotCoordinatorError)
+#: "Ask again": the coordinator moves, loads, or still writes the markers of the call before.
+UNSETTLED = _MOVED | _codes(
+    kafka_errors.CoordinatorLoadInProgressError, kafka_errors.ConcurrentTransactionsError
 )
+#: "You may not": retrying cannot help.
+UNAUTHORIZED = _codes(
+    kafka_errors.TopicAuthorizationFailedError,
+    kafka_errors.GroupAuthorizationFailedError,
+    kafka_errors.ClusterAuthorizationFailedError,
+    kafka_errors.TransactionalIdAuthorizationFailedError,
+)
+_UNKNOWN_PARTITION: int = kafka_errors.UnknownTopicOrPartitionError.errno
 
 
 def name_of(code: int) -> str:
-    """Return `code` with its name where this package knows it."""
-    try:
-        return f"{code} {Code(code).name}"
-    except ValueError:
-        return str(code)
+    """Return `code` with its name in kafka-python."""
+    return f"{code} {kafka_errors.for_code(code).message}"
 
 
 class EndAction(enum.Enum):
@@ -143,13 +117,21 @@ class Marker(enum.Enum):
     COMMIT = 1
 
 
+class Handle(NamedTuple):
+    """What names a transaction, to whoever ends it."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
 @dataclass(frozen=True, slots=True)
 class ProducerGrant:
     """Answer to InitProducerId; `producer_id` and `producer_epoch` count only if `code` is 0."""
 
     code: int
-    producer_id: int
-    producer_epoch: int
+    producer_id: int = -1
+    producer_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,25 +146,6 @@ class TransactionView:
     #: The broker's wall clock when the transaction began, None if none is open.
     began_at_ms: int | None = None
 
-    @classmethod
-    def of(cls, row: Any) -> TransactionView:
-        began_at_ms = int(row.transaction_start_time_ms)
-        return cls(
-            int(row.error_code),
-            row.transaction_state,
-            row.producer_id,
-            row.producer_epoch,
-            int(row.transaction_timeout_ms),
-            began_at_ms if began_at_ms >= 0 else None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ListedTransaction:
-    transactional_id: str
-    producer_id: int
-    state: str
-
 
 @dataclass(frozen=True, slots=True)
 class ActiveProducer:
@@ -194,16 +157,6 @@ class ActiveProducer:
     last_sequence: int
     #: The offset at which its open transaction begins in the partition, None if it has none there.
     open_since: int | None
-
-    @classmethod
-    def of(cls, row: Any) -> ActiveProducer:
-        start = int(row.current_transaction_start_offset)
-        return cls(
-            int(row.producer_id),
-            int(row.producer_epoch),
-            int(row.last_sequence),
-            start if start >= 0 else None,
-        )
 
     @property
     def handle(self) -> tuple[int, int]:
@@ -235,8 +188,6 @@ class LogSlice:
     batches: tuple[Batch, ...] = ()
 
 
-_FIRST_PAUSE_MS = 20
-_LONGEST_PAUSE_MS = 500
 #: A broker that just started may not know its topics or the end of its logs yet: so many answers in a
 #: row, so far apart, are believed.
 _LOSSES_BELIEVED, _LOSS_PAUSE_MS = 4, 500
@@ -244,26 +195,23 @@ _LOSSES_BELIEVED, _LOSS_PAUSE_MS = 4, 500
 _T = TypeVar("_T")
 
 
-def pauses_ms(budget_ms: int, clock: Clock) -> Iterator[int]:
-    """Yield the milliseconds left, once at once and then after growing pauses, until none are."""
-    end_ms = clock.monotonic_ms() + budget_ms
-    yield budget_ms
-    for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
-        if (left_ms := end_ms - clock.monotonic_ms()) > 0:
-            clock.sleep_ms(min(pause_ms, left_ms))
-        if (left_ms := end_ms - clock.monotonic_ms()) <= 0:
-            return
-        yield left_ms
+class Doubt:
+    """Counts answers in a row of a broker that may just have started, until one is to be believed."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def is_over(self, is_missing: bool) -> bool:
+        self._in_a_row = self._in_a_row + 1 if is_missing else 0
+        return not is_missing or self._in_a_row >= _LOSSES_BELIEVED
 
 
 def seen_to_stay(look: Callable[[], _T], is_missing: Callable[[_T], bool], clock: Clock) -> _T:
     """Return what `look` sees; if something is missing, only after it was missing again and again."""
-    for _ in range(_LOSSES_BELIEVED - 1):
-        seen = look()
-        if not is_missing(seen):
-            return seen
+    doubt = Doubt()
+    while not doubt.is_over(is_missing(seen := look())):
         clock.sleep_ms(_LOSS_PAUSE_MS)
-    return look()
+    return seen
 
 
 for _internal in (
@@ -295,11 +243,7 @@ class KafkaWire(Connected):
     """Synchronous requests to Kafka over one kafka-python admin client; belongs to one thread."""
 
     def __init__(
-        self,
-        connection: KafkaConnection,
-        *,
-        timeout_ms: int = 15_000,
-        clock: Clock = _CLOCK,
+        self, connection: KafkaConnection, *, timeout_ms: int = 15_000, clock: Clock = _CLOCK
     ) -> None:
         self.connection = connection
         self.timeout_ms = timeout_ms
@@ -318,14 +262,32 @@ class KafkaWire(Connected):
         if admin is not None:
             admin.close()
 
-    def attempt(self, what: str, body: Callable[[Any], _T], *, connect_within_ms: int) -> _T:
-        """Run `body(admin client)` once."""
+    def attempt(
+        self,
+        what: str,
+        body: Callable[[Any], _T],
+        *,
+        connect_within_ms: int | None = None,
+        refused: Callable[[int], _T] | None = None,
+    ) -> _T:
+        """Run `body(admin client)` once; `refused` makes its result of an error code that Kafka answers."""
         if self._admin is None:
-            self._admin = self._connected(connect_within_ms)
+            arguments = {
+                "reconnect_backoff_max_ms": 1000,
+                # A hung broker must leave time to find another one within the time allowed.
+                "request_timeout_ms": max(1000, self.timeout_ms * 2 // 3),
+                # Anew every time: a certificate may have been renewed since.
+                **self.connection.for_python(),
+            }
+            try:
+                within_ms = self.timeout_ms if connect_within_ms is None else connect_within_ms
+                self._admin = connected_admin(arguments, self.connection.servers, within_ms)
+            except (kafka_errors.KafkaError, OSError) as failed:
+                raise self._unavailable("connect", failed) from failed
         try:
             return body(self._admin)
-        except _REFUSALS as refused:
-            self._refused(what, refused)
+        except _REFUSALS as denied:
+            self._refused(what, denied)
         except kafka_errors.IncompatibleBrokerVersion as unknown:
             raise UnknownRequest(
                 f"The Kafka brokers at {self.connection.servers} do not know the request to {what}",
@@ -334,17 +296,19 @@ class KafkaWire(Connected):
                 bootstrap_servers=self.connection.servers,
             ) from unknown
         except kafka_errors.BrokerResponseError as answer:
-            self._heed([answer.errno])
-            if answer.errno != kafka_errors.RequestTimedOutError.errno:
+            self.heed([answer.errno])
+            if isinstance(answer, kafka_errors.RequestTimedOutError):
+                self._unanswered(what, answer)
+            if refused is None:
                 raise
-            self._unanswered(what, answer)
+            return refused(int(answer.errno))
         except (kafka_errors.KafkaError, OSError) as lost:
             self._unanswered(what, lost)
 
     def call(self, what: str, body: Callable[[Any], _T]) -> _T:
         """Run `body(admin client)`, again after a lost connection or a retriable answer."""
         last: BaseException | None = None
-        for left_ms in pauses_ms(self.timeout_ms, self.clock):
+        for left_ms in tries(self.timeout_ms, self.clock):
             try:
                 return self.attempt(what, body, connect_within_ms=left_ms)
             except BrokerUnavailableError as lost:
@@ -359,19 +323,6 @@ class KafkaWire(Connected):
                     ) from answer
                 last = answer
         raise self._unavailable(what, last) from last
-
-    def _connected(self, within_ms: int) -> Any:
-        arguments = {
-            "reconnect_backoff_max_ms": 1000,
-            # A hung broker must leave time to find another one within the time allowed.
-            "request_timeout_ms": max(1000, self.timeout_ms * 2 // 3),
-            # Anew every time: a certificate may have been renewed since.
-            **self.connection.for_python(),
-        }
-        try:
-            return connected_admin(arguments, self.connection.servers, within_ms)
-        except (kafka_errors.KafkaError, OSError) as failed:
-            raise self._unavailable("connect", failed) from failed
 
     def _unanswered(self, what: str, cause: BaseException) -> NoReturn:
         self.close()
@@ -396,60 +347,45 @@ class KafkaWire(Connected):
         ) from cause
 
     def end_transaction(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        action: EndAction,
-        *,
-        version: int = END_TXN_VERSION,
-        connect_within_ms: int | None = None,
+        self, handle: Handle, action: EndAction, *, version: int = END_TXN_VERSION, connect_within_ms: int
     ) -> int:
         """Ask the coordinator once to end a transaction; return its error code, 0 if it did."""
         request = EndTxnRequest(
-            transactional_id=transactional_id,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
+            **handle._asdict(),
             committed=action is EndAction.COMMIT,
             min_version=version,
             max_version=version,
         )
-        what = f"{action.value.lower()} transaction {transactional_id}"
-        answer = self._ask_coordinator(what, transactional_id, request, connect_within_ms)
-        return answer if isinstance(answer, int) else int(answer.error_code)
+        what = f"{action.value.lower()} transaction {handle.transactional_id}"
+        return self.ask_coordinator(what, handle.transactional_id, request, connect_within_ms)[0]
 
     def init_producer_id(
         self, transactional_id: str, timeout_ms: int, *, connect_within_ms: int | None = None
     ) -> ProducerGrant:
         """Ask once for a new epoch of `transactional_id`: fences its producers, aborts what is open."""
-        request = InitProducerIdRequest(
-            transactional_id=transactional_id,
-            transaction_timeout_ms=timeout_ms,
-            producer_id=-1,
-            producer_epoch=-1,
-            max_version=_INIT_PRODUCER_ID_VERSION,
-        )
+        request = _init_request(transactional_id, timeout_ms)
         what = f"initialise transactional id {transactional_id}"
-        answer = self._ask_coordinator(what, transactional_id, request, connect_within_ms)
-        if isinstance(answer, int):
-            return ProducerGrant(answer, -1, -1)
-        return ProducerGrant(int(answer.error_code), answer.producer_id, answer.producer_epoch)
+        code, answer = self.ask_coordinator(what, transactional_id, request, connect_within_ms)
+        ids = () if answer is None else (answer.producer_id, answer.producer_epoch)
+        return ProducerGrant(code, *ids)
 
-    def _ask_coordinator(self, what: str, transactional_id: str, request: Any, within_ms: int | None) -> Any:
-        async def body(admin: Any) -> Any:
+    def ask_coordinator(
+        self, what: str, transactional_id: str, request: Any, within_ms: int | None
+    ) -> tuple[int, Any]:
+        """Return an error code and the answer, if there is one."""
+
+        async def body(admin: Any) -> tuple[int, Any]:
             nodes = await _coordinators(admin, [transactional_id])
-            return await admin._manager.send(request, node_id=nodes[transactional_id])
+            answer = await admin._manager.send(request, node_id=nodes[transactional_id])
+            return int(answer.error_code), answer
 
-        try:
-            within_ms = self.timeout_ms if within_ms is None else within_ms
-            answer = self.attempt(what, _blocking(body), connect_within_ms=within_ms)
-        except kafka_errors.BrokerResponseError as refused:
-            answer = int(refused.errno)
-        else:
-            self._heed([answer.error_code])
-        return answer
+        found = self.attempt(
+            what, _blocking(body), connect_within_ms=within_ms, refused=lambda code: (code, None)
+        )
+        self.heed([found[0]])
+        return found
 
-    def _heed(self, codes: Iterable[int]) -> None:
+    def heed(self, codes: Iterable[int]) -> None:
         """Forget all that is known of coordinators if one of the codes says that somebody else is one."""
         # kafka-python keeps them for ever, and the broker that was asked had more than one.
         if self._admin is not None and not _MOVED.isdisjoint(codes):
@@ -482,35 +418,36 @@ class KafkaWire(Connected):
                 by_node[node].append(transactional_id)
             views: dict[str, TransactionView] = {}
             for node, ids in by_node.items():
+                # Not kafka-python's own: it raises at the first id that Kafka does not know.
                 request = DescribeTransactionsRequest(transactional_ids=ids)
                 response = await admin._manager.send(request, node_id=node)
                 for row in response.transaction_states:
-                    views[row.transactional_id] = TransactionView.of(row)
+                    began_at_ms = int(row.transaction_start_time_ms)
+                    views[row.transactional_id] = TransactionView(
+                        int(row.error_code),
+                        row.transaction_state,
+                        row.producer_id,
+                        row.producer_epoch,
+                        int(row.transaction_timeout_ms),
+                        began_at_ms if began_at_ms >= 0 else None,
+                    )
             return views
 
         views = self.call("describe transactions", _blocking(body)) if wanted else {}
-        self._heed(view.code for view in views.values())
+        self.heed(view.code for view in views.values())
         return views
 
-    def list_transactions(self, states: Iterable[str] = ()) -> list[ListedTransaction]:
+    def list_transactions(self, states: Iterable[str] = ()) -> list[TransactionListing]:
         """Return transactions of all brokers; Kafka leaves out those that the principal may not describe."""
         filters = list(states)
 
-        async def body(admin: Any) -> list[ListedTransaction]:
+        def look(admin: Any) -> list[TransactionListing]:
             # A broker that joined a minute ago is not in the cached list yet.
-            await admin._manager.cluster.refresh_metadata()
-            found: list[ListedTransaction] = []
-            for broker in admin._manager.cluster.brokers():
-                request = ListTransactionsRequest(state_filters=filters, producer_id_filters=[])
-                response = await admin._manager.send(request, node_id=broker.node_id)
-                _raise_for(response.error_code)
-                rows = response.transaction_states
-                found += [
-                    ListedTransaction(r.transactional_id, r.producer_id, r.transaction_state) for r in rows
-                ]
-            return found
+            admin._manager.run(admin._manager.cluster.refresh_metadata)
+            found = admin.list_transactions(state_filters=filters).values()
+            return [row for rows in found for row in rows]
 
-        return self.call("list transactions", _blocking(body))
+        return self.call("list transactions", look)
 
     def last_sequences(
         self, places: Iterable[Place], producer_id: int, producer_epoch: int
@@ -528,7 +465,7 @@ class KafkaWire(Connected):
 
         def look(admin: Any) -> dict[Place, tuple[ActiveProducer, ...]]:
             return {
-                (place.topic, place.partition): tuple(map(ActiveProducer.of, state.active_producers))
+                (place.topic, place.partition): tuple(map(_active_producer, state.active_producers))
                 for place, state in admin.describe_producers(wanted).items()
             }
 
@@ -550,32 +487,59 @@ class KafkaWire(Connected):
     ) -> LogSlice:
         """Read batch headers from `offset` on, without waiting for new data; one attempt."""
         # No consumer: it hides producer ids, the last stable offset and markers, and needs every codec.
-        wanted = FetchRequest.FetchTopic.FetchPartition(
-            partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes
-        )
-        request = FetchRequest(
-            max_wait_ms=0,
-            min_bytes=0,
-            max_bytes=max_bytes,
-            isolation_level=int(isolation),
-            session_id=0,
-            session_epoch=-1,
-            topics=[FetchRequest.FetchTopic(topic=topic, partitions=[wanted])],
-            forgotten_topics_data=[],
-            max_version=_FETCH_VERSION,
-        )
+        limits = FetchLimits(isolation, max_bytes, max_bytes, self.timeout_ms)
+        request = _request({(topic, partition): offset}, limits)
 
         async def body(admin: Any) -> LogSlice:
             leaders = await admin._async_get_leader_for_partitions([TopicPartition(topic, partition)])
             response = await admin._manager.send(request, node_id=next(iter(leaders)))
-            _raise_for(response.error_code)
+            if response.error_code:
+                raise kafka_errors.for_code(response.error_code)()
             return _slice_of(response.responses[0].partitions[0])
 
         what = f"read {topic}-{partition} at offset {offset}"
+        return self.attempt(what, _blocking(body), refused=LogSlice)
+
+
+class WireClient:
+    """A client with a wire of its own, or one that it borrows; belongs to one thread."""
+
+    def __init__(self, connection: KafkaConnection, *, timeout_ms: int = 15_000) -> None:
+        self._use(KafkaWire(connection, timeout_ms=timeout_ms))
+
+    @classmethod
+    def over(cls, wire: KafkaWire) -> Self:
+        client = cls.__new__(cls)
+        client._use(wire)
+        return client
+
+    def _use(self, wire: KafkaWire) -> None:
+        self._wire = wire
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def ask_until_settled(
+    wire: KafkaWire, within_ms: int, ask: Callable[[int], int]
+) -> tuple[int, BrokerUnavailableError | None]:
+    """Ask until the coordinator settles; return the last code, and why nobody answered, if so."""
+    code, lost = int(kafka_errors.CoordinatorNotAvailableError.errno), None
+    for left_ms in tries(within_ms, wire.clock):
         try:
-            return self.attempt(what, _blocking(body), connect_within_ms=self.timeout_ms)
-        except kafka_errors.BrokerResponseError as refused:
-            return LogSlice(int(refused.errno))
+            code, lost = ask(left_ms), None
+        except BrokerUnavailableError as unanswered:
+            lost = unanswered
+            continue
+        if code not in UNSETTLED:
+            break
+    return code, lost
 
 
 def _blocking(body: Callable[[Any], Coroutine[Any, Any, _T]]) -> Callable[[Any], _T]:
@@ -596,9 +560,27 @@ async def _coordinators(admin: Any, transactional_ids: list[str]) -> dict[str, i
     return nodes
 
 
-def _raise_for(code: int) -> None:
-    if code:
-        raise kafka_errors.for_code(code)()
+def _active_producer(row: Any) -> ActiveProducer:
+    start = int(row.current_transaction_start_offset)
+    handle = (int(row.producer_id), int(row.producer_epoch))
+    return ActiveProducer(*handle, int(row.last_sequence), start if start >= 0 else None)
+
+
+def _init_request(transactional_id: str | None, timeout_ms: int) -> Any:
+    return InitProducerIdRequest(
+        transactional_id=transactional_id,
+        transaction_timeout_ms=timeout_ms,
+        producer_id=-1,
+        producer_epoch=-1,
+        max_version=_INIT_PRODUCER_ID_VERSION,
+    )
+
+
+def _by_topic(values: Iterable[tuple[Place, _T]]) -> dict[str, list[tuple[int, _T]]]:
+    found: dict[str, list[tuple[int, _T]]] = defaultdict(list)
+    for (topic, partition), value in values:
+        found[topic].append((partition, value))
+    return found
 
 
 def _slice_of(answer: Any) -> LogSlice:
@@ -665,10 +647,6 @@ class RawSlice:
 FetchAnswer = Mapping[Place, RawSlice]
 
 
-def is_retriable(code: int) -> bool:
-    return bool(kafka_errors.for_code(code).retriable)
-
-
 class PendingFetch:
     """A Fetch on its way; nothing of it is lost by not asking for the result."""
 
@@ -677,11 +655,14 @@ class PendingFetch:
 
     def result(self) -> FetchAnswer:
         """Wait for the answer; call it at most once."""
-        try:
-            wait = _blocking(lambda _admin: _settled(self._future))
-            return self._wire.attempt(self._what, wait, connect_within_ms=self._wire.timeout_ms)
-        except kafka_errors.BrokerResponseError as refused:
-            return dict.fromkeys(self._places, RawSlice(int(refused.errno)))
+
+        async def settled(_admin: Any) -> FetchAnswer:
+            answer: FetchAnswer = await self._future
+            return answer
+
+        return self._wire.attempt(
+            self._what, _blocking(settled), refused=lambda code: dict.fromkeys(self._places, RawSlice(code))
+        )
 
 
 class FetchClient:
@@ -718,10 +699,10 @@ class FetchClient:
         self, admin: Any, offsets: Mapping[Place, int], limits: FetchLimits
     ) -> FetchAnswer:
         code, node = await self._leader(admin, next(iter(offsets)))
-        if code != Code.NONE:
+        if code:
             return dict.fromkeys(offsets, RawSlice(code))
         answer = await _fetched(admin, node, offsets, limits)
-        if any(seen.code != Code.NONE for seen in answer.values()):
+        if any(seen.code for seen in answer.values()):
             self._leaders.clear()
         return answer
 
@@ -745,7 +726,7 @@ class FetchClient:
         except (kafka_errors.KafkaError, OSError):
             # Of one broker only. Whether there is an outage the leader shows.
             answer = {}
-        if place in answer and answer[place].code == Code.NONE and answer[place].records:
+        if place in answer and not answer[place].code and answer[place].records:
             return answer
         del self._replicas[place]
         return await self._from_leader(admin, offsets, without_rack)
@@ -753,57 +734,26 @@ class FetchClient:
     async def _leader(self, admin: Any, place: Place) -> tuple[int, int]:
         """Return (error code, node) of the broker that leads `place`, from Kafka if not known."""
         if place in self._leaders:
-            return Code.NONE, self._leaders[place]
+            return 0, self._leaders[place]
         name, partition = place
         # Named topics come back with their own code, also those that the principal may not see.
         metadata = await admin._get_cluster_metadata([name])
         topic = metadata["topics"][0]
-        if topic["error_code"] != Code.NONE:
+        if topic["error_code"]:
             return int(topic["error_code"]), -1
         row = next((p for p in topic["partitions"] if p["partition_index"] == partition), None)
         if row is None:
-            return Code.UNKNOWN_TOPIC_OR_PARTITION, -1
+            return _UNKNOWN_PARTITION, -1
         if row["leader_id"] < 0:
             return kafka_errors.LeaderNotAvailableError.errno, -1
         self._leaders[place] = row["leader_id"]
-        return Code.NONE, row["leader_id"]
+        return 0, row["leader_id"]
 
 
 async def _fetched(admin: Any, node: int, offsets: Mapping[Place, int], limits: FetchLimits) -> FetchAnswer:
     response = await admin._manager.send(_request(offsets, limits), node, limits.request_timeout_ms)
-    return _answer_of(response, offsets)
-
-
-async def _settled(future: Any) -> FetchAnswer:
-    answer: FetchAnswer = await future
-    return answer
-
-
-def _request(offsets: Mapping[Place, int], limits: FetchLimits) -> Any:
-    by_topic: dict[str, list[Any]] = defaultdict(list)
-    for (topic, partition), offset in offsets.items():
-        by_topic[topic].append(
-            FetchRequest.FetchTopic.FetchPartition(
-                partition=partition, fetch_offset=offset, partition_max_bytes=limits.partition_max_bytes
-            )
-        )
-    return FetchRequest(
-        max_wait_ms=limits.max_wait_ms,
-        min_bytes=limits.min_bytes,
-        max_bytes=limits.max_bytes,
-        isolation_level=int(limits.isolation),
-        session_id=0,
-        session_epoch=-1,
-        topics=[FetchRequest.FetchTopic(topic=topic, partitions=rows) for topic, rows in by_topic.items()],
-        forgotten_topics_data=[],
-        rack_id=limits.rack,
-        max_version=_FETCH_VERSION,
-    )
-
-
-def _answer_of(response: Any, places: Iterable[Place]) -> FetchAnswer:
     if response.error_code:
-        return dict.fromkeys(places, RawSlice(int(response.error_code)))
+        return dict.fromkeys(offsets, RawSlice(int(response.error_code)))
     return {
         (topic.topic, row.partition_index): RawSlice(
             int(row.error_code),
@@ -819,6 +769,34 @@ def _answer_of(response: Any, places: Iterable[Place]) -> FetchAnswer:
     }
 
 
+def _request(offsets: Mapping[Place, int], limits: FetchLimits) -> Any:
+    topic_type = FetchRequest.FetchTopic
+    topics = [
+        topic_type(
+            topic=topic,
+            partitions=[
+                topic_type.FetchPartition(
+                    partition=partition, fetch_offset=offset, partition_max_bytes=limits.partition_max_bytes
+                )
+                for partition, offset in rows
+            ],
+        )
+        for topic, rows in _by_topic(offsets.items()).items()
+    ]
+    return FetchRequest(
+        max_wait_ms=limits.max_wait_ms,
+        min_bytes=limits.min_bytes,
+        max_bytes=limits.max_bytes,
+        isolation_level=int(limits.isolation),
+        session_id=0,
+        session_epoch=-1,
+        topics=topics,
+        forgotten_topics_data=[],
+        rack_id=limits.rack,
+        max_version=_FETCH_VERSION,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class TopicLayout:
     #: An error code of Kafka; the leaders count only if it is 0.
@@ -832,7 +810,7 @@ class BatchAnswer:
     #: An error code of Kafka.
     code: int
     #: The offset of the batch's first record, -1 where the broker did not tell it.
-    base_offset: int
+    base_offset: int = -1
     #: What the broker said about an error, often nothing.
     detail: str = ""
 
@@ -874,15 +852,19 @@ class ProduceClient:
 
         async def body(admin: Any) -> dict[str, TopicLayout]:
             response = await admin._manager.send(request)
-            found = {topic.name: _layout_of(topic) for topic in response.topics}
+            found = {}
+            for topic in response.topics:
+                by_number = {row.partition_index: int(row.leader_id) for row in topic.partitions}
+                leaders = (by_number.get(i, -1) for i in range(max(by_number, default=-1) + 1))
+                found[topic.name] = TopicLayout(int(topic.error_code), tuple(leaders))
             cluster = admin._manager.cluster
-            leaders = {node for layout in found.values() for node in layout.leaders if node >= 0}
-            if any(cluster.broker_metadata(node) is None for node in leaders):
+            nodes = {node for layout in found.values() for node in layout.leaders if node >= 0}
+            if any(cluster.broker_metadata(node) is None for node in nodes):
                 # A broker that joined since the client was built; it could not be connected to.
                 await cluster.refresh_metadata()
             return found
 
-        unknown = TopicLayout(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        unknown = TopicLayout(_UNKNOWN_PARTITION)
         what = f"describe topics {', '.join(topic.name for topic in wanted)}"
         found = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
         return {topic.name: found.get(topic.name, unknown) for topic in wanted}
@@ -904,92 +886,63 @@ class ProduceClient:
             told = {name: bits for name, bits in rights.items() if isinstance(bits, set)}
             return [name for name, bits in told.items() if not bits & {_RIGHTS_UNKNOWN, _WRITE}]
 
-        what = "ask for rights on topics"
         try:
-            return self._wire.attempt(what, _blocking(body), connect_within_ms=self._wire.timeout_ms)
+            return self._wire.attempt("ask for rights on topics", _blocking(body))
         except UnknownRequest:
             # They do not tell; whoever writes will be told.
             return []
 
     def init_idempotent(self, *, connect_within_ms: int) -> ProducerGrant:
         """Ask any broker once for a producer id that belongs to no transactional id."""
-        request = InitProducerIdRequest(
-            transactional_id=None,
-            transaction_timeout_ms=_NO_TIME_LIMIT_MS,
-            producer_id=-1,
-            producer_epoch=-1,
-            max_version=_INIT_PRODUCER_ID_VERSION,
-        )
+        request = _init_request(None, _NO_TIME_LIMIT_MS)
 
         async def body(admin: Any) -> ProducerGrant:
             answer = await admin._manager.send(request)
             return ProducerGrant(int(answer.error_code), answer.producer_id, answer.producer_epoch)
 
-        what = "get a producer id"
-        try:
-            return self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
-        except kafka_errors.BrokerResponseError as refused:
-            return ProducerGrant(int(refused.errno), -1, -1)
+        return self._wire.attempt(
+            "get a producer id", _blocking(body), connect_within_ms=connect_within_ms, refused=ProducerGrant
+        )
 
     def add_partitions(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        places: Iterable[Place],
-        *,
-        connect_within_ms: int,
+        self, handle: Handle, places: Iterable[Place], *, connect_within_ms: int
     ) -> dict[Place, int]:
         """Ask once to make partitions part of the transaction, before anything is produced to them."""
-        wanted = tuple(places)
+        wanted, name = tuple(places), handle.transactional_id
         request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=transactional_id,
-            v3_and_below_producer_id=producer_id,
-            v3_and_below_producer_epoch=producer_epoch,
+            v3_and_below_transactional_id=name,
+            v3_and_below_producer_id=handle.producer_id,
+            v3_and_below_producer_epoch=handle.producer_epoch,
             v3_and_below_topics=[
-                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=partitions)
-                for topic, partitions in _by_topic(wanted).items()
+                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
+                    name=topic, partitions=[partition for partition, _ in rows]
+                )
+                for topic, rows in _by_topic((place, None) for place in wanted).items()
             ],
             max_version=_ADD_PARTITIONS_VERSION,
         )
-        what = f"add partitions to transaction {transactional_id}"
-        answer = self._wire._ask_coordinator(what, transactional_id, request, connect_within_ms)
-        if isinstance(answer, int):
-            return dict.fromkeys(wanted, answer)
+        what = f"add partitions to transaction {name}"
+        code, answer = self._wire.ask_coordinator(what, name, request, connect_within_ms)
+        if answer is None:
+            return dict.fromkeys(wanted, code)
         codes = {
             (topic.name, row.partition_index): int(row.partition_error_code)
             for topic in answer.results_by_topic_v3_and_below
             for row in topic.results_by_partition
         }
-        self._wire._heed(codes.values())
+        self._wire.heed(codes.values())
         return {place: codes[place] for place in wanted}
 
-    def add_group(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        group: str,
-        *,
-        connect_within_ms: int,
-    ) -> int:
+    def add_group(self, handle: Handle, group: str, *, connect_within_ms: int) -> int:
         """Ask once to make a group's offsets part of the transaction, before they are stored."""
-        request = AddOffsetsToTxnRequest(
-            transactional_id=transactional_id,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            group_id=group,
-            max_version=_ADD_OFFSETS_VERSION,
-        )
-        what = f"add group {group} to transaction {transactional_id}"
-        answer = self._wire._ask_coordinator(what, transactional_id, request, connect_within_ms)
-        return answer if isinstance(answer, int) else int(answer.error_code)
+        request = AddOffsetsToTxnRequest(**handle._asdict(), group_id=group, max_version=_ADD_OFFSETS_VERSION)
+        name = handle.transactional_id
+        what = f"add group {group} to transaction {name}"
+        return self._wire.ask_coordinator(what, name, request, connect_within_ms)[0]
 
     def commit_in_transaction(
         self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
+        handle: Handle,
         group: str,
         offsets: Mapping[Place, int],
         note: str,
@@ -998,20 +951,20 @@ class ProduceClient:
     ) -> dict[Place, int]:
         """Store offsets that show with the commit, as no member: Kafka takes them while there are others."""
         topic_type = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-        rows: dict[str, list[Any]] = defaultdict(list)
-        for (topic, partition), offset in offsets.items():
-            rows[topic].append(
-                topic_type.TxnOffsetCommitRequestPartition(
-                    partition_index=partition, committed_offset=offset, committed_metadata=note
-                )
+        topics = [
+            topic_type(
+                name=topic,
+                partitions=[
+                    topic_type.TxnOffsetCommitRequestPartition(
+                        partition_index=partition, committed_offset=offset, committed_metadata=note
+                    )
+                    for partition, offset in rows
+                ],
             )
+            for topic, rows in _by_topic(offsets.items()).items()
+        ]
         request = TxnOffsetCommitRequest(
-            transactional_id=transactional_id,
-            group_id=group,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            topics=[topic_type(name=topic, partitions=some) for topic, some in rows.items()],
-            max_version=_TXN_OFFSET_COMMIT_VERSION,
+            **handle._asdict(), group_id=group, topics=topics, max_version=_TXN_OFFSET_COMMIT_VERSION
         )
 
         async def body(admin: Any) -> dict[Place, int]:
@@ -1023,12 +976,13 @@ class ProduceClient:
                 for row in topic.partitions
             }
 
-        what = f"store the offsets of group {group} in transaction {transactional_id}"
-        try:
-            codes = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
-        except kafka_errors.BrokerResponseError as refused:
-            codes = dict.fromkeys(offsets, int(refused.errno))
-        self._wire._heed(codes.values())
+        codes = self._wire.attempt(
+            f"store the offsets of group {group} in transaction {handle.transactional_id}",
+            _blocking(body),
+            connect_within_ms=connect_within_ms,
+            refused=lambda code: dict.fromkeys(offsets, code),
+        )
+        self._wire.heed(codes.values())
         return codes
 
     def begin_produce(
@@ -1045,11 +999,19 @@ class ProduceClient:
         """Hand a Produce request with at most one batch per partition to the client's thread."""
         # `answered` is set once it is answered or lost; without `acks`, once it is sent. At most five
         # requests may be under way to one leader, counting all kinds (KIP-98).
+        topic_type = ProduceRequest.TopicProduceData
+        topic_data = [
+            topic_type(
+                name=topic,
+                partition_data=[topic_type.PartitionProduceData(index=i, records=data) for i, data in rows],
+            )
+            for topic, rows in _by_topic(batches.items()).items()
+        ]
         request = ProduceRequest(
             transactional_id=transactional_id,
             acks=acks,
             timeout_ms=request_timeout_ms,
-            topic_data=_topic_data(batches),
+            topic_data=topic_data,
             max_version=_PRODUCE_VERSION,
         )
 
@@ -1067,7 +1029,7 @@ class ProduceClient:
             response = request._response()
             if response is None:
                 # Nobody was to acknowledge it.
-                return dict.fromkeys(request.places, BatchAnswer(Code.NONE, -1))
+                return dict.fromkeys(request.places, BatchAnswer(0))
             return {
                 (topic.name, row.index): BatchAnswer(
                     int(row.error_code), int(row.base_offset), row.error_message or ""
@@ -1079,44 +1041,13 @@ class ProduceClient:
         if request._is_orphan():
             # Something else on the wire was lost, and took this request's connection along.
             raise self._wire._unavailable("write records", None)
-        try:
-            return self._wire.attempt("write records", finish, connect_within_ms=self._wire.timeout_ms)
-        except kafka_errors.BrokerResponseError as refused:
-            return {place: BatchAnswer(int(refused.errno), -1, str(refused)) for place in request.places}
-
-
-def _layout_of(topic: Any) -> TopicLayout:
-    leaders = {row.partition_index: int(row.leader_id) for row in topic.partitions}
-    return TopicLayout(
-        int(topic.error_code), tuple(leaders.get(i, -1) for i in range(max(leaders, default=-1) + 1))
-    )
-
-
-def _by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
-    partitions: dict[str, list[int]] = defaultdict(list)
-    for topic, partition in places:
-        partitions[topic].append(partition)
-    return partitions
-
-
-def _topic_data(batches: Mapping[Place, bytes]) -> list[Any]:
-    topic_type = ProduceRequest.TopicProduceData
-    rows: dict[str, list[Any]] = defaultdict(list)
-    for (topic, partition), data in batches.items():
-        rows[topic].append(topic_type.PartitionProduceData(index=partition, records=data))
-    return [topic_type(name=topic, partition_data=data) for topic, data in rows.items()]
+        return self._wire.attempt(
+            "write records", finish, refused=lambda code: dict.fromkeys(request.places, BatchAnswer(code))
+        )
 
 
 #: Brokers close idle connections after ten minutes; a stream that still runs is back long before.
 _IDLE_MS = 60_000
-
-
-@dataclass(slots=True)
-class _Shelf:
-    """The idle wires of one process, longest idle first: (wire, when it was given back)."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    wires: list[tuple[KafkaWire, int]] = field(default_factory=list)
 
 
 class WirePool:
@@ -1134,7 +1065,9 @@ class WirePool:
     ) -> None:
         self._idle_ms = idle_ms
         self._clock, self._make = clock, make
-        self._shelves: dict[int, _Shelf] = {}
+        #: By process id, so that after a fork the child finds an empty one and a free lock: the idle wires,
+        #: longest idle first, and when each was given back.
+        self._shelves: dict[int, tuple[threading.Lock, list[tuple[KafkaWire, int]]]] = {}
 
     @contextmanager
     def wire(self, connection: KafkaConnection) -> Iterator[KafkaWire]:
@@ -1147,45 +1080,37 @@ class WirePool:
 
     def borrow(self, connection: KafkaConnection) -> KafkaWire:
         """Return an idle wire of an equal `connection`, else a new one; does not connect."""
-        shelf = self._shelf()
-        with shelf.lock:
-            expired = self._expired(shelf)
-            newest_first = range(len(shelf.wires) - 1, -1, -1)
-            at = next((i for i in newest_first if shelf.wires[i][0].connection == connection), None)
-            found = None if at is None else shelf.wires.pop(at)[0]
-        _close(expired)
+        with self._idle() as wires:
+            newest_first = range(len(wires) - 1, -1, -1)
+            at = next((i for i in newest_first if wires[i][0].connection == connection), None)
+            found = None if at is None else wires.pop(at)[0]
         return found if found is not None else self._make(connection)
 
     def give_back(self, wire: KafkaWire) -> None:
         """Take a wire back; the borrower must not use it any more."""
-        shelf = self._shelf()
-        with shelf.lock:
-            expired = self._expired(shelf)
-            shelf.wires.append((wire, self._clock.monotonic_ms()))
-        _close(expired)
+        with self._idle() as wires:
+            wires.append((wire, self._clock.monotonic_ms()))
 
     def close(self) -> None:
         """Close the idle wires of this process; the pool can still be used."""
-        shelf = self._shelf()
-        with shelf.lock:
-            idle, shelf.wires = [wire for wire, _ in shelf.wires], []
-        _close(idle)
+        with self._idle() as wires:
+            idle = [wire for wire, _ in wires]
+            wires.clear()
+        for wire in idle:
+            wire.close()
 
-    def _shelf(self) -> _Shelf:
-        # By process id, so that after a fork the child finds an empty shelf and a free lock.
-        return self._shelves.setdefault(os.getpid(), _Shelf())
-
-    def _expired(self, shelf: _Shelf) -> list[KafkaWire]:
-        oldest_ms = self._clock.monotonic_ms() - self._idle_ms
-        expired = [wire for wire, since_ms in shelf.wires if since_ms < oldest_ms]
-        shelf.wires = [(wire, since_ms) for wire, since_ms in shelf.wires if since_ms >= oldest_ms]
-        return expired
-
-
-def _close(wires: list[KafkaWire]) -> None:
-    # Outside the lock: closing joins the wire's thread.
-    for wire in wires:
-        wire.close()
+    @contextmanager
+    def _idle(self) -> Iterator[list[tuple[KafkaWire, int]]]:
+        """Yield the idle wires of this process, locked, without those that are idle for too long."""
+        lock, wires = self._shelves.setdefault(os.getpid(), (threading.Lock(), []))
+        with lock:
+            oldest_ms = self._clock.monotonic_ms() - self._idle_ms
+            expired = [wire for wire, since_ms in wires if since_ms < oldest_ms]
+            del wires[: len(expired)]
+            yield wires
+        # Outside the lock: closing joins the wire's thread.
+        for wire in expired:
+            wire.close()
 
 
 #: The pool of this process, shared by all readers and writers.

@@ -24,34 +24,27 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
-from flinkish_spark.connectors.kafka.client.oauth import OAUTH_OPTIONS, Tokens, take_token_source
+from flinkish_spark.connectors.kafka.client.oauth import OAUTH_OPTIONS, Tokens, take_token_source, unusable
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
 from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret, place_of, secret_of
 from flinkish_spark.protocol.choices import closest
 
 _OPTIONS = frozenset(
     {
-        "ssl.endpoint.identification.algorithm",
-        "ssl.key.password",
-        "ssl.keystore.certificate.chain",
-        "ssl.keystore.key",
-        "ssl.keystore.location",
-        "ssl.keystore.password",
-        "ssl.keystore.type",
-        "ssl.truststore.certificates",
-        "ssl.truststore.location",
-        "ssl.truststore.password",
+        *("ssl.endpoint.identification.algorithm", "ssl.key.password", "ssl.keystore.certificate.chain"),
+        *("ssl.keystore.key", "ssl.keystore.location", "ssl.keystore.password", "ssl.keystore.type"),
+        *("ssl.truststore.certificates", "ssl.truststore.location", "ssl.truststore.password"),
         "ssl.truststore.type",
     }
 )
 _PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----([^-:]*)-----END \1-----")
 
 
-def take_tls(left: dict[str, str]) -> dict[str, object]:
+def take_tls(left: dict[str, str]) -> ssl.SSLContext | None:
     """Move the TLS options out of `left` and translate them to a context, PEM only."""
     options = {name: left.pop(name) for name in _OPTIONS & left.keys()}
     if not options:
-        return {}
+        return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # As in Java, whatever is in the truststore is trusted, also an intermediate authority alone.
@@ -62,32 +55,31 @@ def take_tls(left: dict[str, str]) -> dict[str, object]:
         _check_store(store, [f"ssl.{store}.{name}" for name in inline], options)
     _load_trusted(context, options)
     _load_identity(context, options)
-    return {"ssl_context": context}
+    return context
 
 
 def _context_of(options: Mapping[str, str]) -> ssl.SSLContext:
-    context = take_tls(dict(options)).get("ssl_context")
-    return context if isinstance(context, ssl.SSLContext) else ssl.create_default_context()
+    return take_tls(dict(options)) or ssl.create_default_context()
 
 
 def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> None:
     kind, location = options.get(f"ssl.{store}.type", "JKS"), options.get(f"ssl.{store}.location")
     given = [name for name in inline if name in options]
     if location is not None and kind.upper() != "PEM":
-        raise _unusable(
+        raise unusable(
             f"ssl.{store}.location",
             f"its type is {kind}, and Python reads PEM only",
             f"run `{_conversion(store, kind, location)}`{'' if store == 'truststore' else _GUARD}, then set "
             f"ssl.{store}.location to the new file, ssl.{store}.type to PEM, and no ssl.{store}.password",
         )
     if (given or location is not None) and kind != "PEM":
-        raise _unusable(f"ssl.{store}.type", f"it is {kind}", "set it to PEM, in capitals")
+        raise unusable(f"ssl.{store}.type", f"it is {kind}", "set it to PEM, in capitals")
     if given and location is not None:
-        raise _unusable(given[0], f"ssl.{store}.location is given as well", "keep one of them")
+        raise unusable(given[0], f"ssl.{store}.location is given as well", "keep one of them")
     if given and given != inline:
-        raise _unusable(given[0], "the other half is missing", f"give {' and '.join(inline)}")
+        raise unusable(given[0], "the other half is missing", f"give {' and '.join(inline)}")
     if f"ssl.{store}.password" in options:
-        raise _unusable(
+        raise unusable(
             f"ssl.{store}.password",
             f"a {store} in PEM has none",
             "remove it; a key of its own password needs ssl.key.password",
@@ -120,7 +112,7 @@ def _load_trusted(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
             context.load_default_certs()
     except (OSError, ValueError) as unreadable:
         name = "ssl.truststore.certificates" if location is None else "ssl.truststore.location"
-        raise _unusable(name, _reason(unreadable, location), "give certificates in PEM") from None
+        raise unusable(name, _reason(unreadable, location), "give certificates in PEM") from None
 
 
 def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
@@ -138,7 +130,7 @@ def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
             with _nameless_file(_pem(chain)) as chain_path, _nameless_file(_pem(key or "")) as key_path:
                 context.load_cert_chain(chain_path, key_path, password=password)
     except (OSError, ValueError) as unreadable:
-        raise _unusable(
+        raise unusable(
             name,
             _reason(unreadable, location),
             "give a private key, its certificate behind it, in PEM, and the key's password, if it has one, "
@@ -170,12 +162,6 @@ def _nameless_file(text: str) -> Iterator[str]:
 def _reason(error: OSError | ValueError, location: str | None) -> str:
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     return f"{location}: {text}" if location is not None else text
-
-
-def _unusable(option: str, why: str, what_to_do: str) -> ConfigError:
-    return ConfigError(
-        f"Kafka option {option!r} cannot be used", why=why, what_to_do=what_to_do, option=option
-    )
 
 
 _PREFIX = "kafka."
@@ -294,21 +280,23 @@ class KafkaConnection:
         if "client.id" in left:
             arguments["client_id"] = left.pop("client.id")
         if "security.protocol" in left:
-            arguments["security_protocol"] = _one_of(
-                "security.protocol", left.pop("security.protocol"), _SECURITY_PROTOCOLS
-            )
+            protocol = left.pop("security.protocol").upper()
+            if protocol not in _SECURITY_PROTOCOLS:
+                what_to_do = f"use one of {', '.join(_SECURITY_PROTOCOLS)}"
+                raise unusable("security.protocol", f"it is {protocol!r}", what_to_do)
+            arguments["security_protocol"] = protocol
         for name in sorted(left.keys() & _MILLISECONDS.keys()):
-            arguments[_MILLISECONDS[name]] = _milliseconds(name, left.pop(name))
+            text = left.pop(name)
+            if not text.isdecimal():
+                raise unusable(name, f"it is {text!r}, and no whole number", "give whole milliseconds")
+            arguments[_MILLISECONDS[name]] = int(text)
         arguments.update(_take_sasl(left, str(arguments.get("security_protocol", ""))))
-        arguments.update(take_tls(left))
+        if (context := take_tls(left)) is not None:
+            arguments["ssl_context"] = context
         unknown = sorted(left.keys() - _JAVA_ONLY)
         if unknown:
-            raise ConfigError(
-                f"Kafka option {unknown[0]!r} cannot be used",
-                why="it does not go with the security.protocol and the sasl.mechanism that are given",
-                what_to_do="remove it, or correct these",
-                option=unknown[0],
-            )
+            why = "it does not go with the security.protocol and the sasl.mechanism that are given"
+            raise unusable(unknown[0], why, "remove it, or correct these")
         return arguments
 
 
@@ -354,16 +342,11 @@ def _checked_servers(servers: object) -> tuple[str, ...]:
     checked = []
     for entry in entries:
         server = entry.strip() if isinstance(entry, str) else entry
-        if not isinstance(server, str) or not _SERVER.fullmatch(server):
+        is_one = isinstance(server, str) and _SERVER.fullmatch(server)
+        if not is_one or not 0 < int(server.rpartition(":")[2]) < 65536:
             raise ConfigError(
                 f"bootstrap server {entry!r} cannot be used",
-                what_to_do="write it as host:port",
-                option="bootstrap_servers",
-            )
-        if not 0 < int(server.rpartition(":")[2]) < 65536:
-            raise ConfigError(
-                f"bootstrap server {entry!r} has no such port",
-                what_to_do="give a port from 1 to 65535",
+                what_to_do="write it as host:port, with a port from 1 to 65535",
                 option="bootstrap_servers",
             )
         checked.append(server)
@@ -382,74 +365,36 @@ def _checked_options(options: Mapping[str, object]) -> dict[str, str]:
         if isinstance(value, EnvironmentSecret | FileSecret):
             value = place_of(value)
         if not isinstance(value, str):
-            raise ConfigError(
-                f"Kafka option {name!r} must be a string, not {type(value).__name__}",
-                what_to_do="write it as text",
-                option=bare,
-            )
+            raise unusable(bare, f"it must be a string, not {type(value).__name__}", "write it as text")
         if bare == "bootstrap.servers":
-            raise ConfigError(
-                f"Kafka option {name!r} is given twice", what_to_do="use bootstrap_servers only", option=bare
-            )
+            raise unusable(bare, "it is given twice", "use bootstrap_servers only")
         if bare not in CONNECTION_OPTIONS:
-            raise ConfigError(
-                f"Kafka option {bare!r} cannot be used",
-                why="flinkish_spark also talks to Kafka from Python and does not know it there",
-                what_to_do=closest(bare, CONNECTION_OPTIONS)
+            raise unusable(
+                bare,
+                "flinkish_spark also talks to Kafka from Python and does not know it there",
+                closest(bare, CONNECTION_OPTIONS)
                 or "leave it out; settings of the producer go into a sink's producer=, those of the consumer "
                 "into a source's reader_options=",
-                option=bare,
             )
         if _is_place(bare):
             secret_of(value.strip(), bare)  # Raises if it begins like a place, and is none.
         if checked.setdefault(bare, value) != value:
-            raise ConfigError(
-                f"Kafka option {bare!r} is given twice with different values",
-                what_to_do=f"keep one of {bare!r} and {_PREFIX + bare!r}",
-                option=bare,
-            )
+            what_to_do = f"keep one of {bare!r} and {_PREFIX + bare!r}"
+            raise unusable(bare, "it is given twice with different values", what_to_do)
     return checked
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value.upper() not in allowed:
-        raise ConfigError(
-            f"Kafka option {name!r} cannot be {value!r}",
-            what_to_do=f"use one of {', '.join(allowed)}",
-            option=name,
-        )
-    return value.upper()
-
-
-def _milliseconds(name: str, value: str) -> int:
-    if not value.strip().isdecimal():
-        raise ConfigError(
-            f"Kafka option {name!r} must be a whole number, not {value!r}",
-            what_to_do="give whole milliseconds",
-            option=name,
-        )
-    return int(value)
 
 
 def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object]:
     """Move the SASL options out of `left` and translate them."""
     mechanism, jaas = left.pop("sasl.mechanism", None), left.pop("sasl.jaas.config", None)
     wanted = security_protocol.startswith("SASL_")
+    what_to_do = f"use one of {', '.join(_SASL_MODULES)}"
     if mechanism is None:
         if wanted or jaas is not None:
-            raise ConfigError(
-                "Kafka option 'sasl.mechanism' is missing",
-                why="its default GSSAPI is not supported",
-                what_to_do=f"use one of {', '.join(_SASL_MODULES)}",
-                option="sasl.mechanism",
-            )
+            raise unusable("sasl.mechanism", "its default GSSAPI is not supported", what_to_do, missing=True)
         return {}
     if mechanism not in _SASL_MODULES:
-        raise ConfigError(
-            f"Kafka option 'sasl.mechanism' cannot be {mechanism!r}",
-            what_to_do=f"use one of {', '.join(_SASL_MODULES)}",
-            option="sasl.mechanism",
-        )
+        raise unusable("sasl.mechanism", f"it is {mechanism!r}", what_to_do)
     if jaas is None and not wanted:
         return {}
     if mechanism == "OAUTHBEARER":
@@ -481,11 +426,11 @@ def _jaas_login(jaas: str | None, mechanism: str) -> tuple[str, str]:
     module = _SASL_MODULES[mechanism]
     token = fields.get("tokenauth", "").lower() == "true"
     if token or not fields.get("username") or not fields.get("password"):
-        raise ConfigError(
-            f"Kafka option 'sasl.jaas.config' {'is missing' if jaas is None else 'cannot be used'}",
-            why="Python cannot use a delegation token" if token else f"{mechanism} needs one of its form",
-            what_to_do=f'write it as: {module} required username="..." password="...";',
-            option="sasl.jaas.config",
+        raise unusable(
+            "sasl.jaas.config",
+            "Python cannot use a delegation token" if token else f"{mechanism} needs one of its form",
+            f'write it as: {module} required username="..." password="...";',
+            missing=jaas is None,
         )
     return fields["username"], fields["password"]
 
@@ -547,7 +492,12 @@ def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: in
             client.close()
             manager._net.stop()
         if isinstance(reason, _LOGIN_REFUSALS):
-            raise _login_refused(servers, reason) from reason
+            raise AuthorizationError(
+                f"Kafka at {servers} refuses the login",
+                why=str(reason),
+                what_to_do="correct security.protocol, sasl.mechanism, or the login in sasl.jaas.config",
+                bootstrap_servers=servers,
+            ) from reason
         if (broken := _final_tls_error(reason)) is not None:
             raise _tls_failed(servers, broken) from reason
         raise reason from None
@@ -660,15 +610,6 @@ class TlsFailed(EnvironmentFault):
 
     restartable = True
     ends_when_repeated = True
-
-
-def _login_refused(servers: str, error: BaseException) -> AuthorizationError:
-    return AuthorizationError(
-        f"Kafka at {servers} refuses the login",
-        why=str(error),
-        what_to_do="correct security.protocol, sasl.mechanism, or the login in sasl.jaas.config",
-        bootstrap_servers=servers,
-    )
 
 
 def _tls_failed(servers: str, error: ssl.SSLError) -> TlsFailed:

@@ -35,14 +35,10 @@ _READ_TIMEOUT, _URLENCODE = "sasl.login.read.timeout.ms", "sasl.oauthbearer.head
 #: Of the Java client alone: how it refreshes in the background, how often it asks again, names of claims.
 _JAVA_ONLY = frozenset(
     {
-        "sasl.login.connect.timeout.ms",
-        "sasl.login.refresh.buffer.seconds",
-        "sasl.login.refresh.min.period.seconds",
-        "sasl.login.refresh.window.factor",
-        "sasl.login.refresh.window.jitter",
-        "sasl.login.retry.backoff.max.ms",
-        "sasl.login.retry.backoff.ms",
-        "sasl.oauthbearer.scope.claim.name",
+        *("sasl.login.connect.timeout.ms", "sasl.login.refresh.buffer.seconds"),
+        *("sasl.login.refresh.min.period.seconds", "sasl.login.refresh.window.factor"),
+        *("sasl.login.refresh.window.jitter", "sasl.login.retry.backoff.max.ms"),
+        *("sasl.login.retry.backoff.ms", "sasl.oauthbearer.scope.claim.name"),
         "sasl.oauthbearer.sub.claim.name",
     }
 )
@@ -69,7 +65,7 @@ def take_token_source(
     given = {name: left.pop(name) for name in OAUTH_OPTIONS & left.keys()}
     handler, url = given.get(_HANDLER_OPTION, ""), given.get(_URL, "")
     if handler.rpartition(".")[2] != _HANDLER.rpartition(".")[2]:
-        raise _unusable(
+        raise unusable(
             _HANDLER_OPTION,
             "without one Java's client makes unsecured tokens, which are for nobody but developers"
             if not handler
@@ -79,17 +75,24 @@ def take_token_source(
         )
     kind = urllib.parse.urlsplit(url).scheme.lower()
     if kind not in ("http", "https", "file"):
-        raise _unusable(_URL, "it says where tokens come from", "give an https or file URL", missing=not url)
+        raise unusable(_URL, "it says where tokens come from", "give an https or file URL", missing=not url)
     if jaas is None or (kind != "file" and not (jaas.get("clientId") and jaas.get("clientSecret"))):
         module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
-        raise _unusable(
+        raise unusable(
             "sasl.jaas.config",
             "OAUTHBEARER needs one of its form",
             f'write it as: {module} required clientId="..." clientSecret="..." scope="...";',
         )
     timeout = given.get(_READ_TIMEOUT, str(_DEFAULT_READ_TIMEOUT_MS))
     if not timeout.isdecimal() or int(timeout) == 0:
-        raise _unusable(_READ_TIMEOUT, "it is no number of milliseconds above 0", "give a whole number")
+        raise unusable(_READ_TIMEOUT, "it is no number of milliseconds above 0", "give a whole number")
+    extensions = {
+        name.removeprefix(_EXTENSION): value for name, value in jaas.items() if name.startswith(_EXTENSION)
+    }
+    for name, value in extensions.items():
+        if name == "auth" or not _EXTENSION_NAME.fullmatch(name) or not _EXTENSION_VALUE.fullmatch(value):
+            what_to_do = "use letters for its name"
+            raise unusable("sasl.jaas.config", f"the extension {name!r} cannot be sent", what_to_do)
     source = TokenSource(
         url,
         jaas.get("clientId", "").strip(),
@@ -99,22 +102,11 @@ def take_token_source(
         given.get(_URLENCODE, "false").lower() == "true",
         tuple(sorted((name, value) for name, value in jaas.items() if name.startswith("ssl."))),
     )
-    return {"sasl_oauth_token_provider": Tokens(source, _extensions(jaas), context_of)}
+    return {"sasl_oauth_token_provider": Tokens(source, extensions, context_of)}
 
 
-def _extensions(jaas: Mapping[str, str]) -> dict[str, str]:
-    found = {
-        name.removeprefix(_EXTENSION): value for name, value in jaas.items() if name.startswith(_EXTENSION)
-    }
-    for name, value in found.items():
-        if name == "auth" or not _EXTENSION_NAME.fullmatch(name) or not _EXTENSION_VALUE.fullmatch(value):
-            raise _unusable(
-                "sasl.jaas.config", f"the extension {name!r} cannot be sent", "use letters for its name"
-            )
-    return found
-
-
-def _unusable(option: str, why: str, what_to_do: str, *, missing: bool = False) -> ConfigError:
+def unusable(option: str, why: str, what_to_do: str, *, missing: bool = False) -> ConfigError:
+    """Return the error about an option of a connection; `why` quotes no value of one that may be a secret."""
     return ConfigError(
         f"Kafka option {option!r} {'is missing' if missing else 'cannot be used'}",
         why=why,
@@ -199,17 +191,16 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
             raise kafka_errors.KafkaConnectionError(
                 f"the answer of the token endpoint {self._place} has no access_token"
             ) from None
-        life_ms = _life_ms(text, answer)
-        return _Token(text, asked_ms + int(life_ms * _USED_SHARE))
+        return _Token(text, asked_ms + int(_life_ms(text, answer) * _USED_SHARE))
 
-    def _request(self) -> urllib.request.Request:
+    def _posted(self) -> bytes:
         source = self._source
         names = (source.client_id, source.client_secret)
         if source.urlencode:
             names = (urllib.parse.quote_plus(names[0]), urllib.parse.quote_plus(names[1]))
         login = base64.b64encode(":".join(names).encode()).decode("ascii")
         asked = {"grant_type": "client_credentials", **({"scope": source.scope} if source.scope else {})}
-        return urllib.request.Request(
+        request = urllib.request.Request(
             source.url,
             data=urllib.parse.urlencode(asked).encode("ascii"),
             headers={
@@ -218,13 +209,11 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
                 "Content-Type": "application/x-www-form-urlencoded",
             },
         )
-
-    def _posted(self) -> bytes:
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
-        if self._source.tls:
-            handlers.append(urllib.request.HTTPSHandler(context=self._context_of(dict(self._source.tls))))
+        if source.tls:
+            handlers.append(urllib.request.HTTPSHandler(context=self._context_of(dict(source.tls))))
         opener = urllib.request.build_opener(*handlers)
-        with opener.open(self._request(), timeout=self._source.read_timeout_ms / 1000) as answer:
+        with opener.open(request, timeout=source.read_timeout_ms / 1000) as answer:
             return bytes(answer.read(_MOST_ANSWER_BYTES))
 
     @property

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self, TypeVar
 
+import kafka.errors as kafka_errors
+import numpy as np
+
 from flinkish_spark.connectors.kafka.client import admission as faults
 from flinkish_spark.connectors.kafka.client.admission import (
     Addressed,
     Admission,
     Reaction,
-    Rows,
     Spreader,
-    WriteCode,
     by_partition,
     by_topic,
-    described,
     reaction_to,
 )
 from flinkish_spark.connectors.kafka.client.batches import (
@@ -31,20 +31,22 @@ from flinkish_spark.connectors.kafka.client.batches import (
     CommonHeaders,
     EncodedBatch,
     encode_batches,
+    lengths,
     sequence_after,
 )
 from flinkish_spark.connectors.kafka.client.client import (
     WIRES,
     BatchAnswer,
-    Code,
+    Doubt,
     EndAction,
+    Handle,
     KafkaWire,
     ProduceClient,
     ProduceInFlight,
     ProducerGrant,
     TopicLayout,
     WirePool,
-    pauses_ms,
+    name_of,
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, StagingSettings, TaskAttempt
@@ -54,7 +56,7 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     TransactionClient,
     abort_own,
 )
-from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.clock import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, SystemClock, tries
 from flinkish_spark.core.errors import (
     AuthorizationError,
     BrokerUnavailableError,
@@ -68,12 +70,31 @@ from flinkish_spark.types.record_time import Int64s
 _T = TypeVar("_T")
 #: Partitions can be added to a topic: this old, what we know is asked for again.
 _LAYOUT_MAX_AGE_MS = 300_000
-#: A broker that just started may not know a topic yet; this many answers in a row are believed.
-_ABSENCES_BELIEVED = 4
+_UNKNOWN: int = kafka_errors.UnknownTopicOrPartitionError.errno
+_INVALID: int = kafka_errors.InvalidTopicError.errno
 
 #: What this process knows about topics, and since when on the monotonic clock. Plain values, so a
 #: forked worker may use what its parent knew.
 _known: dict[KafkaConnection, dict[str, tuple[TopicLayout, int]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What an attempt of a task got under its task's ticket id: every attempt gets another one, in order."""
+
+    producer_id: int
+    producer_epoch: int
+
+    def follows(self, other: Ticket | None) -> bool:
+        """Whether nobody has taken one in between; None stands for an id that nobody has used."""
+        if other is not None and other.producer_epoch < _LAST_EPOCH:
+            return self == Ticket(other.producer_id, other.producer_epoch + 1)
+        # A new id, or one whose epochs are used up.
+        return self.producer_epoch == 0 and (other is None or self.producer_id != other.producer_id)
+
+
+#: Behind it Kafka gives a transactional id another producer id; it keeps one epoch more to fence with.
+_LAST_EPOCH = 32_766
 
 
 class ProducerSession:
@@ -83,6 +104,8 @@ class ProducerSession:
     batch_attributes = 0
     #: Whether something may have to be aborted, once it is begun.
     is_transactional = False
+    #: Of an attempt that writes into the transaction of all tasks, once it is begun.
+    ticket: Ticket | None = None
 
     def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
         self.settings = settings
@@ -131,25 +154,24 @@ class ProducerSession:
         wanted = sorted(set(topics))
         for topic in wanted:
             self._layouts.pop(topic, None)
-        absences = 0
+        what, doubt = f"describe topics {', '.join(wanted)}", Doubt()
 
         def unsettled(found: dict[str, TopicLayout]) -> str:
-            nonlocal absences
             codes = {topic: layout.code for topic, layout in found.items()}
-            denied = [topic for topic, code in codes.items() if code == _TOPIC_DENIED]
-            if denied:
-                raise faults.not_authorized(
-                    faults.missing_right(_TOPIC_DENIED, denied, self.settings.transactional_id)
-                )
-            absences = absences + 1 if WriteCode.UNKNOWN_TOPIC_OR_PARTITION in codes.values() else 0
-            believed = _ABSENT if absences == _ABSENCES_BELIEVED else (WriteCode.INVALID_TOPIC_EXCEPTION,)
+            self.check_topics_allowed(codes.items())
+            is_believed = doubt.is_over(_UNKNOWN in codes.values())
             for topic, code in codes.items():
-                if code in believed:
-                    raise faults.no_such_topic(topic, self.wire.connection.servers)
-            return self.unsettled(f"describe topics {', '.join(wanted)}", codes.values())
+                if code == _INVALID or (code == _UNKNOWN and is_believed):
+                    raise faults.StagingFailed(
+                        f"topic '{topic}' does not exist",
+                        why=f"the brokers at {self.wire.connection.servers} do not know it",
+                        what_to_do="create it, or correct its name",
+                        topic=topic,
+                    )
+            return self.unsettled(what, codes.values())
 
         found = self.asked(
-            f"describe topics {', '.join(wanted)}",
+            what,
             f"DESCRIBE on topics [{', '.join(wanted)}]",
             lambda left_ms: self.client.layouts(wanted, connect_within_ms=left_ms),
             unsettled,
@@ -157,11 +179,17 @@ class ProducerSession:
         now_ms = self.wire.clock.monotonic_ms()
         self._layouts.update((topic, (layout, now_ms)) for topic, layout in found.items())
 
+    def check_topics_allowed(self, codes: Iterable[tuple[str, int]]) -> None:
+        denied = [topic for topic, code in codes if code == faults.TOPIC_DENIED]
+        if denied:
+            right = faults.missing_right(faults.TOPIC_DENIED, denied, self.settings.transactional_id)
+            raise faults.not_authorized(right)
+
     def asked(self, what: str, right: str, ask: Callable[[int], _T], unsettled: Callable[[_T], str]) -> _T:
         """Ask until `unsettled` has nothing to say about the answer; it raises on a refusal."""
         budget_ms = self.settings.producer.delivery_timeout_ms
         last = ""
-        for left_ms in pauses_ms(budget_ms, self.wire.clock):
+        for left_ms in tries(budget_ms, self.wire.clock):
             try:
                 answer = ask(left_ms)
             except BrokerUnavailableError as lost:
@@ -170,7 +198,11 @@ class ProducerSession:
             except AuthorizationError as denied:
                 raise faults.denied(denied, right) from None
             except EnvironmentFault as broken:
-                raise faults.unreachable(what, broken) from None
+                raise faults.StagingUnanswered(
+                    f"could not {what}: {faults.one_line(broken.what)}",
+                    why=faults.one_line(broken.why),
+                    what_to_do=broken.what_to_do,
+                ) from None
             last = unsettled(answer)
             if not last:
                 return answer
@@ -184,7 +216,7 @@ class ProducerSession:
                 case Reaction.DONE:
                     continue
                 case Reaction.AGAIN | Reaction.ASK_FOR_LEADER:
-                    last = f"Kafka answered {described(code)}"
+                    last = f"Kafka answered {name_of(code)}"
                 case _:
                     raise self.fault(what, code)
         return last
@@ -195,16 +227,25 @@ class ProducerSession:
             case Reaction.NOT_AUTHORIZED:
                 return faults.not_authorized(faults.missing_right(code, topics, name))
             case Reaction.FENCED:
-                return faults.fenced(name, code)
+                return faults.StagingUnanswered(
+                    f"the transaction of {name} is no longer ours ({name_of(code)})",
+                    why="another attempt took its id, or its transaction timeout passed",
+                    transactional_id=name,
+                    code=code,
+                )
             case _:
-                return faults.refused(what, code, detail)
+                if code == kafka_errors.InvalidTransactionTimeoutError.errno:
+                    limit = "transaction.max.timeout.ms"
+                    detail = detail or f"the transaction timeout is above the broker's {limit}"
+                why = faults.one_line(detail)
+                return faults.StagingFailed(f"Kafka refused to {what} ({name_of(code)})", why=why, code=code)
 
 
 class IdempotentSession(ProducerSession):
     """A producer id of its own: a batch that is sent again is written once."""
 
     def begin(self) -> None:
-        right = faults.missing_right(WriteCode.CLUSTER_AUTHORIZATION_FAILED, (), None)
+        right = faults.missing_right(faults.CLUSTER_DENIED, (), None)
         self._take(
             "get a producer id", right, lambda left_ms: self.client.init_idempotent(connect_within_ms=left_ms)
         )
@@ -222,6 +263,10 @@ class TransactionSession(ProducerSession):
         self._name = settings.transactional_id
         self._joined: set[Place] = set()
 
+    @property
+    def handle(self) -> Handle:
+        return Handle(self._name, self.producer_id, self.producer_epoch)
+
     def begin(self) -> None:
         """Take a new epoch of the transactional id; fences its producers, aborts what they left open."""
         # This order matters: without a new epoch for every transaction a handle would name two of them, and
@@ -238,7 +283,7 @@ class TransactionSession(ProducerSession):
         def ask(left_ms: int) -> ProducerGrant:
             return self.wire.init_producer_id(name, timeout_ms, connect_within_ms=left_ms)
 
-        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
+        right = faults.missing_right(faults.ID_DENIED, (), name)
         self._take(f"initialise transactional id {name}", right, ask)
 
     def join(self, places: Iterable[Place]) -> None:
@@ -250,44 +295,39 @@ class TransactionSession(ProducerSession):
         what = f"add partitions to the transaction of {name}"
 
         def ask(left_ms: int) -> dict[Place, int]:
-            return self.client.add_partitions(
-                name, self.producer_id, self.producer_epoch, new, connect_within_ms=left_ms
-            )
+            return self.client.add_partitions(self.handle, new, connect_within_ms=left_ms)
 
         def unsettled(codes: dict[Place, int]) -> str:
-            denied = [topic for (topic, _), code in codes.items() if code == _TOPIC_DENIED]
-            if denied:
-                raise faults.not_authorized(faults.missing_right(_TOPIC_DENIED, denied, name))
+            self.check_topics_allowed((topic, code) for (topic, _), code in codes.items())
             if any(reaction_to(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
                 # Raises if the topic is gone; the coordinator may also just not know it yet.
                 self.refresh({topic for topic, _ in new})
             return self.unsettled(what, codes.values())
 
-        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
+        right = faults.missing_right(faults.ID_DENIED, (), name)
         self.asked(what, right, ask, unsettled)
         self._joined.update(new)
 
     def commit_offsets(self, group: str, offsets: Mapping[Place, int], note: str) -> None:
-        handle = (self._name, self.producer_id, self.producer_epoch)
         right = f"READ on the consumer group {group}"
 
         def settled(codes: Iterable[int]) -> str:
-            found = [code for code in codes if code != Code.NONE]
-            if Code.GROUP_AUTHORIZATION_FAILED in found:
+            found = [code for code in codes if code]
+            if kafka_errors.GroupAuthorizationFailedError.errno in found:
                 raise faults.not_authorized(right)
             return self.unsettled(f"store the offsets of group {group}", found)
 
         self.asked(
             f"add the group {group} to {self._name}",
             right,
-            lambda left_ms: self.client.add_group(*handle, group, connect_within_ms=left_ms),
+            lambda left_ms: self.client.add_group(self.handle, group, connect_within_ms=left_ms),
             lambda code: settled([code]),
         )
         self.asked(
             f"store the offsets of group {group}",
             right,
             lambda left_ms: self.client.commit_in_transaction(
-                *handle, group, offsets, note, connect_within_ms=left_ms
+                self.handle, group, offsets, note, connect_within_ms=left_ms
             ),
             lambda codes: settled(codes.values()),
         )
@@ -295,39 +335,16 @@ class TransactionSession(ProducerSession):
     def commit(self) -> None:
         """Make everything of the transaction visible; the next one may begin, under the same epoch."""
         what = f"commit the transaction of {self._name}"
-        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), self._name)
+        right = faults.missing_right(faults.ID_DENIED, (), self._name)
         self.asked(
             what,
             right,
             lambda left_ms: self.wire.end_transaction(
-                self._name,
-                self.producer_id,
-                self.producer_epoch,
-                EndAction.COMMIT,
-                connect_within_ms=left_ms,
+                self.handle, EndAction.COMMIT, connect_within_ms=left_ms
             ),
             lambda code: self.unsettled(what, [code]),
         )
         self._joined.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """What an attempt of a task got under its task's ticket id: every attempt gets another one, in order."""
-
-    producer_id: int
-    producer_epoch: int
-
-    def follows(self, other: Ticket | None) -> bool:
-        """Whether nobody has taken one in between; None stands for an id that nobody has used."""
-        if other is not None and other.producer_epoch < _LAST_EPOCH:
-            return self == Ticket(other.producer_id, other.producer_epoch + 1)
-        # A new id, or one whose epochs are used up.
-        return self.producer_epoch == 0 and (other is None or self.producer_id != other.producer_id)
-
-
-#: Behind it Kafka gives a transactional id another producer id; it keeps one epoch more to fence with.
-_LAST_EPOCH = 32_766
 
 
 class SharedSession(TransactionSession):
@@ -345,7 +362,6 @@ class SharedSession(TransactionSession):
         super().__init__(wire, settings)
         assert settings.shared is not None
         self._shared = settings.shared
-        self.ticket: Ticket | None = None
 
     def begin(self) -> None:
         # This order matters: the ticket tells the driver about this attempt for good, before it writes.
@@ -373,7 +389,14 @@ class SharedSession(TransactionSession):
                 )
             # Numbers begin anew behind 2**31 - 1 records; a transaction has fewer.
             if last != (wanted - 1 if wanted else None):
-                raise faults.written_twice(place, self._name)
+                raise faults.StagingFailed(
+                    f"partition {place[1]} of topic {place[0]} is not as it was when the micro-batch began",
+                    why="another attempt of its task has written to it, and brokers cannot tell them apart",
+                    what_to_do="none: the transaction is given up, and its micro-batches run again",
+                    transactional_id=self._name,
+                    topic=place[0],
+                    partition=place[1],
+                )
         self._joined.update(new)
 
     def first_sequence(self, place: Place) -> int:
@@ -387,18 +410,6 @@ _SESSIONS = {
 }
 
 
-def session_for(wire: KafkaWire, settings: StagingSettings) -> ProducerSession:
-    if settings.shared is not None:
-        return SharedSession(wire, settings)
-    return _SESSIONS[settings.guarantee](wire, settings)
-
-
-_TOPIC_DENIED = WriteCode.TOPIC_AUTHORIZATION_FAILED
-_ABSENT = (WriteCode.UNKNOWN_TOPIC_OR_PARTITION, WriteCode.INVALID_TOPIC_EXCEPTION)
-
-
-_FIRST_PAUSE_MS = 20
-_LONGEST_PAUSE_MS = 500
 #: More than this is not held back in memory by a task: the caller waits for acknowledgements.
 _MOST_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
 _LEAST_UNACKNOWLEDGED_BYTES = 1024 * 1024
@@ -412,7 +423,7 @@ class _Parcel:
     """A batch that is not acknowledged yet, and its records, in case it has to be cut."""
 
     batch: EncodedBatch
-    rows: Rows
+    rows: Addressed
     #: Set at the first sending, in the outbox's attended time.
     deadline_ms: int | None = None
 
@@ -430,12 +441,6 @@ class _Lane:
     not_before_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    request: ProduceInFlight
-    dead_at_ms: int
-
-
 class Outbox:
     """All records of one transaction between their encoding and their acknowledgement."""
 
@@ -448,7 +453,8 @@ class Outbox:
         self._session, self._settings = session, session.settings.producer
         self._clock = session.wire.clock
         self._lanes: dict[Place, _Lane] = {}
-        self._flights: dict[int, _Flight] = {}
+        #: By leader, what is under way, and when the client's thread must be dead without an answer.
+        self._flights: dict[int, tuple[ProduceInFlight, int]] = {}
         self._answered = threading.Event()
         self._unacknowledged_bytes = 0
         self._most_bytes = max(
@@ -462,7 +468,7 @@ class Outbox:
         self.acknowledged = 0
         self.evidence: Evidence | None = None
 
-    def post(self, parts: Mapping[Place, Rows]) -> None:
+    def post(self, parts: Mapping[Place, Addressed]) -> None:
         """Encode records and send them as far as possible; waits only while too much is under way."""
         with self._attended():
             # In turn, so that a request has a batch for each of a leader's partitions.
@@ -484,12 +490,12 @@ class Outbox:
     def hush(self, within_ms: int) -> bool:
         """Wait for what is under way without sending more; return whether nothing is any more."""
         end_ms = self._clock.monotonic_ms() + within_ms
-        while any(not flight.request.is_done for flight in self._flights.values()):
+        while any(not request.is_done for request, _ in self._flights.values()):
             left_ms = end_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 return False
             self._answered.clear()
-            self._answered.wait(min(left_ms, _LONGEST_PAUSE_MS) / 1000)
+            self._answered.wait(min(left_ms, LONGEST_PAUSE_MS) / 1000)
         return True
 
     @contextmanager
@@ -504,7 +510,7 @@ class Outbox:
     def _attended_ms(self) -> int:
         return self._clock.monotonic_ms() - self._away_ms
 
-    def _parcels(self, place: Place, rows: Rows) -> Iterator[tuple[Place, _Parcel]]:
+    def _parcels(self, place: Place, rows: Addressed) -> Iterator[tuple[Place, _Parcel]]:
         lane = self._lanes.get(place)
         if lane is None:
             lane = _Lane(place, next_sequence=self._session.first_sequence(place))
@@ -514,8 +520,8 @@ class Outbox:
         for parcel in self._encoded(place[0], rows, first):
             yield place, parcel
 
-    def _encoded(self, topic: str, rows: Rows, sequence: int) -> Iterator[_Parcel]:
-        limit = self._session.settings.batch_limit_bytes
+    def _encoded(self, topic: str, rows: Addressed, sequence: int) -> Iterator[_Parcel]:
+        limit = min(self._settings.batch_bytes, self._session.settings.record_limit_bytes)
         batches = encode_batches(
             rows.keys,
             rows.values,
@@ -566,7 +572,7 @@ class Outbox:
                 for lane in self._lanes.values()
                 if lane.parcels and not lane.is_under_way and lane.not_before_ms > now_ms
             ]
-            pause_ms = min([_LONGEST_PAUSE_MS, *pauses])
+            pause_ms = min([LONGEST_PAUSE_MS, *pauses])
             if self._flights:
                 self._answered.wait(pause_ms / 1000)
             elif pauses:
@@ -614,19 +620,19 @@ class Outbox:
         except (BrokerUnavailableError, AuthorizationError) as lost:
             self._lost(lost)
         else:
-            self._flights[leader] = _Flight(request, now_ms + timeout_ms + _THREAD_DEAD_MS)
+            self._flights[leader] = (request, now_ms + timeout_ms + _THREAD_DEAD_MS)
 
     def _collect(self) -> None:
-        for leader, flight in tuple(self._flights.items()):
-            if not flight.request.is_done and self._clock.monotonic_ms() < flight.dead_at_ms:
+        for leader, (request, dead_at_ms) in tuple(self._flights.items()):
+            if not request.is_done and self._clock.monotonic_ms() < dead_at_ms:
                 continue
             try:
-                answers = self._session.client.finish_produce(flight.request)
+                answers = self._session.client.finish_produce(request)
             except (BrokerUnavailableError, AuthorizationError) as lost:
                 self._lost(lost)
                 return
             del self._flights[leader]
-            for place in flight.request.places:
+            for place in request.places:
                 self._lanes[place].is_under_way = False
                 self._take(self._lanes[place], answers.get(place, _NO_ANSWER))
 
@@ -635,17 +641,27 @@ class Outbox:
         match reaction_to(answer.code):
             case Reaction.DONE:
                 self._acknowledged(lane, answer.base_offset)
-            case Reaction.AGAIN:
-                self._postpone(lane, _said(answer))
-            case Reaction.ASK_FOR_LEADER:
-                self._stale_topics.add(topic)
-                self._postpone(lane, _said(answer))
+            case Reaction.AGAIN | Reaction.ASK_FOR_LEADER as reaction:
+                if reaction is Reaction.ASK_FOR_LEADER:
+                    self._stale_topics.add(topic)
+                detail = f", {answer.detail}" if answer.detail else ""
+                self._postpone(lane, f"Kafka answered {name_of(answer.code)}{detail}")
             case Reaction.CUT if parcel.batch.records > 1:
                 self._cut(lane)
             case Reaction.CUT:
-                raise faults.refused_as_too_large(topic, self._session.settings.record_limit_bytes)
+                limit = self._session.settings.record_limit_bytes
+                raise faults.refused_record(
+                    f"the broker refuses a record for topic {topic} as too large although it is within the "
+                    f"limit of {limit} bytes",
+                    topic,
+                    "raise the topic's max.message.bytes or lower max_record_bytes",
+                )
             case Reaction.BAD_RECORD:
-                raise faults.refused_records(topic, partition, answer.code, answer.detail)
+                # What the broker checks beside sizes: keys of a compacted topic, timestamps.
+                said = faults.one_line(f"{name_of(answer.code)}, {answer.detail}").rstrip(", ")
+                raise faults.refused_record(
+                    f"the broker refuses a record for topic {topic}, partition {partition} ({said})", topic
+                )
             case _:
                 what = f"write to topic {topic}, partition {partition}"
                 raise self._session.fault(what, answer.code, [topic], answer.detail)
@@ -681,12 +697,8 @@ class Outbox:
             topic, partition = lane.place
             what = f"deliver a batch to topic {topic}, partition {partition}"
             raise faults.unanswered(what, self._settings.delivery_timeout_ms, why) from None
-        lane.pause_ms = min(max(2 * lane.pause_ms, _FIRST_PAUSE_MS), _LONGEST_PAUSE_MS)
+        lane.pause_ms = min(max(2 * lane.pause_ms, FIRST_PAUSE_MS), LONGEST_PAUSE_MS)
         lane.not_before_ms = self._clock.monotonic_ms() + lane.pause_ms
-
-
-def _said(answer: BatchAnswer) -> str:
-    return f"Kafka answered {described(answer.code)}" + (f", {answer.detail}" if answer.detail else "")
 
 
 def _in_turn(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
@@ -710,7 +722,7 @@ _LEAST_PORTION_BYTES = 256 * 1024
 ABORT_BOUND_MS = 3_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StagedCounts:
     #: Records that went out, dead letters included.
     sent: int = 0
@@ -741,7 +753,8 @@ class StagedTransaction:
         self._settings, self._pool = settings, pool
         self._wire: KafkaWire | None = pool.borrow(settings.connection)
         self._clock = self._wire.clock
-        self._session = session_for(self._wire, settings)
+        session = SharedSession if settings.shared is not None else _SESSIONS[settings.guarantee]
+        self._session = session(self._wire, settings)
         self._admission = Admission(settings, common_headers, self._clock)
         self._outbox = Outbox(self._session)
         self._spreader = Spreader(settings.producer.batch_bytes)
@@ -762,7 +775,7 @@ class StagedTransaction:
 
     @property
     def ticket(self) -> Ticket | None:
-        return self._session.ticket if isinstance(self._session, SharedSession) else None
+        return self._session.ticket
 
     def acknowledged_by_place(self) -> dict[Place, int]:
         return self._outbox.acknowledged_by_place()
@@ -781,23 +794,23 @@ class StagedTransaction:
         misfits: Column | None = None,
     ) -> None:
         """Add records. They are sent once there are enough of them, at the latest by :meth:`prepare`."""
-        self._require(_Phase.WRITING)
+        self._require_writing()
         if not len(values):
             return
         at_ms = self._clock.wall_ms() if timestamps_ms is None else timestamps_ms
         with self._failing():
-            headers = self._admission.with_common(headers, len(values))
+            headers = self._admission.with_common(headers)
             records = Addressed.of(keys, values, headers, topics, partitions, at_ms, misfits)
             if self._collected and not records.continues(self._collected[-1]):
                 self._send_collected()
             self._collected.append(records)
-            self._collected_bytes += records.rows.about_bytes
+            self._collected_bytes += records.about_bytes
             if self._collected_bytes >= self._portion_bytes:
                 self._send_collected()
 
     def prepare(self) -> KafkaCommittable | None:
         """Make all durable and invisible; return the handle that ends it, None without a transaction."""
-        self._require(_Phase.WRITING)
+        self._require_writing()
         with self._failing():
             self._send_collected()
             self._outbox.drain()
@@ -831,18 +844,23 @@ class StagedTransaction:
             self._release()
 
     def _send_collected(self) -> None:
-        collected, self._collected, self._collected_bytes = self._collected, [], 0
-        if not collected:
+        if not self._collected:
             return
-        whole = Addressed.joined(collected)
-        portions = max(1, whole.rows.about_bytes // self._portion_bytes)
-        step = -(-len(whole.rows) // portions)
-        for start in range(0, len(whole.rows), step):
+        whole = Addressed.joined(self._collected)
+        self._collected, self._collected_bytes = [], 0
+        portions = max(1, whole.about_bytes // self._portion_bytes)
+        step = -(-len(whole) // portions)
+        for start in range(0, len(whole), step):
             for topic, records in by_topic(whole.slice(start, step), self._settings.default_topic):
-                self._send(topic, self._admitted(topic, records))
+                judged = self._admission.judged(topic, records)
+                self.counts.dropped += judged.dropped
+                for name, letters in judged.letters:
+                    self._send(name, letters)
+                    self.counts.dead_lettered += len(letters)
+                self._send(topic, judged.admitted)
 
     def _send(self, topic: str, records: Addressed) -> None:
-        if not len(records.rows):
+        if not len(records):
             return
         layout = self._session.layout_with(topic, records.highest_partition)
         parts = by_partition(topic, records, layout, self._spreader)
@@ -852,17 +870,9 @@ class StagedTransaction:
             self._session.begin()
         self._session.join(places)
         self._outbox.post(places)
-        sent, size = self.counts.sent + len(records.rows), self.counts.bytes + records.rows.payload_bytes
-        self.counts = replace(self.counts, sent=sent, bytes=size)
-
-    def _admitted(self, topic: str, records: Addressed) -> Addressed:
-        judged = self._admission.judged(topic, records)
-        self.counts = replace(self.counts, dropped=self.counts.dropped + judged.dropped)
-        for name, letters in judged.letters:
-            self._send(name, letters)
-            count = self.counts.dead_lettered + len(letters.rows)
-            self.counts = replace(self.counts, dead_lettered=count)
-        return judged.admitted
+        self.counts.sent += len(records)
+        sizes = (np.maximum(lengths(column), 0).sum() for column in (records.keys, records.values))
+        self.counts.bytes += int(sum(sizes))
 
     def _committable(self) -> KafkaCommittable | None:
         outbox, session = self._outbox, self._session
@@ -879,25 +889,19 @@ class StagedTransaction:
                 why="each was a repeat whose first answer was lost; the transaction's fate could not be "
                 "proved later",
             )
-        return KafkaCommittable(
-            name,
-            session.producer_id,
-            session.producer_epoch,
-            outbox.evidence,
-            outbox.acknowledged,
-        )
+        handle = (name, session.producer_id, session.producer_epoch)
+        return KafkaCommittable(*handle, outbox.evidence, outbox.acknowledged)
 
     def _abort(self, within_ms: int) -> None:
-        name = self._session.settings.transactional_id
-        assert name is not None
+        assert isinstance(self._session, TransactionSession)
         # Its own connection with short time limits: the borrowed one may be what fails.
         wire = KafkaWire(self._settings.connection, timeout_ms=within_ms, clock=self._clock)
         try:
-            session = self._session
-            left = abort_own(wire, name, session.producer_id, session.producer_epoch, within_ms)
+            left = abort_own(wire, self._session.handle, within_ms)
         finally:
             wire.close()
         if left:
+            name = self._session.settings.transactional_id
             raise faults.StagingFailed(f"{name} was not aborted", why=left)
 
     def _release(self) -> None:
@@ -905,8 +909,8 @@ class StagedTransaction:
         if wire is not None:
             self._pool.give_back(wire)
 
-    def _require(self, phase: _Phase) -> None:
-        if self._phase is not phase:
+    def _require_writing(self) -> None:
+        if self._phase is not _Phase.WRITING:
             name = self._session.settings.transactional_id or "a task"
             raise InternalError(f"nothing can be added, the output of {name} {self._phase.value}")
 
@@ -944,7 +948,7 @@ def free_transactional_id(wire: KafkaWire, prefix: str, attempt: TaskAttempt) ->
         views = TransactionClient.over(wire).described(names)
         for name in names:
             view = views.get(name)
-            if view is None or view.code != Code.NONE or view.state != _ONGOING:
+            if view is None or view.code or view.state != _ONGOING:
                 return name
     raise EnvironmentFault(
         f"attempt {attempt.number} of task {attempt.partition} has no transactional id left",

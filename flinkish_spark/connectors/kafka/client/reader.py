@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
+import kafka.errors as kafka_errors
 import numpy as np
 import pyarrow as pa
 
@@ -29,29 +30,24 @@ from flinkish_spark.connectors.kafka.client.batches import (
 from flinkish_spark.connectors.kafka.client.client import (
     UNAUTHORIZED,
     WIRES,
-    Code,
-    FetchAnswer,
     FetchClient,
-    FetchLimits,
     Isolation,
     KafkaWire,
     Marker,
+    PendingFetch,
     RawSlice,
     WirePool,
-    is_retriable,
     name_of,
-    pauses_ms,
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DOUBT_MS, ReaderSettings
-from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.core.clock import Clock, SystemClock, tries
 from flinkish_spark.core.errors import (
     AuthorizationError,
     BrokerUnavailableError,
     EnvironmentFault,
     InputLostError,
 )
-from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import check_times
 
 #: What a record is taken for before the first answer tells; and the least that a Fetch asks for.
@@ -68,8 +64,6 @@ class OffsetRange:
     end: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.topic, str) or not self.topic:
-            raise ValueError(f"a range needs a topic, got {self.topic!r}")
         if self.partition < 0 or not 0 <= self.start <= self.end:
             raise ValueError(f"there is no range {self}")
 
@@ -95,20 +89,6 @@ class FetchedBatches:
     start: int
 
 
-class Pending(Protocol):
-    """A Fetch on its way."""
-
-    def result(self) -> FetchAnswer:
-        """Wait for the answer."""
-
-
-class Fetches(Protocol):
-    """Who sends Fetches: :class:`~flinkish_spark.connectors.kafka.client.client.FetchClient`, or a test."""
-
-    def send(self, offsets: Mapping[Place, int], limits: FetchLimits, *, connect_within_ms: int) -> Pending:
-        """Send a Fetch and do not wait."""
-
-
 class RangeFetches:
     """Takes the batches of one range, answer by answer; used once, by one thread."""
 
@@ -118,7 +98,7 @@ class RangeFetches:
 
     def __init__(
         self,
-        client: Fetches,
+        client: FetchClient,
         bounds: Callable[[], tuple[int, int]],
         wanted: OffsetRange,
         settings: ReaderSettings,
@@ -130,8 +110,9 @@ class RangeFetches:
         self._position, self._end = wanted.start, wanted.end
         self._bytes_per_offset = float(_GUESSED_RECORD_BYTES)
         self._is_waiting = False
-        self._ahead: Pending | None = None
-        self._doubt = _Doubt(clock)
+        self._ahead: PendingFetch | None = None
+        #: How long the loss is that shows, and since when it has been showing without anything against it.
+        self._doubt: tuple[int, int] | None = None
         self.losses: list[LostRange] = []
 
     def take(self) -> FetchedBatches | None:
@@ -139,9 +120,10 @@ class RangeFetches:
             return None
         trouble = "no time was allowed"
         allowed_ms = self._settings.patience_ms
-        for left_ms in pauses_ms(allowed_ms, self._clock):
+        for left_ms in tries(allowed_ms, self._clock):
             try:
-                seen = self._answer(left_ms)
+                pending, self._ahead = self._ahead, None
+                seen = (pending or self._send(left_ms)).result().get(self._place)
                 fetched = None if seen is None else self._whole_batches(seen, left_ms)
                 if fetched is not None:
                     return fetched
@@ -149,7 +131,7 @@ class RangeFetches:
                 if self._position >= self._end:
                     return None
             except BrokerUnavailableError as lost:
-                self._doubt.end()
+                self._doubt = None
                 trouble = lost.why or lost.what
         raise BrokerUnavailableError(
             f"Reading {self._wanted} did not get on at offset {self._position} for {allowed_ms} ms",
@@ -160,23 +142,17 @@ class RangeFetches:
             offset=self._position,
         )
 
-    def _answer(self, left_ms: int) -> RawSlice | None:
-        pending, self._ahead = self._ahead, None
-        return (pending or self._send(left_ms)).result().get(self._place)
-
-    def _send(self, left_ms: int) -> Pending:
-        return self._client.send({self._place: self._position}, self._limits(), connect_within_ms=left_ms)
-
-    def _limits(self) -> FetchLimits:
+    def _send(self, left_ms: int) -> PendingFetch:
         settings = self._settings
         limits = settings.waiting_limits() if self._is_waiting else settings.fetch_limits()
         # A small range in the middle of a log is not worth a whole answer of what follows it.
         guessed = max(_LEAST_BYTES, int((self._end - self._position) * self._bytes_per_offset))
-        return replace(limits, partition_max_bytes=min(limits.partition_max_bytes, guessed))
+        limits = replace(limits, partition_max_bytes=min(limits.partition_max_bytes, guessed))
+        return self._client.send({self._place: self._position}, limits, connect_within_ms=left_ms)
 
     def _whole_batches(self, seen: RawSlice, left_ms: int) -> FetchedBatches | None:
         """Return what the answer holds, go on behind it and send the next Fetch."""
-        if seen.code != Code.NONE:
+        if seen.code:
             return None
         found = list(batches(seen.records))
         if not found or found[-1].header.last_offset < self._position:
@@ -184,7 +160,7 @@ class RangeFetches:
         asked, behind = self._position, found[-1].header.last_offset + 1
         self._bytes_per_offset = len(seen.records) / (behind - found[0].header.base_offset)
         self._position, self._is_waiting = behind, False
-        self._doubt.end()
+        self._doubt = None
         if self._position < self._end:
             try:
                 self._ahead = self._send(left_ms)
@@ -196,20 +172,21 @@ class RangeFetches:
         """Act on an answer that brought no batch; return what to say if it stays like that."""
         if seen is None:
             return "the broker throttles this client"
-        if seen.code == Code.NONE:
+        error = kafka_errors.for_code(seen.code)
+        if error is kafka_errors.NoError:
             return self._without_error(seen)
-        if seen.code == Code.OFFSET_OUT_OF_RANGE:
+        if error is kafka_errors.OffsetOutOfRangeError:
             return self._out_of_range()
-        if seen.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+        if error is kafka_errors.UnknownTopicOrPartitionError:
             return self._absent()
-        self._doubt.end()
+        self._doubt = None
         if seen.code in UNAUTHORIZED:
             raise AuthorizationError(
                 f"Kafka refuses this principal READ on topic {self._wanted.topic!r} ({name_of(seen.code)})",
                 topic=self._wanted.topic,
                 code=seen.code,
             )
-        if not is_retriable(seen.code):
+        if not error.retriable:
             raise EnvironmentFault(
                 f"Kafka refuses to read {self._wanted} at offset {self._position}",
                 why=f"it answers {name_of(seen.code)}",
@@ -229,7 +206,7 @@ class RangeFetches:
         if seen.high_watermark < self._end:
             why = f"the log ends at {seen.high_watermark}"
             return self._doubted(max(self._position, seen.high_watermark), self._end, why)
-        self._doubt.end()
+        self._doubt = None
         if visible < self._end:
             return f"a transaction is open at offset {visible}, which hides later records"
         return "the answer held no whole batch"
@@ -244,7 +221,7 @@ class RangeFetches:
             return self._doubted(self._position, min(first, self._end), why)
         if self._position > end:
             return self._doubted(self._position, self._end, f"the log ends at {end}")
-        self._doubt.end()
+        self._doubt = None
         return "the broker's answers contradict each other"
 
     def _absent(self) -> str:
@@ -252,8 +229,11 @@ class RangeFetches:
 
     def _doubted(self, start: int, end: int, why: str) -> str:
         """Skip or report the loss of the offsets from `start` to before `end` once it is believed."""
-        loss = LostRange(OffsetRange(*self._place, start, end), why)
-        if not self._doubt.is_over(loss):
+        now_ms = self._clock.monotonic_ms()
+        if self._doubt is None or end - start < self._doubt[0]:
+            # What was missing comes back: a log that is still being opened.
+            self._doubt = (end - start, now_ms)
+        if now_ms - self._doubt[1] < DOUBT_MS:
             return why
         if self._settings.fail_on_data_loss:
             raise InputLostError(
@@ -266,37 +246,13 @@ class RangeFetches:
                 missing_start=start,
                 missing_end=end,
             )
-        self.losses.append(loss)
+        self.losses.append(LostRange(OffsetRange(*self._place, start, end), why))
         if start <= self._position:
             self._position = end
         else:
             self._end = start
-        self._doubt.end()
+        self._doubt = None
         return why
-
-
-class _Doubt:
-    """For how long a loss has been showing without anything that speaks against it."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._loss: LostRange | None = None
-        self._since_ms = 0
-
-    def end(self) -> None:
-        """Forget it: something else was answered."""
-        self._loss = None
-
-    def is_over(self, loss: LostRange) -> bool:
-        now_ms = self._clock.monotonic_ms()
-        if self._loss is None or _length(loss) < _length(self._loss):
-            # What was missing comes back: a log that is still being opened.
-            self._loss, self._since_ms = loss, now_ms
-        return now_ms - self._since_ms >= DOUBT_MS
-
-
-def _length(loss: LostRange) -> int:
-    return loss.range.end - loss.range.start
 
 
 _CLOCK = SystemClock()
@@ -323,29 +279,12 @@ def record_schema(*, include_headers: bool, include_leader_epoch: bool = False) 
     return pa.schema([*_COLUMNS, *headers, *epoch])
 
 
-class _BatchLike(Protocol):
-    """What decides whether a batch is visible; a ``BatchHeader``."""
-
-    @property
-    def last_offset(self) -> int: ...
-    @property
-    def producer_id(self) -> int: ...
-    @property
-    def is_transactional(self) -> bool: ...
-    @property
-    def is_control(self) -> bool: ...
-
-
-_B = TypeVar("_B")
-
-
 def visible(
-    batches: Iterable[_B],
+    batches: Iterable[RawBatch],
     aborted: Iterable[tuple[int, int]],
     isolation: Isolation,
-    header_of: Callable[[_B], _BatchLike],
-    marker_of: Callable[[_B], Marker | None],
-) -> Iterator[_B]:
+    marker_of: Callable[[RawBatch], Marker | None] = control_type,
+) -> Iterator[RawBatch]:
     """Yield the batches of one answer whose records a reader sees; never a control batch."""
     # As Kafka's own consumer (`CompletedFetch`): an aborted transaction hides its producer's transactional
     # batches from its first offset on, up to that producer's next ABORT marker.
@@ -353,7 +292,7 @@ def visible(
     coming = sorted(aborted, key=lambda entry: entry[1], reverse=True)
     aborting: set[int] = set()
     for batch in batches:
-        header = header_of(batch)
+        header = batch.header
         if committed and header.producer_id != _NO_PRODUCER:
             while coming and coming[-1][1] <= header.last_offset:
                 aborting.add(coming.pop()[0])
@@ -370,15 +309,10 @@ class RangeReader:
     """Reads ranges one after the other; made by each task, used by one thread."""
 
     def __init__(
-        self,
-        connection: KafkaConnection,
-        settings: ReaderSettings,
-        *,
-        pool: WirePool = WIRES,
-        clock: Clock = _CLOCK,
+        self, connection: KafkaConnection, settings: ReaderSettings, *, pool: WirePool = WIRES
     ) -> None:
         self._connection, self._settings = connection, settings
-        self._pool, self._clock = pool, clock
+        self._pool = pool
         self._schema = record_schema(
             include_headers=settings.include_headers, include_leader_epoch=settings.include_leader_epoch
         )
@@ -390,7 +324,7 @@ class RangeReader:
             return
         with self._pool.wire(self._connection) as wire:
             fetches = RangeFetches(
-                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, self._clock
+                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, _CLOCK
             )
             try:
                 while (fetched := fetches.take()) is not None:
@@ -405,10 +339,8 @@ class RangeReader:
 
     def _decoded(self, wanted: OffsetRange, fetched: FetchedBatches) -> Iterator[Any]:
         inside = takewhile(lambda raw: raw.header.base_offset < wanted.end, fetched.batches)
-        checked = map(_verified, inside) if self._settings.check_crcs else inside
-        seen = visible(
-            checked, fetched.aborted, self._settings.isolation, lambda raw: raw.header, control_type
-        )
+        checked = map(verify, inside) if self._settings.check_crcs else inside
+        seen = visible(checked, fetched.aborted, self._settings.isolation)
         for group in _groups(raw for raw in seen if raw.header.records):
             records = decode(*group, with_headers=self._settings.include_headers)
             # The range may begin and end inside a batch.
@@ -438,18 +370,13 @@ class RangeReader:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _verified(raw: RawBatch) -> RawBatch:
-    verify(raw)
-    return raw
-
-
 def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
     """Cut a run of batches into lists that are decoded at once, alike in what each says for its records."""
     group: list[RawBatch] = []
     size = 0
     for raw in batches:
         more = len(raw.body) * (1 if raw.header.codec is Codec.NONE else _EXPECTED_RATIO)
-        alike = group and _said(raw) == _said(group[0])
+        alike = group and _shared_facts(raw) == _shared_facts(group[0])
         if group and (not alike or size + more > _DECODED_BYTES):
             yield group
             group, size = [], 0
@@ -459,7 +386,7 @@ def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
         yield group
 
 
-def _said(raw: RawBatch) -> tuple[TimestampType, int]:
+def _shared_facts(raw: RawBatch) -> tuple[TimestampType, int]:
     return raw.header.timestamp_type, raw.header.partition_leader_epoch
 
 

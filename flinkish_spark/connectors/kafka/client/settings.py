@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flinkish_spark.connectors.kafka.client.batches import Codec
 from flinkish_spark.connectors.kafka.client.client import MAX_FRAME_BYTES, FetchLimits, Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.protocol.choices import Choice, closest
 from flinkish_spark.protocol.ids import Place
@@ -26,18 +25,10 @@ DOUBT_MS = 2_000
 #: no topic creation here, so that they change nothing and a job that has them may keep them.
 HARMLESS_OPTIONS = frozenset(
     {
-        "allow.auto.create.topics",
-        "auto.commit.interval.ms",
-        "heartbeat.interval.ms",
-        "max.poll.interval.ms",
-        "max.poll.records",
-        "metric.reporters",
-        "metrics.num.samples",
-        "metrics.recording.level",
-        "metrics.sample.window.ms",
-        "receive.buffer.bytes",
-        "send.buffer.bytes",
-        "session.timeout.ms",
+        *("allow.auto.create.topics", "auto.commit.interval.ms", "heartbeat.interval.ms"),
+        *("max.poll.interval.ms", "max.poll.records", "metric.reporters", "metrics.num.samples"),
+        *("metrics.recording.level", "metrics.sample.window.ms", "receive.buffer.bytes"),
+        *("send.buffer.bytes", "session.timeout.ms"),
     }
 )
 
@@ -76,16 +67,6 @@ class ReaderSettings:
     #: the leader.
     client_rack: str = ""
 
-    def __post_init__(self) -> None:
-        for option, (name, least) in _NUMBERS.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-                raise ConfigError(
-                    f"Kafka option {option!r} cannot be {value!r}",
-                    what_to_do=f"give a whole number of at least {least}",
-                    option=option,
-                )
-
     @classmethod
     def from_options(
         cls,
@@ -109,13 +90,8 @@ class ReaderSettings:
                     or f"remove it; known are {', '.join(sorted(READER_OPTIONS))}",
                     option=bare,
                 )
-            if bare in _NUMBERS:
-                given[_NUMBERS[bare][0]] = _number(option, text)
-            elif bare in _TEXTS:
-                given[_TEXTS[bare]] = text.strip()
-            else:
-                name, values = _WORDS[bare]
-                given[name] = _word(option, text, values)
+            name, parse = _READER_SETTINGS[bare]
+            given[name] = parse(option, text)
         return cls(
             fail_on_data_loss=fail_on_data_loss,
             include_headers=include_headers,
@@ -144,47 +120,54 @@ class ReaderSettings:
         return replace(limits, max_wait_ms=max_wait_ms, min_bytes=self.fetch_min_bytes)
 
 
-#: Kafka's name -> (field, least value).
-_NUMBERS: dict[str, tuple[str, int]] = {
-    "fetch.max.bytes": ("fetch_max_bytes", 1),
-    "max.partition.fetch.bytes": ("max_partition_fetch_bytes", 1),
-    "fetch.max.wait.ms": ("fetch_max_wait_ms", 0),
-    "fetch.min.bytes": ("fetch_min_bytes", 0),
-    "request.timeout.ms": ("request_timeout_ms", 1),
-    "default.api.timeout.ms": ("default_api_timeout_ms", 1),
+#: Reads the text that is given for a setting; no message quotes it: people put secrets among them.
+_Parse = Callable[[str, str], Any]
+
+
+def _whole(least: int) -> _Parse:
+    def parse(name: str, text: str) -> int:
+        if not text.strip().isdecimal() or not least <= int(text) < 2**31:
+            raise _unusable(name, f"a whole number of at least {least}")
+        return int(text)
+
+    return parse
+
+
+def _word(known: Mapping[str, Any]) -> _Parse:
+    def parse(name: str, text: str) -> Any:
+        word = text.strip().lower()
+        if word not in known:
+            *first, last = known
+            raise _unusable(name, f"{', '.join(first)} or {last}")
+        return known[word]
+
+    return parse
+
+
+def _unusable(name: str, wanted: str) -> ConfigError:
+    return ConfigError(
+        f"the Kafka setting '{name}' must be {wanted}",
+        what_to_do="give such a value, or leave it out for the default",
+        setting=name,
+    )
+
+
+_TRUTH = _word({"true": True, "false": False})
+_ISOLATION = {"read_committed": Isolation.READ_COMMITTED, "read_uncommitted": Isolation.READ_UNCOMMITTED}
+#: Kafka's name -> (field, how its text is read).
+_READER_SETTINGS: dict[str, tuple[str, _Parse]] = {
+    "check.crcs": ("check_crcs", _TRUTH),
+    "client.rack": ("client_rack", lambda _, text: text.strip()),
+    "default.api.timeout.ms": ("default_api_timeout_ms", _whole(1)),
+    "fetch.max.bytes": ("fetch_max_bytes", _whole(1)),
+    "fetch.max.wait.ms": ("fetch_max_wait_ms", _whole(0)),
+    "fetch.min.bytes": ("fetch_min_bytes", _whole(0)),
+    "isolation.level": ("isolation", _word(_ISOLATION)),
+    "max.partition.fetch.bytes": ("max_partition_fetch_bytes", _whole(1)),
+    "request.timeout.ms": ("request_timeout_ms", _whole(1)),
 }
-#: Kafka's name -> (field, values).
-_WORDS: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "check.crcs": ("check_crcs", {"true": True, "false": False}),
-    "isolation.level": (
-        "isolation",
-        {"read_committed": Isolation.READ_COMMITTED, "read_uncommitted": Isolation.READ_UNCOMMITTED},
-    ),
-}
-#: Kafka's name -> field, for any text.
-_TEXTS = {"client.rack": "client_rack"}
 #: The consumer settings that mean something here, without the prefix ``kafka.``.
-READER_OPTIONS = frozenset(_NUMBERS) | frozenset(_WORDS) | frozenset(_TEXTS)
-
-
-def _number(option: str, text: str) -> int:
-    if not text.strip().isdecimal():
-        raise ConfigError(
-            f"Kafka option {option!r} must be a whole number, not {text!r}",
-            what_to_do="give a whole number",
-            option=option,
-        )
-    return int(text)
-
-
-def _word(option: str, text: str, values: Mapping[str, Any]) -> Any:
-    if text.strip().lower() not in values:
-        raise ConfigError(
-            f"Kafka option {option!r} cannot be {text!r}",
-            what_to_do=f"use one of {', '.join(values)}",
-            option=option,
-        )
-    return values[text.strip().lower()]
+READER_OPTIONS = frozenset(_READER_SETTINGS)
 
 
 class DeliveryGuarantee(Choice):
@@ -249,18 +232,11 @@ class ProducerSettings:
     #: ``acks``; anything but ALL is for ``DeliveryGuarantee.NONE``.
     acks: Acks = Acks.ALL
 
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name not in ("codec", "acks") and value is not None:
-                require_positive(one.name, value)
-
     @classmethod
     def of(
         cls, settings: Mapping[str, str], guarantee: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
     ) -> ProducerSettings:
         """Return what `settings` say, under Kafka's names, with or without ``kafka.`` before them."""
-        # No message quotes a value: people put secrets among them.
         parsed: dict[str, Any] = {}
         for given, value in settings.items():
             name = given.removeprefix(_PREFIX)
@@ -359,23 +335,9 @@ class StagingSettings:
     transactions_of_task: int = 1
 
     def __post_init__(self) -> None:
-        require_positive("transaction_timeout_ms", self.transaction_timeout_ms)
-        require_positive("max_record_bytes", self.max_record_bytes)
-        if (self.guarantee is DeliveryGuarantee.EXACTLY_ONCE) is not bool(self.transactional_id):
-            raise ConfigError(
-                "a Kafka transaction needs a transactional id, and nothing else has one",
-                what_to_do="report it, with this message and the trace",
-                guarantee=self.guarantee,
-            )
-        for name, action, topic in (
-            ("oversize", self.oversize, self.dead_letter_topic),
-            ("bad", self.bad_record, self.bad_record_topic),
-        ):
-            if action is OnRefusal.DEAD_LETTER and not topic:
-                raise ConfigError(
-                    f"{name} records go to the dead-letter topic, and there is none",
-                    what_to_do="name a topic",
-                )
+        assert (self.guarantee is DeliveryGuarantee.EXACTLY_ONCE) is bool(self.transactional_id)
+        assert self.oversize is not OnRefusal.DEAD_LETTER or self.dead_letter_topic
+        assert self.bad_record is not OnRefusal.DEAD_LETTER or self.bad_record_topic
 
     @property
     def dead_letter_limit_bytes(self) -> int:
@@ -393,95 +355,30 @@ class StagingSettings:
         """The most the batches of one request may take, unless it is a single batch."""
         return self.producer.max_request_bytes or max(DEFAULT_MAX_REQUEST_BYTES, self.max_record_bytes)
 
-    @property
-    def batch_limit_bytes(self) -> int:
-        return min(self.producer.batch_bytes, self.record_limit_bytes)
-
-
-def _codec(name: str, value: str) -> Codec:
-    known = {codec.name.lower(): codec for codec in Codec}
-    if value.strip().lower() not in known:
-        raise ConfigError(
-            f"the producer setting '{name}' must be one of {', '.join(known)}",
-            what_to_do="choose one of these",
-            setting=name,
-        )
-    return known[value.strip().lower()]
-
-
-def _whole(name: str, value: str) -> int:
-    if not value.strip().isdecimal() or int(value) <= 0:
-        raise ConfigError(
-            f"the producer setting '{name}' must be a whole number above zero",
-            what_to_do="give 1 or more",
-            setting=name,
-        )
-    return int(value)
-
-
-def _pause(name: str, value: str) -> None:
-    if not value.strip().isdecimal():
-        raise ConfigError(
-            f"the producer setting '{name}' must be a whole number", what_to_do="give 0 or more", setting=name
-        )
-
-
-def _acks(name: str, value: str) -> Acks:
-    known = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NOBODY}
-    if value.strip().lower() not in known:
-        raise ConfigError(
-            f"the producer setting '{name}' must be all, 1 or 0",
-            what_to_do="leave it out; the sink sets all",
-            setting=name,
-        )
-    return known[value.strip().lower()]
-
-
-def _truth(name: str, value: str) -> None:
-    if value.strip().lower() not in ("true", "false"):
-        raise ConfigError(
-            f"the producer setting '{name}' must be true or false",
-            what_to_do="write true or false",
-            setting=name,
-        )
-
 
 #: Kafka's name -> our attribute ("" for none) and how a value is read.
-_KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "acks": ("acks", _acks),
-    "batch.size": ("batch_bytes", _whole),
-    "compression.type": ("codec", _codec),
-    "delivery.timeout.ms": ("delivery_timeout_ms", _whole),
+_KNOWN: dict[str, tuple[str, _Parse]] = {
+    "acks": ("acks", _word({"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NOBODY})),
+    "batch.size": ("batch_bytes", _whole(1)),
+    "compression.type": ("codec", _word({codec.name.lower(): codec for codec in Codec})),
+    "delivery.timeout.ms": ("delivery_timeout_ms", _whole(1)),
     # Checked against the guarantee by the sink; without one nothing here is idempotent.
-    "enable.idempotence": ("", _truth),
+    "enable.idempotence": ("", _TRUTH),
     # What is written is sent when there is enough of it, or when the task ends.
-    "linger.ms": ("", _pause),
-    "max.request.size": ("max_request_bytes", _whole),
-    "request.timeout.ms": ("request_timeout_ms", _whole),
+    "linger.ms": ("", _whole(0)),
+    "max.request.size": ("max_request_bytes", _whole(1)),
+    "request.timeout.ms": ("request_timeout_ms", _whole(1)),
 }
 #: Of the Java producer; nothing here corresponds to them. Taken so that settings of other programs serve.
 PRODUCER_WITHOUT_MEANING = frozenset(
     {
-        "buffer.memory",
-        "connections.max.idle.ms",
-        "max.block.ms",
-        "max.in.flight.requests.per.connection",
-        "metadata.max.age.ms",
-        "metadata.max.idle.ms",
-        "metric.reporters",
-        "metrics.num.samples",
-        "metrics.recording.level",
-        "metrics.sample.window.ms",
-        "partitioner.adaptive.partitioning.enable",
-        "partitioner.availability.timeout.ms",
-        "receive.buffer.bytes",
-        "reconnect.backoff.max.ms",
-        "reconnect.backoff.ms",
-        "retries",
-        "retry.backoff.max.ms",
-        "retry.backoff.ms",
-        "send.buffer.bytes",
-        "socket.connection.setup.timeout.max.ms",
+        *("buffer.memory", "connections.max.idle.ms", "max.block.ms"),
+        *("max.in.flight.requests.per.connection", "metadata.max.age.ms", "metadata.max.idle.ms"),
+        *("metric.reporters", "metrics.num.samples", "metrics.recording.level"),
+        *("metrics.sample.window.ms", "partitioner.adaptive.partitioning.enable"),
+        *("partitioner.availability.timeout.ms", "receive.buffer.bytes", "reconnect.backoff.max.ms"),
+        *("reconnect.backoff.ms", "retries", "retry.backoff.max.ms", "retry.backoff.ms"),
+        *("send.buffer.bytes", "socket.connection.setup.timeout.max.ms"),
         "socket.connection.setup.timeout.ms",
     }
 )

@@ -22,12 +22,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import kafka.errors as kafka_errors
+
 from flinkish_spark.connectors.kafka.client import admission as faults
 from flinkish_spark.connectors.kafka.client.batches import sequence_after
-from flinkish_spark.connectors.kafka.client.client import (
-    Code,
-    KafkaWire,
-)
+from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.producer import Ticket, TransactionSession
 from flinkish_spark.connectors.kafka.client.settings import SharedProducer, StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient, abort_own, why_not_counted
@@ -101,7 +100,7 @@ class SharedTransaction:
         return {
             name: Ticket(view.producer_id, view.producer_epoch)
             for name, view in TransactionClient.over(self._wire).described(names).items()
-            if view.code != Code.TRANSACTIONAL_ID_NOT_FOUND
+            if view.code != kafka_errors.TransactionalIdNotFoundError.errno
         }
 
     def advance(self, outcomes: Iterable[TaskOutcome]) -> None:
@@ -125,8 +124,7 @@ class SharedTransaction:
 
     def abort(self) -> None:
         """Give up a transaction that nothing was written to; a sweep ends it if this cannot."""
-        session, wire = self._session, self._wire
-        abort_own(wire, self.transactional_id, session.producer_id, session.producer_epoch, wire.timeout_ms)
+        abort_own(self._wire, self._session.handle, self._wire.timeout_ms)
 
 
 def why_other_attempts(

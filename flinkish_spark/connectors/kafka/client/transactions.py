@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+import kafka.errors as kafka_errors
 from kafka import TopicPartition
 from kafka.admin import OffsetSpec
 
@@ -27,18 +28,19 @@ from flinkish_spark.connectors.kafka.client.client import (
     UNAUTHORIZED,
     UNSETTLED,
     Batch,
-    Code,
+    Doubt,
     EndAction,
+    Handle,
     Isolation,
     KafkaWire,
     LogSlice,
     Marker,
     TransactionView,
+    WireClient,
+    ask_until_settled,
     name_of,
-    pauses_ms,
 )
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.core.clock import tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, CorruptObjectError
 from flinkish_spark.protocol.codec import Stored, read
 from flinkish_spark.protocol.ids import JobUuid, TransactionalId
@@ -49,8 +51,6 @@ _PEEK_BYTES = 64 * 1024
 _SCAN_BYTES = 4 * 1024 * 1024
 #: How long a scan goes on where nobody waits for an open transaction: about 100 MB.
 _LEAST_SCAN_MS = 1_000
-#: A broker that just started may not know a topic yet; this many answers in a row are believed.
-_ABSENCES_BELIEVED = 4
 
 
 class Fate(enum.Enum):
@@ -81,11 +81,8 @@ class Evidence(Stored):
     offset: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.topic, str) or not self.topic:
-            raise ValueError(f"evidence needs a topic, got {self.topic!r}")
-        for name, value in (("partition", self.partition), ("offset", self.offset)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"evidence needs a {name} >= 0, got {value!r}")
+        if not self.topic or self.partition < 0 or self.offset < 0:
+            raise ValueError(f"there is no place {self}")
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition} offset {self.offset}"
@@ -142,21 +139,25 @@ class EvidenceReader:
 
     def read(self, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
         """Return what became of a transaction at `place`; waits a little for its markers."""
-        finding = Finding(Fate.UNDECIDED, f"{place} was not read")
-        absences = 0
-        wire = self._wire
-        for _left_ms in pauses_ms(self._patience_ms, wire.clock):
+        finding, doubt = Finding(Fate.UNDECIDED, f"{place} was not read"), Doubt()
+        for _left_ms in tries(self._patience_ms, self._wire.clock):
             seen = self._fetch(place, place.offset, Isolation.READ_COMMITTED, _PEEK_BYTES)
-            if seen.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
-                absences += 1
+            is_absent = seen.code == kafka_errors.UnknownTopicOrPartitionError.errno
+            is_believed = doubt.is_over(is_absent)
+            if is_absent:
                 finding = Finding(Fate.UNDECIDED, f"{place}: the broker does not know the partition")
-                if absences == _ABSENCES_BELIEVED:
-                    return Finding(
-                        Fate.GONE, f"topic {place.topic} (partition {place.partition}) was deleted"
-                    )
+                if is_believed:
+                    gone = f"topic {place.topic} (partition {place.partition}) was deleted"
+                    return Finding(Fate.GONE, gone)
                 continue
-            absences = 0
-            finding = self._judge(seen, place, producer_id, producer_epoch)
+            if seen.code == kafka_errors.OffsetOutOfRangeError.errno:
+                return self._outside(place)
+            if seen.code:
+                detail = f"{place} cannot be read now (error {name_of(seen.code)})"
+                finding = Finding(Fate.UNDECIDED, detail)
+                continue
+            stable = judge_stable(seen, place, producer_id, producer_epoch)
+            finding = stable or self._scan(place, producer_id, producer_epoch)
             if finding.fate is not Fate.UNDECIDED:
                 return finding
         return finding
@@ -170,14 +171,6 @@ class EvidenceReader:
                 code=seen.code,
             )
         return seen
-
-    def _judge(self, seen: LogSlice, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
-        if seen.code == Code.OFFSET_OUT_OF_RANGE:
-            return self._outside(place)
-        if seen.code != Code.NONE:
-            return Finding(Fate.UNDECIDED, f"{place} cannot be read now (error {name_of(seen.code)})")
-        stable = judge_stable(seen, place, producer_id, producer_epoch)
-        return stable if stable is not None else self._scan(place, producer_id, producer_epoch)
 
     def _outside(self, place: Evidence) -> Finding:
         partition = TopicPartition(place.topic, place.partition)
@@ -201,7 +194,7 @@ class EvidenceReader:
         next_offset, is_record_there = self._scanned.pop(asked, (place.offset, False))
         while True:
             seen = self._fetch(place, next_offset, Isolation.READ_UNCOMMITTED, _SCAN_BYTES)
-            if seen.code != Code.NONE:
+            if seen.code:
                 return Finding(Fate.UNDECIDED, f"{place} cannot be read now (error {name_of(seen.code)})")
             if next_offset == place.offset and (batch := _covering(seen, place.offset)) is not None:
                 is_record_there = True
@@ -225,13 +218,11 @@ class EvidenceReader:
         return Finding(Fate.GONE, f"{place} was compacted away and no marker is left: the evidence is gone")
 
 
-_CLOCK = SystemClock()
 _ONGOING = "Ongoing"
 _OPEN_STATES = (_ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 #: The time limit is that of the next transaction, and this client never begins one; small
 #: enough for any broker's maximum.
 _FENCING_TIMEOUT_MS = 10_000
-_EVIDENCE_PATIENCE_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,13 +242,8 @@ class KafkaCommittable(Stored):
     protocol_version: int = END_TXN_VERSION
 
     def __post_init__(self) -> None:
-        if not isinstance(self.transactional_id, str) or not self.transactional_id:
-            raise ValueError(f"a committable needs a transactional id, got {self.transactional_id!r}")
-        lowest = {"producer_id": 0, "producer_epoch": 0, "records": 1}
-        for name, least in lowest.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+        if not self.transactional_id or min(self.producer_id, self.producer_epoch, self.records - 1) < 0:
+            raise ValueError(f"there is no transaction {self}")
         if self.protocol_version != END_TXN_VERSION:
             raise ValueError(
                 f"EndTxn version {self.protocol_version!r} is not supported, only {END_TXN_VERSION}"
@@ -304,66 +290,23 @@ def why_not_counted(
     return ""
 
 
-def _settled(wire: KafkaWire, within_ms: int, ask: Callable[[int], int]) -> tuple[int, str]:
-    """Ask until the coordinator settles; return the last code and why nobody answered, if so."""
-    code, lost_detail = int(Code.COORDINATOR_NOT_AVAILABLE), ""
-    for left_ms in pauses_ms(within_ms, wire.clock):
-        try:
-            code, lost_detail = ask(left_ms), ""
-        except BrokerUnavailableError as lost:
-            lost_detail = str(lost)
-            continue
-        if code not in UNSETTLED:
-            break
-    return code, lost_detail
-
-
-def abort_own(
-    wire: KafkaWire, transactional_id: str, producer_id: int, producer_epoch: int, within_ms: int
-) -> str:
+def abort_own(wire: KafkaWire, handle: Handle, within_ms: int) -> str:
     """Abort the transaction that this process has open; return why it may still be open, or ""."""
     # Whatever the coordinator answers once it is settled, nothing of this epoch is open any more.
-    code, lost_detail = _settled(
+    code, lost = ask_until_settled(
         wire,
         within_ms,
-        lambda left_ms: wire.end_transaction(
-            transactional_id, producer_id, producer_epoch, EndAction.ABORT, connect_within_ms=left_ms
-        ),
+        lambda left_ms: wire.end_transaction(handle, EndAction.ABORT, connect_within_ms=left_ms),
     )
-    return lost_detail or (name_of(code) if code in UNSETTLED else "")
+    return str(lost) if lost else name_of(code) if code in UNSETTLED else ""
 
 
-class TransactionClient:
-    """Commits, aborts and looks up transactions that other processes prepared; used by one thread."""
+class TransactionClient(WireClient):
+    """Commits, aborts and looks up transactions that other processes prepared."""
 
-    def __init__(
-        self,
-        connection: KafkaConnection,
-        *,
-        retry_budget_ms: int = 15_000,
-        evidence_patience_ms: int = _EVIDENCE_PATIENCE_MS,
-        clock: Clock = _CLOCK,
-    ) -> None:
-        self._use(KafkaWire(connection, timeout_ms=retry_budget_ms, clock=clock), evidence_patience_ms)
-
-    @classmethod
-    def over(cls, wire: KafkaWire) -> TransactionClient:
-        client = cls.__new__(cls)
-        client._use(wire, _EVIDENCE_PATIENCE_MS)
-        return client
-
-    def _use(self, wire: KafkaWire, evidence_patience_ms: int) -> None:
-        self._wire, self._budget_ms = wire, wire.timeout_ms
-        self._reader = EvidenceReader(wire, patience_ms=evidence_patience_ms)
-
-    def close(self) -> None:
-        self._wire.close()
-
-    def __enter__(self) -> TransactionClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _use(self, wire: KafkaWire) -> None:
+        super()._use(wire)
+        self._reader = EvidenceReader(wire)
 
     def commit(self, committable: KafkaCommittable) -> CommitAnswer:
         """Make the records of a decided committable visible."""
@@ -389,7 +332,7 @@ class TransactionClient:
             parsed = TransactionalId.parse(row.transactional_id)
             # Leading zeros parse to the same numbers; only the spelling we write is ours.
             if parsed is not None and parsed.job == job and str(parsed) == row.transactional_id:
-                found.append(OpenTransaction(parsed, row.producer_id, row.state))
+                found.append(OpenTransaction(parsed, row.producer_id, row.state.value))
         return sorted(found, key=lambda one: one.transactional_id)
 
     def abort_open(self, transactional_id: TransactionalId) -> CommitAnswer:
@@ -400,7 +343,7 @@ class TransactionClient:
             view = self.described([name])[name]
         except BrokerUnavailableError as lost:
             return CommitAnswer(Outcome.RETRY, str(lost))
-        if view.code == Code.TRANSACTIONAL_ID_NOT_FOUND:
+        if view.code == kafka_errors.TransactionalIdNotFoundError.errno:
             return CommitAnswer(Outcome.ALREADY_COMMITTED, f"{name} is unknown to Kafka")
         code, lost_detail = self._settled(
             name,
@@ -408,7 +351,7 @@ class TransactionClient:
                 self._wire.init_producer_id(name, _FENCING_TIMEOUT_MS, connect_within_ms=left_ms).code
             ),
         )
-        if code != Code.NONE:
+        if code:
             return CommitAnswer(Outcome.RETRY, f"{name} was not fenced: {lost_detail or name_of(code)}")
         if view.state == "PrepareCommit":
             return CommitAnswer(Outcome.FENCED, f"{name} was committed by another owner")
@@ -420,15 +363,13 @@ class TransactionClient:
         code, lost_detail = self._settled(
             one.transactional_id,
             lambda left_ms: self._wire.end_transaction(
-                one.transactional_id,
-                one.producer_id,
-                one.producer_epoch,
+                Handle(one.transactional_id, one.producer_id, one.producer_epoch),
                 action,
                 version=one.protocol_version,
                 connect_within_ms=left_ms,
             ),
         )
-        if code == Code.NONE:
+        if not code:
             return CommitAnswer(Outcome.COMMITTED, f"{one.transactional_id}: {action.value.lower()} accepted")
         if lost_detail or code in UNSETTLED:
             return CommitAnswer(Outcome.RETRY, f"{one.transactional_id}: {lost_detail or name_of(code)}")
@@ -440,20 +381,20 @@ class TransactionClient:
 
     def _settled(self, transactional_id: str, ask: Callable[[int], int]) -> tuple[int, str]:
         """Ask until the coordinator settles; return the last code and why nobody answered, if so."""
-        code, lost_detail = _settled(self._wire, self._budget_ms, ask)
+        code, lost = ask_until_settled(self._wire, self._wire.timeout_ms, ask)
         if code in UNAUTHORIZED:
             raise AuthorizationError(
                 f"Kafka refuses this principal WRITE on transactional id {transactional_id!r} "
                 f"or on a topic of its transaction ({name_of(code)})",
                 code=code,
             )
-        return code, lost_detail
+        return code, str(lost or "")
 
     def described(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
         """Return what the coordinators say about each id, once they can say it."""
         views: dict[str, TransactionView] = {}
         waiting = list(transactional_ids)
-        for _left_ms in pauses_ms(self._budget_ms, self._wire.clock):
+        for _left_ms in tries(self._wire.timeout_ms, self._wire.clock):
             views.update(self._wire.describe_transactions(waiting))
             waiting = [one for one in waiting if one not in views or views[one].code in UNSETTLED]
             if not waiting:
@@ -461,7 +402,7 @@ class TransactionClient:
         else:
             raise BrokerUnavailableError(
                 f"The coordinator of {len(waiting)} Kafka transactions, among them {waiting[0]}, could not "
-                f"describe them within {self._budget_ms} ms",
+                f"describe them within {self._wire.timeout_ms} ms",
                 what_to_do="wait for the cluster to settle",
                 transactional_ids=waiting,
             )
@@ -476,7 +417,7 @@ class TransactionClient:
 
 
 def _liveness(one: KafkaCommittable, view: TransactionView) -> Liveness:
-    if view.code != Code.NONE:
+    if view.code:
         return Liveness(False, f"Kafka answered {name_of(view.code)}")
     if (view.producer_id, view.producer_epoch) != (one.producer_id, one.producer_epoch):
         return Liveness(

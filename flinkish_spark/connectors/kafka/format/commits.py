@@ -53,14 +53,7 @@ from flinkish_spark.protocol.ids import (
 )
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.micro_batches import OFFSETS
-from flinkish_spark.protocol.records import (
-    CommitAnswer,
-    Committable,
-    Outcome,
-    SinkAck,
-    StagedBatch,
-    TaskAck,
-)
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, SinkAck, StagedBatch, TaskAck
 from flinkish_spark.protocol.replay import CannotReplay, Restaged, RestagedEpoch, plan_replay, restage
 from flinkish_spark.protocol.retention import Part
 
@@ -152,7 +145,9 @@ class MicroBatchCommits:
         """Take the next attempt; before that take the sink over, unless this driver just goes on."""
         self._observer.before(Step.TRIGGER, "")
         owner = self._dir.newest_owner()
-        if not self._goes_on(owner):
+        # The transactional ids of an attempt that was cut off are given up for ever, with its owner: its
+        # tasks may still be alive, and would fence, or be fenced by, their successors.
+        if not self._is_mine(owner) or self._dir.receipt(self._newest()) is None:
             owner = self._take_over().epoch
         if self._dir.recorded(_GIVEN_UP) is not None:
             raise FencedError(
@@ -173,11 +168,6 @@ class MicroBatchCommits:
 
     def _newest(self) -> CheckpointId:
         return max(self._dir.decided_ids(), default=CheckpointId(0))
-
-    def _goes_on(self, owner: OwnerEpoch) -> bool:
-        # The transactional ids of an attempt that was cut off are given up for ever, with its owner: its
-        # tasks may still be alive, and would fence, or be fenced by, their successors.
-        return self._is_mine(owner) and self._dir.receipt(self._newest()) is not None
 
     def _is_mine(self, owner: OwnerEpoch) -> bool:
         return self._dir.owner_note(owner, _DRIVER).strip() == self._driver
@@ -219,7 +209,12 @@ class MicroBatchCommits:
                 what_to_do="use a new checkpointLocation, or restore the whole folder from one backup",
             )
         else:
-            self._check_offsets(newest)
+            if _positions(self._offsets_of(newest.batch)) != _positions(newest.offsets_text):
+                raise JobDirError(
+                    f"batch {newest.batch} was committed with other offsets than Spark runs it with now",
+                    why="Spark's checkpoint was deleted or replaced, but not the folder flinkish-kafka in it",
+                    what_to_do="use a new checkpointLocation, or delete the whole checkpoint",
+                )
             if self._dir.receipt(newest.checkpoint) is not None:
                 # Spark died right before commits/N. The handles are not asked again: their ids have
                 # other transactions by now, and the log may no longer tell what became of the old ones.
@@ -278,14 +273,9 @@ class MicroBatchCommits:
             if not answer.outcome.is_done:
                 raise _not_now(decided, answer)
         known = self._dir.restaged(decided.checkpoint)
+        number, now_ms = 1 if known is None else known.number + 1, _CLOCK.wall_ms()
         restaged = RestagedEpoch(
-            decided.checkpoint,
-            1 if known is None else known.number + 1,
-            ownership.epoch,
-            _CLOCK.wall_ms(),
-            SINK,
-            loss.answer.detail,
-            found.batches,
+            decided.checkpoint, number, ownership.epoch, now_ms, SINK, loss.answer.detail, found.batches
         )
         ownership.check()
         # A second decision point: what was staged now stands for what is lost from here on.
@@ -294,9 +284,8 @@ class MicroBatchCommits:
                 f"batch {decided.batch} was staged again by another driver at the same time",
                 what_to_do="let this one end; nothing of it is visible",
             )
-        self._seal(
-            ownership.epoch, staged.attempt, f"it stands for what attempt {decided.checkpoint} has lost"
-        )
+        reason = f"it stands for what attempt {decided.checkpoint} has lost"
+        self._seal(ownership.epoch, staged.attempt, reason)
         return restaged.apply(decided)
 
     def abort(self, staged: StagedBatch | None) -> None:
@@ -324,17 +313,8 @@ class MicroBatchCommits:
 
     def _committer(self, ownership: Ownership) -> KafkaCommitter:
         folder = StoreSpec(str(self._spark_checkpoint / FOLDER))
-        context = SinkContext(
-            uuid_of(self._dir),
-            ownership.epoch,
-            SINK,
-            StructType(),
-            CheckpointConfig(),
-            SINK,
-            folder,
-            _CLOCK,
-            ownership.timeline,
-        )
+        whose = (uuid_of(self._dir), ownership.epoch, SINK, StructType(), CheckpointConfig(), SINK)
+        context = SinkContext(*whose, folder, _CLOCK, ownership.timeline)
         return KafkaCommitter(self._client, context, self._marks)
 
     def _require_ours(self, ownership: Ownership, committer: KafkaCommitter, newest: Decision | None) -> None:
@@ -373,14 +353,6 @@ class MicroBatchCommits:
                 what_to_do="give the same absolute path as the query's checkpointLocation; where Spark's "
                 "default file system is no disk (fs.defaultFS), both with file:// in front",
             ) from None
-
-    def _check_offsets(self, decided: Decision) -> None:
-        if _positions(self._offsets_of(decided.batch)) != _positions(decided.offsets_text):
-            raise JobDirError(
-                f"batch {decided.batch} was committed with other offsets than Spark runs it with now",
-                why="Spark's checkpoint was deleted or replaced, but not the folder flinkish-kafka in it",
-                what_to_do="use a new checkpointLocation, or delete the whole checkpoint",
-            )
 
     def _sweep(self, committer: KafkaCommitter, kept: Sequence[Committable]) -> None:
         """Abort all else that tasks of this owner and earlier ones left; a failure costs time only."""

@@ -102,13 +102,10 @@ def register(spark: SparkSession) -> None:
     ...     .start()
     ... )
     """
-    _redact_options(spark)
-    say_refusals_last()
-    spark.dataSource.register(FlinkishKafka)
 
-
-def _redact_options(spark: SparkSession) -> None:
     def with_ours(before: str) -> str:
         return before if _SECRETS in before else f"{before or _BY_DEFAULT}|{_SECRETS}"
 
     SETTINGS.change(spark, _REDACTION, with_ours)
+    say_refusals_last()
+    spark.dataSource.register(FlinkishKafka)

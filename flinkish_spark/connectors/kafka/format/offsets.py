@@ -5,14 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
-from flinkish_spark.connectors.kafka.client.admin import (
-    KafkaAdmin,
-    TopicPattern,
-    places_of,
-    unknown_topic,
-)
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicPattern, places_of, unknown_topic
 from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
 from flinkish_spark.connectors.kafka.format.options import (
     EARLIEST,
@@ -127,12 +121,6 @@ _LOOK_FOR_PARTITIONS_S = 5.0
 _CLOCK = SystemClock()
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    ends: Mapping[Place, int]
-    losses: tuple[str, ...]
-
-
 class TopicWatch:
     """Answers the same questions every few milliseconds; one per reader, on the driver."""
 
@@ -145,9 +133,9 @@ class TopicWatch:
     def ends(self, begin: Mapping[Place, int]) -> dict[Place, int]:
         if not self._fails_on_loss:
             return self._ends_there_are(begin)
-        look = seen_to_stay(lambda: self._look(begin), lambda seen: bool(seen.losses), _CLOCK)
-        self._report(look.losses)
-        return {place: max(end, begin.get(place, 0)) for place, end in look.ends.items()}
+        ends, losses = seen_to_stay(lambda: self._look(begin), lambda seen: bool(seen[1]), _CLOCK)
+        self._report(losses)
+        return {place: max(end, begin.get(place, 0)) for place, end in ends.items()}
 
     def look_again(self) -> None:
         """Look for partitions at the next call: somebody knows of some that are not known here."""
@@ -172,23 +160,23 @@ class TopicWatch:
             ends = self._finder.latest(places)
         except InputLostError:
             # Deleted since the last look.
-            self._looked_at = float("-inf")
+            self.look_again()
             ends = self._finder.latest(self._known(self._finder.existing_places))
         hidden = self._hidden(begin, ends)
         self._report(self._missing(begin, ends, hidden))
         return {place: begin[place] if place in hidden else end for place, end in ends.items()}
 
-    def _look(self, begin: Mapping[Place, int]) -> _Look:
+    def _look(self, begin: Mapping[Place, int]) -> tuple[Mapping[Place, int], tuple[str, ...]]:
+        """Return the ends, and what is missing."""
         try:
-            ends = self._finder.latest(self._known(self._finder.places))
+            ends: Mapping[Place, int] = self._finder.latest(self._known(self._finder.places))
+            losses = self._missing(begin, ends, self._hidden(begin, ends))
         except (GraphError, InputLostError) as error:
             # A topic or a partition of the last look does not exist any more.
-            look = _Look(begin, (str(error),))
-        else:
-            look = _Look(ends, self._missing(begin, ends, self._hidden(begin, ends)))
-        if look.losses:
-            self._looked_at = float("-inf")
-        return look
+            ends, losses = begin, (str(error),)
+        if losses:
+            self.look_again()
+        return ends, losses
 
     def _known(self, ask: Callable[[], frozenset[Place]]) -> frozenset[Place]:
         now = time.monotonic()

@@ -30,20 +30,10 @@ _KAFKA = "kafka."
 
 #: Of Spark's Kafka source.
 READ = (
-    "assign",
-    "subscribe",
-    "subscribePattern",
-    "startingOffsets",
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "failOnDataLoss",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "includeHeaders",
+    *("assign", "subscribe", "subscribePattern", "startingOffsets", "startingTimestamp"),
+    *("startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "failOnDataLoss"),
+    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions"),
+    *("maxRecordsPerPartition", "includeHeaders"),
 )
 READ_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 #: Ours, for reading.
@@ -92,9 +82,9 @@ def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None
     # Spark hands a data source its options with lower-case names.
     spelled = {name.lower(): name for name in (*known, *_OF_SPARK)}
     for name in sorted(options):
-        refused = next((why for bad, why in _REFUSED.items() if bad == name.lower()), None)
-        if refused is not None:
-            raise ConfigError(f"the option '{name}' cannot be set", what_to_do=refused, option=name)
+        if name.lower() in _REFUSED:
+            what_to_do = _REFUSED[name.lower()]
+            raise ConfigError(f"the option '{name}' cannot be set", what_to_do=what_to_do, option=name)
         if name.lower() in spelled or name.lower().startswith(_KAFKA):
             continue
         raise ConfigError(
@@ -125,15 +115,8 @@ def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str]
     return servers, connection, client
 
 
-def producer_settings(client: Mapping[str, str]) -> dict[str, str]:
-    """Return a sink's client settings without the one that says what is so anyway."""
-    left = dict(client)
-    if left.pop("enable.idempotence", "true").strip().lower() != "true":
-        raise ConfigError(
-            "the option 'kafka.enable.idempotence' cannot be false",
-            what_to_do="leave it out: every producer of the sink is idempotent",
-        )
-    return left
+def _unusable(name: str, text: str, what_to_do: str) -> ConfigError:
+    return ConfigError(f"the option '{name}' is {text!r}", what_to_do=what_to_do, option=name)
 
 
 class Given:
@@ -154,7 +137,7 @@ class Given:
         if value is None:
             return otherwise
         if value.lower() not in ("true", "false"):
-            raise ConfigError(f"the option '{name}' is {value!r}", what_to_do="set it to true or false")
+            raise _unusable(name, value, "set it to true or false")
         return value.lower() == "true"
 
     def positive(self, name: str) -> int | None:
@@ -162,25 +145,13 @@ class Given:
         if value is None:
             return None
         if not value.isdecimal() or int(value) == 0:
-            raise ConfigError(
-                f"the option '{name}' is {value!r}",
-                what_to_do="set it to a whole number above 0",
-                option=name,
-            )
+            raise _unusable(name, value, "set it to a whole number above 0")
         return int(value)
 
 
 #: Stand for "the first" and "behind the last" in Spark's JSON of offsets.
 EARLIEST, LATEST = -2, -1
-_OF_JOBS = (
-    CONTROL_PATH,
-    PIECES,
-    FIRST_OFFSETS,
-    HELD_SOURCE,
-    HELD_PATH,
-    UPSTREAM,
-    UPSTREAM_START,
-)
+_OF_JOBS = (CONTROL_PATH, PIECES, FIRST_OFFSETS, HELD_SOURCE, HELD_PATH, UPSTREAM, UPSTREAM_START)
 _UNIT_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d|)", re.IGNORECASE)
 _DEFAULT_TRIGGER_DELAY_MS = 900_000
@@ -259,10 +230,8 @@ def parse_batch(options: Mapping[str, str]) -> SourceOptions:
 def parse_stream(options: Mapping[str, str]) -> SourceOptions:
     given = Given(options)
     for name in READ_BATCH_ONLY:
-        if name in given:
-            raise ConfigError(
-                f"the option '{name}' is for batch reads", what_to_do="leave it out: a stream has no end"
-            )
+        if (text := given.text(name)) is not None:
+            raise _unusable(name, text, "leave it out: it is for batch reads, a stream has no end")
     return _parse(options, (), otherwise=LATEST)
 
 
@@ -331,7 +300,7 @@ def _subscription(given: Given) -> Subscription:
             return Subscription(topics=topics)
     else:
         return Subscription(assigned=_assigned(text))
-    raise ConfigError(f"the option '{chosen[0]}' is empty", what_to_do="name at least one topic")
+    raise _unusable(chosen[0], text, "name at least one topic")
 
 
 def _assigned(text: str) -> tuple[Place, ...]:
@@ -340,10 +309,10 @@ def _assigned(text: str) -> tuple[Place, ...]:
     places = []
     for topic, partitions in found.items():
         if not isinstance(partitions, list) or not all(_is_whole(p) and p >= 0 for p in partitions):
-            raise ConfigError(f"the option 'assign' is {text!r}", what_to_do=f"write it like {example}")
+            raise _unusable("assign", text, f"write it like {example}")
         places += [(topic, p) for p in partitions]
     if not places:
-        raise ConfigError("the option 'assign' names no partition", what_to_do=f"write it like {example}")
+        raise _unusable("assign", text, f"write it like {example}")
     return tuple(sorted(set(places)))
 
 
@@ -352,9 +321,7 @@ def _bound(given: Given, side: str, otherwise: int) -> Bound:
     timestamp = given.text(f"{side}Timestamp")
     if timestamp is not None:
         if not timestamp.isdecimal():
-            raise ConfigError(
-                f"the option '{side}Timestamp' is {timestamp!r}", what_to_do="give milliseconds since 1970"
-            )
+            raise _unusable(f"{side}Timestamp", timestamp, "give milliseconds since 1970")
         return Bound(timestamp_ms=int(timestamp))
     by_timestamp = given.text(f"{side}OffsetsByTimestamp")
     if by_timestamp is not None:
@@ -365,7 +332,7 @@ def _bound(given: Given, side: str, otherwise: int) -> Bound:
     word = {"earliest": EARLIEST, "latest": LATEST}.get(text.lower())
     if word is not None:
         if side == "ending" and word == EARLIEST:
-            raise ConfigError("endingOffsets is 'earliest'", what_to_do="use latest or offsets as JSON")
+            raise _unusable("endingOffsets", text, "use latest or offsets as JSON")
         return Bound(everywhere=word)
     return Bound(offsets=_places(f"{side}Offsets", text, lowest=LATEST if side == "ending" else EARLIEST))
 
@@ -375,13 +342,10 @@ def _places(name: str, text: str, *, lowest: int) -> dict[Place, int]:
     found: dict[Place, int] = {}
     for topic, partitions in _json_object(name, text, example).items():
         if not isinstance(partitions, dict):
-            raise ConfigError(f"the option '{name}' is {text!r}", what_to_do=f"write it like {example}")
+            raise _unusable(name, text, f"write it like {example}")
         for partition, value in partitions.items():
             if not partition.isdecimal() or not _is_whole(value) or value < lowest:
-                raise ConfigError(
-                    f"the option '{name}' has {value!r} for {topic}-{partition}",
-                    what_to_do=f"write it like {example}",
-                )
+                raise _unusable(f"{name} for {topic}-{partition}", value, f"write it like {example}")
             found[topic, int(partition)] = value
     return found
 
@@ -392,9 +356,7 @@ def _json_object(name: str, text: str, example: str) -> dict[str, object]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ConfigError(
-            f"the option '{name}' is {text!r}", what_to_do=f"write it like {example}", option=name
-        )
+        raise _unusable(name, text, f"write it like {example}")
     return found
 
 
@@ -411,25 +373,20 @@ def _one_of(given: Given, name: str, otherwise: _Choice) -> _Choice:
         return kind(text.lower())
     except ValueError:
         words = " or ".join(choice.value for choice in kind)
-        raise ConfigError(f"{name} is {text!r}", what_to_do=f"use {words}") from None
+        raise _unusable(name, text, f"use {words}") from None
 
 
 def _upstream(given: Given) -> UpstreamJob | None:
     text = given.text(UPSTREAM)
     if not text:
         return None
-    if "minOffsetsPerTrigger" in given:
-        raise ConfigError(
-            "minOffsetsPerTrigger and an upstream job are set",
-            why="a micro-batch ends where the upstream job's checkpoint does, however little that is",
-            what_to_do="leave minOffsetsPerTrigger out",
-        )
-    if PER_SECOND in given:
-        raise ConfigError(
-            f"{PER_SECOND} and an upstream job are set",
-            why="a micro-batch ends where the upstream job's checkpoint does",
-            what_to_do="set maxOffsetsPerTrigger",
-        )
+    for name in ("minOffsetsPerTrigger", PER_SECOND):
+        if name in given:
+            raise ConfigError(
+                f"{name} and an upstream job are set",
+                why="a micro-batch ends where the upstream job's checkpoint does, however little that is",
+                what_to_do=f"leave {name} out; maxOffsetsPerTrigger may be set",
+            )
     return UpstreamJob.from_option(text)
 
 
@@ -440,9 +397,7 @@ def _pace(given: Given) -> RateLimit:
     try:
         return RateLimit(records_per_second=float(text))
     except ValueError:
-        raise ConfigError(
-            f"the option '{PER_SECOND}' is {text!r}", what_to_do="set it to a number above 0"
-        ) from None
+        raise _unusable(PER_SECOND, text, "set it to a number above 0") from None
 
 
 def _duration_ms(given: Given, name: str, otherwise: int) -> int:
@@ -451,7 +406,7 @@ def _duration_ms(given: Given, name: str, otherwise: int) -> int:
         return otherwise
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise ConfigError(f"the option '{name}' is {text!r}", what_to_do="write it like 15m or 30s")
+        raise _unusable(name, text, "write it like 15m or 30s")
     return int(match[1]) * _UNIT_MS[match[2].lower()]
 
 
@@ -490,15 +445,18 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
     servers, connection, producer = split_kafka_options(options)
     timeout = producer.pop("transaction.timeout.ms", str(_DEFAULT_TRANSACTION_TIMEOUT_MS)).strip()
     if not timeout.isdecimal() or int(timeout) == 0:
+        raise _unusable("kafka.transaction.timeout.ms", timeout, "give milliseconds above 0")
+    if producer.pop("enable.idempotence", "true").strip().lower() != "true":
         raise ConfigError(
-            f"kafka.transaction.timeout.ms is {timeout!r}", what_to_do="give milliseconds above 0"
+            "the option 'kafka.enable.idempotence' cannot be false",
+            what_to_do="leave it out: every producer of the sink is idempotent",
         )
     topic = given.text("topic")
     if topic == "":
-        raise ConfigError("the option 'topic' is empty", what_to_do="name a topic, or leave the option out")
+        raise _unusable("topic", topic, "name a topic, or leave it out: an empty one is none")
     return SinkOptions(
         KafkaConnection(servers, connection),
-        ProducerSettings.of(producer_settings(producer)),
+        ProducerSettings.of(producer),
         topic,
         _checked_columns(schema, topic),
         checkpoint_path(given.text("checkpointLocation")),

@@ -238,18 +238,15 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _first(self) -> dict[str, Any]:
         """Return where the job began, recording it at the first start."""
         # A rewind to before the first micro-batch must begin there, not where the topic ends by then.
-        folder, key = self._options.first_offsets, self._first_offsets_key()
+        # A job may have several sources; no two read one topic.
+        digest = hashlib.sha256(repr(self._options.subscription).encode()).hexdigest()
+        folder, key = self._options.first_offsets, f"first-offsets/{digest[:16]}.json"
         store = StoreSpec.from_text(folder).open()
         objects = SealedObjects(store, folder)
         if objects.optional(key, "first-offsets", dict) is None:
             first = {"offsets": plan.to_json(self._finder.starting())}
             store.create_if_absent(key, seal("first-offsets", first))
         return objects.read(key, "first-offsets", dict)
-
-    def _first_offsets_key(self) -> str:
-        # A job may have several sources; no two read one topic.
-        digest = hashlib.sha256(repr(self._options.subscription).encode()).hexdigest()
-        return f"first-offsets/{digest[:16]}.json"
 
     def getDefaultReadLimit(self) -> ReadLimit:
         most = self._options.max_per_trigger
@@ -413,17 +410,14 @@ class AlignedStreamReader(KafkaStreamReader):
     def initialOffset(self) -> dict[str, Any]:
         first = super().initialOffset()
         positions, _ = parsed_offset(first)
-        return {**first, **self._state_at_first(positions).to_json(positions)}
-
-    def _state_at_first(self, positions: Mapping[Place, int]) -> CutState:
         # The channels are those of the seed's position: what was added since waits for its turn.
-        seeded = CutState.from_json(json.loads(self._options.upstream_start or "{}"), self._settings)
-        if seeded is None:
-            return CutState.at_beginning(positions, self._settings)
-        if not {place_of(channel) for channel in seeded.gate.channels} <= positions.keys():
+        state = CutState.from_json(json.loads(self._options.upstream_start or "{}"), self._settings)
+        if state is None:
+            state = CutState.at_beginning(positions, self._settings)
+        elif not {place_of(channel) for channel in state.gate.channels} <= positions.keys():
             # A topic is read no more, so what was read is no cut of what is read.
-            return CutState.somewhere(positions, self._settings)
-        return seeded
+            state = CutState.somewhere(positions, self._settings)
+        return {**first, **state.to_json(positions)}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends; `start` if nothing is to be run now."""
@@ -446,7 +440,8 @@ class AlignedStreamReader(KafkaStreamReader):
             most=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
             held=self._held(state, begin),
         )
-        state = replace(state, job=state.job or _first_job(view.ahead))
+        seen_jobs = (seen.mark.job for _, ahead in sorted(view.ahead.items()) for seen in ahead.barriers)
+        state = replace(state, job=state.job or next(seen_jobs, None))
         for place, ahead in view.ahead.items():
             _check_writers(place, state.job, state.passed.get(place), ahead.barriers)
         if any(
@@ -524,10 +519,6 @@ def _of_job(scan: Scan, wanted: JobUuid | None) -> Scan:
         return replace(seen, barriers=tuple(s for s in seen.barriers if wanted in (None, s.mark.job)))
 
     return scan_wanted
-
-
-def _first_job(ahead: Mapping[Place, Scanned]) -> JobUuid | None:
-    return next((s.mark.job for _, seen in sorted(ahead.items()) for s in seen.barriers), None)
 
 
 def _check_writers(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from flinkish_spark import KafkaSink, KafkaSource
 from flinkish_spark.connectors.kafka import source as kafka_upstream
 from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
 from flinkish_spark.connectors.kafka.client import reader as range_reader
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicInfo
 from flinkish_spark.connectors.kafka.client.barriers import (
     BARRIER_HEADER,
     BARRIER_KEY,
@@ -352,33 +352,22 @@ def test_a_source_that_would_not_stop_at_barriers_alone_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", [AlignmentMode.UNALIGNED, AlignmentMode.ALIGNED_WITH_TIMEOUT])
-def test_a_compacted_topic_is_refused_where_cuts_are_drawn_ahead_of_barriers(mode: AlignmentMode) -> None:
+def test_a_compacted_topic_is_refused_where_cuts_are_drawn_ahead_of_barriers(
+    mode: AlignmentMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Compaction takes older barrier records away, as they all have one key."""
     upstream = UpstreamJob(mode, 5 if mode is AlignmentMode.ALIGNED_WITH_TIMEOUT else None)
-    policies = {"plain": "delete", "both": "compact,delete"}
+    known = {"plain": TopicInfo(1, None, 1_000), "both": TopicInfo(1, None, 1_000, is_compacted=True)}
+    monkeypatch.setattr(KafkaAdmin, "topics", lambda _, names: {name: known[name] for name in names})
     connection = KafkaConnection("h:1")
-    kafka_upstream.check_policies(upstream, connection, ["plain"], Settings(policies))  # type: ignore[arg-type]
+    kafka_upstream.check_policies(upstream, connection, ["plain"])
     with pytest.raises(ConfigError, match=r"the topic 'both' is compacted.*use AlignmentMode.ALIGNED"):
-        kafka_upstream.check_policies(upstream, connection, ["plain", "both"], Settings(policies))  # type: ignore[arg-type]
+        kafka_upstream.check_policies(upstream, connection, ["plain", "both"])
 
 
 def test_nobody_asks_for_policies_that_do_not_matter() -> None:
     for upstream in (None, UpstreamJob(), UpstreamJob(AlignmentMode.AT_LEAST_ONCE)):
-        kafka_upstream.check_policies(upstream, KafkaConnection("h:1"), ["t"], None)  # type: ignore[arg-type]
-
-
-class Settings:
-    """Stands in for the pool of wires and for a wire: the cleanup.policy of topics."""
-
-    def __init__(self, policies: dict[str, str]) -> None:
-        self._policies = policies
-
-    @contextmanager
-    def wire(self, connection: KafkaConnection) -> Iterator[Settings]:
-        yield self
-
-    def call(self, what: str, request: Any) -> str:
-        return self._policies[what.rpartition(" ")[2]]
+        kafka_upstream.check_policies(upstream, KafkaConnection("h:1"), ["t"])
 
 
 def test_barrier_records_need_checkpoints_that_are_exactly_once() -> None:

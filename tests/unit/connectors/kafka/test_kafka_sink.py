@@ -126,7 +126,7 @@ def test_a_guarantee_has_its_acknowledgements() -> None:
 
 def test_only_a_transaction_has_a_transactional_id() -> None:
     for guarantee, name in ((DeliveryGuarantee.EXACTLY_ONCE, None), (NONE, "id")):
-        with pytest.raises(ConfigError, match="needs a transactional id, and nothing else has one"):
+        with pytest.raises(AssertionError):
             settings(guarantee=guarantee, transactional_id=name)
 
 
@@ -256,18 +256,18 @@ def judged(changes: dict[str, Any], count: int = 1, topic: str = "a", **columns:
     at_ms = np.asarray(columns.pop("timestamps_ms", 5), np.int64)
     given = [columns.get(name) for name in ("keys", "headers", "topics", "partitions", "misfits")]
     keys, headers, topics, partitions, misfits = given
-    headers = admission.with_common(headers, len(values))
+    headers = admission.with_common(headers)
     records = Addressed.of(keys, values, headers, topics, partitions, at_ms, misfits)
     return admission.judged(topic, records)
 
 
 def told(letters: Any) -> list[dict[str, bytes]]:
-    return [{e["key"]: e["value"] for e in row} for row in letters.rows.headers.to_pylist()]
+    return [{e["key"]: e["value"] for e in row} for row in letters.headers.to_pylist()]
 
 
 def test_what_can_be_written_is_admitted_as_it_is() -> None:
     found = judged({"topics": frozenset("a"), "partitions": {"a": 2}}, 3, partitions=pa.array([0, 1, None]))
-    assert (len(found.admitted.rows), found.letters, found.dropped) == (3, (), 0)
+    assert (len(found.admitted), found.letters, found.dropped) == (3, (), 0)
 
 
 def test_a_letter_says_first_what_comes_first() -> None:
@@ -305,11 +305,11 @@ def test_policies_are_one_for_size_and_one_for_the_rest() -> None:
     changes = {"max_record_bytes": 1_000, "oversize": OnRefusal.DROP, **LETTERS}
     values = pa.array([b"x" * 2_000, b"fine", b"old"])
     found = judged(changes, values=values, timestamps_ms=[1, 2, -3])
-    assert found.admitted.rows.values.to_pylist() == [b"fine"]
+    assert found.admitted.values.to_pylist() == [b"fine"]
     assert found.dropped == 1
     ((name, letters),) = found.letters
-    assert (name, letters.rows.values.to_pylist()) == ("bad", [b"old"])
-    assert letters.rows.timestamps_ms.tolist() == [9_000], "its own is impossible"
+    assert (name, letters.values.to_pylist()) == ("bad", [b"old"])
+    assert letters.timestamps_ms.tolist() == [9_000], "its own is impossible"
     assert told(letters) == [
         {
             "flinkish-error": b"bad-timestamp",
@@ -322,11 +322,11 @@ def test_policies_are_one_for_size_and_one_for_the_rest() -> None:
 
 def test_a_time_that_no_source_of_ours_reads_is_not_written() -> None:
     found = judged(LETTERS, values=pa.array([b"last", b"far"]), timestamps_ms=[LAST_MS, LAST_MS + 1])
-    assert found.admitted.rows.values.to_pylist() == [b"last"]
+    assert found.admitted.values.to_pylist() == [b"last"]
     ((_, letters),) = found.letters
     detail = told(letters)[0]["flinkish-detail"]
     assert detail == b"a record for topic a has a timestamp of 253402300800000 ms, after 9999"
-    assert letters.rows.timestamps_ms.tolist() == [9_000]
+    assert letters.timestamps_ms.tolist() == [9_000]
 
 
 def test_a_letter_is_cut_only_where_its_topic_does_not_take_it() -> None:
@@ -336,10 +336,10 @@ def test_a_letter_is_cut_only_where_its_topic_does_not_take_it() -> None:
         "misfits": pa.array(["because"]),
     }
     ((_, whole),) = judged({**LETTERS, "max_record_bytes": 10_000}, **columns).letters
-    assert [len(whole.rows.values[0].as_py()), len(whole.rows.keys[0].as_py())] == [5_000, 2_000]
+    assert [len(whole.values[0].as_py()), len(whole.keys[0].as_py())] == [5_000, 2_000]
     limits = {"max_record_bytes": 10_000, "max_dead_letter_bytes": 3_000}
     ((_, cut),) = judged({**LETTERS, **limits}, **columns).letters
-    assert [len(cut.rows.values[0].as_py()), cut.rows.keys[0].as_py()] == [1_024, None]
+    assert [len(cut.values[0].as_py()), cut.keys[0].as_py()] == [1_024, None]
     assert "flinkish-size" not in told(whole)[0] and int(told(cut)[0]["flinkish-size"]) > 7_000
 
 
@@ -361,14 +361,14 @@ def test_a_time_that_a_topic_does_not_allow_is_a_bad_record() -> None:
     limits = {**LETTERS, "times": TimeLimits(1_000, 2_000)}
     values = pa.array([b"old", b"first", b"last", b"new"])
     found = judged(limits, values=values, timestamps_ms=[7_999, 8_000, 11_000, 11_001])
-    assert found.admitted.rows.values.to_pylist() == [b"first", b"last"]
+    assert found.admitted.values.to_pylist() == [b"first", b"last"]
     ((_, letters),) = found.letters
     details = [one["flinkish-detail"].partition(b"ms, ")[2] for one in told(letters)]
     assert details == [
         b"which message.timestamp.before.max.ms of a topic does not allow",
         b"which message.timestamp.after.max.ms of a topic does not allow",
     ]
-    assert letters.rows.timestamps_ms.tolist() == [9_000, 9_000]
+    assert letters.timestamps_ms.tolist() == [9_000, 9_000]
     # What was wrong does not go back into a topic.
     assert all("flinkish-timestamp" not in one for one in told(letters))
 
@@ -377,7 +377,7 @@ def test_a_letter_is_written_now_and_says_its_record_s_time() -> None:
     """With the time of an old record the retention of its topic would delete it within minutes."""
     columns = {"misfits": pa.array(["why"] * 2), "timestamps_ms": [1_234, 9_006]}
     ((_, letters),) = judged(LETTERS, 2, **columns).letters
-    assert letters.rows.timestamps_ms.tolist() == [9_000, 9_000]
+    assert letters.timestamps_ms.tolist() == [9_000, 9_000]
     assert [one["flinkish-timestamp"] for one in told(letters)] == [b"1234", b"9006"]
 
 
@@ -396,7 +396,7 @@ OWN = [("trace", b"1"), ("", b""), ("trace", b"2"), ("empty", None), ("trace", b
 
 
 def listed(letters: Any, row: int = 0) -> list[tuple[str, Any]]:
-    return [(entry["key"], entry["value"]) for entry in letters.rows.headers[row].as_py()]
+    return [(entry["key"], entry["value"]) for entry in letters.headers[row].as_py()]
 
 
 def test_a_letter_keeps_headers_in_their_order_and_ours_stand_behind() -> None:
@@ -431,7 +431,7 @@ def test_headers_go_last_from_a_letter_that_is_too_large() -> None:
     values = pa.array([b"x" * 2_000] * 2)
     few, many = [("trace", b"1" * 100)], [("trace", b"1" * 900)] * 3
     ((_, letters),) = judged(changes, values=values, headers=headers_of(few, many)).letters
-    assert [len(value) for value in letters.rows.values.to_pylist()] == [1_024, 1_024]
+    assert [len(value) for value in letters.values.to_pylist()] == [1_024, 1_024]
     assert listed(letters)[0] == few[0]
     assert listed(letters, 1)[0] == ("flinkish-error", b"oversize")
     assert told(letters)[1]["flinkish-headers-left-out"] == b"3"
