@@ -256,8 +256,8 @@ def _as_key(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:
     mode, evolution = mode_from_json(staged["mode"]), SchemaEvolution(staged["schema_evolution"])
     return (
-        why_unfit(table, mode, staged["schema"]["fields"], evolution)
-        or _why_other_partitions(table, [staged])
+        _why_other_partitions(table, [staged])
+        or why_unfit(table, mode, staged["schema"]["fields"], evolution)
         or why_stricter(_of_table(staged)[1], table)
     )
 

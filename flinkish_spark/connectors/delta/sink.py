@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -151,6 +151,7 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
 def _check_columns(sink: DeltaSinkSettings, context: SinkContext) -> None:
     names, mode = context.schema.names, sink.mode
     stored = stored_fields(mode, names)
+    wanted: list[tuple[str, Sequence[str], Sequence[str]]]
     wanted = [("is partitioned by", sink.partition_by, stored)]
     if isinstance(mode, Upsert):
         wanted += [("leaves out", mode.left_out, names), ("is keyed by", mode.keys, stored)]

@@ -366,10 +366,11 @@ def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) 
     for one in times:
         given = {**one.parts(values.get(one.name) or ""), **given}
     year, month = given["yyyy"], given.get("MM", 12)
-    latest = {"MM": 12, "dd": calendar.monthrange(year, month)[1], "HH": 23, "mm": 59, "ss": 59}
-    earliest = {"MM": 1, "dd": 1, "HH": 0, "mm": 0, "ss": 0}
-    first = datetime(year, *(given.get(part, value) for part, value in earliest.items()))
-    last = datetime(year, *(given.get(part, value) for part, value in latest.items()))
+    last_day = calendar.monthrange(year, month)[1]
+    hour, minute, second = (given.get(part, 0) for part in ("HH", "mm", "ss"))
+    first = datetime(year, given.get("MM", 1), given.get("dd", 1), hour, minute, second)
+    hour, minute, second = given.get("HH", 23), given.get("mm", 59), given.get("ss", 59)
+    last = datetime(year, month, given.get("dd", last_day), hour, minute, second)
     return first, last + timedelta(seconds=1)
 
 
