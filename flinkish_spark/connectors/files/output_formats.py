@@ -306,9 +306,10 @@ def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str
 def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
     from pyspark.sql import types as T
 
-    nested = T.MapType | T.ArrayType | T.StructType | T.BinaryType
-    if kind is FileFormat.CSV and isinstance(data_type, nested):
-        return f"a CSV column cannot hold {data_type.simpleString()}: it holds text, and bytes may be none"
+    if kind is FileFormat.CSV and isinstance(data_type, T.MapType | T.ArrayType | T.StructType):
+        return f"a CSV column cannot hold {data_type.simpleString()}"
+    if kind is FileFormat.CSV and isinstance(data_type, T.BinaryType):
+        return "a CSV column holds text, and bytes may be none"
     # What Spark's writers refuse, they refuse when the first records come.
     known: tuple[type[T.DataType], ...] = (
         *(T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType),
