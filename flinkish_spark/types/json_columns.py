@@ -106,7 +106,7 @@ class JsonReader:
             more = "is more than one JSON object" if is_more else f"cannot be read: {error}"
             return more if is_object else "is no JSON object"
         try:
-            _check_declared(found, self._fields)
+            _check_names(found, (name for name, _ in self._fields))
         except NoValue as error:
             return f"cannot be read: {error}"
         for (name, convert), kind in zip(self._fields, self._kinds, strict=True):
@@ -342,14 +342,10 @@ class _Repeating(dict[str, Any]):
 
     names: frozenset[str] = frozenset()
 
-    def check(self, names: Iterable[str]) -> None:
-        if not self.names.isdisjoint(names):
-            raise NoValue("two fields of an object have one name")
 
-
-def _check_declared(value: dict[str, Any], fields: Iterable[tuple[str, object]]) -> None:
-    if isinstance(value, _Repeating):
-        value.check(name for name, _ in fields)
+def _check_names(value: dict[str, Any], read: Iterable[str]) -> None:
+    if isinstance(value, _Repeating) and not value.names.isdisjoint(read):
+        raise NoValue("two fields of an object have one name")
 
 
 def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -404,8 +400,8 @@ def _written(value: Any, *, is_whole: bool = True) -> str:
             case (str(),):
                 written.append(quote_json(one[0]))
             case (dict() as members,):
-                if is_whole and isinstance(members, _Repeating):
-                    members.check(members)
+                if is_whole:
+                    _check_names(members, members)
                 named = ((f"{quote_json(name)}:", (own,)) for name, own in members.items())
                 parts = [part for name, own in named for part in (",", name, own)]
                 left += reversed(["{", *parts[1:], "}"])
@@ -450,7 +446,7 @@ def _converter(kind: T.DataType, time_zone: str) -> _Convert:
 def _object_of(fields: Sequence[tuple[str, _Convert]], value: Any) -> Any:
     if not isinstance(value, dict):
         raise NoValue("it is no object")
-    _check_declared(value, fields)
+    _check_names(value, (name for name, _ in fields))
     return {name: None if (one := value.get(name)) is None else convert(one) for name, convert in fields}
 
 
@@ -463,8 +459,7 @@ def _elements(inner: _Convert, value: Any) -> Any:
 def _entries(inner: _Convert, value: Any) -> Any:
     if not isinstance(value, dict):
         raise NoValue("it is no object")
-    if isinstance(value, _Repeating):
-        value.check(value)
+    _check_names(value, value)
     return [(name, None if one is None else inner(one)) for name, one in value.items()]
 
 

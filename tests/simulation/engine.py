@@ -52,7 +52,6 @@ from tests.simulation.scenario import SinkKind, StoreKind
 from tests.simulation.scheduler import US_PER_MS, Process
 from tests.simulation.sinks import (
     SimDeltaCommits,
-    SimDeltaHistory,
     SimDeltaWriter,
     SimKafkaWriter,
     SimMarks,
@@ -99,8 +98,8 @@ class SimKafkaCommitter(KafkaCommitter):
 class SimDeltaCommitter(DeltaCommitter):
     """The product's committer over a simulated table."""
 
-    def __init__(self, path: str, commits: Any, history: Any, context: SinkContext, call: SinkCall) -> None:
-        super().__init__(DeltaSink(path), commits, history, context)
+    def __init__(self, path: str, commits: Any, context: SinkContext, call: SinkCall) -> None:
+        super().__init__(DeltaSink(path), commits, context)
         self._call = call
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
@@ -320,8 +319,7 @@ class SimEngine:
             else:
                 table = self._world.tables[uid]
                 commits = SimDeltaCommits(self._world, call, table)
-                history = SimDeltaHistory(self._world, call, table)
-                found[uid] = SimDeltaCommitter(f"/{uid}", commits, history, context, call)
+                found[uid] = SimDeltaCommitter(f"/{uid}", commits, context, call)
         return found
 
     def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from flinkish_spark.connectors.delta.table import TableCommit
 from flinkish_spark.protocol.ids import TransactionalId
 from flinkish_spark.protocol.timeline import Mark
 from tests.simulation.input_topic import Row
@@ -112,13 +113,9 @@ class TableVersion:
     note: str
     content: tuple[StagedFile, ...]
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> TableCommit:
         """Return the row of the table's history."""
-        return {
-            "version": self.number,
-            "operation": self.operation,
-            "userMetadata": self.note,
-        }
+        return TableCommit(self.number, self.operation, self.note)
 
 
 class Table:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from flinkish_spark.connectors.delta.committing import CommitResult
-from flinkish_spark.connectors.delta.faults import DeltaConflict
-from flinkish_spark.connectors.delta.table import Append, checkpoint_note, mark_in
+from flinkish_spark.connectors.delta.table import Append, DeltaConflict, TableCommit, checkpoint_note, mark_in
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.transactions import (
     Evidence,
@@ -221,10 +220,10 @@ class SimDeltaCommits:
     def version_of(self, path: str, app_id: str, version: int) -> None:
         """Return that it is not cheap to find out."""
 
-    def make_durable(self, path: str, app_id: str, version: int) -> None:
+    def make_durable(self, path: str, whose: str, version: int | None = None) -> None:
         """Do nothing: a simulated table loses no version."""
 
-    def leftovers(self, path: str, app_id: str) -> list[str]:
+    def folders(self, path: str, folder: str) -> list[str]:
         """Return nothing: what is staged are data files."""
         return []
 
@@ -232,8 +231,7 @@ class SimDeltaCommits:
         """Return which checkpoint `app_id` committed last."""
         version = self.committed_version(path, app_id)
         for one in reversed(self._table.versions):
-            row = one.described()
-            mark = mark_in(row["userMetadata"], app_id)
+            mark = mark_in(one.described().note, app_id)
             if mark is not None and int(mark.checkpoint) == version:
                 return mark
         return None
@@ -263,30 +261,20 @@ class SimDeltaCommits:
             raise DeltaConflict("the simulated table's answer was lost")
         return CommitResult(True, len(self._table.versions))
 
-
-class SimDeltaHistory:
-    """In the place of :class:`~flinkish_spark.connectors.delta.committing.DeltaHistory`."""
-
-    def __init__(self, world: World, call: SinkCall, table: Table) -> None:
-        self._world, self._call, self._table = world, call, table
-
     def open(self, path: str) -> int:
         """Return how many versions there are: an open table is as it was."""
         return len(self._table.versions)
 
-    def commits(self, path: str, table: int) -> Iterator[dict[str, Any]]:
+    def commits(self, path: str, table: int) -> Iterator[TableCommit]:
         """Yield the versions of an open table, newest first."""
         self._world.step("table history", path)
         return (version.described() for version in reversed(self._table.versions[:table]))
-
-    def make_durable(self, path: str, note: str) -> None:
-        """Do nothing: a simulated table loses no version."""
 
     def missing_at(self, path: str, version: int) -> list[str]:
         """Return no file: what was committed stays."""
         return []
 
-    def restore(self, path: str, table: int, version: int | None, note: str) -> None:
+    def set_back(self, path: str, table: int, version: int | None, note: str) -> None:
         """Commit the content of an older version, or no rows, behind the version that is open."""
         self._world.step("table restore", f"{path} {'empty' if version is None else version}")
         if self._call.is_cut_off or self._world.struck(K.SINK_UNAVAILABLE):

@@ -11,9 +11,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from flinkish_spark import CheckpointConfig, DeltaSink
 from flinkish_spark.connectors.delta import committing
-from flinkish_spark.connectors.delta.committing import DeltaCommits, DeltaCommitter, DeltaHistory
+from flinkish_spark.connectors.delta.committing import DeltaCommits, DeltaCommitter
 from flinkish_spark.connectors.delta.table import app_id, checkpoint_note
-from flinkish_spark.connectors.delta.tables import DeltaTables, Marker
+from flinkish_spark.connectors.delta.tables import Marker
 from flinkish_spark.connectors.delta.writer import FilesToWrite
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.timeline import Mark
@@ -30,11 +30,9 @@ class CommitRig:
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         monkeypatch.setattr(committing, "has_delta_format", lambda _: True)
         monkeypatch.setattr(committing, "table_defaults", lambda _: {})
-        self.path, self.tables, spark = str(path), DeltaTables(), None
-        self.history = DeltaHistory(self.tables, spark)  # type: ignore[arg-type]
+        self.path, self.tables = str(path), DeltaCommits({}, None)  # type: ignore[arg-type]
         context = sink_context_of(JOB, OwnerEpoch(1), UID, None, CheckpointConfig())
-        commits = DeltaCommits(self.tables, spark)  # type: ignore[arg-type]
-        self.committer = DeltaCommitter(DeltaSink(self.path, **settings), commits, self.history, context)
+        self.committer = DeltaCommitter(DeltaSink(self.path, **settings), self.tables, context)
 
     def checkpoint(self, number: int) -> None:
         mark = Mark(CheckpointId(number), "0123456789abcdef")

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flinkish_spark.connectors.files.committer import CommitSettings, CommitterParts, FileCommitter
-from flinkish_spark.connectors.files.disk import Disk, SinkFiles, StagedId, is_hidden
+from flinkish_spark.connectors.files.committer import CommitSettings, FileCommitter
+from flinkish_spark.connectors.files.disk import Disk, SinkFiles
 from flinkish_spark.connectors.files.ledger import Ledger
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.connectors.files.rolling import LineMerger
+from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import CompletedCheckpoint
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid, OwnerEpoch
@@ -20,6 +21,11 @@ from flinkish_spark.protocol.records import Committable
 
 JOB = JobUuid("a" * 32)
 UID = "out"
+
+
+def is_hidden(name: str) -> bool:
+    """Say if readers, such as Spark and Hive, skip a file or folder."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 class Killed(BaseException):
@@ -98,19 +104,19 @@ class Rig:
         if faults is not None:
             disk, store = faults.around(disk), faults.around(store)
         merger = LineMerger(disk, self.kind, self.options)
-        parts = CommitterParts(self.files, OwnerEpoch(self.epoch), Ledger(store), disk, merger)
-        return FileCommitter(settings or self.settings, parts)
+        epoch = OwnerEpoch(self.epoch)
+        return FileCommitter(settings or self.settings, self.files, epoch, Ledger(store), merger)
 
     def stage(
         self, lines: Mapping[str, Sequence[str]], extension: str = ".txt", epoch: int = 0
     ) -> Committable:
         """Leave a micro-batch as a writer leaves it: a file per bucket and line."""
         self.block += 1
-        staged = StagedId(OwnerEpoch(epoch or self.epoch), self.block, uuid.uuid4().hex[:8])
+        staged = StagedId.new(OwnerEpoch(epoch or self.epoch), self.block)
         files = []
         for bucket, texts in lines.items():
             for task, text in enumerate(texts):
-                name = f"part-{task:05d}-{uuid.uuid4()}.c000{extension}"
+                name = f"part-{task:05d}-{uuid.uuid4()}-c000{extension}"
                 relative = f"{bucket}/{name}" if bucket else name
                 path = self.files.pending / str(staged) / relative
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import base64
-import functools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.connectors.delta.files import TablePath
-from flinkish_spark.connectors.delta.log import (
-    TableFile,
-    TableMetadata,
-    deleted_rows,
-    number_of,
-    physical_name,
-    width_of,
-)
-from flinkish_spark.connectors.files.file_parts import FilePart, is_large, parts_of_parquet
+from flinkish_spark.connectors.delta.log import TableFile, deleted_rows, number_of, widths_of
+from flinkish_spark.connectors.delta.table import TableInfo, physical_name
+from flinkish_spark.connectors.files.input_formats import FilePart, is_large, parts_of_parquet
 from flinkish_spark.connectors.files.source import FoundFile, naming
 from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batches
 from flinkish_spark.core.errors import InputLostError
@@ -45,17 +39,15 @@ class FileRows:
     """Reads files as one version of a table would, whichever version they are of."""
 
     table: TablePath
-    metadata: TableMetadata
+    metadata: TableInfo
 
-    @functools.cached_property
-    def _partition_by(self) -> list[tuple[str, str]]:
-        return [(name, self.metadata.name_in_files(name)) for name in self.metadata.partition_by]
-
-    def found(self, file: TableFile, more: Mapping[str, str | None]) -> list[FoundFile]:
+    def found(
+        self, file: TableFile, more: Mapping[str, str | None], stats: Mapping[str, Any] = MappingProxyType({})
+    ) -> list[FoundFile]:
         """Return a file as a source lists it, in its parts; raise InputLostError if it is gone."""
         path = str(self.table / file.path)
         try:
-            stat = (self.table / file.path).stat()
+            stat = stats.get(file.path) or (self.table / file.path).stat()
             parts: Sequence[FilePart] = [FilePart(rows=file.rows)]
             if is_large(stat.st_size):
                 # A footer is a read of its own, and most files are small.
@@ -71,7 +63,9 @@ class FileRows:
         values = file.partition or {}
         # An empty text is null, whatever the type: so Delta's protocol says, and deltalake has made it null
         # in a version already. Spark gives the text, which nothing here could know of a version.
-        said = {name: values.get(in_files) or None for name, in_files in self._partition_by}
+        said = {
+            name: values.get(self.metadata.physical_name(name)) or None for name in self.metadata.partition_by
+        }
         return FoundFile.parts_of(file.path, stat, parts, {**said, **more})
 
     def told(self, file: FoundFile) -> FoundFile:
@@ -89,7 +83,7 @@ class FileRows:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        widths = {one.name: width_of(one) for one in self.metadata.fields}
+        widths = widths_of(self.metadata)
         with self._opened(file.path) as content:
             stored = content.schema_arrow
             known = {
@@ -98,12 +92,9 @@ class FileRows:
             # The log's value of a partition counts, also where a file has a column of the name.
             there = [name for name in schema.names if name in known and name not in file.partition]
             _refuse_other_case(set(schema.names) - file.partition.keys(), list(known))
-            footer, (begin, end) = content.metadata, file.extent
+            footer, begin, end = content.metadata, file.part.begin, file.part.end
             groups = [footer.row_group(at).num_rows for at in range(footer.num_row_groups)]
-            # Of a part that knows its first row a task is told no others; a list of before has none such.
-            is_whole = file.first_row is None
-            wanted = _wanted(file, sum(groups if is_whole else groups[begin:end]))
-            place = sum(groups[:begin]) if is_whole else 0
+            wanted, place = _wanted(file, sum(groups[begin:end])), 0
             if wanted is not None and not wanted.any():
                 return
             columns_in_file = [known[name][0] for name in there]
@@ -131,11 +122,11 @@ class FileRows:
         """Return a file's schema, as a type, with the table's names in place of those in files."""
         import pyarrow as pa
 
-        kind, is_by_id = pa.struct(list(stored)), self.metadata.is_by_id
+        kind, is_by_id = pa.struct(list(stored)), self.metadata.mapping == "id"
         if is_by_id and not any(_FIELD_ID in (one.metadata or {}) for one in stored):
             raise ValueError("the table finds columns by their numbers, and it has none")
-        if self.metadata.has_mapping:
-            fields = [*self.metadata.fields.jsonValue()["fields"], _CHANGE_TYPE]
+        if self.metadata.mapping != "none":
+            fields = [*self.metadata.fields, _CHANGE_TYPE]
             return _named(kind, {"type": "struct", "fields": fields}, is_by_id=is_by_id)
         return kind
 
@@ -144,9 +135,10 @@ def _of_part(file: FoundFile, bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uin
     """Return the bits of the rows of a part: those of the whole file, told with each part, are many."""
     import numpy as np
 
-    if (first := file.first_row) is None or file.rows is None:
+    if file.part.end is None:
         return bits
-    byte, bit = divmod(first, 8)
+    assert file.rows is not None, "only parts of Parquet have bits"
+    byte, bit = divmod(file.part.first, 8)
     end = bit + file.rows
     return np.packbits(np.unpackbits(bits[byte : byte + -(-end // 8)], count=end)[bit:])
 
@@ -221,7 +213,7 @@ def _same(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:
     import pyarrow as pa
 
     value = file.partition.get(field.name)
-    # A list of an older version may have an empty text.
+    # Empty is the time of a commit that the log no longer has.
     if not value:
         return pa.nulls(rows, field.type)
     return pa.array([value] * rows, pa.string()).cast(field.type)

@@ -28,11 +28,10 @@ class StoreStat(NamedTuple):
     st_mtime_ns: int
     st_ino: int = 0
 
-    @property
-    def st_mtime(self) -> float:
-        return self.st_mtime_ns / 1_000_000_000
 
-
+#: Below the table, where rows wait for their checkpoint: Delta and its VACUUM pass over folders whose names
+#: begin with an underscore.
+FOLDER = "_flinkish"
 #: With three slashes or with one; behind two a host begins.
 _LOCAL = re.compile(r"^file:(///+|/(?!/))", re.IGNORECASE)
 
@@ -122,6 +121,15 @@ class TableFiles:
         found = self._system().get_file_info(fs.FileSelector(folder, allow_not_found=True))
         return [info.base_name for info in found if info.type == fs.FileType.Directory]
 
+    def stats(self) -> dict[str, StoreStat]:
+        """Return the files below the table: by one listing, where each alone would be two requests."""
+        from pyarrow import fs
+
+        found = self._system().get_file_info(fs.FileSelector("", recursive=True))
+        # A listing of a bucket may have parts of a second, and the answer about one object has none.
+        unit = 1 if self.path.lower().startswith("hdfs:") else 1_000_000_000
+        return {one.path: StoreStat(one.size, one.mtime_ns // unit * unit) for one in found if one.is_file}
+
     def delete(self, folder: str) -> None:
         if self.root is None:
             self._system().delete_dir(folder)
@@ -164,12 +172,9 @@ class StorePath:
     def __str__(self) -> str:
         return f"{self.table.path}/{self.name}" if self.name else self.table.path
 
-    def is_file(self) -> bool:
-        return bool(self.name) and self.exists()
-
     def is_dir(self) -> bool:
         # There are none in a store: any name may be one.
-        return not self.is_file()
+        return True
 
     def exists(self) -> bool:
         try:

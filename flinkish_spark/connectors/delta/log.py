@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from pyspark.sql import types as T
-
 from flinkish_spark.connectors.delta.files import TablePath
+from flinkish_spark.connectors.delta.table import TableInfo
 from flinkish_spark.connectors.files.source import naming
 from flinkish_spark.core.errors import ConfigError, InputLostError
 
@@ -51,9 +50,8 @@ _OF_FILES = frozenset(
 )
 #: With it, commits wait somewhere else until they are put into the log.
 _COORDINATED = "delta.coordinatedCommits"
-_MAPPING = "delta.columnMapping."
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://[^/]*)?(?P<path>.*)", re.DOTALL)
-_CHAR = "__CHAR_VARCHAR_TYPE_STRING"
+_WIDTH = re.compile(r"char\((\d+)\)")
 #: What deltalake says of a partition's value that Spark may well read.
 _UNREAD_VALUE = re.compile(r"Failed to parse value ('.*') as '(.*)'")
 _BY_SPARK = "read it by Spark: env.from_dataframe(spark.readStream.format('delta').load(...))"
@@ -72,77 +70,37 @@ class TableFile:
     has_deleted: bool = False
 
 
-@dataclass(frozen=True)
-class TableMetadata:
-    """The metadata of a version of a table, which hold for all of its rows."""
-
-    id: str
-    #: With what Delta notes of each field.
-    fields: T.StructType
-    partition_by: tuple[str, ...]
-    configuration: Mapping[str, str] = field(repr=False)
-
-    @classmethod
-    def of(cls, table: TablePath, action: Mapping[str, Any]) -> TableMetadata:
-        """Read the action of a commit; raise ConfigError if rows are not those that their files hold."""
-        provider = (action.get("format") or {}).get("provider") or "parquet"
-        if provider != "parquet":
-            raise _refused(table, f"files in the format '{provider}'")
-        fields = T.StructType.fromJson(json.loads(action["schemaString"]))
-        for one in fields:
-            # A whole column gets its blanks from who reads it; Spark gives them to CHAR within others, too.
-            if re.search(r"\bchar\(", one.metadata.get(_CHAR, "")) and not width_of(one):
-                raise _refused(table, f"CHAR within the column '{one.name}'")
-        configuration = dict(action.get("configuration") or {})
-        if coordinated := sorted(name for name in configuration if name.startswith(_COORDINATED)):
-            raise _refused(table, f"the property '{coordinated[0]}'")
-        return cls(str(action.get("id", "")), fields, tuple(action["partitionColumns"]), configuration)
-
-    @property
-    def has_mapping(self) -> bool:
-        """Return if columns have other names in files."""
-        return self.configuration.get(f"{_MAPPING}mode", "none") != "none"
-
-    @property
-    def is_by_id(self) -> bool:
-        """Return if columns are found in files by their numbers, and not by their names."""
-        return self.configuration.get(f"{_MAPPING}mode") == "id"
-
-    def name_in_files(self, name: str) -> str:
-        return physical_name(self.fields[name].jsonValue())
-
-
-def width_of(field: T.StructField) -> int:
-    """Return to how many characters a column's values are filled up; 0 for those that are not."""
-    found = re.fullmatch(r"char\((\d+)\)", field.metadata.get(_CHAR, ""))
-    return int(found[1]) if found else 0
-
-
-def physical_name(field: Mapping[str, Any]) -> str:
-    """Return the name in files of a field, which is given as JSON."""
-    return str(field["metadata"].get(f"{_MAPPING}physicalName", field["name"]))
-
-
-def number_of(field: Mapping[str, Any]) -> int | None:
-    found: int | None = field["metadata"].get(f"{_MAPPING}id")
+def metadata_in(table: TablePath, action: Mapping[str, Any]) -> TableInfo:
+    """Read the action of a commit; raise ConfigError if rows are not those that their files hold."""
+    provider = (action.get("format") or {}).get("provider") or "parquet"
+    if provider != "parquet":
+        raise _refused(table, f"files in the format '{provider}'")
+    found = TableInfo.from_log({"metaData": action})
+    for name, kind in found.lengths.items():
+        # A whole column gets its blanks from who reads it; Spark gives them to CHAR within others, too.
+        if re.search(r"\bchar\(", kind) and not _WIDTH.fullmatch(kind):
+            raise _refused(table, f"CHAR within the column '{name}'")
+    if coordinated := sorted(name for name in found.properties if name.startswith(_COORDINATED)):
+        raise _refused(table, f"the property '{coordinated[0]}'")
     return found
 
 
-def renamed(part: Any, name_of: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """Return a type, as JSON, with other names of its fields, and without what is noted of them."""
-    if isinstance(part, list):
-        return [renamed(one, name_of) for one in part]
-    if not isinstance(part, dict):
-        return part
-    found = {key: renamed(value, name_of) for key, value in part.items() if key != "metadata"}
-    return found | {"name": name_of(part), "metadata": {}} if "metadata" in part else found
+def widths_of(metadata: TableInfo) -> dict[str, int]:
+    """Return to how many characters the values of columns are filled up, of those that are."""
+    found = {name: _WIDTH.fullmatch(kind) for name, kind in metadata.lengths.items()}
+    return {name: int(width[1]) for name, width in found.items() if width}
+
+
+def number_of(field: Mapping[str, Any]) -> int | None:
+    found: int | None = field["metadata"].get("delta.columnMapping.id")
+    return found
 
 
 @dataclass(frozen=True)
 class DeltaSnapshot:
     table: TablePath
     version: int
-    metadata: TableMetadata
+    metadata: TableInfo
     _opened: DeltaTable = field(repr=False)
 
     @classmethod
@@ -156,9 +114,9 @@ class DeltaSnapshot:
                 why="deltalake would read the table of another folder, with one character in their place",
                 what_to_do="rename the folder",
             )
-        what = (
-            f"the Delta table {table}" if version is None else f"version {version} of the Delta table {table}"
-        )
+        what = f"the Delta table {table}"
+        if version is not None:
+            what = f"version {version} of {what}"
         with _as_refusal(table, what):
             options = None if isinstance(table, Path) else table.table.store_options()
             found = DeltaTable(str(table), version, storage_options=options)
@@ -166,7 +124,7 @@ class DeltaSnapshot:
         _check_protocol(table, protocol.min_reader_version, protocol.reader_features or ())
         names = ("id", "schemaString", "partitionColumns", "configuration")
         values = (said.id, found.schema().to_json(), said.partition_columns, said.configuration)
-        metadata = TableMetadata.of(table, dict(zip(names, values, strict=True)))
+        metadata = metadata_in(table, dict(zip(names, values, strict=True)))
         return cls(table, found.version(), metadata, found)
 
     def files(self) -> list[TableFile]:
@@ -178,7 +136,7 @@ class DeltaSnapshot:
         if names := self.metadata.partition_by:
             values = found.column("partition").combine_chunks()
             as_texts = [pc.struct_field(values, name).cast(pa.string()) for name in names]
-            in_files = [self.metadata.name_in_files(name) for name in names]
+            in_files = [self.metadata.physical_name(name) for name in names]
             partitions = pa.Table.from_arrays(as_texts, names=in_files).to_pylist()
         columns = (found.column(name).to_pylist() for name in ("path", "num_records"))
         files = [
@@ -239,8 +197,9 @@ def _as_refusal(table: TablePath, what: str) -> Iterator[None]:
     except DeltaError as error:
         # Behind the first line is where in deltalake it happened.
         why = str(error).partition("\n")[0]
-        if re.search(r"\(os error (?!2\))|Generic \w+ error", why):
-            # The system's or the store's, which may pass; that there is no such file does not.
+        if re.search(r"\(os error (?!2\))|Generic (?!DeltaTable)\w+ error", why):
+            # The system's or the store's, which may pass; that there is no such file, or that deltalake finds
+            # something wrong, does not.
             raise OSError(f"{what} cannot be read: {why}") from error
         if unread := _UNREAD_VALUE.search(why):
             raise ConfigError(
@@ -304,17 +263,17 @@ class DeltaCommit:
     #: Files with the rows of the change feed; without any, these are the rows that came and went.
     changes: tuple[TableFile, ...] = ()
     #: Of the table from here on; None where the commit does not change it.
-    metadata: TableMetadata | None = field(default=None, repr=False)
+    metadata: TableInfo | None = field(default=None, repr=False)
 
     @classmethod
     def read(cls, table: TablePath, version: int) -> DeltaCommit | None:
         path = commit_path(table, version)
         try:
-            text, written_s = path.read_text(encoding="utf-8"), path.stat().st_mtime
+            text, written_ns = path.read_text(encoding="utf-8"), path.stat().st_mtime_ns
         except FileNotFoundError:
             return None
         kinds: dict[str, list[TableFile]] = {"add": [], "remove": [], "cdc": []}
-        metadata, timestamp_ms = None, int(written_s * 1_000)
+        metadata, timestamp_ms = None, written_ns // 1_000_000
         with naming(str(path)):
             # Only at ends of lines: a text may have others of the ends that Python knows.
             actions = [one for line in text.split("\n") if line for one in json.loads(line).items()]
@@ -324,7 +283,7 @@ class DeltaCommit:
             if kind not in _ACTIONS:
                 raise _refused(table, f"the action '{kind}' in its log")
             if kind == "metaData":
-                metadata = TableMetadata.of(table, body)
+                metadata = metadata_in(table, body)
             elif kind == "protocol":
                 _check_protocol(table, body.get("minReaderVersion") or 0, body.get("readerFeatures") or ())
             elif kind == "commitInfo":
@@ -333,7 +292,8 @@ class DeltaCommit:
             elif kind in kinds and (kind == "cdc" or body.get("dataChange", True)):
                 kinds[kind].append(_file_of(table, kind, body))
         added, removed, changes = map(tuple, kinds.values())
-        return cls(version, as_text(timestamp_ms), added, removed, changes, metadata)
+        timestamp = datetime.fromtimestamp(timestamp_ms / 1_000, UTC).isoformat(timespec="milliseconds")
+        return cls(version, timestamp, added, removed, changes, metadata)
 
 
 def _file_of(table: TablePath, kind: str, action: Mapping[str, Any]) -> TableFile:
@@ -349,18 +309,14 @@ def commit_path(table: TablePath, version: int) -> TablePath:
     return table / _LOG / f"{version:020d}.json"
 
 
-def as_text(timestamp_ms: int) -> str:
-    return datetime.fromtimestamp(timestamp_ms / 1_000, UTC).isoformat(timespec="milliseconds")
-
-
 def check_partitions(table: TablePath, columns: Collection[str], files: Iterable[TableFile]) -> None:
     """Raise ConfigError if a table has partitions, and the log does not say which one a file was of."""
     if columns and any(file.partition is None for file in files):
         raise _refused(table, "files without the values of their partitions in its log")
 
 
-def check_feed(table: TablePath, metadata: TableMetadata) -> None:
-    if metadata.configuration.get(_FEED_SETTING, "false").lower() != "true":
+def check_feed(table: TablePath, metadata: TableInfo) -> None:
+    if metadata.properties.get(_FEED_SETTING, "false").lower() != "true":
         raise ConfigError(
             f"the Delta table {table} has no change feed",
             why=f"{_FEED_SETTING} is not set, so its log does not say what updates changed",

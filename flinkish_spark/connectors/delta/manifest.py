@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.delta.faults import DeltaConflict, DeltaRefused
-from flinkish_spark.connectors.delta.sink_settings import check_path
+from flinkish_spark.connectors.delta.sink_settings import check_creates, check_path
 from flinkish_spark.connectors.delta.table import (
     Append,
+    DeltaConflict,
+    DeltaRefused,
     SchemaEvolution,
     TableInfo,
     checkpoint_note,
-    fit,
-    mark_in,
     why_by_spark,
+    why_unfit,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, info_of, seen_by
-from flinkish_spark.connectors.delta.trial import check_creates
 from flinkish_spark.connectors.delta.writer import FilesToWrite, stats_columns
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
@@ -47,8 +46,6 @@ SCHEMA = (
     "first_batch BIGINT, last_batch BIGINT, decided_at TIMESTAMP, purpose STRING, "
     f"sinks MAP<STRING, {_SHARE}>, offsets MAP<STRING, MAP<INT, BIGINT>>"
 )
-#: How many commits of the table are looked at for the token of the job's newest one.
-_RECENT = 20
 _COUNTERS = ("checkpoint", "lineage", "log_began_in", "first_batch", "last_batch")
 
 
@@ -106,7 +103,7 @@ class _DeltaManifestWriter(ManifestWriter):
         version, mark = int(record.checkpoint), self._context.timeline.mark_of(record.checkpoint)
         table = self._tables.open(self._path)
         if table is not None and seen_by(table, self._app_id) >= 0:
-            self._check(record.checkpoint)
+            self._require_ours(record.checkpoint)
             if seen_by(table, self._app_id) >= version:
                 return self._done(Outcome.ALREADY_COMMITTED, version)
         info = None if table is None else info_of(table)
@@ -135,16 +132,10 @@ class _DeltaManifestWriter(ManifestWriter):
         return CommitAnswer(outcome)
 
     def newest_marks(self) -> Sequence[Mark]:
-        version = self._tables.committed_version(self._path, self._app_id)
-        if version < 0:
-            return ()
-        for row in self._tables.history(self._path, _RECENT):
-            mark = mark_in(str(row["userMetadata"] or ""), self._app_id)
-            if mark is not None:
-                return (mark,)
-        return (Mark(CheckpointId(version)),)
+        mark = self._tables.newest_mark(self._path, self._app_id)
+        return () if mark is None else (mark,)
 
-    def _check(self, checkpoint: CheckpointId) -> None:
+    def _require_ours(self, checkpoint: CheckpointId) -> None:
         for mark in self.newest_marks():
             why = self._context.timeline.why_not_ours(mark, checkpoint)
             if why:
@@ -170,9 +161,8 @@ class _DeltaManifestWriter(ManifestWriter):
 
 def _why_unfit(info: TableInfo) -> str:
     """Return why a table takes no row of a manifest; empty if it does."""
-    problems = fit(info, json.loads(_schema().json())["fields"], SchemaEvolution.NONE).problems
-    if problems:
-        return problems[0]
+    if why := why_unfit(info, Append(), _schema().jsonValue()["fields"], SchemaEvolution.NONE):
+        return why
     if why := why_by_spark(info, Append()):
         return f"delta-rs does not know {why}"
     rules = info.rules()

@@ -6,6 +6,7 @@ Delta skips a write whose marker it has seen.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
@@ -19,13 +20,11 @@ from pyspark.sql.window import Window
 
 from flinkish_spark.bridge.session import FROM_THE_JVM
 from flinkish_spark.bridge.settings import SETTINGS, settings_of
-from flinkish_spark.connectors.delta.faults import (
-    DeltaConflict,
-    condition_of,
-    translated,
-)
 from flinkish_spark.connectors.delta.table import (
     Append,
+    DeltaConflict,
+    DeltaRefused,
+    DeltaViolated,
     OverwritePartitions,
     SchemaEvolution,
     TableInfo,
@@ -33,8 +32,9 @@ from flinkish_spark.connectors.delta.table import (
     WriteMode,
     is_wider,
     mode_from_json,
+    nullable_within,
     physical_name,
-    physical_type,
+    renamed,
     stored_fields,
 )
 from flinkish_spark.connectors.delta.writer import BATCH, DELETED, ORDER
@@ -102,13 +102,14 @@ def read_staged(spark: SparkSession, staged: Sequence[Mapping[str, Any]]) -> Dat
     """Return the rows of staged sets: their fields, then the control columns above."""
     # Sets of data files have neither order nor deletions, and no mode that needs them.
     frames = []
-    for schema_text, alike in _grouped(staged):
-        schema = T.StructType.fromJson(schema_text)
-        as_rows = [one for one in alike if one["form"] == "ROWS"]
-        if as_rows:
-            paths = [path for one in as_rows for path in _paths(one)]
+    by_schema: dict[str, list[Mapping[str, Any]]] = {}
+    for one in staged:
+        by_schema.setdefault(json.dumps(one["schema"]), []).append(one)
+    for text, group in by_schema.items():
+        schema = T.StructType.fromJson(json.loads(text))
+        if paths := [path for one in group if one["form"] == "ROWS" for path in _paths(one)]:
             frames.append(_strict(spark).schema(T.StructType([*schema.fields, *_CONTROL])).parquet(*paths))
-        frames += [_read_files(spark, one, schema) for one in alike if one["form"] != "ROWS"]
+        frames += [_read_files(spark, one, schema) for one in group if one["form"] != "ROWS"]
     return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
 
 
@@ -122,7 +123,7 @@ def staged_files(staged: Mapping[str, Any]) -> dict[str, int]:
     if staged["form"] == "ROWS":
         folder = str(staged["folder"]).removeprefix(f"{str(staged['path']).rstrip('/')}/")
         return {f"{folder}/{name}": size for name, size in staged["files"].items()}
-    added = [action["add"] for action in staged["actions"] if "add" in action]
+    added = [action["add"] for action in staged["actions"]]
     return {unquote(str(add["path"])): int(add["size"]) for add in added}
 
 
@@ -132,41 +133,26 @@ def _paths(staged: Mapping[str, Any]) -> list[str]:
     return [_GLOB.sub(r"\\\1", f"{root}/{name}") for name in staged_files(staged)]
 
 
-def _grouped(
-    staged: Sequence[Mapping[str, Any]],
-) -> Iterable[tuple[dict[str, Any], list[Mapping[str, Any]]]]:
-    groups: list[tuple[dict[str, Any], list[Mapping[str, Any]]]] = []
-    for one in staged:
-        schema = one["schema"]
-        for known, alike in groups:
-            if known == schema:
-                alike.append(one)
-                break
-        else:
-            groups.append((schema, [one]))
-    return groups
-
-
 def _read_files(spark: SparkSession, staged: Mapping[str, Any], schema: T.StructType) -> DataFrame:
     """Read data files as the table would: columns by their physical names, partition values from the log."""
     table = TableInfo.from_log(staged["metadata"])
     fields = {str(f["name"]).lower(): f for f in table.fields}
     ours = [fields[name.lower()] for name in schema.names]
-    in_files = [f for f in ours if f["name"] not in table.partition_by]
-    inner = [
-        {**f, "name": physical_name(f), "type": physical_type(f["type"]), "metadata": {}} for f in in_files
-    ]
+    inner = renamed([f for f in ours if f["name"] not in table.partition_by])
     physical = T.StructType.fromJson({"type": "struct", "fields": inner})
-    adds = [action["add"] for action in staged["actions"] if "add" in action]
+    by_partition: dict[tuple[Any, ...], list[Any]] = {}
+    for action in staged["actions"]:
+        key = tuple(sorted(action["add"]["partitionValues"].items()))
+        by_partition.setdefault(key, []).append(action)
     frames = []
-    for values in {tuple(sorted(add["partitionValues"].items())): None for add in adds}:
-        alike = {
-            **staged,
-            "actions": [{"add": a} for a in adds if tuple(sorted(a["partitionValues"].items())) == values],
-        }
-        read = _strict(spark).schema(physical).parquet(*_paths(alike))
+    for values, actions in by_partition.items():
+        read = _strict(spark).schema(physical).parquet(*_paths({**staged, "actions": actions}))
         columns = [
-            _column(one, dict(values), one["name"] in table.partition_by)
+            (
+                F.lit(dict(values).get(physical_name(one)))
+                if one["name"] in table.partition_by
+                else F.col(quoted(physical_name(one)))
+            )
             .cast(wanted.dataType)
             .alias(wanted.name)
             for one, wanted in zip(ours, schema.fields, strict=True)
@@ -174,11 +160,6 @@ def _read_files(spark: SparkSession, staged: Mapping[str, Any], schema: T.Struct
         control = [F.lit(None).cast("long").alias(name) for name in (BATCH, ORDER)]
         frames.append(read.select(*columns, *control, F.lit(False).alias(DELETED)))
     return reduce(DataFrame.unionByName, frames)
-
-
-def _column(stored: Mapping[str, Any], values: Mapping[str, str | None], is_partition: bool) -> Column:
-    name = physical_name(stored)
-    return F.lit(values.get(name)) if is_partition else F.col(quoted(name))
 
 
 Json = Any
@@ -189,15 +170,16 @@ def aligned_columns(rows: DataFrame, names: Sequence[str], info: TableInfo | Non
     # Narrower ones get the table's type. Structs get its fields in its order, null where the stream has none,
     # and behind them those that only the stream has.
     wanted = {} if info is None else {str(f["name"]).lower(): f["type"] for f in info.fields}
-    return [_aligned_column(rows, name, wanted.get(name.lower())) for name in names]
-
-
-def _aligned_column(rows: DataFrame, name: str, want: Json) -> Column:
-    have, column = rows.schema[name].dataType.jsonValue(), F.col(quoted(name))
-    if isinstance(have, str):
-        fits = not (isinstance(want, str) and is_wider(have, want))
-        return column if fits else column.cast(_type(want)).alias(name)
-    return column if want is None or not _differs(have, want) else _filled(column, have, want).alias(name)
+    columns = []
+    for name in names:
+        have, want = rows.schema[name].dataType.jsonValue(), wanted.get(name.lower())
+        column = F.col(quoted(name))
+        if isinstance(have, str) and isinstance(want, str) and is_wider(have, want):
+            column = column.cast(type_of(want)).alias(name)
+        elif want is not None and _differs(have, want):
+            column = _filled(column, have, want).alias(name)
+        columns.append(column)
+    return columns
 
 
 def _differs(have: Json, want: Json) -> bool:
@@ -235,30 +217,67 @@ def _fields(column: Column, have: Json, want: Json) -> list[Column]:
     for field in want["fields"]:
         name, known = str(field["name"]), ours.pop(str(field["name"]).lower(), None)
         if known is None:
-            fields.append(F.lit(None).cast(_type(field["type"])).alias(name))
+            fields.append(F.lit(None).cast(type_of(field["type"])).alias(name))
         else:
             value = column.getField(str(known["name"]))
             fields.append(_filled(value, known["type"], field["type"]).alias(name))
     return fields + [column.getField(str(f["name"])).alias(str(f["name"])) for f in ours.values()]
 
 
-def nullable_within(schema: T.StructType) -> T.StructType:
-    """Return a schema as Spark reads it from files: at any depth a value may be null."""
-
-    def loose(part: Json) -> Json:
-        if isinstance(part, list):
-            return [loose(one) for one in part]
-        if not isinstance(part, dict):
-            return part
-        found = {name: loose(one) for name, one in part.items()}
-        return found | dict.fromkeys(found.keys() & {"nullable", "containsNull", "valueContainsNull"}, True)
-
-    return T.StructType.fromJson(loose(schema.jsonValue()))
-
-
-def _type(kind: Json) -> T.DataType:
+def type_of(kind: Json) -> T.DataType:
     holder: Mapping[str, Any] = {"name": "x", "type": kind, "nullable": True, "metadata": {}}
     return T.StructField.fromJson(dict(holder)).dataType
+
+
+_CONFLICTS = (
+    "ConcurrentTransactionException",
+    "MetadataChangedException",
+    "ProtocolChangedException",
+    "ConcurrentAppendException",
+    "ConcurrentWriteException",
+    "ConcurrentDeleteReadException",
+    "ConcurrentDeleteDeleteException",
+    "ConcurrentModificationException",
+)
+#: Starts the message of a check of ours in a task; what follows says which rule and which row.
+VIOLATION_MARKER = "[FLINKISH_DELTA_RULE]"
+_VIOLATIONS = ("DeltaInvariantViolationException", "InvariantViolationException")
+#: Delta's own that are no refusals: a file or a disk that is not as it should be.
+_FAILURES = ("DeltaIOException", "DeltaFileNotFoundException", "DeltaChecksumException")
+_MOST_CAUSES = 12
+
+
+def translated(error: Exception) -> Exception:
+    """Return one of our exceptions for one of the JVM's, or the same if none fits."""
+    # Anything else, as a full disk or a failed task, stays what it is; `raise_translated` raises it.
+    causes = _causes(error)
+    for _, message in causes:
+        if VIOLATION_MARKER in message:
+            return DeltaViolated(message.split(VIOLATION_MARKER, 1)[1].split("SQLSTATE", 1)[0].strip()[:2000])
+    for name, message in causes:
+        if name in _VIOLATIONS:
+            return DeltaViolated(message[:2000].strip())
+    for name, message in causes:
+        if any(conflict in name for conflict in _CONFLICTS):
+            return DeltaConflict(f"{name}: {message[:500]}")
+    name, message = causes[0]
+    if "AnalysisException" in name or (name.startswith("Delta") and name not in _FAILURES):
+        return DeltaRefused(message[:2000])
+    return error
+
+
+def _causes(error: Exception) -> list[tuple[str, str]]:
+    """Return class and message of an exception and of all that caused it."""
+    java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    if java is None:
+        return [(type(error).__name__, str(error).split("\n\tat ")[0])]
+    found: list[tuple[str, str]] = []
+    # A chain of Java's, too, can come back to where it was.
+    while java is not None and len(found) < _MOST_CAUSES:
+        message = str(java.getMessage()).split("\n\tat ")[0]
+        found.append((str(java.getClass().getSimpleName()), message))
+        java = java.getCause()
+    return found
 
 
 _CONF = "spark.databricks.delta."
@@ -283,22 +302,37 @@ class DeltaRows:
         note: str,
         info: TableInfo | None,
     ) -> None:
-        mode = mode_from_json(staged[0]["mode"])
-        evolution = SchemaEvolution(staged[0]["schema_evolution"])
-        marker = {"txnAppId": app_id, "txnVersion": str(version), "userMetadata": note}
+        first, mode = staged[0], mode_from_json(staged[0]["mode"])
+        evolution = SchemaEvolution(first["schema_evolution"])
         try:
-            rows = read_staged(self._session(), staged)
+            rows = read_staged(session := self._session(), staged)
             if isinstance(mode, Upsert):
-                newest = _newest_per_key(rows, mode)
+                rows = _newest_per_key(rows, mode)
                 if info is not None:
-                    self._merge(
-                        path, info, _aligned(newest, mode, info, keep_control=True), mode, evolution, marker
-                    )
+                    rows = _aligned(rows, mode, info, keep_control=True)
+                    session.conf.set(f"{_CONF}write.txnAppId", app_id)
+                    session.conf.set(f"{_CONF}write.txnVersion", str(version))
+                    session.conf.set(f"{_CONF}commitInfo.userMetadata", note)
+                    session.sql(merge_statement(path, info, rows, mode, evolution)).collect()
                     return
-                rows = newest.where(~F.col(DELETED))
-            self._write(path, info, _aligned(rows, mode, info), mode, evolution, staged[0], marker)
+                rows = rows.where(~F.col(DELETED))
+            writer = _aligned(rows, mode, info).write.format("delta").options(**first["options"])
+            writer = writer.options(txnAppId=app_id, txnVersion=str(version), userMetadata=note)
+            if info is None:
+                if first["partition_by"]:
+                    writer = writer.partitionBy(*first["partition_by"])
+                # A table that somebody makes meanwhile may hold rows that these would have to replace.
+                how = "append" if isinstance(mode, Append) else "error"
+            else:
+                if evolution is not SchemaEvolution.NONE:
+                    writer = writer.option("mergeSchema", "true")
+                how = "append"
+                if isinstance(mode, OverwritePartitions):
+                    how, writer = "overwrite", writer.option("partitionOverwriteMode", "dynamic")
+            writer.mode(how).save(path)
         except FROM_THE_JVM as error:
-            if "PATH_EXISTS" in condition_of(error) or "ALREADY_EXISTS" in condition_of(error):
+            condition = str(getattr(error, "getCondition", str)() or "")
+            if "PATH_EXISTS" in condition or "ALREADY_EXISTS" in condition:
                 raise DeltaConflict("somebody made the table at the same moment") from error
             raise_translated(translated(error), error)
 
@@ -307,75 +341,22 @@ class DeltaRows:
             # Nobody else runs anything in it.
             self._own.interruptAll()
 
-    def _write(
-        self,
-        path: str,
-        info: TableInfo | None,
-        rows: DataFrame,
-        mode: WriteMode,
-        evolution: SchemaEvolution,
-        first: Mapping[str, Any],
-        marker: Mapping[str, str],
-    ) -> None:
-        writer = rows.write.format("delta").options(**first["options"]).options(**marker)
-        if info is None:
-            if first["partition_by"]:
-                writer = writer.partitionBy(*first["partition_by"])
-            # A table that somebody makes meanwhile may hold rows that these would have to replace.
-            writer.mode("append" if isinstance(mode, Append) else "error").save(path)
-            return
-        if evolution is not SchemaEvolution.NONE:
-            writer = writer.option("mergeSchema", "true")
-        if isinstance(mode, OverwritePartitions):
-            writer.option("partitionOverwriteMode", "dynamic").mode("overwrite").save(path)
-        else:
-            writer.mode("append").save(path)
-
-    def _merge(
-        self,
-        path: str,
-        info: TableInfo,
-        rows: DataFrame,
-        mode: Upsert,
-        evolution: SchemaEvolution,
-        marker: Mapping[str, str],
-    ) -> None:
-        session = self._session()
-        session.conf.set(f"{_CONF}write.txnAppId", marker["txnAppId"])
-        session.conf.set(f"{_CONF}write.txnVersion", marker["txnVersion"])
-        session.conf.set(f"{_CONF}commitInfo.userMetadata", marker["userMetadata"])
-        session.sql(self._statement(path, info, rows, mode, evolution)).collect()
-
     def why_no_merge(
         self, path: str, info: TableInfo, schema: T.StructType, mode: Upsert, evolution: SchemaEvolution
     ) -> str:
         """Return why Delta would refuse every MERGE of a stream; empty if it would not."""
-        fields = [*nullable_within(schema).fields, *_CONTROL]
-        empty = self._session().createDataFrame([], T.StructType(fields))
-        rows = _aligned(empty, mode, info, keep_control=True)
-        text = self._statement(path, info, rows, mode, evolution)
+        loose = T.StructType.fromJson(nullable_within(schema.jsonValue()))
+        empty = self._session().createDataFrame([], T.StructType([*loose, *_CONTROL]))
+        text = merge_statement(path, info, _aligned(empty, mode, info, keep_control=True), mode, evolution)
         # A row for each line.
         first, *others = (str(row[0]) for row in self._session().sql(f"EXPLAIN {text}").collect())
         return (others or [first])[0] if first.startswith(_NO_PLAN) else ""
 
-    @staticmethod
-    def _statement(
-        path: str, info: TableInfo, rows: DataFrame, mode: Upsert, evolution: SchemaEvolution
-    ) -> str:
-        rows.createOrReplaceTempView(_VIEW)
-        names = stored_fields(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])
-        # A table without the column has no sequence to compare with; the MERGE adds it.
-        by_sequence = mode.sequence_by in names and info.has_column(str(mode.sequence_by))
-        return merge_statement(path, mode, names, evolution, by_sequence=by_sequence)
-
-    def restore(self, path: str, version: int, note: str) -> None:
-        """Commit a version that holds what `version` held, with `note` in its history."""
-        self._noted(f"RESTORE TABLE {table_name(path)} TO VERSION AS OF {version}", note)
-
-    def delete_rows(self, path: str, note: str) -> None:
-        self._noted(f"DELETE FROM {table_name(path)}", note)
-
-    def _noted(self, text: str, note: str) -> None:
+    def set_back(self, path: str, version: int | None, note: str) -> None:
+        """Commit a version that holds what `version` held, of None no rows, with `note` in its history."""
+        text = f"RESTORE TABLE {table_name(path)} TO VERSION AS OF {version}"
+        if version is None:
+            text = f"DELETE FROM {table_name(path)}"
         # A session of its own: the note must not get into commits that others make meanwhile.
         session = self._spark.newSession()
         session.conf.set(f"{_CONF}commitInfo.userMetadata", note)
@@ -406,14 +387,17 @@ def table_name(path: str) -> str:
 
 
 def merge_statement(
-    path: str, mode: Upsert, names: Sequence[str], evolution: SchemaEvolution, *, by_sequence: bool
+    path: str, info: TableInfo, rows: DataFrame, mode: Upsert, evolution: SchemaEvolution
 ) -> str:
-    """Return the MERGE of :data:`_VIEW`, which has one row per key, into a table."""
+    """Return the MERGE of rows, one per key, into a table."""
+    rows.createOrReplaceTempView(_VIEW)
+    names = _stored(rows, mode)
     keys = [quoted(key) for key in mode.keys]
     others = [quoted(name) for name in names if name not in mode.keys]
     newer = ""
-    if mode.sequence_by is not None and by_sequence:
-        at = quoted(mode.sequence_by)
+    # A table without the column has no sequence to compare with; the MERGE adds it.
+    if mode.sequence_by in names and info.has_column(str(mode.sequence_by)):
+        at = quoted(str(mode.sequence_by))
         newer = f" AND (t.{at} IS NULL OR s.{at} >= t.{at})"
     every = [quoted(name) for name in names]
     evolving = "" if evolution is SchemaEvolution.NONE else " WITH SCHEMA EVOLUTION"
@@ -441,6 +425,9 @@ def _newest_per_key(rows: DataFrame, mode: Upsert) -> DataFrame:
 def _aligned(
     rows: DataFrame, mode: WriteMode, info: TableInfo | None, *, keep_control: bool = False
 ) -> DataFrame:
-    names = stored_fields(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])
     control = [F.col(DELETED)] if keep_control else []
-    return rows.select(*aligned_columns(rows, names, info), *control)
+    return rows.select(*aligned_columns(rows, _stored(rows, mode), info), *control)
+
+
+def _stored(rows: DataFrame, mode: WriteMode) -> tuple[str, ...]:
+    return stored_fields(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])

@@ -11,28 +11,27 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import default_file_system, has_delta_format
-from flinkish_spark.connectors.delta.committing import DeltaCommits, DeltaCommitter, DeltaHistory
-from flinkish_spark.connectors.delta.faults import DeltaRefused
+from flinkish_spark.connectors.delta.committing import DeltaCommits, DeltaCommitter
 from flinkish_spark.connectors.delta.rows import DeltaRows, rule_conditions
-from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
+from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, check_creates
 from flinkish_spark.connectors.delta.staging import DeltaStaging, table_defaults, why_staged_as_rows
 from flinkish_spark.connectors.delta.table import (
     Append,
+    DeltaRefused,
     OverwritePartitions,
     TableInfo,
     Upsert,
-    fit,
     stored_fields,
     why_no_table,
+    why_unfit,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables
-from flinkish_spark.connectors.delta.trial import check_creates
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
@@ -57,30 +56,22 @@ _UNIT_MS = {
     "millisecond": 1.0,
     "microsecond": 0.001,
 }
-_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s+([a-z]+?)s?(?=\s|$)")
+_PART = re.compile(rf"(\d+(?:\.\d+)?)\s+({'|'.join(_UNIT_MS)})s?(?=\s|$)")
 
 
 def duration_ms(text: str) -> int | None:
     """Return an interval of a table property in milliseconds; None for what is not understood."""
-    rest, total = text.strip().lower().removeprefix("interval").strip(), 0.0
-    if not rest:
+    rest = text.strip().lower().removeprefix("interval").strip()
+    if not rest or _PART.sub("", rest).strip():
         return None
-    while rest:
-        part = _PART.match(rest)
-        if part is None or part[2] not in _UNIT_MS:
-            return None
-        total += float(part[1]) * _UNIT_MS[part[2]]
-        rest = rest[part.end() :].strip()
-    return int(total)
+    return int(sum(float(count) * _UNIT_MS[unit] for count, unit in _PART.findall(rest)))
 
 
 def check_retention(
     name: str, properties: Mapping[str, str], defaults: Mapping[str, str], path: str, context: SinkContext
 ) -> None:
     """Refuse a table that forgets staged files or markers while the job may still be down."""
-    text = properties.get(f"delta.{name}")
-    if text is None and not properties:
-        text = defaults.get(name)
+    text = properties.get(f"delta.{name}") if properties else defaults.get(name)
     text = text or _DEFAULT.get(name)
     kept_ms = None if text is None else duration_ms(text)
     checkpoint = context.checkpoint
@@ -118,11 +109,27 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
     defaults = table_defaults(spark)
     stream = json.loads(context.schema.json())["fields"]
     by_spark = why_staged_as_rows(sink, table, stream, defaults)
-    _check_partition_types(sink, context, sink.partition_by if table is None else table.partition_by)
-    if table is None:
-        _check_new(sink, context)
-    else:
+    partition_by = sink.partition_by if table is None else table.partition_by
+    for field in context.schema.fields:
+        if field.name.lower() in map(str.lower, partition_by) and (why := why_no_partition(field.dataType)):
+            raise SchemaError(
+                f"the partition column '{field.name}' of sink '{context.uid}' is "
+                f"{field.dataType.simpleString()}",
+                why=why,
+                what_to_do=f"partition {sink.path} by another column, such as hex({field.name})",
+                uid=context.uid,
+            )
+    if isinstance(sink.mode, OverwritePartitions) and not partition_by:
+        raise ConfigError(
+            f"sink '{context.uid}' overwrites partitions of {sink.path}, which has none",
+            what_to_do="give DeltaSink partition_by, or use a partitioned table",
+        )
+    stored = [context.schema[name] for name in stored_fields(sink.mode, context.schema.names)]
+    if table is not None:
         _check_table(sink, context, table)
+    # The commit makes the table. That Delta takes its columns must be known before something is decided.
+    elif why := why_no_table(stored, sink.partition_by):
+        raise _refused(sink, context, why)
     if by_spark and not has_delta_format(spark):
         why, what_to_do = how_to_get_delta(str(SparkMinor.of(spark.version)))
         raise EnvironmentFault(
@@ -142,61 +149,37 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
 
 
 def _check_columns(sink: DeltaSinkSettings, context: SinkContext) -> None:
-    stored = stored_fields(sink.mode, context.schema.names)
-    wanted = [("partitioned by", name) for name in sink.partition_by]
-    if isinstance(sink.mode, Upsert):
-        wanted += [("keyed by", name) for name in sink.mode.keys]
-        _require("leaves out", sink.mode.left_out, context.schema.names, context)
-        if sink.mode.sequence_by is not None:
-            _require("ordered by", (sink.mode.sequence_by,), context.schema.names, context)
-    for role, name in wanted:
-        _require(role, (name,), stored, context)
-
-
-def _require(role: str, names: tuple[str, ...], have: Any, context: SinkContext) -> None:
-    for name in names:
-        if name not in have:
-            raise SchemaError(
-                f"sink '{context.uid}' is {role} '{name}', which its stream does not have"
-                if role != "leaves out"
-                else f"sink '{context.uid}' leaves out '{name}', which its stream does not have",
-                what_to_do=f"choose from {', '.join(have)}",
-            )
-
-
-def _check_partition_types(
-    sink: DeltaSinkSettings, context: SinkContext, partition_by: Sequence[str]
-) -> None:
-    wanted = {name.lower() for name in partition_by}
-    for field in context.schema.fields:
-        why = why_no_partition(field.dataType) if field.name.lower() in wanted else ""
-        if why:
-            raise SchemaError(
-                f"the partition column '{field.name}' of sink '{context.uid}' is "
-                f"{field.dataType.simpleString()}",
-                why=why,
-                what_to_do=f"partition {sink.path} by another column, such as hex({field.name})",
-                uid=context.uid,
-            )
+    names, mode = context.schema.names, sink.mode
+    stored = stored_fields(mode, names)
+    wanted: list[tuple[str, Sequence[str], Sequence[str]]]
+    wanted = [("is partitioned by", sink.partition_by, stored)]
+    if isinstance(mode, Upsert):
+        wanted += [("leaves out", mode.left_out, names), ("is keyed by", mode.keys, stored)]
+        wanted += [("is ordered by", [mode.sequence_by] if mode.sequence_by else [], names)]
+    for role, columns, have in wanted:
+        for name in columns:
+            if name not in have:
+                raise SchemaError(
+                    f"sink '{context.uid}' {role} '{name}', which its stream does not have",
+                    what_to_do=f"choose from {', '.join(have)}",
+                )
 
 
 def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> None:
     ordered = mode.keys if mode.sequence_by is None else (*mode.keys, mode.sequence_by)
+    simple = T.StringType | T.BinaryType | T.BooleanType | T.NumericType | T.DatetimeType
     for name in ordered:
-        kind = context.schema[name].dataType
+        kind, why = context.schema[name].dataType, ""
         if name in mode.keys and isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
-            raise SchemaError(
-                f"the key '{name}' of sink '{context.uid}' is {kind.simpleString()}",
-                why="under its collation different texts are one key",
-                what_to_do="make a column of type STRING in front of the sink, such as lower(...)",
-                uid=context.uid,
-            )
-        simple = T.StringType | T.BinaryType | T.BooleanType | T.NumericType | T.DatetimeType
-        if not isinstance(kind, simple | T.AnsiIntervalType):
+            why = "under its collation different texts are one key"
+        elif not isinstance(kind, simple | T.AnsiIntervalType):
+            why = "keys and sequences must be simple values, which can be compared"
+        if why:
             raise SchemaError(
                 f"the column '{name}' of sink '{context.uid}' is {kind.simpleString()}",
-                why="keys and sequences must be simple values, which can be compared",
-                what_to_do="make a column of a simple type in front of the sink",
+                why=why,
+                what_to_do="make a column of a simple type in front of the sink, such as lower(...)",
+                uid=context.uid,
             )
     if mode.row_kind is not None and not isinstance(context.schema[mode.row_kind].dataType, T.StringType):
         raise SchemaError(
@@ -209,80 +192,44 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
             empty = spark.createDataFrame([], context.schema)
             # Beside the columns: an aggregate is no condition on one record.
             found = empty.select("*", F.expr(mode.delete_when)).schema.fields[-1].dataType
+            why = "" if isinstance(found, T.BooleanType) else f"it is of type {found.simpleString()}"
         except Exception as error:
-            raise _bad_condition(mode.delete_when, context, str(error).split("\n")[0]) from error
-        if not isinstance(found, T.BooleanType):
-            raise _bad_condition(mode.delete_when, context, f"it is of type {found.simpleString()}")
+            why = str(error).split("\n")[0]
+        if why:
+            raise SchemaError(
+                f"delete_when of sink '{context.uid}' is no condition on its records: {mode.delete_when}",
+                why=why,
+                what_to_do="give a SQL condition on the stream's fields, such as \"op = 'D'\"",
+            )
 
 
-def _bad_condition(text: str, context: SinkContext, why: str) -> SchemaError:
-    return SchemaError(
-        f"delete_when of sink '{context.uid}' is no condition on its records: {text}",
-        why=why,
-        what_to_do="give a SQL condition on the stream's fields, such as \"op = 'D'\"",
-    )
-
-
-def _check_new(sink: DeltaSinkSettings, context: SinkContext) -> None:
-    if isinstance(sink.mode, OverwritePartitions) and not sink.partition_by:
-        raise ConfigError(
-            f"sink '{context.uid}' overwrites partitions of {sink.path}, which would have none",
-            what_to_do="give DeltaSink partition_by",
-        )
-    # The commit makes the table. That Delta takes its columns must be known before something is decided.
-    stored = stored_fields(sink.mode, context.schema.names)
-    if why := why_no_table([context.schema[name] for name in stored], sink.partition_by):
-        raise _refused(sink, context, why)
-
-
-def _check_table(
-    sink: DeltaSinkSettings,
-    context: SinkContext,
-    table: TableInfo,
-) -> None:
+def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo) -> None:
     if table.is_append_only and not isinstance(sink.mode, Append):
         raise ConfigError(
             f"the table {sink.path} of sink '{context.uid}' has delta.appendOnly",
             why=f"{type(sink.mode).__name__} changes and deletes rows",
             what_to_do="ALTER TABLE ... UNSET TBLPROPERTIES ('delta.appendOnly'), or use Append()",
         )
-    padded = [name for name in table.padded if name in table.partition_by]
-    if isinstance(sink.mode, OverwritePartitions) and padded:
+    if sink.partition_by and tuple(sink.partition_by) != table.partition_by:
+        raise _refused(sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}")
+    if why := why_unfit(table, sink.mode, context.schema.jsonValue()["fields"], sink.schema_evolution):
+        raise _refused(sink, context, why)
+    # Delta cannot put a MERGE into a table with a CHAR, whatever the column is for.
+    padded = [name for name in table.padded if isinstance(sink.mode, Upsert) or name in table.partition_by]
+    if padded and not isinstance(sink.mode, Append):
+        does, why = "upserts into", "Delta refuses every MERGE into a table that has one: it adds blanks"
+        if isinstance(sink.mode, OverwritePartitions):
+            does, why = "overwrites partitions of", "with its blanks and without, a text is two partitions"
         raise ConfigError(
-            f"sink '{context.uid}' overwrites partitions of {sink.path} by {padded[0]}, which is a CHAR",
-            why="a text is one partition with the blanks that fill it up, and another one without",
+            f"sink '{context.uid}' {does} {sink.path}, whose column {padded[0]} is a CHAR",
+            why=why,
             what_to_do="make the column a VARCHAR or STRING: CREATE OR REPLACE TABLE ... AS SELECT ...",
             uid=context.uid,
         )
-    if isinstance(sink.mode, OverwritePartitions) and not table.partition_by:
-        raise ConfigError(
-            f"sink '{context.uid}' overwrites partitions of {sink.path}, which has none",
-            what_to_do="use a partitioned table",
-        )
-    if sink.partition_by and tuple(sink.partition_by) != table.partition_by:
-        raise _refused(sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}")
-    names = stored_fields(sink.mode, context.schema.names)
-    fields = json.loads(T.StructType([context.schema[name] for name in names]).json())["fields"]
-    problems = fit(table, fields, sink.schema_evolution).problems
-    if problems:
-        raise _refused(sink, context, problems[0])
-    if isinstance(sink.mode, Upsert):
-        missing = [key for key in sink.mode.keys if not table.has_column(key)]
-        if missing:
-            raise _refused(sink, context, f"it has no column {missing[0]}, which is a key")
-        if table.padded:
-            # Delta cannot put a MERGE into such a table, whatever the column is for.
-            raise ConfigError(
-                f"sink '{context.uid}' upserts into {sink.path}, whose column {table.padded[0]} is a CHAR",
-                why="Delta refuses every MERGE into a table that has one: it fills texts up with blanks",
-                what_to_do="make the column a VARCHAR or STRING: CREATE OR REPLACE TABLE ... AS SELECT ...",
-                uid=context.uid,
-            )
-        folding = [key for key in sink.mode.keys if table.is_collated(key)]
-        if folding:
-            raise _refused(
-                sink, context, f"the collation of its column {folding[0]} takes different keys for one"
-            )
+    keys = sink.mode.keys if isinstance(sink.mode, Upsert) else ()
+    if folding := [key for key in keys if table.is_collated(key)]:
+        why = f"the collation of its column {folding[0]} takes different keys for one"
+        raise _refused(sink, context, why)
 
 
 def _check_constraints(
@@ -372,5 +319,4 @@ class DeltaSink(DeltaSinkSettings, Sink):
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half."""
-        tables = DeltaTables(self.store_options)
-        return DeltaCommitter(self, DeltaCommits(tables, spark), DeltaHistory(tables, spark), context)
+        return DeltaCommitter(self, DeltaCommits(self.store_options, spark), context)

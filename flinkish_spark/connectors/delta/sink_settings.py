@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
-from flinkish_spark.connectors.delta.files import why_no_path
+from flinkish_spark.connectors.delta.files import FOLDER, TableFiles, why_no_path
 from flinkish_spark.connectors.delta.table import (
     Append,
     OverwritePartitions,
@@ -16,7 +17,9 @@ from flinkish_spark.connectors.delta.table import (
     Upsert,
     WriteMode,
 )
-from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, StoreError
+from flinkish_spark.core.object_store import ObjectStore
+from flinkish_spark.core.store import AnswerLost
 from flinkish_spark.core.store_spec import SCHEMES, StoreSpec, shown_url
 from flinkish_spark.core.validation import hold_plain_values, instance_of
 from flinkish_spark.protocol.durations import PathText
@@ -31,6 +34,11 @@ PARQUET_CODECS = ("snappy", "none", "uncompressed", "gzip", "zstd", "brotli", "l
 #: Spark's names of schemes.
 _PLAIN = {"s3a": "s3", "abfs": "abfss"}
 _PAGE_VERSIONS = {"v1": "1.0", "parquet_1_0": "1.0", "v2": "2.0", "parquet_2_0": "2.0"}
+_CHOICES = {
+    "compression": PARQUET_CODECS,
+    "optimizeWrite": ("true", "false"),
+    "parquet.writer.version": tuple(_PAGE_VERSIONS),
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,11 @@ class DeltaSinkSettings:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        object.__setattr__(self, "writer", _writer(self.writer))
+        if self.writer not in (None, "python"):
+            raise ConfigError(
+                f"writer is {self.writer!r}", why="tasks write files in Python", what_to_do="leave writer out"
+            )
+        object.__setattr__(self, "writer", "python")
         check_store_options(self.path, self.store_options)
         instance_of(
             "schema_evolution",
@@ -60,108 +72,80 @@ class DeltaSinkSettings:
                 f"mode is {self.mode!r}",
                 what_to_do="use Append(), Upsert(keys=...) or OverwritePartitions()",
             )
-        self._check_options()
+        _check_options(self.options)
         check_path("the Delta path", self.path)
 
-    def _check_options(self) -> None:
-        for name in self.options:
-            if name.lower() in _SCHEMA_OPTIONS:
-                raise ConfigError(
-                    f"the Delta option '{name}' cannot be used",
-                    why="what a commit changes must be known when its rows are staged",
-                    what_to_do="use schema_evolution or mode, or ALTER TABLE while the job is stopped",
-                )
-            if name.lower() in _OWN_OPTIONS:
-                raise ConfigError(
-                    f"the Delta option '{name}' cannot be used",
-                    why="the sink marks its commits with it, and exactly-once depends on that",
-                    what_to_do="leave it out",
-                )
-            if name.lower() not in map(str.lower, _KNOWN_OPTIONS):
-                raise ConfigError(
-                    f"the Delta option '{name}' is not known",
-                    why="a writer would pass over it without a word, or rows would not count as changes",
-                    what_to_do=f"use {', '.join(_KNOWN_OPTIONS)}; properties belong into CREATE TABLE",
-                )
-        file_options(self.options)
+
+def _check_options(options: Mapping[str, str]) -> None:
+    for name in options:
+        what, why, what_to_do = "cannot be used", "", ""
+        if name.lower() in _SCHEMA_OPTIONS:
+            why = "what a commit changes must be known when its rows are staged"
+            what_to_do = "use schema_evolution or mode, or ALTER TABLE while the job is stopped"
+        elif name.lower() in _OWN_OPTIONS:
+            why = "the sink marks its commits with it, and exactly-once depends on that"
+            what_to_do = "leave it out"
+        elif name.lower() not in map(str.lower, _KNOWN_OPTIONS):
+            what = "is not known"
+            why = "a writer would pass over it without a word, or rows would not count as changes"
+            what_to_do = f"use {', '.join(_KNOWN_OPTIONS)}; properties belong into CREATE TABLE"
+        if why:
+            raise ConfigError(f"the Delta option '{name}' {what}", why=why, what_to_do=what_to_do)
+    file_options(options)
 
 
 def file_options(options: Mapping[str, str]) -> dict[str, Any]:
     """Return what options say of files, by the names of who writes them; raise ConfigError for no value."""
     given = {name.lower(): text for name, text in options.items()}
-    for name, values in (("compression", PARQUET_CODECS), ("optimizeWrite", ("true", "false"))):
-        text = given.get(name.lower(), values[0])
-        if text.lower() not in values:
-            raise _no_value(name, text, f"one of {', '.join(values)}")
-    found: dict[str, Any] = {"compression": given.get("compression", PARQUET_CODECS[0]).lower()}
-    if "maxrecordsperfile" in given:
-        text = given["maxrecordsperfile"]
-        if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
-            raise _no_value("maxRecordsPerFile", text, "a whole number")
-        # As in Spark, zero and less are no limit.
-        found["max_rows"] = max(0, int(text))
-    if "parquet.writer.version" in given:
-        text = given["parquet.writer.version"]
-        if text.lower() not in _PAGE_VERSIONS:
-            raise _no_value("parquet.writer.version", text, f"one of {', '.join(_PAGE_VERSIONS)}")
-        found["page_version"] = _PAGE_VERSIONS[text.lower()]
-    return found
-
-
-def _no_value(name: str, text: str, wanted: str) -> ConfigError:
-    return ConfigError(
-        f"the Delta option '{name}' cannot be {text!r}", what_to_do=f"make it {wanted}, or leave it out"
-    )
-
-
-def _writer(value: object) -> str:
-    if value not in (None, "python"):
+    limit = given.get("maxrecordsperfile", "0")
+    refused = [
+        (name, f"one of {', '.join(values)}")
+        for name, values in _CHOICES.items()
+        if given.get(name.lower(), values[0]).lower() not in values
+    ]
+    if not re.fullmatch(r"[+-]?\d{1,18}", limit, re.ASCII):
+        refused.append(("maxRecordsPerFile", "a whole number"))
+    for name, wanted in refused:
         raise ConfigError(
-            f"writer is {value!r}", why="tasks write files in Python", what_to_do="leave writer out"
+            f"the Delta option '{name}' cannot be {given[name.lower()]!r}",
+            what_to_do=f"make it {wanted}, or leave it out",
         )
-    return "python"
+    return {
+        "compression": given.get("compression", PARQUET_CODECS[0]).lower(),
+        # As in Spark, zero and less are no limit.
+        "max_rows": max(0, int(limit)),
+        "page_version": _PAGE_VERSIONS[given.get("parquet.writer.version", "v1").lower()],
+    }
 
 
 def check_path(what: str, path: str) -> None:
-    """Raise ConfigError for a path that is not the same place to all who are given it."""
-    scheme, colon, rest = path.partition("://")
+    """Raise ConfigError for a path that is not the same place to all who are given it, or has a login."""
+    url = plain_url(path)
+    scheme, colon, rest = url.partition("://")
     # In a URL there may be a login.
     shown = path if path.startswith("/") else shown_url(path)
-    if not colon and path[:5].lower() != "file:" and not PurePosixPath(path).is_absolute():
+    if not colon and path[:5].lower() != "file:" and not path.startswith("/"):
         raise ConfigError(
             f"{what} {shown!r} is relative",
             why="it would mean different places in different processes",
             what_to_do="give an absolute path or a URI",
         )
+    why = why_no_path(path)
     if colon and not path.startswith("/") and scheme.lower() != "file":
-        _check_url(what, path, rest)
-    if why := why_no_path(path):
+        if scheme.lower() in SCHEMES:
+            StoreSpec.parse(url)
+        elif "@" in rest.partition("/")[0]:
+            why = "a login in a URL would be shown in logs"
+        elif "?" in rest or "#" in rest:
+            why = "delta-rs takes what is behind ? or # for no part of the name"
+        elif ".." in rest.split("/"):
+            why = "it has a part that is .., which leads to another folder"
+    if why:
         raise ConfigError(
             f"{what} {shown!r} cannot be used",
             why=why,
-            what_to_do="name a folder by an absolute path, or by file: without a host, such as /lake/events, "
-            "without \\ or % in its name",
-        )
-
-
-def _check_url(what: str, url: str, rest: str) -> None:
-    """Raise ConfigError for a URL that delta-rs would read as another place, or that has a login in it."""
-    plain = plain_url(url)
-    if plain.partition("://")[0].lower() in SCHEMES:
-        StoreSpec.parse(plain)
-        return
-    why = ""
-    if "@" in rest.partition("/")[0]:
-        why = "a login in a URL would be shown in logs"
-    elif "?" in rest or "#" in rest:
-        why = "delta-rs takes what is behind ? or # for no part of the name"
-    elif ".." in rest.split("/"):
-        why = "it has a part that is .., which leads to another folder"
-    if why:
-        raise ConfigError(
-            f"{what} {shown_url(url)!r} cannot be used",
-            why=why,
-            what_to_do="name the folder alone, and give credentials in store_options: env:NAME",
+            what_to_do="name a folder by an absolute path, by file: without a host, or by a URL, without "
+            "\\ or % in its name; give credentials in store_options: env:NAME",
         )
 
 
@@ -175,3 +159,58 @@ def check_store_options(path: str, options: Mapping[str, str]) -> None:
     """Raise ConfigError for an option that a table's store has not, or that is a secret in plain text."""
     if options:
         StoreSpec.parse(plain_url(path), options)
+
+
+#: Below the table's folder of ours, for a moment.
+_PROBES = f"{FOLDER}/.probes"
+#: How often a store is tried whose answers are lost.
+_TRIES = 5
+#: Options of delta-rs that are none of a store.
+_OF_DELTA_RS = re.compile(
+    r"(aws_)?s3_(locking_provider|allow_unsafe_rename|pool_idle_timeout_seconds)"
+    r"|(aws_)?s3_get_internal_server_error_retries|aws_force_credential_load"
+    r"|.*dynamo.*|max_retries|retry_timeout|backoff_config\..*|object_store_concurrency_limit",
+    re.IGNORECASE,
+)
+
+
+def check_creates(path: str, options: Mapping[str, str], whose: str) -> None:
+    """Refuse a table whose store writes an object that may only be made, though it is there.
+
+    A commit is such an object: two that come at the same moment would both be answered, and one be gone. A
+    disk and HDFS need no trial: a file that is there is never made again.
+    """
+    url = plain_url(path)
+    if TableFiles.of(path, {}).root is not None or url.lower().startswith("hdfs:"):
+        return
+    plain = {name: text for name, text in options.items() if not _OF_DELTA_RS.fullmatch(name)}
+    store = StoreSpec.parse(url, plain).open_bucket()
+    assert isinstance(store, ObjectStore)
+    if not _refuses_second(store, path):
+        raise EnvironmentFault(
+            f"the store of the Delta table {path} cannot be committed to by {whose}",
+            why="it writes an object anew that may only be made if it is not there (If-None-Match: *), so "
+            "that commits of two would overwrite each other",
+            what_to_do="use a store, or a version of its server, that refuses such a write",
+        )
+
+
+def _refuses_second(store: ObjectStore, path: str) -> bool:
+    lost = ""
+    for _ in range(_TRIES):
+        key = f"{_PROBES}/{uuid.uuid4().hex}"
+        try:
+            # Nobody else knows the key.
+            if store.put_new(key, b"", uuid.uuid4().hex):
+                return not store.put_new(key, b"", uuid.uuid4().hex)
+            lost = "it says that a key is taken which nobody else knows"
+        except AnswerLost as error:
+            lost = str(error)
+        finally:
+            with suppress(StoreError):
+                store.delete(key)
+    raise StoreError(
+        f"the store of the Delta table {path} cannot be tried",
+        why=lost,
+        what_to_do="see to the store, and start the job again",
+    )

@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.delta.file_rows import GONE_IN, THERE_IN, FileRows
-from flinkish_spark.connectors.delta.files import TablePath, table_path
+from flinkish_spark.connectors.delta.files import StorePath, TablePath, table_path
 from flinkish_spark.connectors.delta.log import (
     DELETE,
     INSERT,
     DeltaCommit,
     DeltaSnapshot,
     TableFile,
-    TableMetadata,
     check_feed,
     check_partitions,
     commit_path,
-    physical_name,
-    renamed,
 )
 from flinkish_spark.connectors.delta.sink_settings import check_path, check_store_options
+from flinkish_spark.connectors.delta.table import TableInfo, physical_name, renamed
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
 from flinkish_spark.connectors.rates import RateLimit
@@ -62,8 +60,12 @@ class _OfTable(FileSource):
     def _checked_path(self, path: str | os.PathLike[str]) -> str:
         return str(path)
 
+    @property
+    def _table(self) -> TablePath:
+        return self._rows_of.table
+
     def _place(self, name: str = "") -> TablePath:
-        return self._rows_of.table / name if name else self._rows_of.table
+        return self._table / name if name else self._table
 
     def _for_task(self, file: FoundFile) -> FoundFile:
         return self._rows_of.told(file)
@@ -143,26 +145,28 @@ def checked_place(path: str | os.PathLike[str], options: Mapping[str, str] | Non
 
 def record_schema(snapshot: DeltaSnapshot) -> T.StructType:
     """Return the fields of a table's rows; refuse a partition column whose values its log cannot say."""
+    # What Delta notes of a field is nothing of its values.
+    plain = renamed(list(snapshot.metadata.fields), _name)
+    schema = T.StructType.fromJson({"type": "struct", "fields": plain})
     for name in snapshot.metadata.partition_by:
-        kind = snapshot.metadata.fields[name].dataType
+        kind = schema[name].dataType
         if not isinstance(kind, _IN_TEXT):
             raise ConfigError(
                 f"the Delta table {snapshot.table} is partitioned by '{name}', a {kind.simpleString()}",
                 why="its log does not say in which time zone the values are, or cannot hold them",
                 what_to_do="read it by Spark and env.from_dataframe",
             )
-    # What Delta notes of a field is nothing of its values.
-    return T.StructType.fromJson(renamed(snapshot.metadata.fields.jsonValue(), lambda one: one["name"]))
+    return schema
 
 
-def check_fields(table: TablePath, version: int, found: TableMetadata, declared: TableMetadata) -> None:
+def check_fields(table: TablePath, version: int, found: TableInfo, declared: TableInfo) -> None:
     """Refuse a version that has another type of a field, or another field under its name.
 
     A field that it does not have is null there.
     """
     keys = (_name, physical_name)
-    there = [{key(one): one for one in found.fields.jsonValue()["fields"]} for key in keys]
-    for one in declared.fields.jsonValue()["fields"]:
+    there = [{key(one): one for one in found.fields} for key in keys]
+    for one in declared.fields:
         same = [own for key, by in zip(keys, there, strict=True) if (own := by.get(key(one)))]
         if any(renamed(own, key) != renamed(one, key) for own in same for key in keys):
             raise ConfigError(
@@ -181,11 +185,12 @@ def files_of(
 ) -> list[FoundFile]:
     # The fields were asked for when the program was made, and the newest version may be another by now.
     check_fields(snapshot.table, snapshot.version, snapshot.metadata, rows_of.metadata)
-    there = {THERE_IN: str(snapshot.version)}
+    there, table = {THERE_IN: str(snapshot.version)}, snapshot.table
+    stats = table.table.stats() if isinstance(table, StorePath) else {}
     found = [
         part
         for file in snapshot.files()
-        for part in rows_of.found(file, {**(more or {}), **(there if file.has_deleted else {})})
+        for part in rows_of.found(file, {**(more or {}), **(there if file.has_deleted else {})}, stats)
     ]
     return sorted(found, key=lambda one: (one.modified_ns, one.path))
 
@@ -198,15 +203,6 @@ class DeltaChanges(Choice):
     #: The change feed (`delta.enableChangeDataFeed`): rows with ``_change_type``, ``_commit_version`` and
     #: ``_commit_timestamp``.
     FEED = "FEED"
-
-
-def check_versions(starting: int | None, ending: int | None) -> None:
-    """Raise ValueError unless they are versions, and the last one is not before the first."""
-    if starting is not None:
-        checked_whole("starting_version", starting, least=0)
-    if ending is not None:
-        # One that ends before it begins would be read as an empty one.
-        checked_whole("ending_version", ending, least=starting or 0)
 
 
 _TYPE, _VERSION, _TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
@@ -279,7 +275,11 @@ class DeltaSource(_OfTable):
         discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
         with refused_as_config_errors("see the documentation of DeltaSource"):
             checked_choice("changes", changes, DeltaChanges)
-            check_versions(starting_version, ending_version)
+            if starting_version is not None:
+                checked_whole("starting_version", starting_version, least=0)
+            if ending_version is not None:
+                # One that ends before it begins would be read as an empty one.
+                checked_whole("ending_version", ending_version, least=starting_version or 0)
             checked_whole("max_files_per_trigger", max_files_per_trigger, least=1)
             checked_limit("max_bytes_per_trigger", max_bytes_per_trigger, least=1)
         if reader not in (None, "python"):
@@ -344,10 +344,6 @@ class DeltaSource(_OfTable):
         # The log names each file once.
         return False
 
-    @property
-    def _table(self) -> TablePath:
-        return self._rows_of.table
-
     def _is_behind_end(self, version: int) -> bool:
         return self._ending is not None and version > self._ending
 
@@ -371,8 +367,7 @@ class DeltaSource(_OfTable):
         """Return the version that is read whole; None if only changes are read. Fixed at the first look."""
         if self._starting is not None:
             return None
-        store = self.job_store.open()
-        objects = SealedObjects(store, self.job_store.url)
+        objects = SealedObjects(store := self.job_store.open(), self.job_store.url)
         if objects.optional(_BEGINNING, _KIND, dict) is None:
             newest = DeltaSnapshot.read(self._table).version
             first = newest if self._ending is None else min(newest, self._ending)
@@ -380,7 +375,13 @@ class DeltaSource(_OfTable):
         return int(objects.read(_BEGINNING, _KIND, dict)["version"])
 
     def _files_in(self, commit: DeltaCommit) -> list[FoundFile]:
-        self._check_metadata(commit)
+        if commit.metadata is not None:
+            if self._changes is DeltaChanges.FEED:
+                check_feed(self._table, commit.metadata)
+            check_fields(self._table, commit.version, commit.metadata, self._rows_of.metadata)
+        now, before = str(commit.version), str(commit.version - 1)
+        added = _changed(commit.added, commit.removed, now, before)
+        removed = _changed(commit.removed, commit.added, before, now)
         if self._changes is DeltaChanges.ROWS:
             if commit.removed:
                 raise ConfigError(
@@ -389,13 +390,13 @@ class DeltaSource(_OfTable):
                     what_to_do="read the change feed (DeltaChanges.FEED), or begin behind that version in "
                     "a new job_dir",
                 )
-            kinds = [({_TYPE: INSERT}, self._added(commit))]
+            kinds = [({_TYPE: INSERT}, added)]
         elif commit.changes:
             # Read twice, since the kinds are mixed in them: all that is gone comes first.
             changes = [(file, dict[str, str]()) for file in commit.changes]
             kinds = [({_IS_GONE: is_gone}, changes) for is_gone in ("true", "false")]
         else:
-            kinds = [({_TYPE: DELETE}, self._removed(commit)), ({_TYPE: INSERT}, self._added(commit))]
+            kinds = [({_TYPE: DELETE}, removed), ({_TYPE: INSERT}, added)]
         read = (*commit.removed, *commit.changes)
         check_partitions(self._table, self._rows_of.metadata.partition_by, read)
         return [
@@ -406,25 +407,11 @@ class DeltaSource(_OfTable):
             for part in self._rows_of.found(file, {**told, **which})
         ]
 
-    def _removed(self, commit: DeltaCommit) -> list[tuple[TableFile, dict[str, str]]]:
-        """Return files with rows that went, and which of them did."""
-        return _changed(commit.removed, commit.added, str(commit.version - 1), str(commit.version))
-
-    def _added(self, commit: DeltaCommit) -> list[tuple[TableFile, dict[str, str]]]:
-        return _changed(commit.added, commit.removed, str(commit.version), str(commit.version - 1))
-
     def _told(self, version: int, timestamp: str, kind: Mapping[str, str]) -> dict[str, str]:
         told = {_OF_VERSION: str(version)}
         if self._changes is DeltaChanges.ROWS:
             return told
         return {**told, _VERSION: str(version), _TIMESTAMP: timestamp, **kind}
-
-    def _check_metadata(self, commit: DeltaCommit) -> None:
-        if commit.metadata is None:
-            return
-        if self._changes is DeltaChanges.FEED:
-            check_feed(self._table, commit.metadata)
-        check_fields(self._table, commit.version, commit.metadata, self._rows_of.metadata)
 
     def _check_log(self, version: int) -> None:
         """Refuse another table in place of this one, and to wait for a version that was there and is gone.
@@ -454,11 +441,10 @@ class DeltaSource(_OfTable):
 
         asked = file.partition.get(_IS_GONE)
         for batch in super()._records(file, path, schema):
-            if asked is None:
-                yield batch
-                continue
-            is_gone = pc.is_in(batch.column(_TYPE), pa.array(_GONE))
-            yield batch.filter(is_gone if asked == "true" else pc.invert(is_gone))
+            if asked is not None:
+                is_gone = pc.is_in(batch.column(_TYPE), pa.array(_GONE))
+                batch = batch.filter(is_gone if asked == "true" else pc.invert(is_gone))
+            yield batch
 
     # On the driver:
     def fingerprint(self) -> Mapping[str, Any]:

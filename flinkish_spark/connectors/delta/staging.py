@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
@@ -14,43 +11,40 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import FROM_THE_JVM
 from flinkish_spark.bridge.settings import SETTINGS
-from flinkish_spark.connectors.delta.faults import (
-    VIOLATION_MARKER,
-    DeltaRefused,
-    DeltaViolated,
-    translated,
-)
+from flinkish_spark.connectors.delta.files import FOLDER
 from flinkish_spark.connectors.delta.rows import (
+    VIOLATION_MARKER,
     aligned_columns,
     key_conditions,
-    nullable_within,
     rule_conditions,
+    translated,
+    type_of,
 )
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, file_options
 from flinkish_spark.connectors.delta.table import (
-    OverwritePartitions,
+    DeltaRefused,
+    DeltaViolated,
     TableInfo,
     Upsert,
     WriteMode,
     app_id,
     fit,
+    nullable_within,
     physical_name,
-    physical_type,
+    renamed,
     stored_fields,
+    stored_of,
     why_by_spark,
     why_not_made,
     why_not_merged,
+    why_unfit,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, info_of, metadata_of
 from flinkish_spark.connectors.delta.writer import DELETED, FilesToWrite, StageFiles, stats_columns
-from flinkish_spark.connectors.partition_values import partition_conditions
+from flinkish_spark.connectors.partition_values import partition_conditions, refusing_others
 from flinkish_spark.connectors.row_count import reports
-from flinkish_spark.contracts.sink import (
-    SinkContext,
-    SinkWriter,
-    StageRequest,
-    StageResult,
-)
+from flinkish_spark.connectors.staged_ids import StagedId
+from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.changelogs import RETRACTIONS
 from flinkish_spark.core.errors import BadRecordError, FlinkishError, SchemaError, raise_translated
 from flinkish_spark.protocol.records import TaskAck
@@ -60,35 +54,6 @@ from flinkish_spark.types.json_columns import replace_months
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-
-#: Below the table, where rows wait for their checkpoint: Delta and its VACUUM pass over folders whose names
-#: begin with an underscore.
-FOLDER = "_flinkish"
-_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)-([0-9a-f]{8})")
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFolder:
-    """Name of the rows of one attempt: it says whose they are, so that a sweep knows a leftover."""
-
-    owner_epoch: int
-    lineage: int
-    batch: int
-    block: int
-    #: Eight hexadecimal digits that no other attempt has.
-    token: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.owner_epoch}-{self.lineage}-{self.batch}-{self.block}-{self.token}"
-
-    @classmethod
-    def parse(cls, name: str) -> StagedFolder | None:
-        found = _NAME.fullmatch(name)
-        if found is None:
-            return None
-        return cls(int(found[1]), int(found[2]), int(found[3]), int(found[4]), found[5])
 
 
 #: What tasks report, and what makes the stored form of the files in it.
@@ -136,35 +101,26 @@ class DeltaStaging(SinkWriter):
         table = self._tables.open(sink.path)
         info = None if table is None else info_of(table)
         stream = fields.jsonValue()["fields"]
-        if info is not None:
-            if isinstance(sink.mode, OverwritePartitions) and not info.partition_by:
-                raise DeltaRefused("it has no partitions any more, and would be overwritten as a whole")
-            problems = fit(info, stored_of(sink.mode, stream), sink.schema_evolution).problems
-            if problems:
-                raise DeltaRefused(problems[0])
+        if info is not None and (why := why_unfit(info, sink.mode, stream, sink.schema_evolution)):
+            raise DeltaRefused(why)
         if isinstance(sink.mode, Upsert) or why_staged_as_rows(sink, info, stream, self._defaults):
             return self._as_rows(request, fields, info)
-        metadata = (
-            new_metadata(fields, sink.partition_by, self._defaults) if table is None else metadata_of(table)
-        )
-        return self._as_files(request, fields, metadata, is_new=table is None)
+        made = new_metadata(fields, sink.partition_by, self._defaults)
+        return self._as_files(request, fields, made if table is None else metadata_of(table))
 
-    def _as_files(
-        self, request: StageRequest, fields: T.StructType, metadata: Mapping[str, Any], *, is_new: bool
-    ) -> Staged:
+    def _as_files(self, request: StageRequest, fields: T.StructType, metadata: Mapping[str, Any]) -> Staged:
         """Stage data files where they will stay."""
         table = TableInfo.from_log({"metaData": metadata})
         rows, names = _whole(request.rows, fields, table)
-        conditions = [*partition_conditions(rows, table.partition_by)]
-        if not is_new:
-            conditions += rule_conditions(rows, table.rules())
-        columns = [
-            _physical(column, table, name)
-            for column, name in zip(aligned_columns(rows, names, table), names, strict=True)
-        ]
-        checked = _checked(
-            rows, fields.names, columns, [(text, is_kept, F.lit(False)) for text, is_kept in conditions]
-        )
+        checks = [*partition_conditions(rows, table.partition_by), *rule_conditions(rows, table.rules())]
+        columns = [*map(F.col, C.SINK_CONTROL)]
+        for column, name in zip(aligned_columns(rows, names, table), names, strict=True):
+            one = next(f for f in table.fields if str(f["name"]).lower() == name.lower())
+            if table.mapping != "none" and isinstance(one["type"], dict):
+                # A cast goes by the places of fields.
+                column = column.cast(type_of(renamed(one["type"])))
+            columns.append(column.alias(physical_name(one)))
+        checked = _checked(rows, fields.names, checks).select(*columns)
         target = FilesToWrite(
             self._tables.files(self._sink.path),
             partition_by=tuple(map(table.physical_name, table.partition_by)),
@@ -185,34 +141,27 @@ class DeltaStaging(SinkWriter):
         sink, context = self._sink, self._context
         rules = {} if table is None else table.rules()
         partition_by = sink.partition_by if table is None else table.partition_by
-        attempt = StagedFolder(
-            int(context.owner_epoch),
-            int(request.lineage),
-            int(request.batch),
-            request.block,
-            secrets.token_hex(4),
-        )
-        folder = f"{FOLDER}/{app_id(context.job, context.uid)}/{attempt.name}"
+        staged_id = StagedId.new(context.owner_epoch, request.block)
+        folder = f"{FOLDER}/{app_id(context.job, context.uid)}/{staged_id}"
         rows = request.rows
         deletes = _deletes(sink.mode)
         # Also of a record that deletes: by such a value it would not find its row.
-        always = [*key_conditions(sink.mode), *partition_conditions(rows, partition_by)]
-        checks = [(text, is_kept, F.lit(False)) for text, is_kept in always]
-        checks += [
-            (text, is_kept, deletes)
-            for text, is_kept in rule_conditions(rows.select(*map(F.col, map(quoted, fields.names))), rules)
-        ]
+        checks = [*key_conditions(sink.mode), *partition_conditions(rows, partition_by)]
+        plain = rows.select(*map(F.col, map(quoted, fields.names)))
+        checks += [(text, deletes | is_kept) for text, is_kept in rule_conditions(plain, rules)]
         kept = {*stored_fields(sink.mode, fields.names)}
         if isinstance(sink.mode, Upsert) and sink.mode.sequence_by is not None:
             kept.add(sink.mode.sequence_by)
-        stored = T.StructType([_storable(one) for one in fields if one.name in kept])
+        # As Parquet by pyarrow has it, an interval of months is their number.
+        own = {one.name: one.dataType for one in fields if one.name in kept}
+        kinds = {name: replace_months(kind, T.IntegerType()) for name, kind in own.items()}
+        stored = T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
         columns = [
-            F.col(quoted(one.name)).cast(one.dataType).alias(one.name)
-            if one.dataType != fields[one.name].dataType
-            else F.col(quoted(one.name))
-            for one in stored
+            F.col(quoted(name)).cast(kind).alias(name) if kind != own[name] else F.col(quoted(name))
+            for name, kind in kinds.items()
         ]
-        checked = _checked(rows, fields.names, columns, checks, deletes, is_kept=True)
+        checked = _checked(rows, fields.names, checks)
+        checked = checked.select(*map(F.col, C.SINK_CONTROL), *columns, deletes.alias(DELETED))
         target = FilesToWrite(self._tables.files(sink.path), folder)
         found = reports(checked, StageFiles(target, int(request.batch)))
         return found, lambda adds: {
@@ -254,18 +203,12 @@ def new_metadata(
     fields: T.StructType, partition_by: Sequence[str], defaults: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return what the log says of a table that the first checkpoint makes."""
-    plain = T.StructType([T.StructField(f.name, f.dataType) for f in nullable_within(fields)])
+    loose = T.StructType.fromJson(nullable_within(fields.jsonValue()))
     return {
-        "schemaString": plain.json(),
+        "schemaString": T.StructType([T.StructField(f.name, f.dataType) for f in loose]).json(),
         "partitionColumns": list(partition_by),
         "configuration": dict(defaults),
     }
-
-
-def stored_of(mode: WriteMode, fields: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return those of a stream's fields that the table gets."""
-    kept = stored_fields(mode, [str(one["name"]) for one in fields])
-    return [one for one in fields if one["name"] in kept]
 
 
 def why_staged_as_rows(
@@ -294,38 +237,13 @@ def _deletes(mode: WriteMode) -> Column:
 def _whole(rows: DataFrame, fields: T.StructType, table: TableInfo) -> tuple[DataFrame, list[str]]:
     """Return rows with all columns of a table, and which of them files get: others are null by themselves."""
     given = {name.lower() for name in fields.names}
-    names, more = list(fields.names), []
-    lacking = [one for one in table.fields if str(one["name"]).lower() not in given]
-    computed = {
-        str(one["name"]): F.expr(sql) for one in lacking if (sql := table.generated.get(str(one["name"])))
-    }
-    for one in lacking:
-        if str(one["name"]) not in computed:
-            more.append(F.lit(None).cast(_type(one)).alias(str(one["name"])))
-    rows = rows.select("*", *more) if more else rows
-    if computed:
-        kinds = {str(one["name"]): _type(one) for one in lacking}
-        rows = rows.select("*", *(column.cast(kinds[name]).alias(name) for name, column in computed.items()))
-    return rows, [*names, *computed]
-
-
-def _type(field: Mapping[str, Any]) -> T.DataType:
-    return T.StructField.fromJson({**field, "metadata": {}}).dataType
-
-
-def _storable(field: T.StructField) -> T.StructField:
-    """Return a field as Parquet by pyarrow has it: an interval of months is their number."""
-    return T.StructField(field.name, replace_months(field.dataType, T.IntegerType()), True)
-
-
-def _physical(column: Column, table: TableInfo, name: str) -> Column:
-    """Return a column by the names that it has in files."""
-    one = next(f for f in table.fields if str(f["name"]).lower() == name.lower())
-    kind = physical_type(one["type"])
-    if table.is_mapped and isinstance(kind, dict):
-        # A cast goes by the places of fields.
-        column = column.cast(_type({**one, "type": kind}))
-    return column.alias(physical_name(one))
+    kinds = {str(one["name"]): type_of(one["type"]) for one in table.fields}
+    lacking = {name: kind for name, kind in kinds.items() if name.lower() not in given}
+    computed = {name: F.expr(table.generated[name]) for name in lacking if name in table.generated}
+    # Computed ones may be made of the others.
+    for some in ({name: F.lit(None) for name in lacking if name not in computed}, computed):
+        rows = rows.select("*", *(column.cast(lacking[name]).alias(name) for name, column in some.items()))
+    return rows, [*fields.names, *computed]
 
 
 def _together(table: TableInfo, names: Sequence[str]) -> list[Column]:
@@ -340,29 +258,8 @@ def _together(table: TableInfo, names: Sequence[str]) -> list[Column]:
     return found
 
 
-_MOST_OF_A_ROW = 1_000
-Check = tuple[str, "Column", "Column"]
-
-
-def _checked(
-    rows: DataFrame,
-    shown: Sequence[str],
-    columns: Sequence[Column],
-    checks: Sequence[Check],
-    deletes: Column | None = None,
-    *,
-    is_kept: bool = False,
-) -> DataFrame:
-    """Return control columns and others; a record of which a condition is not true ends the task."""
-    control = [F.col(name) for name in C.SINK_CONTROL]
-    if not checks and not is_kept:
-        return rows.select(*control, *columns)
-    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-    row = F.substring(F.to_json(F.struct(*map(F.col, map(quoted, shown)))), 1, _MOST_OF_A_ROW)
-    flag = F.lit(False) if deletes is None else deletes
-    for name, is_true, exempt in reversed(checks):
-        text = F.concat(F.lit(f"{VIOLATION_MARKER} {name} is violated by the record "), row)
-        broken = is_record & ~exempt & ~F.coalesce(is_true, F.lit(False))
-        # In a column that is handed over, so that no optimizer finds it unneeded.
-        flag = F.when(broken, F.raise_error(text).cast("boolean")).otherwise(flag)
-    return rows.select(*control, *columns, flag.alias(DELETED))
+def _checked(rows: DataFrame, shown: Sequence[str], checks: Sequence[tuple[str, Column]]) -> DataFrame:
+    """Return the same rows; a record of which a condition is not true ends the task."""
+    is_control = F.col(C.KIND) != int(C.Kind.RECORD)
+    guarded = [(text, is_control | is_kept) for text, is_kept in checks]
+    return refusing_others(rows, guarded, VIOLATION_MARKER, shown)

@@ -41,23 +41,18 @@ class _StoreFile:
         # The store is asked by `read` alone; a place behind the end of the file is one of its content.
         return getattr(self._file, name)
 
+    @_as_outage()
     def read(self, size: int | None = None) -> Any:
-        with _as_outage():
-            return self._file.read(size)
+        return self._file.read(size)
 
 
 class _Handler(DeltaStorageHandler):
+    get_file_info = _as_outage()(DeltaStorageHandler.get_file_info)
+    get_file_info_selector = _as_outage()(DeltaStorageHandler.get_file_info_selector)
+
+    @_as_outage()
     def open_input_file(self, path: str) -> Any:
-        with _as_outage():
-            return pa.PythonFile(_StoreFile(self._handler.open_input_file(path)), mode="r")
-
-    def get_file_info(self, paths: list[str]) -> Any:
-        with _as_outage():
-            return super().get_file_info(paths)
-
-    def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
-        with _as_outage():
-            return super().get_file_info_selector(selector)
+        return pa.PythonFile(_StoreFile(self._handler.open_input_file(path)), mode="r")
 
 
 def store_system(place: str, options: Mapping[str, str]) -> fs.PyFileSystem:

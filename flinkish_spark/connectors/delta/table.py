@@ -19,10 +19,28 @@ from flinkish_spark.protocol.codec import LEFT_OUT, Stored, read
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.timeline import Mark, token_in
 
+Json = Mapping[str, Any]
+
 #: Begins the note of a commit that holds a checkpoint.
 _NOTE = "flinkish-commit "
 #: Operations that change no rows, so that restoring an older version loses nothing of them.
 _HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END"})
+
+
+class DeltaRefused(Exception):
+    """Delta refused; the message is Delta's own, without the stack."""
+
+
+class DeltaViolated(DeltaRefused):
+    """A row breaks a rule of the table; the message names both."""
+
+
+class DeltaConflict(Exception):
+    """Another writer was faster; the same call may be repeated."""
+
+
+class NotAsFiles(Exception):
+    """Staged files cannot be named in the table as it is now; their rows may still fit."""
 
 
 def app_id(job: JobUuid, uid: str) -> str:
@@ -68,12 +86,8 @@ class NothingToRestore:
 
 @dataclass(frozen=True, slots=True)
 class RestoreVersion:
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteRows:
-    """Delete all rows: the job's first commit, after the target, made the table."""
+    #: None for no rows: the job's first commit, after the target, made the table.
+    version: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +95,19 @@ class NoRestore:
     why: str
 
 
-RestorePlan = NothingToRestore | RestoreVersion | DeleteRows | NoRestore
+RestorePlan = NothingToRestore | RestoreVersion | NoRestore
 
 
 def plan_restore(
     history: Iterable[TableCommit], job: JobUuid, target: CheckpointId, lineage: Lineage
 ) -> RestorePlan:
     """Return how the table is set back to what checkpoint `target` of `job` left."""
-    first: TableCommit | None = None
-    stranger: TableCommit | None = None
-    blocking: TableCommit | None = None
-    oldest: TableCommit | None = None
+    first = stranger = blocking = oldest = None
     for commit in history:
         oldest = commit
-        checkpoint = _checkpoint_of(commit, job)
+        app, checkpoint = _marked(commit.note) or ("", None)
+        if not app.startswith(_prefix(job)):
+            checkpoint = None
         if commit.note == note_of(job, lineage):
             return NothingToRestore()
         if checkpoint is not None and checkpoint <= int(target):
@@ -111,7 +124,7 @@ def plan_restore(
             f"checkpoint {target}, and restoring the table would take that back, too"
         )
     if first.version == 0:
-        return DeleteRows()
+        return RestoreVersion(None)
     if oldest is first:
         return NoRestore(f"its history does not go back to checkpoint {target} any more")
     return RestoreVersion(first.version - 1)
@@ -119,11 +132,6 @@ def plan_restore(
 
 def _prefix(job: JobUuid) -> str:
     return f"flinkish-{job}-"
-
-
-def _checkpoint_of(commit: TableCommit, job: JobUuid) -> int | None:
-    found = _marked(commit.note)
-    return found[1] if found is not None and found[0].startswith(_prefix(job)) else None
 
 
 class SchemaEvolution(Choice):
@@ -245,14 +253,18 @@ def stored_fields(mode: WriteMode, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in left_out)
 
 
+def stored_of(mode: WriteMode, fields: Sequence[Json]) -> list[Json]:
+    """Return those of a stream's fields that the table gets."""
+    kept = stored_fields(mode, [str(one["name"]) for one in fields])
+    return [one for one in fields if one["name"] in kept]
+
+
 def mode_from_json(stored: Any) -> WriteMode:
     mode: WriteMode = read(WriteMode, stored)
     return mode
 
 
-Json = Mapping[str, Any]
-
-_CHECK, _INVARIANT = "delta.constraints.", "delta.invariants"
+_INVARIANT = "delta.invariants"
 _GENERATED = "delta.generationExpression"
 _IDENTITY = "delta.identity.start"
 _EXPLICIT_IDENTITY = "delta.identity.allowExplicitInsert"
@@ -261,7 +273,6 @@ _CHARS = "__CHAR_VARCHAR_TYPE_STRING"
 _COLLATIONS = "__COLLATIONS"
 _PHYSICAL = "delta.columnMapping.physicalName"
 _MAPPING = "delta.columnMapping.mode"
-_WIDENING = "delta.enableTypeWidening"
 #: From left to right each holds everything that those before it hold.
 _WHOLE_NUMBERS = ("byte", "short", "integer", "long")
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
@@ -272,9 +283,10 @@ class TableInfo:
     #: Of the schema, as Spark's JSON. Read through public interfaces they lack Delta's own metadata.
     fields: tuple[Json, ...]
     partition_by: tuple[str, ...]
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: What it asks of its writers, by the protocol's names.
     features: frozenset[str] = frozenset()
+    id: str = ""
 
     @classmethod
     def from_log(cls, metadata: Json, features: frozenset[str] = frozenset()) -> TableInfo:
@@ -282,18 +294,16 @@ class TableInfo:
         return cls(
             tuple(json.loads(inner["schemaString"])["fields"]),
             tuple(inner.get("partitionColumns", [])),
-            dict(inner.get("configuration", {})),
+            dict(inner.get("configuration") or {}),
             features,
+            str(inner.get("id", "")),
         )
 
     @property
     def checks(self) -> dict[str, str]:
         """CHECK constraints and invariants: name to SQL condition."""
-        given = {
-            name.removeprefix(_CHECK): condition
-            for name, condition in self.properties.items()
-            if name.startswith(_CHECK)
-        }
+        start = "delta.constraints."
+        given = {n.removeprefix(start): sql for n, sql in self.properties.items() if n.startswith(start)}
         found = {path: f.get("metadata", {}).get(_INVARIANT) for path, f in _fields_in(self.fields)}
         return given | {
             f"{_INVARIANT} of {'.'.join(path)}": _condition_in(text) for path, text in found.items() if text
@@ -317,8 +327,7 @@ class TableInfo:
 
     @property
     def padded(self) -> tuple[str, ...]:
-        kinds = ((str(f["name"]), str(f.get("metadata", {}).get(_CHARS, ""))) for f in self.fields)
-        return tuple(name for name, kind in kinds if kind.startswith("char"))
+        return tuple(name for name, kind in self.lengths.items() if kind.startswith("char"))
 
     def is_collated(self, name: str) -> bool:
         found = next((f for f in self.fields if str(f["name"]).lower() == name.lower()), None)
@@ -333,13 +342,9 @@ class TableInfo:
         return next((physical_name(one) for one in self.fields if one["name"] == name), name)
 
     @property
-    def is_mapped(self) -> bool:
-        """Say if columns have other names in files than users see."""
-        return self.properties.get(_MAPPING, "none") != "none"
-
-    @property
-    def has_identity(self) -> bool:
-        return any(_IDENTITY in f.get("metadata", {}) for f in self.fields)
+    def mapping(self) -> str:
+        """Return by what columns are found in files: "name" or "id"; "none" for the names that they have."""
+        return self.properties.get(_MAPPING, "none")
 
     @property
     def is_append_only(self) -> bool:
@@ -347,16 +352,11 @@ class TableInfo:
 
     @property
     def widens(self) -> bool:
-        return self.properties.get(_WIDENING, "false").lower() == "true"
+        return self.properties.get("delta.enableTypeWidening", "false").lower() == "true"
 
     def rules(self) -> dict[str, Any]:
         """Return what rows are checked against when they are staged, as JSON values."""
-        return {
-            "checks": self.checks,
-            "not_null": self.not_null,
-            "generated": self.generated,
-            "lengths": self.lengths,
-        }
+        return {kind: getattr(self, kind) for kind in ("checks", "not_null", "generated", "lengths")}
 
 
 def _fields_in(fields: Sequence[Json], at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Json]]:
@@ -389,16 +389,29 @@ class Fit:
 def fit(table: TableInfo, stream: Sequence[Json], evolution: SchemaEvolution) -> Fit:
     """Return whether a stream's fields can be written, and what that changes in the table."""
     found = list(_compare_fields(table.fields, stream, "", table.widens))
-    problems = [text for kind, _, text in found if kind == "PROBLEM"]
-    changes = [(kind, name, text) for kind, name, text in found if kind != "PROBLEM"]
+    # What no evolution allows comes first.
+    found.sort(key=lambda one: one[0] != "PROBLEM")
     allowed = {
         SchemaEvolution.NONE: (),
         SchemaEvolution.ADD_COLUMNS: ("NEW",),
         SchemaEvolution.WIDEN_TYPES: ("NEW", "WIDER"),
     }[evolution]
-    problems += [text for kind, _, text in changes if kind not in allowed]
+    problems = [text for kind, _, text in found if kind not in allowed]
     problems += _missing(table, {str(f["name"]).lower() for f in stream})
-    return Fit(tuple(problems), tuple(name for kind, name, _ in changes if kind in allowed))
+    return Fit(tuple(problems), tuple(name for kind, name, _ in found if kind in allowed))
+
+
+def why_unfit(table: TableInfo, mode: WriteMode, stream: Sequence[Json], evolution: SchemaEvolution) -> str:
+    """Return why a table takes no record of a stream; empty if it does."""
+    if problems := fit(table, stored_of(mode, stream), evolution).problems:
+        return problems[0]
+    if isinstance(mode, Upsert) and (missing := [key for key in mode.keys if not table.has_column(key)]):
+        return f"the table has no column {missing[0]}, which is a key"
+    if isinstance(mode, OverwritePartitions) and not table.partition_by:
+        return "it has no partitions, and would be overwritten as a whole"
+    if table.is_append_only and not isinstance(mode, Append):
+        return "the table became append-only"
+    return ""
 
 
 def _missing(table: TableInfo, given: set[str]) -> Iterator[str]:
@@ -448,11 +461,8 @@ def _compare(
             yield "WIDER", name, f"the column {name} is {table} and the stream's is {stream}"
         else:
             why = ", and the table does not have delta.enableTypeWidening" if is_wider(table, stream) else ""
-            yield (
-                "PROBLEM",
-                name,
-                f"the column {name} is {table} in the table and {stream} in the stream{why}",
-            )
+            text = f"the column {name} is {table} in the table and {stream} in the stream{why}"
+            yield "PROBLEM", name, text
     elif isinstance(table, dict) and isinstance(stream, dict) and table["type"] == stream["type"]:
         if table["type"] == "struct":
             fields = table["fields"], stream["fields"]
@@ -509,7 +519,7 @@ def why_by_spark(table: TableInfo, mode: WriteMode | None, changes: Sequence[str
     unknown = sorted(table.features - FEATURES_OF_DELTA_RS)
     if unknown:
         return f"the table feature {unknown[0]}"
-    if isinstance(mode, Append | OverwritePartitions) and table.properties.get(_MAPPING) == "id":
+    if isinstance(mode, Append | OverwritePartitions) and table.mapping == "id":
         return "the table feature columnMapping by id, where files are written"
     if not isinstance(mode, Append | Upsert) and "deletionVectors" in table.features:
         return "the table feature deletionVectors, where files with such a vector are removed"
@@ -544,12 +554,10 @@ def why_no_table(fields: Sequence[Any], partition_by: Sequence[str]) -> str:
 
 
 def _why_no_columns(fields: Sequence[Json]) -> str:
-    seen: set[str] = set()
-    for one in fields:
-        name = str(one["name"])
-        if name.lower() in seen:
+    names = [str(one["name"]) for one in fields]
+    for at, (name, one) in enumerate(zip(names, fields, strict=True)):
+        if name.lower() in map(str.lower, names[:at]):
             return f"it would have two columns {name}"
-        seen.add(name.lower())
         if not name or _NOT_IN_NAMES & set(name):
             return f"a column cannot be called {name!r}: spaces and any of ,;{{}}()= are not allowed"
         if why := _why_no_type(one["type"], name):
@@ -564,8 +572,13 @@ def _why_no_type(kind: Any, name: str) -> str:
         return "" if _TYPES.fullmatch(kind) else f"the column {name} is of type {kind}, which Delta has not"
     if kind["type"] == "struct":
         return _why_no_columns(kind["fields"])
-    inner = (kind[part] for part in ("elementType", "keyType", "valueType") if part in kind)
-    return next((why for one in inner if (why := _why_no_type(one, name))), "")
+    return next((why for one in _types_in(kind) if (why := _why_no_type(one, name))), "")
+
+
+def _types_in(kind: Json) -> list[Any]:
+    fields = kind["fields"] if kind["type"] == "struct" else []
+    inner = [kind[part] for part in ("elementType", "keyType", "valueType") if part in kind]
+    return [*(one["type"] for one in fields), *inner]
 
 
 #: Properties of a new table that delta-rs sets as Delta does.
@@ -594,19 +607,16 @@ def why_not_made(table: TableInfo, mode: WriteMode) -> str:
 def _has_in_map(kind: Any, wanted: str, *, is_within: bool = False) -> bool:
     if isinstance(kind, str):
         return is_within and kind == wanted
-    inner = [one["type"] for one in kind["fields"]] if kind["type"] == "struct" else []
-    inner += [kind[part] for part in ("elementType", "keyType", "valueType") if part in kind]
     is_within = is_within or kind["type"] == "map"
-    return any(_has_in_map(one, wanted, is_within=is_within) for one in inner)
+    return any(_has_in_map(one, wanted, is_within=is_within) for one in _types_in(kind))
 
 
 def why_not_as_files(staged: Json, current: Json, fields: Sequence[str]) -> str:
     """Return why staged data files cannot be named in a table as it is now; empty if they can."""
     # Their rows may still be written to it: as new files.
     then, now = TableInfo.from_log(staged), TableInfo.from_log(current)
-    if [then.physical_name(name) for name in then.partition_by] != [
-        now.physical_name(name) for name in now.partition_by
-    ]:
+    folders, others = ([one.physical_name(name) for name in one.partition_by] for one in (then, now))
+    if folders != others:
         return "the table's partitioning changed since the files were staged"
     have = {physical_name(f): _shape(f["type"]) for f in now.fields}
     wanted = {name.lower() for name in fields}
@@ -614,7 +624,7 @@ def why_not_as_files(staged: Json, current: Json, fields: Sequence[str]) -> str:
         is_ours = str(one["name"]).lower() in wanted
         if is_ours and have.get(physical_name(one)) != _shape(one["type"]):
             return f"the table's column {one['name']} changed since the files were staged"
-    if now.has_identity:
+    if any(_IDENTITY in one.get("metadata", {}) for one in now.fields):
         return "the table numbers its rows since the files were staged"
     return why_stricter(then.rules(), now)
 
@@ -637,32 +647,34 @@ def why_stricter(rules: Json, now: TableInfo) -> str:
     return ""
 
 
-def physical_type(kind: Any) -> Any:
-    """Return a type with the names that its fields have in data files."""
-    if not isinstance(kind, dict):
-        return kind
-    changed = {k: physical_type(v) for k, v in kind.items() if k in ("elementType", "keyType", "valueType")}
-    if kind["type"] == "struct":
-        changed["fields"] = [
-            {**f, "name": physical_name(f), "type": physical_type(f["type"]), "metadata": {}}
-            for f in kind["fields"]
-        ]
-    return {**kind, **changed}
+def physical_name(field: Json) -> str:
+    """Return the name in files of a field, which is given as JSON."""
+    return str(field.get("metadata", {}).get(_PHYSICAL, field["name"]))
 
 
-def physical_name(column: Json) -> str:
-    return str(column.get("metadata", {}).get(_PHYSICAL, column["name"]))
+def renamed(part: Any, name_of: Callable[[Json], Any] = physical_name) -> Any:
+    """Return a type, as JSON, with other names of its fields, and without what is noted of them."""
+    if isinstance(part, list):
+        return [renamed(one, name_of) for one in part]
+    if not isinstance(part, dict):
+        return part
+    found = {key: renamed(value, name_of) for key, value in part.items() if key != "metadata"}
+    return found | {"name": name_of(part), "metadata": {}} if "name" in part else found
 
 
 def _shape(kind: Any, name_of: Callable[[Json], str] = physical_name) -> Any:
     """Return what two types must have in common for one to be read as the other."""
-    if not isinstance(kind, dict):
-        return kind
-    parts = ("elementType", "keyType", "valueType")
-    shape = {"type": kind["type"], **{k: _shape(kind[k], name_of) for k in parts if k in kind}}
-    if kind["type"] == "struct":
-        shape["fields"] = [(name_of(f), _shape(f["type"], name_of)) for f in kind["fields"]]
-    return shape
+    return nullable_within(renamed(kind, name_of))
+
+
+def nullable_within(part: Any) -> Any:
+    """Return a type, as JSON, as Spark reads it from files: at any depth a value may be null."""
+    if isinstance(part, list):
+        return [nullable_within(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    found = {name: nullable_within(one) for name, one in part.items()}
+    return found | dict.fromkeys(found.keys() & {"nullable", "containsNull", "valueContainsNull"}, True)
 
 
 def why_not_merged(table: TableInfo, stream: Sequence[Json]) -> str:

@@ -6,27 +6,44 @@ A commit names staged files, and carries Delta's own marker of who wrote what
 
 from __future__ import annotations
 
+import base64
+import json
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 
-from flinkish_spark.connectors.delta.durable import make_durable
-from flinkish_spark.connectors.delta.faults import DeltaConflict, DeltaRefused, NotAsFiles
 from flinkish_spark.connectors.delta.files import TableFiles, why_no_path
-from flinkish_spark.connectors.delta.table import TableInfo, Upsert, stored_fields
+from flinkish_spark.connectors.delta.table import (
+    DeltaConflict,
+    DeltaRefused,
+    NotAsFiles,
+    TableCommit,
+    TableInfo,
+    Upsert,
+    mark_in,
+    stored_fields,
+)
 from flinkish_spark.connectors.delta.writer import DELETED, partition_texts
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import StoreError
-from flinkish_spark.core.store import make_directories
+from flinkish_spark.core.store import make_directories, sync_directory
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.timeline import Mark
 
 if TYPE_CHECKING:
     import deltalake
 
+
+#: How far back a commit is looked for, and how many are read at first of a history.
+_RECENT, _FIRST_PAGE = 20, 100
 #: With it, a commit that somebody else was faster than fails and is tried anew, from a new look at the table.
 _NO_RETRY = 0
 
@@ -74,7 +91,29 @@ class DeltaTables:
         table = self.open(path)
         return -1 if table is None else seen_by(table, app_id)
 
-    def history(self, path: str, limit: int | None = None) -> list[dict[str, Any]]:
+    def newest_mark(self, path: str, app_id: str) -> Mark | None:
+        version = self.committed_version(path, app_id)
+        return None if version < 0 else self.mark_at(path, app_id, version)
+
+    def mark_at(self, path: str, app_id: str, version: int) -> Mark:
+        found = self.commit_of(path, app_id, version)
+        return (None if found is None else mark_in(found.note, app_id)) or Mark(CheckpointId(version))
+
+    def version_of(self, path: str, app_id: str, version: int) -> int | None:
+        found = self.commit_of(path, app_id, version)
+        return None if found is None else found.version
+
+    def commit_of(self, path: str, app_id: str, version: int) -> TableCommit | None:
+        """Return the commit that holds a checkpoint; None if it is not among the newest."""
+        # Most often it is the newest.
+        for limit in (1, _RECENT):
+            for commit in self.history(path, limit):
+                mark = mark_in(commit.note, app_id)
+                if mark is not None and int(mark.checkpoint) == version:
+                    return commit
+        return None
+
+    def history(self, path: str, limit: int | None = None) -> list[TableCommit]:
         """Return the table's commits, newest first; none if there is no table."""
         table = self.open(path)
         while table is not None:
@@ -82,9 +121,20 @@ class DeltaTables:
                 return self.history_of(path, table, limit)
         return []
 
+    def commits(self, path: str, table: deltalake.DeltaTable) -> Iterator[TableCommit]:
+        """Yield commits, newest first; raise DeltaConflict if `table` is not the newest: then it is."""
+        # In growing pages: whoever stops early has not waited for all of a long history.
+        read, page = 0, _FIRST_PAGE
+        while True:
+            found = self.history_of(path, table, page)
+            yield from found[read:]
+            if len(found) < page:
+                return
+            read, page = page, page * 10
+
     def history_of(
         self, path: str, table: deltalake.DeltaTable, limit: int | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[TableCommit]:
         """Return the commits up to the version that is open; if it is not the newest, open that and raise."""
         version = table.version()
         with _translated(path):
@@ -95,21 +145,13 @@ class DeltaTables:
         if table.version() != version:
             raise DeltaConflict(f"version {table.version()} was committed meanwhile")
         return [
-            {
-                "version": int(row["version"]),
-                "operation": row.get("operation"),
-                "userMetadata": row.get("userMetadata"),
-            }
+            TableCommit(int(row["version"]), str(row.get("operation")), str(row.get("userMetadata") or ""))
             for row in found
         ]
 
     def create(
-        self,
-        path: str,
-        metadata: Mapping[str, Any],
-        adds: Sequence[Mapping[str, Any]],
-        marker: Marker,
-    ) -> int:
+        self, path: str, metadata: Mapping[str, Any], adds: Sequence[Mapping[str, Any]], marker: Marker
+    ) -> None:
         """Make the table with its first files; a table that is there by now is a conflict."""
         import deltalake
         from deltalake.transaction import create_table_with_add_actions
@@ -129,32 +171,26 @@ class DeltaTables:
                 storage_options=files.store_options(),
                 commit_properties=_properties(marker, _NO_RETRY),
             )
-        return 0
 
     def append(
         self, path: str, table: deltalake.DeltaTable, adds: Sequence[Mapping[str, Any]], marker: Marker
     ) -> int:
         """Name files beside those of others, which may come meanwhile."""
-        return self._write(path, table, [_add(one) for one in adds], _properties(marker))
+        return self._write(path, table, [*map(_add, adds)], _properties(marker))
 
     def replace(
         self, path: str, table: deltalake.DeltaTable, adds: Sequence[Mapping[str, Any]], marker: Marker
     ) -> int:
         """Name files in the place of all that are in their partitions."""
-        names = list(table.metadata().partition_columns)
-        wanted = {
-            tuple(one["partitionValues"][physical] for physical in _physical(table, names)) for one in adds
-        }
-        removes = _removes(table, names, lambda values: values in wanted)
+        wanted = {frozenset(one["partitionValues"].items()) for one in adds}
+        removes = _removes(table, lambda values: frozenset(values.items()) in wanted)
         # What others add meanwhile may be in the same partitions.
-        return self._write(
-            path, table, [*removes, *(_add(one) for one in adds)], _properties(marker, _NO_RETRY)
-        )
+        return self._write(path, table, [*removes, *map(_add, adds)], _properties(marker, _NO_RETRY))
 
-    def _write(self, path: str, table: deltalake.DeltaTable, actions: Sequence[Any], properties: Any) -> int:
+    def _write(self, path: str, table: deltalake.DeltaTable, actions: list[Any], properties: Any) -> int:
         with _translated(path):
             table.create_write_transaction(
-                list(actions),
+                actions,
                 "append",
                 table.schema(),
                 list(table.metadata().partition_columns),
@@ -210,10 +246,6 @@ class DeltaTables:
                 what_to_do="see to the disk; the commit is looked at again when the job starts",
             ) from error
 
-    def missing(self, path: str, sizes: Mapping[str, int]) -> list[str]:
-        """Return files below a table that are not there with the size that is given."""
-        return self.files(path).missing(sizes)
-
     def folders(self, path: str, folder: str) -> list[str]:
         return self.files(path).folders(folder)
 
@@ -226,9 +258,8 @@ class DeltaTables:
         if newest is None or older is None:
             return []
         with _translated(path):
-            now = {str(row["path"]) for row in _files_of(newest)}
-            gone = {str(row["path"]): int(row["size_bytes"]) for row in _files_of(older)}
-        return self.missing(path, {name: size for name, size in gone.items() if name not in now})
+            now, then = _files_of(newest), _files_of(older)
+        return self.files(path).missing({name: size for name, size in then.items() if name not in now})
 
     def restore(self, path: str, table: deltalake.DeltaTable, version: int, note: str) -> None:
         """Commit what `version` held behind the version that is open, with `note` in its history."""
@@ -237,8 +268,100 @@ class DeltaTables:
 
     def delete_rows(self, path: str, table: deltalake.DeltaTable, note: str) -> None:
         """Commit a version without rows behind the version that is open."""
-        names = list(table.metadata().partition_columns)
-        self._write(path, table, _removes(table, names, lambda _: True), _properties(None, _NO_RETRY, note))
+        self._write(path, table, _removes(table, lambda _: True), _properties(None, _NO_RETRY, note))
+
+
+LOG = "_delta_log"
+_OF_VERSION = re.compile(r"(\d{20})\..+")
+_ENTRY = re.compile(r"\d{20}\.json")
+
+
+def make_durable(root: Path, whose: str, version: int | None = None) -> None:
+    """Sync a commit and what readers find it by: that of an application's `version`, or else with a note.
+
+    These are the files that it added, its entry in the log, newer entries, all that are not in a checkpoint
+    of the log yet, that checkpoint, and their folders.
+    """
+    log = root / LOG
+    names = sorted((name for name in os.listdir(log) if _OF_VERSION.fullmatch(name)), reverse=True)
+    checkpoint = max((int(name[:20]) for name in names if ".checkpoint" in name), default=0)
+    needed, files, own = [], [], None
+    for name in names:
+        at = int(name[:20])
+        if own is not None and at < min(own, checkpoint):
+            break
+        needed.append(log / name)
+        if own is None and _ENTRY.fullmatch(name):
+            found = _added(root, log / name, whose, version)
+            own, files = (None, []) if found is None else (at, found)
+    # This order matters: a log never names files that are not there.
+    for path in files:
+        _sync(path)
+    folders = {above for path in files for above in path.parents if above.is_relative_to(root)}
+    for folder in sorted(folders - {root}, reverse=True):
+        _sync(folder)
+    _sync(root)
+    sidecars = log / "_sidecars"
+    if sidecars.is_dir():
+        needed += [*sidecars.iterdir(), sidecars]
+    # Oldest first: no entry without those before it.
+    for path in reversed(needed):
+        _sync(path)
+    _sync(log / "_last_checkpoint")
+    _sync(log)
+
+
+def _sync(path: Path) -> None:
+    # What somebody has cleaned up meanwhile is not needed any more. Hadoop keeps checksums beside files.
+    for one in (path, path.with_name(f".{path.name}.crc")):
+        with suppress(FileNotFoundError):
+            sync_directory(one)
+
+
+def _added(root: Path, entry: Path, whose: str, version: int | None) -> list[Path] | None:
+    """Return the files that a commit added; None if it is another commit."""
+    text = ""
+    with suppress(FileNotFoundError):
+        text = entry.read_text(encoding="utf-8")
+    if whose not in text:
+        return None
+    actions = [json.loads(line) for line in text.splitlines() if line.strip()]
+    infos, marks = ([one[kind] for one in actions if kind in one] for kind in ("commitInfo", "txn"))
+    noted = [(one.get("userMetadata"), None) for one in infos]
+    if (whose, version) not in [*noted, *((one["appId"], one["version"]) for one in marks)]:
+        return None
+    return [path for action in actions for path in _files(root, action)]
+
+
+def _files(root: Path, action: Mapping[str, Any]) -> Iterator[Path]:
+    for kind in ("add", "cdc"):
+        if kind not in action:
+            continue
+        yield from _on_disk(root, action[kind]["path"])
+        vector = action[kind].get("deletionVector") or {}
+        if vector.get("storageType") == "u":
+            yield root / vector_name(vector["pathOrInlineDv"])
+        elif vector.get("storageType") == "p":
+            yield from _on_disk(root, vector["pathOrInlineDv"])
+
+
+def _on_disk(root: Path, given: str) -> Iterator[Path]:
+    """Yield the file that a log names; none if it is in another store, where it is durable by itself."""
+    given = re.sub("^file:/+", "/", given)
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", given):
+        yield root / unquote(given)
+
+
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_UUID_LETTERS = 20
+
+
+def vector_name(given: str) -> str:
+    """Return the file of a deletion vector, below the table, by what a log says of it."""
+    folder, letters = given[:-_UUID_LETTERS], given[-_UUID_LETTERS:]
+    found = uuid.UUID(bytes=base64.b85decode(letters.translate(str.maketrans(_Z85, _B85))))
+    return f"{folder}/deletion_vector_{found}.bin" if folder else f"deletion_vector_{found}.bin"
 
 
 def info_of(table: deltalake.DeltaTable) -> TableInfo:
@@ -296,38 +419,30 @@ def _add(action: Mapping[str, Any]) -> Any:
 _SAME_WHEN_ESCAPED = re.compile(r"[A-Za-z0-9._=/-]+")
 
 
-def _files_of(table: deltalake.DeltaTable) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
-    return found
+def _files_of(table: deltalake.DeltaTable) -> dict[str, int]:
+    found = pa.table(table.get_add_actions())
+    return dict(zip(found.column("path").to_pylist(), found.column("size_bytes").to_pylist(), strict=True))
 
 
-def _removes(table: deltalake.DeltaTable, names: Sequence[str], is_wanted: Any) -> list[Any]:
+def _removes(table: deltalake.DeltaTable, is_wanted: Callable[[dict[str, str | None]], bool]) -> list[Any]:
+    """Return the removal of each file whose partition's values, by their names in the log, are wanted."""
     from deltalake.transaction import RemoveAction
 
-    found = pa.table(table.get_add_actions())
-    texts: list[list[str | None]] = [[] for _ in names]
-    if names:
-        partition = found.column("partition").combine_chunks()
-        texts = [partition_texts(partition.field(name)).to_pylist() for name in names]
-    physical, now = _physical(table, names), wall_ms()
+    found, info, now = pa.table(table.get_add_actions()), info_of(table), wall_ms()
+    partitions = [dict[str, str | None]()] * len(found)
+    if info.partition_by:
+        values = found.column("partition").combine_chunks()
+        texts = [partition_texts(values.field(name)) for name in info.partition_by]
+        partitions = pa.table(texts, [*map(info.physical_name, info.partition_by)]).to_pylist()
     removes = []
-    for at, (path, size) in enumerate(
-        zip(found.column("path").to_pylist(), found.column("size_bytes").to_pylist(), strict=True)
-    ):
-        values = tuple(column[at] for column in texts)
-        if is_wanted(values):
-            if not _SAME_WHEN_ESCAPED.fullmatch(path):
-                # delta-rs escapes it once more: the file would stay, without a word.
-                raise NotAsFiles(
-                    f"the file {path} is to be replaced, whose name delta-rs writes in another way"
-                )
-            removes.append(RemoveAction(path, True, now, size, dict(zip(physical, values, strict=True))))
+    for (path, size), partition in zip(_files_of(table).items(), partitions, strict=True):
+        if not is_wanted(partition):
+            continue
+        if not _SAME_WHEN_ESCAPED.fullmatch(path):
+            # delta-rs escapes it once more: the file would stay, without a word.
+            raise NotAsFiles(f"the file {path} is to be replaced, whose name delta-rs writes in another way")
+        removes.append(RemoveAction(path, True, now, size, partition))
     return removes
-
-
-def _physical(table: deltalake.DeltaTable, names: Sequence[str]) -> list[str]:
-    info = info_of(table)
-    return [info.physical_name(name) for name in names]
 
 
 def _properties(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,15 +76,12 @@ class StageFiles:
             if not records.num_rows:
                 continue
             rows = records.select([name for name in records.schema.names if name not in SINK_CONTROL])
-            if self.batch is None:
-                # Its work is done: it made each record's rules be looked at.
-                yield rows.drop_columns([DELETED]) if DELETED in rows.schema.names else rows
-                continue
-            count = rows.num_rows
-            yield rows.append_column(BATCH, pa.array([self.batch] * count, pa.int64())).append_column(
-                ORDER, pa.array(range(place, place + count), pa.int64())
-            )
-            place += count
+            if self.batch is not None:
+                places = range(place, place + rows.num_rows)
+                rows = rows.append_column(BATCH, pa.array([self.batch] * rows.num_rows, pa.int64()))
+                rows = rows.append_column(ORDER, pa.array(places, pa.int64()))
+            place += rows.num_rows
+            yield rows
 
 
 class _Files:
@@ -96,20 +94,20 @@ class _Files:
         self._adds: list[dict[str, Any]] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        for values, rows in _by_partition(batch, self._target.partition_by):
+        names, most = self._target.partition_by, self._target.max_rows
+        for values, rows in _by_partition(batch, names):
             if values != self._values:
                 self.close()
-            at, most = 0, self._target.max_rows
+                self._values = values
+            at = 0
             while at < rows.num_rows:
-                file = self._file
-                if file is None:
-                    partition = dict(zip(self._target.partition_by, values, strict=True))
-                    file = self._file = _File(self._target, self._task, partition, rows.schema)
-                    self._values = values
-                part = rows.slice(at, most - file.rows) if most else rows
-                file.write(part)
+                if self._file is None:
+                    partition = dict(zip(names, values, strict=True))
+                    self._file = _File(self._target, self._task, partition, rows.schema)
+                part = rows.slice(at, most - self._file.rows) if most else rows
+                self._file.write(part)
                 at += part.num_rows
-                if file.is_full or (most and file.rows >= most):
+                if self._file.is_full or (most and self._file.rows >= most):
                     self.close()
 
     def close(self) -> list[dict[str, Any]]:
@@ -211,14 +209,12 @@ def partition_texts(column: pa.Array) -> pa.Array:
         plain = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")).cast(pa.string())
         return pc.binary_join_element_wise(pc.replace_substring(plain, " ", "T"), pa.scalar("Z"), "")
     if pa.types.is_floating(kind):
-        return pa.array([None if one is None else _of_float(one) for one in column.to_pylist()], pa.string())
+        texts = [None if one is None else _NAMED.get(repr(one), repr(one)) for one in column.to_pylist()]
+        return pa.array(texts, pa.string())
     return column.cast(pa.string())
 
 
-def _of_float(value: float) -> str:
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return "NaN" if math.isnan(value) else repr(value)
+_NAMED = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
 
 
 def json_text(value: Any) -> str:
@@ -228,6 +224,8 @@ def json_text(value: Any) -> str:
     return format(value, "f") if isinstance(value, Decimal) else json.dumps(value, allow_nan=False)
 
 
+#: Types, as Arrow writes them, of which there is a least value that a log can hold.
+_ORDERED = re.compile("u?int|halffloat|float|double|decimal|date|timestamp|string")
 _MOST_OF_A_TEXT = 32
 _GREATEST = "\U0010ffff"
 
@@ -252,7 +250,7 @@ class Statistics:
             if column is None:
                 continue
             self._nulls[path] = self._nulls.get(path, 0) + column.null_count
-            if not _has_order(column.type) or column.null_count == len(column):
+            if not _ORDERED.match(str(column.type)) or column.null_count == len(column):
                 continue
             if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
                 self._unordered.add(path)
@@ -318,21 +316,6 @@ def _leaf(table: pa.Table, path: Sequence[str]) -> Any:
     return column
 
 
-def _has_order(kind: pa.DataType) -> bool:
-    of = pa.types
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            of.is_integer,
-            of.is_floating,
-            of.is_decimal,
-            of.is_date,
-            of.is_timestamp,
-            of.is_string,
-        )
-    )
-
-
 def _plain(value: pa.Scalar) -> Any:
     """Return a value as Python has it; None for a time that Python has not."""
     try:
@@ -344,23 +327,20 @@ def _plain(value: pa.Scalar) -> Any:
 
 
 def _lower(value: Any) -> Any:
-    if isinstance(value, str):
-        return value[:_MOST_OF_A_TEXT]
     if isinstance(value, float):
         return None if math.isinf(value) else -0.0 if value == 0 else value
-    return _of_time(value, 0)
+    return value[:_MOST_OF_A_TEXT] if isinstance(value, str) else _of_time(value, 0)
 
 
 def _upper(value: Any) -> Any:
-    if isinstance(value, str):
-        cut = value[:_MOST_OF_A_TEXT]
-        if cut == value:
-            return value
-        # Greater than every text that begins so, unless that goes on with the greatest character.
-        return None if value[_MOST_OF_A_TEXT] == _GREATEST else cut + _GREATEST
     if isinstance(value, float):
         return None if math.isinf(value) else 0.0 if value == 0 else value
-    return _of_time(value, 1)
+    if not isinstance(value, str):
+        return _of_time(value, 1)
+    if len(value) <= _MOST_OF_A_TEXT:
+        return value
+    # Greater than every text that begins so, unless that goes on with the greatest character.
+    return None if value[_MOST_OF_A_TEXT] == _GREATEST else value[:_MOST_OF_A_TEXT] + _GREATEST
 
 
 def _of_time(value: Any, more_ms: int) -> Any:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import calendar
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 from zoneinfo import ZoneInfo
 
-from flinkish_spark.connectors.files.wall_clock import to_ms
 from flinkish_spark.connectors.partition_values import NULL_BUCKET, why_no_partition
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.validation import check_function, check_methods
@@ -33,6 +33,62 @@ _LETTERS = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": 
 #: Where they are in the text of a timestamp: first character and length.
 _PLACES = {"yyyy": (1, 4), "MM": (6, 2), "dd": (9, 2), "HH": (12, 2), "mm": (15, 2), "ss": (18, 2)}
 _LETTER_RUNS = re.compile(r"([A-Za-z])\1*")
+
+
+_EPOCH = datetime(1970, 1, 1)
+#: No wall clock is further from UTC than this, with what a change adds.
+_FARTHEST = timedelta(hours=36)
+#: Zones change their offset more rarely than this.
+_STEP = timedelta(hours=6)
+
+
+def to_ms(local: datetime, zone: str) -> int:
+    """Return the milliseconds since 1970 of a wall clock in a zone; one with a zone of its own keeps it."""
+    # Of a time that is shown twice, the first one.
+    known = local if local.tzinfo is not None else local.replace(tzinfo=ZoneInfo(zone))
+    return (known - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
+
+
+def last_shown_ms(begin: datetime, end: datetime, zone: str) -> int | None:
+    """Return up to when a zone's wall clock shows a time from `begin` on and before `end`, the last time."""
+    latest = None
+    for first, behind, offset in _stretches(end - _FARTHEST, end + _FARTHEST, ZoneInfo(zone)):
+        shown_from, shown_to = max(first, begin - offset), min(behind, end - offset)
+        if shown_from < shown_to:
+            latest = shown_to
+    return None if latest is None else (latest - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _stretches(
+    first: datetime, last: datetime, zone: ZoneInfo
+) -> Iterator[tuple[datetime, datetime, timedelta]]:
+    """Yield times in UTC between which a zone has one offset, and that offset, in order."""
+    since, offset = first, _offset(first, zone)
+    at = first
+    while at < last:
+        following = at + _STEP
+        if _offset(following, zone) != offset:
+            changed = _change(at, following, zone)
+            yield since, changed, offset
+            since, offset = changed, _offset(changed, zone)
+        at = following
+    yield since, at, offset
+
+
+def _change(before: datetime, behind: datetime, zone: ZoneInfo) -> datetime:
+    """Return the first time with another offset than `before`."""
+    offset, seconds = _offset(before, zone), (behind - before) // timedelta(seconds=1)
+    # Offsets change at whole seconds.
+    at = bisect_left(
+        range(seconds), True, key=lambda second: _offset(before + timedelta(seconds=second), zone) != offset
+    )
+    return before.replace(microsecond=0) + timedelta(seconds=at)
+
+
+def _offset(utc: datetime, zone: ZoneInfo) -> timedelta:
+    found = utc.replace(tzinfo=UTC).astimezone(zone).utcoffset()
+    assert found is not None
+    return found
 
 
 class BucketAssigner(ABC):
@@ -95,19 +151,7 @@ class ColumnBuckets(BucketAssigner):
     def check(self, schema: T.StructType, uid: str) -> None:
         """Refuse fields that are not there, or whose values are no names."""
         for field in self.fields:
-            if field not in schema.names:
-                raise SchemaError(
-                    f"the buckets of sink '{uid}' are of column '{field}', which its stream does not have",
-                    what_to_do=f"choose from {', '.join(schema.names)}",
-                    uid=uid,
-                )
-            if why := why_no_partition(schema[field].dataType):
-                raise SchemaError(
-                    f"the column '{field}' cannot give sink '{uid}' its buckets",
-                    why=why,
-                    what_to_do="choose strings, numbers or dates; of a time, cast it to a string",
-                    uid=uid,
-                )
+            check_folder(field, schema, uid)
 
     def columns(self, now_ms: int) -> Mapping[str, Column]:
         """Return nothing: the stream has them."""
@@ -150,13 +194,10 @@ class DateTimeBuckets(BucketAssigner):
         unknown = [run for run in runs if run not in _LETTERS]
         twice = [run for run in runs if runs.count(run) > 1]
         if unknown or twice or not runs or any(character in self.pattern for character in "/'%"):
+            why = f"it has {unknown[0]!r} in it" if unknown else "it has no time or a special character in it"
             raise ConfigError(
                 f"the pattern {self.pattern!r} of DateTimeBuckets cannot be used",
-                why=f"it has {unknown[0]!r} in it"
-                if unknown
-                else f"it has {twice[0]!r} in it twice"
-                if twice
-                else "it has no time or a special character in it",
+                why=f"it has {twice[0]!r} in it twice" if twice else why,
                 what_to_do=f"put it together of {', '.join(_LETTERS)} and characters like '-' and '_'",
             )
         _checked_folder(self.name)
@@ -260,11 +301,6 @@ class ExpressionBuckets(BucketAssigner):
 
     def __post_init__(self) -> None:
         _checked_folder(self.name)
-        if not isinstance(self.expression, str) and not callable(self.expression):
-            raise ConfigError(
-                f"the expression of ExpressionBuckets({self.name!r}) is {self.expression!r}",
-                what_to_do="give SQL as a string, or a function that returns a Column",
-            )
         if not isinstance(self.expression, str):
             check_function(self.expression, f"the expression of ExpressionBuckets({self.name!r})", 0)
 
@@ -331,32 +367,47 @@ def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) 
         given = {**one.parts(values.get(one.name) or ""), **given}
     year, month = given["yyyy"], given.get("MM", 12)
     last_day = calendar.monthrange(year, month)[1]
-    first = datetime(
-        year,
-        given.get("MM", 1),
-        given.get("dd", 1),
-        given.get("HH", 0),
-        given.get("mm", 0),
-        given.get("ss", 0),
-    )
-    last = datetime(
-        year,
-        month,
-        given.get("dd", last_day),
-        given.get("HH", 23),
-        given.get("mm", 59),
-        given.get("ss", 59),
-    )
+    hour, minute, second = (given.get(part, 0) for part in ("HH", "mm", "ss"))
+    first = datetime(year, given.get("MM", 1), given.get("dd", 1), hour, minute, second)
+    hour, minute, second = given.get("HH", 23), given.get("mm", 59), given.get("ss", 59)
+    last = datetime(year, month, given.get("dd", last_day), hour, minute, second)
     return first, last + timedelta(seconds=1)
 
 
 def _checked_folder(name: object) -> None:
-    bad = not isinstance(name, str) or not name or name.startswith(("_", ".")) or name.startswith(PREFIX)
-    if bad:
+    if not isinstance(name, str) or not name or name.startswith(("_", ".", PREFIX)):
         raise ConfigError(
             f"a bucket folder cannot be called {name!r}",
             why="readers skip names that begin with '_' or '.'",
             what_to_do="choose a name that begins with a letter",
+        )
+
+
+#: Zones whose wall clock is an instant.
+_UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
+
+
+def check_folder(name: str, schema: T.StructType, uid: str, zone: str = "UTC") -> None:
+    """Refuse a folder that has no column, or one whose values cannot be in its name."""
+    from pyspark.sql import types as T
+
+    if name not in schema.names:
+        raise SchemaError(
+            f"the bucket folder '{name}' of sink '{uid}' has no column",
+            why="an assigner names it, which its stream does not have, and neither has columns()",
+            what_to_do=f"return it from columns(), or choose from {', '.join(schema.names)}",
+            uid=uid,
+        )
+    kind = schema[name].dataType
+    why = why_no_partition(kind)
+    if isinstance(kind, T.TimestampType) and zone not in _UTC:
+        why = f"it would be a time of the session's zone, {zone}: not of its readers', and hours come twice"
+    if why:
+        raise SchemaError(
+            f"the column '{name}' cannot give sink '{uid}' its buckets",
+            why=why,
+            what_to_do="choose strings, numbers or dates; cast it to a string, or use DateTimeBuckets",
+            uid=uid,
         )
 
 

@@ -19,12 +19,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flinkish_spark.connectors.files.buckets import BucketAssigner, values_of
-from flinkish_spark.connectors.files.disk import HIDDEN, Disk, PartName, SinkFiles, StagedId, bucket_of
-from flinkish_spark.connectors.files.ledger import Entry, Ledger, OpenPartition, Part, Plan, State
+from flinkish_spark.connectors.files.disk import HIDDEN, Disk, FilesUnfinished, PartName, SinkFiles
+from flinkish_spark.connectors.files.ledger import Committed, Entry, Ledger, OpenPartition, Part, Plan, State
 from flinkish_spark.connectors.files.partitions import (
     AtFinal,
     PartitionCommit,
@@ -36,14 +37,12 @@ from flinkish_spark.connectors.files.partitions import (
 from flinkish_spark.connectors.files.rolling import (
     Chunk,
     Compaction,
-    Merge,
     Merger,
-    RollAll,
-    Rolled,
     Rolling,
     RollOnCheckpoint,
     roll,
 )
+from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, ShownOrder, another_timeline
 from flinkish_spark.core.errors import EnvironmentFault, InternalError
 from flinkish_spark.core.foreign_errors import is_gateway_gone, said
@@ -70,19 +69,21 @@ class Publisher:
 
     files: SinkFiles
     ledger: Ledger
-    disk: Disk
     merger: Merger
 
-    def plan_of(self, checkpoint: int, rolled: Rolled) -> Plan:
-        parts = [self._part(checkpoint, index, chunks) for index, chunks in enumerate(rolled.parts)]
-        return Plan(tuple(parts), rolled.open)
+    @property
+    def disk(self) -> Disk:
+        return self.merger.disk
 
     def publish(self, checkpoint: int, plan: Plan) -> bool:
         """Make the parts of a recorded plan visible; False if they all have been before."""
         if self.ledger.has(checkpoint, Entry.MOVED):
             return False
         if not self.ledger.has(checkpoint, Entry.BUILT):
-            self._require_sources(plan)
+            # Nothing of the plan has been renamed yet.
+            for path in (self.path_of(chunk) for part in plan.parts for chunk in part.chunks):
+                if not self.disk.exists(path):
+                    raise FilesGone(f"the pending file {path} is gone")
             self._build(checkpoint, plan)
             self.ledger.record(checkpoint, Entry.BUILT)
         self._move(plan)
@@ -108,7 +109,7 @@ class Publisher:
     def _files(self, root: str) -> SinkFiles:
         return SinkFiles(Path(root), self.files.job, self.files.uid)
 
-    def _part(self, checkpoint: int, index: int, chunks: Sequence[Chunk]) -> Part:
+    def part(self, checkpoint: int, index: int, chunks: Sequence[Chunk]) -> Part:
         files = self._files(chunks[0].root)
         extension = chunks[0].extension
         name = PartName(min(chunk.checkpoint for chunk in chunks), checkpoint, index, extension)
@@ -117,13 +118,6 @@ class Publisher:
         source = merged if len(chunks) > 1 else self.path_of(chunks[0])
         return Part(str(target), str(source), tuple(chunks))
 
-    def _require_sources(self, plan: Plan) -> None:
-        """Look for every chunk; nothing of the plan has been renamed yet."""
-        for part in plan.parts:
-            for chunk in part.chunks:
-                if not self.disk.exists(self.path_of(chunk)):
-                    raise FilesGone(f"the pending file {self.path_of(chunk)} is gone")
-
     def _build(self, checkpoint: int, plan: Plan) -> None:
         merged = [part for part in plan.parts if part.is_merged]
         for root in sorted({part.chunks[0].root for part in merged}):
@@ -131,10 +125,8 @@ class Publisher:
             mine = [part for part in merged if part.chunks[0].root == root]
             self.disk.make_folder(folder)
             scratch = folder / "scratch"
-            self.merger.merge(
-                [Merge(tuple(self.path_of(c) for c in part.chunks), Path(part.source)) for part in mine],
-                scratch,
-            )
+            merges = {Path(part.source): [*map(self.path_of, part.chunks)] for part in mine}
+            self.merger.merge(merges, scratch)
             self.disk.remove_tree(scratch)
 
     def _move(self, plan: Plan) -> None:
@@ -146,103 +138,15 @@ class Publisher:
             try:
                 self.disk.rename(source, target)
             except FileNotFoundError:
-                self._explain_missing(source, target)
+                if self.disk.exists(target):
+                    continue
+                # The folder stays until MOVED, so its absence means that somebody removed it. If it is there
+                # and the file is neither here nor there, the rename was done before a crash, and whoever
+                # reads finished files has taken this one away.
+                if not self.disk.exists(source.parent):
+                    raise FilesGone(f"the folder {source.parent} with pending files is gone") from None
+                LOG.warning("%s was finished before and has been taken away since, so it is left so", target)
         self.disk.sync_folders(sorted(path for path in touched if self.disk.exists(path)))
-
-    def _explain_missing(self, source: Path, target: Path) -> None:
-        """Tell a file that was renamed before from one that was deleted before it could be."""
-        if self.disk.exists(target):
-            return
-        # The folder stays until MOVED, so its absence means that somebody removed it. If it is there and the
-        # file is neither here nor there, the rename was done before a crash, and whoever reads finished files
-        # has taken this one away.
-        if not self.disk.exists(source.parent):
-            raise FilesGone(f"the folder {source.parent} with pending files is gone")
-        LOG.warning("%s was finished before and has been taken away since, so it is left so", target)
-
-
-@dataclass(frozen=True)
-class Superseder:
-    """Deletes the finished files of superseded checkpoints, known by their names; of others none."""
-
-    files: SinkFiles
-    ledger: Ledger
-    disk: Disk
-    settings: CommitSettings
-
-    def why_not(self, target: int) -> str:
-        """Return why the target's files cannot be brought back; empty if they can."""
-        for path, part in self._finished():
-            if part.first <= target < part.last:
-                return (
-                    f"the file {path} of sink '{self.files.uid}' holds records from before and after "
-                    f"checkpoint {target}, because parts were rolled over checkpoints"
-                )
-        return ""
-
-    def supersede(self, target: int) -> CommitAnswer:
-        why = self.why_not(target)
-        if why:
-            return CommitAnswer(Outcome.LOST, why)
-        finished = list(self._finished())
-        doomed = [path for path, part in finished if part.first > target]
-        touched = sorted({path.parent for path in doomed})
-        # This order matters: with the records gone first, a crash in between leaves files whose names say
-        # that they have to go, and no record that would finish others.
-        self._set_back(target, touched, [path for path, part in finished if part.last <= target])
-        for folder in touched:
-            for name in self._success_names():
-                self.disk.remove(folder / name)
-        for path in doomed:
-            self.disk.remove(path)
-        self.disk.sync_folders(touched)
-        return CommitAnswer(Outcome.COMMITTED if doomed else Outcome.ALREADY_COMMITTED)
-
-    def _set_back(self, target: int, touched: list[Path], left: list[Path]) -> None:
-        """Write the state as of the target under the newest number, then drop all later records."""
-        checkpoints = self.ledger.checkpoints()
-        if not checkpoints:
-            return
-        newest = checkpoints[-1]
-        state = self.ledger.state_before(newest + 1)
-        # A checkpoint that was not completed has committed chunks that no state contains.
-        unseen = tuple(c for c in self.ledger.unseen(newest) if c not in state.open)
-        kept = tuple(chunk for chunk in (*state.open, *unseen) if chunk.checkpoint <= target)
-        waiting = {(p.root, p.bucket): p for p in state.partitions}
-        for folder in touched:
-            at = (str(self.files.root), bucket_of(str(folder.relative_to(self.files.root) / "file")))
-            if at[1]:
-                waiting.setdefault(at, OpenPartition(*at, 0))
-        seen_ms = self._seen_ms(left)
-        self.ledger.replace_state(State(newest, kept, tuple(waiting.values()), seen_ms))
-        for checkpoint in checkpoints:
-            done = frozenset({Entry.DONE}) if checkpoint == newest else frozenset()
-            self.ledger.forget(checkpoint, kept=done)
-
-    def _seen_ms(self, left: list[Path]) -> int | None:
-        setting = self.settings.partition_commit
-        if setting is None or not isinstance(setting.trigger, PartitionTime):
-            return None
-        buckets = {str(path.parent.relative_to(self.files.root)) for path in left}
-        times = [setting.trigger.time_ms(bucket, self.settings.assigners) for bucket in buckets]
-        return max((time_ms for time_ms in times if time_ms is not None), default=None)
-
-    def _success_names(self) -> list[str]:
-        setting = self.settings.partition_commit
-        policies = () if setting is None else setting.policies
-        return [policy.name for policy in policies if isinstance(policy, SuccessFile)]
-
-    def _finished(self) -> Iterator[tuple[Path, PartName]]:
-        for path in self.disk.files_below(self.files.root):
-            part = self.files.parse_finished(path.name)
-            if part is not None and HIDDEN not in path.relative_to(self.files.root).parts:
-                yield path, part
-
-
-class WatermarkFailed(EnvironmentFault):
-    """A user's watermark raised or is no time; it is asked again."""
-
-    restartable = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,13 +202,13 @@ def _asked(
     try:
         found = watermark(completed)
     except Exception as error:
-        raise WatermarkFailed(
+        raise FilesUnfinished(
             f"the watermark of PartitionTime: {said(error)}",
             what_to_do="correct the function; it is called again at the next checkpoint",
         ) from error
     if found is None or (isinstance(found, int) and not isinstance(found, bool)):
         return found
-    raise WatermarkFailed(
+    raise FilesUnfinished(
         f"the watermark of PartitionTime is {found!r}", what_to_do="return milliseconds since 1970, or None"
     )
 
@@ -312,14 +216,15 @@ def _asked(
 _FOLDER, _KIND = "timeline", "file-sink-mark"
 
 
-@dataclass(frozen=True)
 class FileMarks:
     """Reads and leaves marks of checkpoints; nothing is remembered between calls."""
 
     # Beside the files and not in the job directory: a mark tells whether that directory is an older copy. One
     # object per checkpoint, created if absent, so that of two processes which commit the same id one is told.
-    files: SinkFiles
-    timeline: Timeline = NO_TIMELINE
+
+    def __init__(self, files: SinkFiles, timeline: Timeline = NO_TIMELINE) -> None:
+        self._uid, self._timeline, self._store = files.uid, timeline, LocalStore(files.hidden)
+        self._objects = SealedObjects(self._store, "the target of a file sink")
 
     def newest(self) -> Mark | None:
         newest = max(self._objects.numbers(_FOLDER), default=None)
@@ -327,7 +232,7 @@ class FileMarks:
 
     def leave(self, checkpoint: int) -> None:
         """Leave the mark of a checkpoint before the first of its files can be seen. May be repeated."""
-        ours = self.timeline.mark_of(CheckpointId(checkpoint))
+        ours = self._timeline.mark_of(CheckpointId(checkpoint))
         found = self.newest()
         if found is None or found.checkpoint < ours.checkpoint:
             if found is not None:
@@ -337,31 +242,22 @@ class FileMarks:
             # Whoever was first stands, and may be somebody else.
             found = self._read(checkpoint)
             if found is None:
-                raise InternalError(f"the mark of checkpoint {checkpoint} of sink '{self.files.uid}' is gone")
+                raise InternalError(f"the mark of checkpoint {checkpoint} of sink '{self._uid}' is gone")
         self._require_ours(found, ours)
         for older in self._objects.numbers(_FOLDER):
             if older < checkpoint:
                 self._store.delete(f"{_FOLDER}/{older}.json")
 
     def _require_ours(self, found: Mark, ours: Mark) -> None:
-        why = self.timeline.why_not_ours(found, ours.checkpoint)
+        why = self._timeline.why_not_ours(found, ours.checkpoint)
         if why:
-            raise another_timeline(f"sink '{self.files.uid}'", found, ours.checkpoint, why)
+            raise another_timeline(f"sink '{self._uid}'", found, ours.checkpoint, why)
 
     def _read(self, checkpoint: int) -> Mark | None:
-        return self._objects.optional(f"{_FOLDER}/{checkpoint}.json", _KIND, _mark_from)
-
-    @property
-    def _store(self) -> LocalStore:
-        return LocalStore(self.files.hidden)
-
-    @property
-    def _objects(self) -> SealedObjects:
-        return SealedObjects(self._store, "the target of a file sink")
-
-
-def _mark_from(value: Mapping[str, Any]) -> Mark:
-    return Mark(CheckpointId(value["checkpoint"]), token_in([str(value["token"])]))
+        found = self._objects.optional(f"{_FOLDER}/{checkpoint}.json", _KIND, dict)
+        if found is None:
+            return None
+        return Mark(CheckpointId(found["checkpoint"]), token_in([str(found["token"])]))
 
 
 @dataclass(frozen=True)
@@ -370,25 +266,6 @@ class CommitSettings:
     compaction: Compaction | None = None
     partition_commit: PartitionCommit | None = None
     assigners: tuple[BucketAssigner, ...] = ()
-
-
-@dataclass(frozen=True)
-class CommitterParts:
-    """Parts of a committer; tests put faults into them."""
-
-    files: SinkFiles
-    owner_epoch: OwnerEpoch
-    ledger: Ledger
-    disk: Disk
-    merger: Merger
-    spark: SparkSession | None = None
-    timeline: Timeline = NO_TIMELINE
-
-
-class TargetUnavailable(EnvironmentFault):
-    """The target's file system does not answer now; nothing is concluded."""
-
-    restartable = True
 
 
 class _Retry(Exception):
@@ -400,11 +277,20 @@ class FileCommitter(Committer):
 
     shown_order = ShownOrder.OF_COMMITS
 
-    def __init__(self, settings: CommitSettings, parts: CommitterParts) -> None:
-        self._settings, self._parts = settings, parts
-        self._ledger, self._disk = parts.ledger, parts.disk
-        self._publisher = Publisher(parts.files, parts.ledger, parts.disk, parts.merger)
-        self._marks = FileMarks(parts.files, parts.timeline)
+    def __init__(
+        self,
+        settings: CommitSettings,
+        files: SinkFiles,
+        owner_epoch: OwnerEpoch,
+        ledger: Ledger,
+        merger: Merger,
+        spark: SparkSession | None = None,
+        timeline: Timeline = NO_TIMELINE,
+    ) -> None:
+        self._settings, self._files, self._owner_epoch, self._spark = settings, files, owner_epoch, spark
+        self._ledger, self._disk = ledger, merger.disk
+        self._publisher = Publisher(files, ledger, merger)
+        self._marks = FileMarks(files, timeline)
 
     def newest_marks(self) -> Sequence[Mark]:
         mark = self._marks.newest()
@@ -416,13 +302,7 @@ class FileCommitter(Committer):
         # then staged anew as a whole.
         if not committables:
             return ()
-        try:
-            with _retrying():
-                answer = self._commit(int(checkpoint), committables)
-        except FilesGone as gone:
-            return [CommitAnswer(Outcome.LOST, str(gone))]
-        except _Retry as retry:
-            answer = CommitAnswer(Outcome.RETRY, str(retry))
+        answer = _answer_of(lambda: self._commit(int(checkpoint), committables))
         return [answer] if answer.outcome is Outcome.LOST else [answer] * len(committables)
 
     def _commit(self, checkpoint: int, committables: Sequence[Committable]) -> CommitAnswer:
@@ -444,31 +324,19 @@ class FileCommitter(Committer):
                 self._ledger.forget(checkpoint)
                 detail = f"{len(missing)} pending files are gone, first {missing[0]}"
                 return CommitAnswer(Outcome.LOST, detail, is_proven_aborted=True)
-        self._ledger.record_committed(checkpoint, chunks)
+        self._ledger.record(checkpoint, Entry.COMMITTED, Committed(tuple(chunks)))
         is_new = recorded is None
-        facts: Mapping[str, int] = {}
-        if isinstance(self._settings.rolling, RollOnCheckpoint):
-            plan = self._planned(checkpoint)
-            is_new = self._publisher.publish(checkpoint, plan) or is_new
-            facts = plan.facts
-        return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED, facts=facts)
-
-    def _planned(self, checkpoint: int) -> Plan:
+        if not isinstance(self._settings.rolling, RollOnCheckpoint):
+            return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED)
         plan = self._ledger.plan(checkpoint)
-        if plan is not None:
-            return plan
-        chunks = (*self._ledger.state_before(checkpoint).open, *self._ledger.unseen(checkpoint))
-        rolled = roll(chunks, self._settings.rolling, self._settings.compaction, 0)
-        return self._ledger.record_plan(checkpoint, self._publisher.plan_of(checkpoint, rolled))
+        if plan is None:
+            chunks = [*self._ledger.state_before(checkpoint).open, *self._ledger.unseen(checkpoint)]
+            plan = self._ledger.record_plan(checkpoint, self._roll(checkpoint, chunks, 0))
+        is_new = self._publisher.publish(checkpoint, plan) or is_new
+        return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED, facts=plan.facts)
 
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
-        try:
-            with _retrying():
-                return self._complete(completed)
-        except FilesGone as gone:
-            return CommitAnswer(Outcome.LOST, str(gone))
-        except _Retry as retry:
-            return CommitAnswer(Outcome.RETRY, str(retry))
+        return _answer_of(lambda: self._complete(completed))
 
     def _complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
         checkpoint = int(completed.checkpoint)
@@ -478,10 +346,14 @@ class FileCommitter(Committer):
         before = self._ledger.state_before(checkpoint)
         unseen = self._ledger.unseen(checkpoint)
         fresh = tuple(replace(chunk, decided_at_ms=completed.decided_at_ms) for chunk in unseen)
-        progress = advance(
-            before, fresh, completed, self._settings.partition_commit, self._settings.assigners
-        )
-        plan = self._ledger.plan(checkpoint) or self._roll((*before.open, *fresh), progress, completed)
+        partition_commit, purpose = self._settings.partition_commit, completed.purpose
+        progress = advance(before, fresh, completed, partition_commit, self._settings.assigners)
+        plan = self._ledger.plan(checkpoint)
+        if plan is None:
+            due = frozenset((p.root, p.bucket) for p in progress.due)
+            is_last = purpose.is_final or purpose.is_savepoint
+            chunks = (*before.open, *fresh)
+            plan = self._roll(checkpoint, chunks, completed.decided_at_ms, due, rolls_all=is_last)
         if plan.parts:
             self._marks.leave(checkpoint)
             plan = self._ledger.record_plan(checkpoint, plan)
@@ -494,7 +366,7 @@ class FileCommitter(Committer):
         after = State(checkpoint, plan.open, waiting, progress.seen_ms)
         if not fresh and not plan.parts and replace(after, checkpoint=before.checkpoint) == before:
             return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing was due")
-        self._ledger.record_done(after)
+        self._ledger.record(checkpoint, Entry.DONE, after)
         return self._finish(checkpoint, Outcome.COMMITTED)
 
     def _catch_up(self, checkpoint: int) -> None:
@@ -514,25 +386,24 @@ class FileCommitter(Committer):
             if self._settings.partition_commit is not None:
                 for chunk in chunks:
                     known.setdefault((chunk.root, chunk.bucket), OpenPartition(chunk.root, chunk.bucket, 0))
-            self._ledger.record_done(State(older, is_open, tuple(known.values()), before.seen_ms))
+            state = State(older, is_open, tuple(known.values()), before.seen_ms)
+            self._ledger.record(older, Entry.DONE, state)
             if plan is not None:
                 self._publisher.clear(older, plan)
 
     def _roll(
-        self, chunks: Sequence[Chunk], progress: PartitionProgress, completed: CompletedCheckpoint
+        self,
+        checkpoint: int,
+        chunks: Sequence[Chunk],
+        now_ms: int,
+        due: frozenset[tuple[str, str]] = frozenset(),
+        *,
+        rolls_all: bool = False,
     ) -> Plan:
-        purpose = completed.purpose
-        everything = RollAll.ALL if purpose.is_final or purpose.is_savepoint else RollAll.BY_LIMITS
-        due = frozenset((p.root, p.bucket) for p in progress.due)
-        rolled = roll(
-            chunks,
-            self._settings.rolling,
-            self._settings.compaction,
-            completed.decided_at_ms,
-            due,
-            everything,
-        )
-        return self._publisher.plan_of(int(completed.checkpoint), rolled)
+        policies = self._settings.rolling, self._settings.compaction
+        rolled = roll(chunks, *policies, now_ms, due, rolls_all=rolls_all)
+        parts = [self._publisher.part(checkpoint, at, chunks) for at, chunks in enumerate(rolled.parts)]
+        return Plan(tuple(parts), rolled.open)
 
     def _announce(self, partition: OpenPartition, checkpoint: int) -> None:
         path = Path(partition.root) / partition.bucket
@@ -540,7 +411,7 @@ class FileCommitter(Committer):
         setting = self._settings.partition_commit
         for policy in () if setting is None else setting.policies:
             try:
-                policy.commit(ready, self._parts.spark)
+                policy.commit(ready, self._spark)
             except Exception as error:
                 if is_gateway_gone(error):
                     raise
@@ -560,23 +431,16 @@ class FileCommitter(Committer):
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Remove the pending files of committables that no decision contains."""
-        answers = []
-        for committable in committables:
-            staged = str(committable.payload["staged"])
-            try:
-                with _retrying():
-                    answers.append(self._abort(Path(committable.payload["root"]), staged))
-            except _Retry as retry:
-                answers.append(CommitAnswer(Outcome.RETRY, str(retry)))
-        return answers
+        places = [(one.payload["root"], one.payload["staged"]) for one in committables]
+        return [_answer_of(partial(self._abort, *place)) for place in places]
 
-    def _abort(self, root: Path, staged: str) -> CommitAnswer:
+    def _abort(self, root: str, staged: str) -> CommitAnswer:
         if staged in self._ledger.staged_in_use():
             return CommitAnswer(Outcome.FENCED, f"the files of {staged} were committed by somebody else")
-        files = replace(self._parts.files, root=root)
-        if not self._disk.exists(files.pending / staged):
+        folder = replace(self._files, root=Path(root)).pending / staged
+        if not self._disk.exists(folder):
             return CommitAnswer(Outcome.ALREADY_COMMITTED)
-        self._disk.remove_tree(files.pending / staged)
+        self._disk.remove_tree(folder)
         return CommitAnswer(Outcome.COMMITTED)
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
@@ -585,49 +449,97 @@ class FileCommitter(Committer):
             for index, committable in enumerate(committables):
                 missing = self._missing(chunks_of(committable, 0))
                 if missing:
-                    dead[index] = f"sink '{self._parts.files.uid}': the pending file {missing[0]} is gone"
+                    dead[index] = f"sink '{self._files.uid}': the pending file {missing[0]} is gone"
         return dead
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        files = self._parts.files
+        files = self._files
         with _unavailable("looking for leftovers"):
             listed = [
-                (folder, staged)
+                folder / name
                 for folder in (files.in_progress, files.pending)
                 for name in self._disk.folders(folder)
-                if (staged := StagedId.parse(name)) is not None
             ]
         # This order matters: a block that is leased after the listing has nothing in it.
         running = running_blocks()
         in_use = {str(c.payload.get("staged", "")) for c in kept} | self._ledger.staged_in_use()
         removed = 0
-        for folder, staged in listed:
-            mine = staged.owner_epoch == self._parts.owner_epoch
-            newer = staged.owner_epoch > self._parts.owner_epoch
-            if newer or (mine and staged.block in running) or str(staged) in in_use:
+        for folder in listed:
+            staged = StagedId.parse(folder.name)
+            is_ours = staged is not None and staged.is_leftover(self._owner_epoch, running)
+            if not is_ours or folder.name in in_use:
                 continue
             try:
-                self._disk.remove_tree(folder / str(staged))
+                self._disk.remove_tree(folder)
             except OSError as error:
                 # A task that was given up may still write into it.
-                LOG.warning("%s is removed later: %s", folder / str(staged), error)
+                LOG.warning("%s is removed later: %s", folder, error)
                 continue
             removed += 1
         return removed
 
     def why_not_superseded(self, target: CheckpointId) -> str:
         with _unavailable("looking for finished files"):
-            return self._superseder().why_not(int(target))
+            return self._why_not(int(target))
 
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
-        try:
-            with _retrying():
-                return self._superseder().supersede(int(target))
-        except _Retry as retry:
-            return CommitAnswer(Outcome.RETRY, str(retry))
+        return _answer_of(lambda: self._supersede(int(target)))
 
-    def _superseder(self) -> Superseder:
-        return Superseder(self._parts.files, self._ledger, self._disk, self._settings)
+    def _supersede(self, target: int) -> CommitAnswer:
+        """Delete the finished files of superseded checkpoints, known by their names; of others none."""
+        if why := self._why_not(target):
+            return CommitAnswer(Outcome.LOST, why)
+        finished = list(self._finished())
+        doomed = [path for path, part in finished if part.first > target]
+        touched = sorted({path.parent for path in doomed})
+        # This order matters: with the records gone first, a crash in between leaves files whose names say
+        # that they have to go, and no record that would finish others.
+        self._set_back(target, touched, [path for path, part in finished if part.last <= target])
+        setting = self._settings.partition_commit
+        policies = () if setting is None else setting.policies
+        names = [policy.name for policy in policies if isinstance(policy, SuccessFile)]
+        for path in (*(folder / name for folder in touched for name in names), *doomed):
+            self._disk.remove(path)
+        self._disk.sync_folders(touched)
+        return CommitAnswer(Outcome.COMMITTED if doomed else Outcome.ALREADY_COMMITTED)
+
+    def _why_not(self, target: int) -> str:
+        """Return why the target's files cannot be brought back; empty if they can."""
+        for path, part in self._finished():
+            if part.first <= target < part.last:
+                return (
+                    f"the file {path} of sink '{self._files.uid}' holds records from before and after "
+                    f"checkpoint {target}, because parts were rolled over checkpoints"
+                )
+        return ""
+
+    def _set_back(self, target: int, touched: list[Path], left: list[Path]) -> None:
+        """Write the state as of the target under the newest number, then drop all later records."""
+        checkpoints, root = self._ledger.checkpoints(), self._files.root
+        if not checkpoints:
+            return
+        newest = checkpoints[-1]
+        state = self._ledger.state_before(newest + 1)
+        # A checkpoint that was not completed has committed chunks that no state contains.
+        unseen = tuple(c for c in self._ledger.unseen(newest) if c not in state.open)
+        kept = tuple(chunk for chunk in (*state.open, *unseen) if chunk.checkpoint <= target)
+        waiting = {(p.root, p.bucket): p for p in state.partitions}
+        for bucket in (str(folder.relative_to(root)) for folder in touched if folder != root):
+            waiting.setdefault((str(root), bucket), OpenPartition(str(root), bucket, 0))
+        seen_ms, setting = None, self._settings.partition_commit
+        if setting is not None and isinstance(setting.trigger, PartitionTime):
+            buckets = {str(path.parent.relative_to(root)) for path in left}
+            times = [setting.trigger.time_ms(bucket, self._settings.assigners) for bucket in buckets]
+            seen_ms = max((time_ms for time_ms in times if time_ms is not None), default=None)
+        self._ledger.replace_state(State(newest, kept, tuple(waiting.values()), seen_ms))
+        for checkpoint in checkpoints:
+            self._ledger.forget(checkpoint, keeps_state=checkpoint == newest)
+
+    def _finished(self) -> Iterator[tuple[Path, PartName]]:
+        for path in self._disk.files_below(self._files.root):
+            part = self._files.parse_finished(path.name)
+            if part is not None and HIDDEN not in path.relative_to(self._files.root).parts:
+                yield path, part
 
     def _missing(self, chunks: Sequence[Chunk]) -> list[Path]:
         paths = (self._publisher.path_of(chunk) for chunk in chunks)
@@ -648,27 +560,26 @@ def _unavailable(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         what_to_do = "see to the disk; the job asks again"
-        raise TargetUnavailable.of_system(error, f"{what} failed", what_to_do=what_to_do) from error
+        raise FilesUnfinished.of_system(error, f"{what} failed", what_to_do=what_to_do) from error
 
 
-@contextmanager
-def _retrying() -> Iterator[None]:
-    """Turn what may pass into :class:`_Retry`: a full disk, a Spark job that failed."""
+def _answer_of(act: Callable[[], CommitAnswer]) -> CommitAnswer:
+    """Return the answer of a call; RETRY for what may pass: a full disk, a Spark job that failed."""
     from pyspark.errors import PySparkException
 
     try:
-        yield
+        return act()
+    except FilesGone as gone:
+        return CommitAnswer(Outcome.LOST, str(gone))
+    except _Retry as retry:
+        return CommitAnswer(Outcome.RETRY, str(retry))
     except FileNotFoundError as error:
-        raise _Retry(f"a folder changed meanwhile: {error}") from error
-    except OSError as error:
+        return CommitAnswer(Outcome.RETRY, f"a folder changed meanwhile: {error}")
+    except (OSError, PySparkException) as error:
         if is_gateway_gone(error):
             raise
-        raise _Retry(str(error)) from error
-    except PySparkException as error:
-        if is_gateway_gone(error):
-            raise
-        raise _Retry(said(error)) from error
+        return CommitAnswer(Outcome.RETRY, str(error) if isinstance(error, OSError) else said(error))
     except EnvironmentFault as fault:
         if not (fault.restartable or isinstance(fault.__cause__, OSError)):
             raise
-        raise _Retry(str(fault)) from fault
+        return CommitAnswer(Outcome.RETRY, str(fault))

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.store import make_directories, sync_directory
-from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
+from flinkish_spark.protocol.ids import JobUuid
 
 _CHUNK_BYTES = 1 << 20
 
@@ -76,11 +77,6 @@ class Disk:
         for path in paths:
             sync_directory(path)
 
-    def create_empty(self, path: Path) -> None:
-        with open(path, "ab") as file:
-            os.fsync(file.fileno())
-        sync_directory(path.parent)
-
     def concatenate(self, sources: Sequence[tuple[Path, int]], target: Path) -> None:
         """Write the files one behind the other, durably, replacing what half a try left."""
         with open(target, "wb") as output:
@@ -95,30 +91,12 @@ class Disk:
 #: Holds what readers must not see of all sinks of a target; Spark and Hive skip names that begin with "_".
 #: On the same file system as the target, so that finishing a file is a rename.
 HIDDEN = "_flinkish"
-_STAGED = re.compile(r"(\d{1,18})-(\d{1,18})-[0-9a-f]{8}")
-#: What Spark calls the files of one task: part-<task>-<uuid>.c<count><extension>, or without a count.
-_TASK_FILE = re.compile(r"part-(\d+)-[0-9a-f-]{36}(?:-c\d+|\.c\d+)?((?:\.[A-Za-z0-9_]+)*)")
 
 
-@dataclass(frozen=True, slots=True)
-class StagedId:
-    """Name of the folder that one micro-batch of one sink is staged in."""
+class FilesUnfinished(EnvironmentFault):
+    """Files, or their partitions, cannot be finished now; it is tried again, and nothing is concluded."""
 
-    owner_epoch: OwnerEpoch
-    #: Leased until the receipt.
-    block: int
-    #: Keeps two uses of the same block apart.
-    nonce: str
-
-    def __str__(self) -> str:
-        return f"{self.owner_epoch}-{self.block}-{self.nonce}"
-
-    @classmethod
-    def parse(cls, text: str) -> StagedId | None:
-        match = _STAGED.fullmatch(text)
-        if match is None:
-            return None
-        return cls(OwnerEpoch(int(match[1])), int(match[2]), text.rsplit("-", 1)[1])
+    restartable = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +153,6 @@ class SinkFiles:
         if not name.startswith(prefix) or match is None:
             return None
         return PartName(int(match[1]), int(match[2]), int(match[3]), match[4])
-
-
-def task_file(name: str) -> tuple[int, str] | None:
-    """Return task and extension of a file that Spark wrote, or None if it is not a task's file."""
-    match = _TASK_FILE.fullmatch(name)
-    return None if match is None else (int(match[1]), match[2])
-
-
-def is_hidden(name: str) -> bool:
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def bucket_of(relative: str) -> str:

@@ -1,4 +1,4 @@
-"""What is in the files that a file source reads, looked at before Arrow sees it."""
+"""What is in the files that a file source reads, looked at before Arrow sees it; the parts of large files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.files.file_parts import (
-    FilePart,
-    lines_in,
-    parts_of_lines,
-    parts_of_parquet,
-)
 from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batches
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
@@ -34,6 +28,72 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
+    import pyarrow.parquet as pq
+
+
+#: How large a part is at least.
+_LEAST_PART_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A part of a file, or all of it."""
+
+    #: From where and up to where: row groups, or bytes. None for the end of the file, whatever it has.
+    begin: int = 0
+    end: int | None = None
+    #: How many records it has; None if that is not known.
+    rows: int | None = None
+    #: About how many bytes it has on disk, if it is a part.
+    bytes: int = 0
+    #: How many records are in front of it in the file, where that is known.
+    first: int = 0
+
+
+def is_large(size_bytes: int) -> bool:
+    """Return whether a file may have more than one part."""
+    return size_bytes >= 2 * _LEAST_PART_BYTES
+
+
+def parts_of_parquet(file: pq.ParquetFile, size_bytes: int) -> Sequence[FilePart]:
+    """Return ranges of row groups."""
+    footer, found = file.metadata, list[FilePart]()
+    groups = [footer.row_group(at) for at in range(footer.num_row_groups if is_large(size_bytes) else 0)]
+    # As they were written they are that much larger than on disk.
+    ratio = size_bytes / (sum(one.total_byte_size for one in groups) or 1)
+    begin, first, rows, held, left = 0, 0, 0, 0.0, float(size_bytes)
+    for at, one in enumerate(groups, 1):
+        own = one.total_byte_size * ratio
+        rows, held, left = rows + one.num_rows, held + own, left - own
+        if at == len(groups) or min(held, left) >= _LEAST_PART_BYTES:
+            found.append(FilePart(begin, at, rows, int(held), first))
+            begin, first, rows, held = at, first + rows, 0, 0.0
+    return found if len(found) > 1 else [FilePart(rows=footer.num_rows)]
+
+
+def parts_of_lines(path: str) -> Sequence[FilePart]:
+    """Return ranges of bytes, each of which ends behind a line."""
+    size, borders = os.path.getsize(path), [0]
+    if not is_large(size):
+        return [FilePart()]
+    with open(path, "rb") as file:
+        while is_large(size - borders[-1]):
+            file.seek(borders[-1] + _LEAST_PART_BYTES - 1)
+            # A line may be longer than the memory.
+            while (some := file.readline(1 << 20)) and not some.endswith(b"\n"):
+                pass
+            borders.append(file.tell())
+    ends = [*borders, size] if borders[-1] < size else borders
+    found = [FilePart(begin, end, None, end - begin) for begin, end in pairwise(ends)]
+    return found if len(found) > 1 else [FilePart()]
+
+
+def lines_in(file: io.BufferedIOBase, end: int) -> int:
+    """Return how many lines end in front of a place; a file is read from its beginning."""
+    count = 0
+    while end > 0 and (some := file.read(min(end, 1 << 20))):
+        count, end = count + some.count(b"\n"), end - len(some)
+    return count
 
 
 #: About what is parsed at once; a longer line is parsed alone, whatever its length.
@@ -109,17 +169,11 @@ def json_batches(data: bytes, schema: pa.Schema, *, is_first: bool = True) -> It
         lines = [line.strip(_BLANKS) for line in data[start:end].split(b"\n")]
         rows = reader.read(pa.array(filter(None, lines), pa.binary()))
         if rows.null_count:
-            raise _bad_line(lines, number, reader)
+            whys = ((at, reader.why_bad(line)) for at, line in enumerate(lines, number) if line)
+            raise BadLine(*next((at, why) for at, why in whys if why))
         for at in range(0, len(rows), _ROWS_AT_ONCE):
             yield pa.RecordBatch.from_struct_array(rows.slice(at, _ROWS_AT_ONCE)).cast(schema)
         start, number = end, number + len(lines) - 1
-
-
-def _bad_line(lines: Sequence[bytes], first: int, reader: JsonReader) -> BadLine:
-    for number, line in enumerate(lines, first):
-        if line and (why := reader.why_bad(line)):
-            return BadLine(number, why)
-    raise AssertionError("no line is bad")
 
 
 _ROWS_AT_ONCE = 10_000
@@ -344,7 +398,10 @@ def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     whole.validate(full=True)
     for column, field in zip(columns, schema, strict=True):
         _refuse(column, field, beyond_years(column), "a time of a field is in a year from 1 to 9999, by UTC")
-        _refuse(column, field, _is_too_fine(column), "a TIME has no nanoseconds")
+        if pa.types.is_time64(column.type):
+            nanos = column.cast(pa.int64()).fill_null(0).to_numpy() % _NANOS_PER_MICRO
+            # They would be cut off later.
+            _refuse(column, field, nanos != 0, "a TIME has no nanoseconds")
     return whole
 
 
@@ -355,17 +412,6 @@ def _refuse(column: pa.Array, field: pa.Field, wrong: npt.NDArray[np.bool_], why
     if len(rows := np.flatnonzero(wrong)):
         row = int(rows[0])
         raise _BadValue(row, field, f"has {column[row].cast(pa.string()).as_py()}: {why}")
-
-
-def _is_too_fine(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return which times of day have more digits than a TIME has, which would be cut off later."""
-    import numpy as np
-    import pyarrow as pa
-
-    if not pa.types.is_time64(column.type):
-        return np.zeros(0, np.bool_)
-    found: npt.NDArray[np.bool_] = column.cast(pa.int64()).fill_null(0).to_numpy() % _NANOS_PER_MICRO != 0
-    return found
 
 
 def _numbers(texts: pa.Array, field: pa.Field) -> pa.Array:
@@ -474,18 +520,13 @@ def check_quotes(path: str, delimiter: str) -> None:
             for _ in records:
                 line = records.line_num + 1
         except csv.Error as error:
+            why = (
+                f"begins a record of a quoted value with text behind its closing quote, in line "
+                f"{records.line_num}: the delimiter or the end of the line must be there"
+            )
             if "end of data" in str(error):
-                why = (
-                    "begins a record with a quote that nothing closes, and all that follows would be one "
-                    "value: close it; if it is text, put the value into quotes and write it twice"
-                )
-            else:
-                why = (
-                    "begins a record of a quoted value with text behind its closing quote, in line "
-                    f"{records.line_num}: the delimiter or the end of the line must be there; write a quote "
-                    "within quotes twice"
-                )
-            raise BadLine(line, why) from None
+                why = "begins a record with a quote that nothing closes: all that follows would be one value"
+            raise BadLine(line, f"{why}; write a quote within quotes twice") from None
 
 
 def _are_in_pairs(path: str, delimiter: str) -> bool:
@@ -515,19 +556,16 @@ def check_names(begin: bytes, delimiter: str, fields: list[str]) -> None:
     """Refuse a header that has the name of a field twice; `begin` is what the file begins with."""
     text = begin[begin_of_text(begin) :].decode("utf-8", "replace")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    names, before = [], 0
+    line, names = 1, list[str]()
     # Arrow passes over empty lines, too.
     for names in reader:
         if names:
             break
-        before = reader.line_num
+        line = reader.line_num + 1
     for field in fields:
         if names.count(field) > 1:
-            raise BadLine(
-                before + 1,
-                f"has the name {field!r} {names.count(field)} times, and one column only would be read: give "
-                "the columns different names",
-            )
+            why = f"has the name {field!r} {names.count(field)} times, and one column only would be read"
+            raise BadLine(line, f"{why}: give the columns different names")
 
 
 def line_of(path: str, delimiter: str, record: int) -> int:

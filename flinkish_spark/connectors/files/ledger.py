@@ -7,7 +7,7 @@ record is written once; the newest DONE is the sink's state.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -65,7 +65,7 @@ class Plan(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class _Committed(Stored):
+class Committed(Stored):
     chunks: tuple[Chunk, ...]
 
 
@@ -106,7 +106,7 @@ class Ledger:
         return _key(checkpoint, entry) in self.store.list(f"checkpoints/{checkpoint}")
 
     def committed(self, checkpoint: int) -> tuple[Chunk, ...] | None:
-        found = self._read(checkpoint, Entry.COMMITTED, _Committed.from_json)
+        found = self._read(checkpoint, Entry.COMMITTED, Committed.from_json)
         return None if found is None else found.chunks
 
     def plan(self, checkpoint: int) -> Plan | None:
@@ -117,14 +117,12 @@ class Ledger:
 
     def state_before(self, checkpoint: int) -> State:
         for older in reversed(self.checkpoints()):
-            state = self.state(older) if older < checkpoint else None
-            if state is not None:
+            if older < checkpoint and (state := self.state(older)) is not None:
                 return state
         return State()
 
     def newest_done(self) -> int:
-        done = (c for c in reversed(self.checkpoints()) if self.has(c, Entry.DONE))
-        return next(done, 0)
+        return next((one for one in reversed(self.checkpoints()) if self.has(one, Entry.DONE)), 0)
 
     def unseen(self, checkpoint: int) -> tuple[Chunk, ...]:
         """Return what was committed behind the state before a checkpoint, up to it and in order."""
@@ -132,27 +130,22 @@ class Ledger:
         found = (self.committed(c) or () for c in self.checkpoints() if since < c <= checkpoint)
         return tuple(chunk for chunks in found for chunk in chunks)
 
-    def record_committed(self, checkpoint: int, chunks: Sequence[Chunk]) -> None:
-        self._create(checkpoint, Entry.COMMITTED, _Committed(tuple(chunks)).to_json())
-
     def record_plan(self, checkpoint: int, plan: Plan) -> Plan:
         """Record a plan; return the one that stands, which another process may have written."""
-        self._create(checkpoint, Entry.PLAN, plan.to_json())
+        self.record(checkpoint, Entry.PLAN, plan)
         return self.plan(checkpoint) or plan
 
-    def record(self, checkpoint: int, entry: Entry) -> None:
-        self._create(checkpoint, entry, {})
-
-    def record_done(self, state: State) -> None:
-        self._create(state.checkpoint, Entry.DONE, state.to_json())
+    def record(self, checkpoint: int, entry: Entry, value: Stored | None = None) -> None:
+        body = {} if value is None else value.to_json()
+        self.store.create_if_absent(_key(checkpoint, entry), seal(_kind(entry), body))
 
     def replace_state(self, state: State) -> None:
         self.store.put(_key(state.checkpoint, Entry.DONE), seal(_kind(Entry.DONE), state.to_json()))
 
-    def forget(self, checkpoint: int, kept: frozenset[Entry] = frozenset()) -> None:
+    def forget(self, checkpoint: int, *, keeps_state: bool = False) -> None:
         # This order matters: each record stands on those before.
         for entry in reversed(Entry):
-            if entry not in kept and self.has(checkpoint, entry):
+            if not (keeps_state and entry is Entry.DONE) and self.has(checkpoint, entry):
                 self.store.delete(_key(checkpoint, entry))
 
     def staged_in_use(self) -> frozenset[str]:
@@ -169,9 +162,6 @@ class Ledger:
     def _read(self, checkpoint: int, entry: Entry, parse: Callable[[Any], T]) -> T | None:
         objects = SealedObjects(self.store, "the folder of a file sink")
         return objects.optional(_key(checkpoint, entry), _kind(entry), parse)
-
-    def _create(self, checkpoint: int, entry: Entry, value: Mapping[str, Any]) -> None:
-        self.store.create_if_absent(_key(checkpoint, entry), seal(_kind(entry), value))
 
 
 def _key(checkpoint: int, entry: Entry) -> str:

@@ -26,7 +26,6 @@ _RESERVED = {
     "mapreduce.fileoutputcommitter.algorithm.version": "the sink commits files itself",
     "partitionoverwritemode": "the sink only appends",
 }
-ENCODING = ("encoding", "charset")
 #: Codecs whose files can be put one behind the other and are read as one.
 _STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
 
@@ -48,19 +47,23 @@ class FileFormat(Choice):
         return self in (FileFormat.JSON, FileFormat.CSV, FileFormat.TEXT)
 
 
+def _size_of(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 #: Options of Parquet's writer in Hadoop, what pyarrow calls them, and how a value is read.
+_PAGE_VERSIONS = {"v1": "1.0", "PARQUET_1_0": "1.0", "v2": "2.0", "PARQUET_2_0": "2.0"}
 OF_PARQUET: Mapping[str, tuple[str, Any]] = {
-    "parquet.block.size": ("", int),
-    "parquet.page.size": ("data_page_size", int),
-    "parquet.dictionary.page.size": ("dictionary_pagesize_limit", int),
+    "parquet.block.size": ("", _size_of),
+    "parquet.page.size": ("data_page_size", _size_of),
+    "parquet.dictionary.page.size": ("dictionary_pagesize_limit", _size_of),
     "parquet.enable.dictionary": (
         "use_dictionary",
         lambda text: {"true": True, "false": False}[text.lower()],
     ),
-    "parquet.writer.version": (
-        "data_page_version",
-        {"v1": "1.0", "PARQUET_1_0": "1.0", "v2": "2.0", "PARQUET_2_0": "2.0"}.__getitem__,
-    ),
+    "parquet.writer.version": ("data_page_version", _PAGE_VERSIONS.__getitem__),
 }
 _OF_LINES = {"compression", "encoding", "charset", "linesep"}
 _FLAGS = frozenset({"header", "quoteall", "ignorenullfields"})
@@ -92,7 +95,6 @@ CODECS_OF_LINES = {
     "snappy": ".snappy", "lz4": ".lz4",
 }  # fmt: skip
 _HADOOPS = re.compile(r"org\.apache\.hadoop\.io\.compress\.(\w+)codec")
-EXTENSIONS = {FileFormat.TEXT: ".txt"}
 
 
 def codec_of(kind: FileFormat, options: Mapping[str, str]) -> str | None:
@@ -129,7 +131,7 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"the {kind.value} option '{name}' is {value!r}", what_to_do='write "true" or "false"'
             )
-        if name.lower() in ENCODING and not _FOR_ALL_TEXTS.fullmatch(value.upper()):
+        if name.lower() in ("encoding", "charset") and not _FOR_ALL_TEXTS.fullmatch(value.upper()):
             raise ConfigError(
                 f"the {kind.value} files would be in {value}",
                 why="a text that it does not have would become a question mark",
@@ -192,12 +194,9 @@ def check_codec(kind: FileFormat, codec: str | None, who: str) -> None:
 def checked_option(name: str, value: str) -> Any:
     """Return a value of an option of Parquet's writer; raise ValueError if it is none."""
     try:
-        found = OF_PARQUET[name.lower()][1](value)
+        return OF_PARQUET[name.lower()][1](value)
     except (ValueError, KeyError):
         raise ValueError(f"the parquet option '{name}' cannot be {value!r}") from None
-    if isinstance(found, int) and not isinstance(found, bool) and found < 1:
-        raise ValueError(f"the parquet option '{name}' cannot be {value!r}")
-    return found
 
 
 def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Sequence[str] = ()) -> None:
@@ -206,7 +205,7 @@ def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Seque
         return
     found = lowered(options)
     codec = codec_of(kind, found) or "none"
-    encoding = next((found[name] for name in ENCODING if name in found), "UTF-8").upper()
+    encoding = encoding_of(options).upper()
     why = ""
     if codec not in _STACKABLE:
         why = f"files with the codec '{codec}' cannot be put one behind the other"
@@ -229,6 +228,11 @@ def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Seque
 def has_header(kind: FileFormat, options: Mapping[str, str]) -> bool:
     found = lowered(options)
     return kind is FileFormat.CSV and found.get("header", "false").lower() == "true"
+
+
+def encoding_of(options: Mapping[str, str]) -> str:
+    found = lowered(options)
+    return found.get("encoding", found.get("charset", "UTF-8"))
 
 
 def line_separator(options: Mapping[str, str]) -> bytes:
@@ -269,8 +273,7 @@ def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
 
 
 def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str], uid: str) -> None:
-    lowered = {name.lower() for name in left_out}
-    fields = [field for field in schema.fields if field.name.lower() not in lowered]
+    fields = [one for one in schema.fields if one.name.lower() not in map(str.lower, left_out)]
     if not fields:
         raise SchemaError(
             f"the files of sink '{uid}' would have no columns",

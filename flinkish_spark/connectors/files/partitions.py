@@ -15,9 +15,16 @@ from string import Formatter
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from flinkish_spark.connectors.files.buckets import BucketAssigner, letters_of, span_of, times_of, values_of
+from flinkish_spark.connectors.files.buckets import (
+    BucketAssigner,
+    last_shown_ms,
+    letters_of,
+    span_of,
+    times_of,
+    to_ms,
+    values_of,
+)
 from flinkish_spark.connectors.files.disk import Disk
-from flinkish_spark.connectors.files.wall_clock import last_shown_ms, to_ms
 from flinkish_spark.contracts.sink import CompletedCheckpoint
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
@@ -87,8 +94,11 @@ class SuccessFile(PartitionPolicy):
     name: str = "_SUCCESS"
 
     def __post_init__(self) -> None:
-        usable = isinstance(self.name, str) and self.name not in ("", ".", "..")
-        if not usable or any(character in self.name for character in "/\0"):
+        if (
+            not isinstance(self.name, str)
+            or self.name in ("", ".", "..")
+            or not set(self.name).isdisjoint("/\0")
+        ):
             raise ConfigError(
                 f"a success file cannot be called {self.name!r}", what_to_do="leave it out for _SUCCESS"
             )
@@ -97,7 +107,8 @@ class SuccessFile(PartitionPolicy):
         """Make the file."""
         disk = Disk()
         disk.make_folder(partition.path)
-        disk.create_empty(partition.path / self.name)
+        disk.concatenate((), partition.path / self.name)
+        disk.sync_folders([partition.path])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +144,19 @@ class MetastorePartition(PartitionPolicy):
 
     def check(self, spark: SparkSession, names: Sequence[str], uid: str) -> None:
         """Refuse a table that is not there or is not partitioned by these columns; raise ConfigError."""
-        found = (
-            [c.name for c in spark.catalog.listColumns(self.table) if c.isPartition]
-            if spark.catalog.tableExists(self.table)
-            else None
-        )
-        if found is None or [name.lower() for name in found] != [name.lower() for name in names]:
+        why, wanted = "there is no such table", ", ".join(names)
+        if spark.catalog.tableExists(self.table):
+            found = ", ".join(c.name for c in spark.catalog.listColumns(self.table) if c.isPartition)
+            why = (
+                ""
+                if found.lower() == wanted.lower()
+                else f"it is partitioned by ({found}), the sink by ({wanted})"
+            )
+        if why:
             raise ConfigError(
                 f"sink '{uid}' cannot add its partitions to the table {self.table}",
-                why="there is no such table"
-                if found is None
-                else f"it is partitioned by ({', '.join(found)}), the sink by ({', '.join(names)})",
-                what_to_do="create it with CREATE TABLE ... USING ... PARTITIONED BY "
-                f"({', '.join(names)}) LOCATION ...",
+                why=why,
+                what_to_do=f"create it: CREATE TABLE ... USING ... PARTITIONED BY ({wanted}) LOCATION ...",
                 uid=uid,
             )
 
@@ -205,11 +216,6 @@ class PartitionTime:
         hold_plain_values(self)
         with refused_as_config_errors(_LEAVE_OUT):
             checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
-        if not (self.watermark is None or callable(self.watermark)):
-            raise ConfigError(
-                f"the watermark of PartitionTime is {self.watermark!r}",
-                what_to_do="give a function: PartitionTime(watermark=lambda completed: ...)",
-            )
         if self.watermark is not None:
             check_function(self.watermark, "the watermark of PartitionTime", 1)
         try:
@@ -265,22 +271,21 @@ class PartitionTime:
 
     def check(self, assigners: Sequence[BucketAssigner], uid: str) -> None:
         """Refuse a pattern that names other folders; raise ConfigError."""
-        names = [name for one in assigners for name in one.names]
-        parts = [] if self.pattern is None else Formatter().parse(self.pattern)
-        used = [field for _, field, _, _ in parts if field is not None]
-        # "{dt.x}" and "{dt[0]}" would be looked up in the value.
-        wrong = [field for field in used if field not in names]
-        nothing = self.pattern is None and not times_of(assigners)
-        # A folder "dt=07" gets data every year: its time is never over.
-        comes_again = self.pattern is None and not nothing and "yyyy" not in letters_of(times_of(assigners))
-        if wrong or nothing or comes_again or (self.pattern is not None and not used):
+        names, why = [name for one in assigners for name in one.names], ""
+        if self.pattern is not None:
+            used = [field for _, field, _, _ in Formatter().parse(self.pattern) if field is not None]
+            # "{dt.x}" and "{dt[0]}" would be looked up in the value.
+            wrong = [field for field in used if field not in names]
+            why = f"the pattern names '{wrong[0]}'" if wrong else "" if used else "the pattern names none"
+        elif not (times := times_of(assigners)):
+            why = "there is no pattern and no DateTimeBuckets"
+        elif "yyyy" not in letters_of(times):
+            # A folder "dt=07" gets data every year: its time is never over.
+            why = "their patterns have no year"
+        if why:
             raise ConfigError(
                 f"the partition times of sink '{uid}' cannot be told from its folders",
-                why=f"the pattern names '{wrong[0]}'"
-                if wrong
-                else "their patterns have no year"
-                if comes_again
-                else "there is no pattern and no DateTimeBuckets",
+                why=why,
                 what_to_do=f"give PartitionTime a pattern of {', '.join('{' + name + '}' for name in names)}",
                 uid=uid,
             )

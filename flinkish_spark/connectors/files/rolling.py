@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import enum
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, ClassVar
 
 from flinkish_spark.connectors.files import output_formats as formats
-from flinkish_spark.connectors.files.disk import Disk, bucket_of, task_file
-from flinkish_spark.connectors.files.frame_files import FrameFiles, WriteSettings
+from flinkish_spark.connectors.files.disk import Disk, FilesUnfinished, bucket_of
 from flinkish_spark.connectors.files.output_formats import FileFormat
-from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.connectors.files.writer import FrameFiles
 from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
 from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.durations import Milliseconds
@@ -149,15 +147,7 @@ class Chunk(Stored):
 
     @property
     def extension(self) -> str:
-        found = task_file(self.name.rsplit("/", 1)[-1])
-        return "" if found is None else found[1]
-
-
-class RollAll(enum.Enum):
-    """Behind a last checkpoint and at savepoints every open part is finished."""
-
-    ALL = "ALL"
-    BY_LIMITS = "BY_LIMITS"
+        return "".join(PurePosixPath(self.name).suffixes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +162,10 @@ def roll(
     compaction: Compaction | None,
     now_ms: int,
     due_buckets: frozenset[tuple[str, str]] = frozenset(),
-    roll_all: RollAll = RollAll.BY_LIMITS,
+    *,
+    rolls_all: bool = False,
 ) -> Rolled:
+    """Return which chunks become a part; all of them behind a last checkpoint and at savepoints."""
     # Pure; `now_ms` is the time of a decision, so that every repetition finds the same.
     parts: list[tuple[Chunk, ...]] = []
     still_open: list[Chunk] = []
@@ -185,7 +177,7 @@ def roll(
             continue
         packed = _packed(found, policy.part_bytes)
         last = packed[-1]
-        whole = roll_all is RollAll.ALL or (root, bucket) in due_buckets or _is_over(last, policy, now_ms)
+        whole = rolls_all or (root, bucket) in due_buckets or _is_over(last, policy, now_ms)
         parts += packed if whole else packed[:-1]
         still_open += () if whole else last
     return Rolled(tuple(parts), tuple(still_open))
@@ -221,26 +213,6 @@ _PART = "_fs_part"
 _READ = {"__globPaths__": "false", "ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 
 
-class NotMergedError(EnvironmentFault):
-    """Spark did not write what was expected of a merge; it is tried again."""
-
-    restartable = True
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    sources: tuple[Path, ...]
-    #: Absolute path; durable and whole once it exists.
-    target: Path
-
-
-class Merger(Protocol):
-    """Makes files of files. What half a try left is replaced by the next."""
-
-    def merge(self, merges: Sequence[Merge], scratch: Path) -> None:
-        """Make the targets that are not there yet."""
-
-
 @dataclass(frozen=True)
 class LineMerger:
     """Puts files one behind the other; every record in them ends with its separator."""
@@ -250,17 +222,19 @@ class LineMerger:
     kind: FileFormat
     options: Mapping[str, str]
 
-    def merge(self, merges: Sequence[Merge], scratch: Path) -> None:
+    def merge(self, merges: Mapping[Path, Sequence[Path]], scratch: Path) -> None:
+        """Make the targets that are not there yet, of their sources; each is durable and whole once it is."""
+        # What half a try left is replaced by the next.
         self.disk.make_folder(scratch)
-        for merge in merges:
-            if self.disk.exists(merge.target):
+        for target, sources in merges.items():
+            if self.disk.exists(target):
                 continue
             half = scratch / uuid.uuid4().hex
-            first, *rest = merge.sources
+            first, *rest = sources
             pieces = [(first, 0), *((source, self._header_bytes(source)) for source in rest)]
             self.disk.concatenate(pieces, half)
-            self.disk.rename(half, merge.target)
-        self.disk.sync_folders({merge.target.parent for merge in merges})
+            self.disk.rename(half, target)
+        self.disk.sync_folders({target.parent for target in merges})
 
     def _header_bytes(self, source: Path) -> int:
         if not formats.has_header(self.kind, self.options):
@@ -284,37 +258,39 @@ class SparkMerger:
     spark: SparkSession
     #: A column that the files do not have is null.
     schema: T.StructType
-    settings: WriteSettings
+    kind: FileFormat
+    options: Mapping[str, str]
 
-    def merge(self, merges: Sequence[Merge], scratch: Path) -> None:
-        missing = [merge for merge in merges if not self.disk.exists(merge.target)]
+    def merge(self, merges: Mapping[Path, Sequence[Path]], scratch: Path) -> None:
+        """Do as the other one does."""
+        missing = [target for target in merges if not self.disk.exists(target)]
         if not missing:
             return
         attempt = scratch / uuid.uuid4().hex
-        for index, merge in enumerate(missing):
+        for index, target in enumerate(missing):
             # Links, because the folder's name tells Spark which part a record belongs to.
             folder = attempt / "in" / f"{_PART}={index}"
             self.disk.make_folder(folder)
-            for count, source in enumerate(merge.sources):
+            for count, source in enumerate(merges[target]):
                 self.disk.link(source, folder / f"{count}-{source.name}")
         made = self._written(attempt, len(missing))
-        for index, merge in enumerate(missing):
+        for index, target in enumerate(missing):
             found = [name for name in made if name.startswith(f"{_PART}={index}/")]
             if len(found) != 1:
-                raise NotMergedError(
+                raise FilesUnfinished(
                     f"merging small files gave {len(found)} files in {attempt}",
                     why="one is expected",
                     what_to_do="see to the disk; the job tries again",
                 )
-            self.disk.rename(attempt / "out" / found[0], merge.target)
-        self.disk.sync_folders({merge.target.parent for merge in missing})
+            self.disk.rename(attempt / "out" / found[0], target)
+        self.disk.sync_folders({target.parent for target in missing})
 
     def _written(self, attempt: Path, parts: int) -> list[str]:
         """Write each part into a file, and return their names."""
         from pyspark.sql import functions as F
         from pyspark.sql import types as T
 
-        kind, out = self.settings.kind, attempt / "out"
+        kind, out = self.kind, attempt / "out"
         fields = formats.read_schema(kind, self.schema)
         schema = T.StructType([*fields, T.StructField(_PART, T.IntegerType())])
         rows = (
@@ -328,6 +304,9 @@ class SparkMerger:
         hashes = F.lit(0).cast("long").alias(C.HASH)
         named = [F.col(quoted(name)) for name in schema.names]
         self.disk.make_folder(out)
-        frames = FrameFiles.of(self.spark, self.settings, fields, (_PART,))
+        frames = FrameFiles.of(self.spark, self.kind, self.options, fields, (_PART,))
         reports = frames.write(rows.select(*control, hashes, *named).repartition(parts, _PART), out)
         return [file["name"] for report in reports for file in report["files"]]
+
+
+Merger = LineMerger | SparkMerger

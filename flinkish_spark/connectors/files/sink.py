@@ -11,10 +11,14 @@ from urllib.parse import unquote, urlparse
 
 from flinkish_spark.bridge.session import has_avro
 from flinkish_spark.connectors.files import output_formats as formats
-from flinkish_spark.connectors.files.buckets import BucketAssigner, checked_assigners, refuse_taken
-from flinkish_spark.connectors.files.committer import CommitSettings, CommitterParts, FileCommitter
+from flinkish_spark.connectors.files.buckets import (
+    BucketAssigner,
+    check_folder,
+    checked_assigners,
+    refuse_taken,
+)
+from flinkish_spark.connectors.files.committer import CommitSettings, FileCommitter
 from flinkish_spark.connectors.files.disk import Disk, SinkFiles
-from flinkish_spark.connectors.files.frame_files import WriteSettings, session_codec
 from flinkish_spark.connectors.files.ledger import Ledger
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.connectors.files.partitions import PartitionCommit
@@ -27,9 +31,8 @@ from flinkish_spark.connectors.files.rolling import (
     RollOnCheckpoint,
     SparkMerger,
 )
-from flinkish_spark.connectors.files.writer import FileWriter
+from flinkish_spark.connectors.files.writer import FileWriter, FrameFiles, session_codec
 from flinkish_spark.connectors.formats.avro_encoder import check_calendar
-from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.errors import (
@@ -48,10 +51,6 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 
-#: Zones whose wall clock is an instant.
-_UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
-
-
 def check_folders(
     assigners: Sequence[BucketAssigner], schema: T.StructType, spark: SparkSession, uid: str
 ) -> None:
@@ -60,39 +59,21 @@ def check_folders(
         return
     added: dict[str, Column] = {}
     for one in assigners:
-        added.update(_columns_of(one, uid))
+        try:
+            added.update(one.columns(0))
+        except FlinkishError:
+            raise
+        except Exception as error:
+            raise UserFunctionError(
+                f"columns() of the {type(one).__name__} of sink '{uid}' failed",
+                why=f"{type(error).__name__}: {error}".split("\n")[0],
+                what_to_do="correct the assigner",
+                uid=uid,
+            ) from error
     refuse_taken(tuple(added), schema, uid)
-    found = _fields_with(added, schema, spark, uid)
+    found, zone = _fields_with(added, schema, spark, uid), str(spark.conf.get("spark.sql.session.timeZone"))
     for name in (name for one in assigners for name in one.names):
-        if name not in found.names:
-            raise SchemaError(
-                f"the bucket folder '{name}' of sink '{uid}' has no column",
-                why="its assigner names it in `names`, and neither `columns` nor the stream has it",
-                what_to_do=f"return it from columns(), or choose from {', '.join(schema.names)}",
-                uid=uid,
-            )
-        why = why_no_name(found[name].dataType) or _why_other_time(found[name].dataType, spark)
-        if why:
-            raise SchemaError(
-                f"the column '{name}' cannot give sink '{uid}' its buckets",
-                why=why,
-                what_to_do="choose strings, numbers or dates; for instants use DateTimeBuckets(column=...)",
-                uid=uid,
-            )
-
-
-def _columns_of(one: BucketAssigner, uid: str) -> dict[str, Column]:
-    try:
-        return dict(one.columns(0))
-    except FlinkishError:
-        raise
-    except Exception as error:
-        raise UserFunctionError(
-            f"columns() of the {type(one).__name__} of sink '{uid}' failed",
-            why=f"{type(error).__name__}: {error}".split("\n")[0],
-            what_to_do="correct the assigner",
-            uid=uid,
-        ) from error
+        check_folder(name, found, uid, zone)
 
 
 def _fields_with(
@@ -111,26 +92,6 @@ def _fields_with(
             what_to_do=f"use only the fields {', '.join(schema.names)}, one row at a time",
             uid=uid,
         ) from error
-
-
-def why_no_name(kind: T.DataType) -> str:
-    """Return why values of a type cannot be in a folder's name; empty if they can."""
-    from pyspark.sql import types as T
-
-    if not isinstance(kind, T.AtomicType) or isinstance(kind, T.BinaryType | T.VariantType):
-        return f"a {kind.simpleString()} cannot be part of a folder's name"
-    return why_no_partition(kind)
-
-
-def _why_other_time(kind: T.DataType, spark: SparkSession) -> str:
-    from pyspark.sql import types as T
-
-    zone = str(spark.conf.get("spark.sql.session.timeZone"))
-    if not isinstance(kind, T.TimestampType) or zone in _UTC:
-        return ""
-    return (
-        f"it would be a time of the session's zone, {zone}: not of its readers', and hours come twice in many"
-    )
 
 
 _LEAVE_OUT = "leave it out for the default"
@@ -189,15 +150,9 @@ class FileSink(Sink):
             raise ConfigError(
                 f"rolling is {self.rolling!r}", what_to_do="use RollOnCheckpoint() or RollingPolicy(...)"
             )
-        if self.compaction is not None:
-            instance_of("compaction", self.compaction, Compaction, what_to_do="use Compaction(...)")
-        if self.partition_commit is not None:
-            instance_of(
-                "partition_commit",
-                self.partition_commit,
-                PartitionCommit,
-                what_to_do="use PartitionCommit(...)",
-            )
+        for name, kind in (("compaction", Compaction), ("partition_commit", PartitionCommit)):
+            if (given := getattr(self, name)) is not None:
+                instance_of(name, given, kind, what_to_do=f"use {kind.__name__}(...)")
         if self.compaction is not None and isinstance(self.rolling, RollingPolicy):
             raise ConfigError(
                 "a file sink has both a RollingPolicy and a Compaction",
@@ -206,12 +161,11 @@ class FileSink(Sink):
             )
         checked_assigners(self.bucket_by)
         formats.check_options(self.format, self.options)
-        if self._merges:
-            formats.check_mergeable(self.format, self.options)
+        self._check_mergeable(())
 
-    @property
-    def _merges(self) -> bool:
-        return self.compaction is not None or isinstance(self.rolling, RollingPolicy)
+    def _check_mergeable(self, columns: Sequence[str]) -> None:
+        if self.compaction is not None or isinstance(self.rolling, RollingPolicy):
+            formats.check_mergeable(self.format, self.options, columns)
 
     @property
     def _assigners(self) -> tuple[BucketAssigner, ...]:
@@ -228,8 +182,7 @@ class FileSink(Sink):
         check_folders(self._assigners, context.schema, spark, context.uid)
         folders = [name for one in self._assigners for name in one.names]
         formats.check_columns(self.format, context.schema, folders, context.uid)
-        if self._merges:
-            formats.check_mergeable(self.format, self.options, context.schema.names)
+        self._check_mergeable(context.schema.names)
         if self.partition_commit is not None:
             self.partition_commit.check(self._assigners, spark, context.uid)
         if self.format is FileFormat.AVRO and not has_avro(spark):
@@ -247,9 +200,10 @@ class FileSink(Sink):
         """Return the staging half."""
         limit = self.rolling.part_bytes
         part_bytes = limit if isinstance(limit, int) else None
-        settings = WriteSettings(self.format, self.options, self._assigners, part_bytes)
-        in_files = self._in_files(context.schema)
-        return FileWriter(self._files(context), settings, context, Disk(), spark, in_files)
+        folders = tuple(name for one in self._assigners for name in one.names)
+        written = self.format, self.options, self._in_files(context.schema), folders, part_bytes
+        frames = FrameFiles.of(spark, *written)
+        return FileWriter(self._files(context), frames, self._assigners, context, Disk(), spark)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half."""
@@ -257,18 +211,9 @@ class FileSink(Sink):
         disk = Disk()
         merger: Merger = LineMerger(disk, self.format, self.options)
         if not self.format.is_lines:
-            written = WriteSettings(self.format, self.options)
-            merger = SparkMerger(disk, spark, self._in_files(context.schema), written)
-        parts = CommitterParts(
-            self._files(context),
-            context.owner_epoch,
-            Ledger(context.place.open()),
-            disk,
-            merger,
-            spark,
-            context.timeline,
-        )
-        return FileCommitter(settings, parts)
+            merger = SparkMerger(disk, spark, self._in_files(context.schema), self.format, self.options)
+        files, ledger = self._files(context), Ledger(context.place.open())
+        return FileCommitter(settings, files, context.owner_epoch, ledger, merger, spark, context.timeline)
 
     def _files(self, context: SinkContext) -> SinkFiles:
         return SinkFiles(local_path(self.path), context.job, context.uid)

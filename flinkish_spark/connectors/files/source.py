@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.files.file_parts import FilePart
-from flinkish_spark.connectors.files.input_formats import InputFormat, shown
+from flinkish_spark.connectors.files.input_formats import FilePart, InputFormat, shown
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, as_declared
 from flinkish_spark.contracts.dataset import Dataset
@@ -99,25 +98,19 @@ class FoundFile(StoredRow):
     ) -> list[Self]:
         """Return each part of a file as it was when it was found."""
         known = path, stat.st_size, stat.st_mtime_ns
-        told = [{} if one.end is None else {_PART: one.as_text()} for one in parts]
-        return [cls(*known, one.rows, {**values, **part}) for one, part in zip(parts, told, strict=True)]
+        found = []
+        for one in parts:
+            which = {_PART: f"{one.begin} {one.end} {one.bytes} {one.first}"} if one.end is not None else {}
+            found.append(cls(*known, one.rows, {**values, **which}))
+        return found
 
     @property
-    def part_bytes(self) -> int:
-        part = self.partition.get(_PART)
-        return self.size if part is None else int(part.split()[2])
-
-    @property
-    def extent(self) -> tuple[int, int | None]:
-        """Return from where and up to where the records of this part are; None for the end of the file."""
-        begin, end, *_ = (self.partition.get(_PART) or "0 -1 0").split()
-        return int(begin), None if end == "-1" else int(end)
-
-    @property
-    def first_row(self) -> int | None:
-        """Return how many records are in front of this part; None if it is none, or that is not known."""
-        known = (self.partition.get(_PART) or "").split()
-        return int(known[3]) if len(known) > 3 and self.rows is not None else None
+    def part(self) -> FilePart:
+        """Return which part of the file it is."""
+        if (text := self.partition.get(_PART)) is None:
+            return FilePart(rows=self.rows, bytes=self.size)
+        begin, end, size, first = map(int, text.split())
+        return FilePart(begin, end, self.rows, size, first)
 
 
 class FileList:
@@ -172,7 +165,10 @@ class FileList:
         while starts != (there := self._starts()):
             starts = there
             self._take({"dropped": 0, "files": [], "read": {}, "is_closed": False})
-            self._read_fold()
+            while folds := self._store.list(_FOLDS):
+                if (stored := self._objects.optional(max(folds), _KIND, dict)) is not None:
+                    self._take(stored)
+                    break
             self._folded = self._paged = len(self)
             self._ends = []
             while True:
@@ -183,8 +179,7 @@ class FileList:
         if max(there, default=0) > len(self):
             raise InputLostError(
                 f"the list of found files in {self._place} has a gap behind {len(self)} files",
-                why="two processes that looked at once, by an older version, have deleted a part of it; so "
-                "it is not known which files were read",
+                why="somebody has deleted a part of it, so it is not known which files were read",
                 what_to_do="go back to a savepoint, or start a new job with a new job_dir",
             )
 
@@ -226,7 +221,11 @@ class FileList:
             # Not where this list ends: it may have come on while somebody else's ended there.
             end = self._ends[_PARTS_PER_FOLD - 1]
             if end - self._folded < len(self._known) // 4:
-                self._add_page(end)
+                files = self._files[self._paged - self._dropped : end - self._dropped]
+                body = {"files": [one.to_json() for one in files], "is_last": False}
+                # This order matters, too; and the parts of a page stay until the next one is there.
+                self._store.create_if_absent(_key(_PAGES, self._paged), seal(_KIND, body))
+                self._delete_before(_PARTS, self._paged)
             else:
                 self._add_fold(end, needed(), may_come_again)
             self._paged, self._ends = end, self._ends[_PARTS_PER_FOLD:]
@@ -243,21 +242,13 @@ class FileList:
         self._store.create_if_absent(_key(_FOLDS, end), seal(_KIND, self._up_to(end)))
         self._folded = end
         if older:
-            self._delete_before(_PARTS, older[-1].removeprefix(_FOLDS))
-            self._delete_before(_PAGES, older[-1].removeprefix(_FOLDS))
-            for key in older[:-1]:
-                self._store.delete(key)
+            newest = _number(older[-1])
+            for kind in (_PARTS, _PAGES, _FOLDS):
+                self._delete_before(kind, newest)
 
-    def _add_page(self, end: int) -> None:
-        files = [one.to_json() for one in self._files[self._paged - self._dropped : end - self._dropped]]
-        page = _key(_PAGES, self._paged)
-        # This order matters, too; and the parts of a page stay until the next one is there.
-        self._store.create_if_absent(page, seal(_KIND, {"files": files, "is_last": False}))
-        self._delete_before(_PARTS, page.removeprefix(_PAGES))
-
-    def _delete_before(self, kind: str, name: str) -> None:
+    def _delete_before(self, kind: str, end: int) -> None:
         for key in self._store.list(kind):
-            if key.removeprefix(kind) < name:
+            if key < _key(kind, end):
                 self._store.delete(key)
 
     def to_json(self) -> dict[str, Any]:
@@ -273,20 +264,13 @@ class FileList:
         self._take(stored)
         self._store.create_if_absent(_key(_FOLDS, len(self)), seal(_KIND, self.to_json()))
 
-    def _read_fold(self) -> None:
-        while folds := self._store.list(_FOLDS):
-            stored = self._objects.optional(max(folds), _KIND, dict)
-            if stored is not None:
-                self._take(stored)
-                return
-
     def _take(self, stored: Mapping[str, Any]) -> None:
         self._dropped, self.is_closed = int(stored["dropped"]), bool(stored["is_closed"])
         self._files = [FoundFile.from_json(one) for one in stored["files"]]
         self._known = {_path_of(path): (size, at) for path, (size, at) in stored["read"].items()}
         self._known |= {one.path: (one.size, one.modified_ns) for one in self._files}
 
-    def look(self, root: Path, pattern: str, parts: Callable[[str], Sequence[FilePart]]) -> list[FoundFile]:
+    def look(self, root: Path, pattern: str, format: InputFormat) -> list[FoundFile]:
         """Return the files below `root` that are not in the list, the oldest first."""
         found, prefix = list[FoundFile](), os.path.join(root, "")
         for entry in self._folders.entries(str(root), pattern):
@@ -295,7 +279,8 @@ class FileList:
                 continue
             try:
                 stat = entry.stat()
-                found += FoundFile.parts_of(name, stat, parts(entry.path), {})
+                with naming(entry.path):
+                    found += FoundFile.parts_of(name, stat, format.parts(entry.path), {})
             except FileNotFoundError:
                 continue  # Gone before it was ours.
         self._compare(prefix)
@@ -313,7 +298,12 @@ class FileList:
             with suppress(FileNotFoundError):
                 stat = os.stat(prefix + name)
                 if known is not None and known != (stat.st_size, stat.st_mtime_ns):
-                    raise _changed(prefix + name)
+                    raise InputLostError(
+                        f"the file {shown(prefix + name)} has changed since it was found",
+                        why="a file is read once, so what was added to it, or replaced it, would not be read",
+                        what_to_do="put it back as it was, with its time, or delete it if it has been read; "
+                        "write new records to another file. Or start a new job with a new job_dir",
+                    )
 
 
 def _key(kind: str, files: int) -> str:
@@ -322,15 +312,6 @@ def _key(kind: str, files: int) -> str:
 
 def _number(key: str) -> int:
     return int(key.rpartition("/")[2].removesuffix(".json"))
-
-
-def _changed(path: str) -> InputLostError:
-    return InputLostError(
-        f"the file {shown(path)} has changed since it was found",
-        why="a file is read once, so what was added to it, or has replaced it, would not be read",
-        what_to_do="put it back as it was, with its time, or delete it if it has been read; write new "
-        "records to a file of another name. Or start a new job with a new job_dir",
-    )
 
 
 @dataclass(slots=True)
@@ -482,9 +463,8 @@ class FileSource(SplitSource):
             checked_whole("max_files_per_batch", max_files_per_batch, least=1)
             checked_limit("max_bytes_per_batch", max_bytes_per_batch, least=1)
         what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
-        self.rate = (
-            RateLimit() if rate is None else instance_of("rate", rate, RateLimit, what_to_do=what_to_do)
-        )
+        rate = RateLimit() if rate is None else rate
+        self.rate = instance_of("rate", rate, RateLimit, what_to_do=what_to_do)
         self._discovery, self._pattern, self._parts = discovery, pattern, splits
         self._every_s, self._most_files = discover_every_ms / 1_000, max_files_per_batch
         self._most_bytes = max_bytes_per_batch
@@ -522,7 +502,7 @@ class FileSource(SplitSource):
         end, records, size_bytes = start, 0, 0
         while end < most and (limit is None or records < limit):
             file = found[self._index(split, end)]
-            size_bytes += file.part_bytes
+            size_bytes += file.part.bytes
             # Whole files, or parts of a large one: one that is too big is a micro-batch of its own.
             if end > start and not isinstance(self._most_bytes, Unlimited) and size_bytes > self._most_bytes:
                 break
@@ -567,8 +547,7 @@ class FileSource(SplitSource):
 
     def _first_needed(self) -> int:
         needed = self._needed_offsets()
-        places = [self._index(split, needed.get(split, 0)) for split in self.splits()]
-        return min(places)
+        return min(self._index(split, needed.get(split, 0)) for split in self.splits())
 
     def _may_come_again(self, path: str) -> bool:
         """Return whether a file is there, or may be: an empty folder may be one that is not mounted."""
@@ -582,17 +561,13 @@ class FileSource(SplitSource):
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         """Return the files that are not in the list yet, and whether they are the last ones."""
         try:
-            return known.look(Path(self.path), self._pattern, self._file_parts), self.is_bounded
+            return known.look(Path(self.path), self._pattern, self.format), self.is_bounded
         except FileNotFoundError as error:
             # It was there at the start. What it is on may be away, and that is waited for.
             raise SourceUnavailable(
                 f"the folder {self.path} of source '{self._fs_uid}' cannot be listed",
                 why=f"{type(error).__name__}: {error}",
             ) from error
-
-    def _file_parts(self, path: str) -> Sequence[FilePart]:
-        with naming(path):
-            return self.format.parts(path)
 
     def _index(self, split: str, place: int) -> int:
         return place * self._parts + int(split)
@@ -618,7 +593,7 @@ class FileSource(SplitSource):
             self._unchanged(file)
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        return self.format.batches_between(path, schema, *file.extent)
+        return self.format.batches_between(path, schema, file.part.begin, file.part.end)
 
     def _unchanged(self, file: FoundFile) -> str:
         path = os.path.join(self.path, file.path)
@@ -639,16 +614,12 @@ class FileSource(SplitSource):
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse a folder that is not there."""
         super().preflight(spark, job_dir, uid)
-        if self._place().is_file():
-            raise ConfigError(
-                f"the path {self.path} of source '{uid}' is a file, and a FileSource reads a folder",
-                what_to_do=f"give the folder, and the file as pattern={os.path.basename(self.path)!r}",
-            )
         if not self._place().is_dir():
-            raise ConfigError(
-                f"the folder {self.path} of source '{uid}' is not there",
-                what_to_do="create it, or correct it",
-            )
+            problem, what_to_do = "is not there", "create it, or correct it"
+            if self._place().is_file():
+                problem = "is a file, and a FileSource reads a folder"
+                what_to_do = f"give the folder, and the file as pattern={os.path.basename(self.path)!r}"
+            raise ConfigError(f"the path {self.path} of source '{uid}' {problem}", what_to_do=what_to_do)
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Begin with the list of the savepoint, if the job was restored from one."""

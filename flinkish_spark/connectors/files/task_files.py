@@ -11,12 +11,14 @@ import gzip
 import json
 import lzma
 import os
+import re
 import uuid
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -26,13 +28,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import types as T
 
-from flinkish_spark.connectors.files.line_texts import LineTexts
-from flinkish_spark.connectors.files.output_formats import FileFormat
+from flinkish_spark.connectors.files.output_formats import (
+    FileFormat,
+    csv_form,
+    encoding_of,
+    has_header,
+    line_separator,
+    lowered,
+)
+from flinkish_spark.connectors.formats.csv import ReadAsNull, lines_of_files
 from flinkish_spark.connectors.partition_values import folder_of
-from flinkish_spark.connectors.row_count import RowCount, begin_staging
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging
+from flinkish_spark.core.errors import BAD_RECORD_MARKER, BadRecordError
 from flinkish_spark.core.store import sync_directory
-from flinkish_spark.transport import columns as C
+from flinkish_spark.types.arrow_types import arrow_schema, as_schema
+from flinkish_spark.types.exact_text import JsonWriter
+from flinkish_spark.types.json_columns import replace_months
 from flinkish_spark.types.schemas import PREFIX
 
 #: The column with the text or the bytes of a record, in formats that are not of columns.
@@ -48,6 +61,58 @@ _TEXTS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
+class LineTexts:
+    """Makes lines of columns, which are in the order of the fields. It is pickled into tasks."""
+
+    kind: FileFormat
+    options: Mapping[str, str]
+    fields: T.StructType
+
+    def of(self, rows: pa.RecordBatch) -> pa.Array:
+        """Return each record's text, without the end of a line; raise BadRecordError if it has none."""
+        rows = as_schema(rows, self._given)
+        match self.kind:
+            case FileFormat.JSON:
+                return self._json.write(rows.columns, rows.num_rows)
+            case FileFormat.CSV:
+                return self._csv(rows)
+        return rows.column(0)
+
+    def _csv(self, rows: pa.RecordBatch) -> pa.Array:
+        form = csv_form(self.options)
+        try:
+            return lines_of_files(self.fields, rows.columns, form)
+        except ReadAsNull as found:
+            shown = rows.slice(found.row, 1).to_pylist()[0]
+            what = (
+                f"the text of {found.name} not being nullValue, {form.null!r}, which readers take for null,"
+            )
+            text = f"{BAD_RECORD_MARKER} {what} is violated by the record {str(shown)[:1_000]}"
+            raise BadRecordError(
+                " ".join(text.split()), what_to_do="give another nullValue, or write FileFormat.JSON"
+            ) from None
+
+    def header(self) -> bytes:
+        """Return the line with the names of the columns; nothing if files have none."""
+        if not has_header(self.kind, self.options):
+            return b""
+        names = [pa.array([name], pa.string()) for name in self.fields.names]
+        texts = T.StructType([T.StructField(name, T.StringType()) for name in self.fields.names])
+        # A name is no value: it may be the text of a null.
+        line: str = lines_of_files(texts, names, replace(csv_form(self.options), null=""))[0].as_py()
+        return line.encode()
+
+    @cached_property
+    def _given(self) -> pa.Schema:
+        return arrow_schema(replace_months(self.fields, T.IntegerType()))
+
+    @cached_property
+    def _json(self) -> JsonWriter:
+        ignores_nulls = lowered(self.options).get("ignorenullfields", "true").lower() == "true"
+        return JsonWriter(self.fields, null_fields=not ignores_nulls)
+
+
+@dataclass(frozen=True)
 class FileSettings:
     """Settings that travel to the tasks."""
 
@@ -55,14 +120,11 @@ class FileSettings:
     codec: str
     extension: str
     #: Names of the folders, outermost first.
-    folders: tuple[str, ...]
+    folders: tuple[str, ...] = ()
     #: Above which another file begins; None for no limit.
     part_bytes: int | None = None
-    #: Of lines: what makes them, what is behind each, what is in front of the first, in which encoding.
+    #: What makes lines.
     texts: LineTexts | None = None
-    separator: bytes = b"\n"
-    header: bytes = b""
-    encoding: str = "utf-8"
     #: What a footer or a header says besides; of Avro with the schema among it.
     says: Mapping[str, str] = field(default_factory=dict)
     #: Of `pyarrow.parquet.ParquetWriter`, and how many bytes a row group has.
@@ -107,9 +169,8 @@ class TaskFiles:
         if not records.num_rows:
             return
         count = len(self._settings.folders)
-        width = len(C.SINK_CONTROL)
         folders = [records.column(f"{FOLDER}{at}") for at in range(count)]
-        rows = records.select(range(width, records.num_columns - count))
+        rows = records.select(range(CONTROL_WIDTH, records.num_columns - count))
         if self._settings.texts is not None:
             rows = pa.record_batch([_texts(self._settings.texts, rows)], [RECORD])
         for start, end in _runs(records.num_rows, folders):
@@ -211,23 +272,25 @@ def _ends(records: pa.Array) -> npt.NDArray[np.int64]:
 class _LineFile(_File):
     def __init__(self, raw: IO[bytes], settings: FileSettings) -> None:
         super().__init__(raw, settings)
+        assert settings.texts is not None
+        self._separator = line_separator(settings.texts.options)
+        encoding = re.sub(r"^utf-?(\d+)", r"utf-\1", encoding_of(settings.texts.options).lower())
+        self._encoding = _ORDERS.get(encoding, encoding)
         self._stream = _STREAMS[settings.codec](raw)
-        if mark := _MARKS.get(settings.encoding):
+        if mark := _MARKS.get(encoding):
             self._stream.write(mark)
-        if settings.header:
-            self._stream.write(self._encoded(settings.header + settings.separator))
+        if header := settings.texts.header():
+            self._stream.write(self._encoded(header + self._separator))
 
     def write(self, rows: pa.RecordBatch) -> None:
-        separator = self._settings.separator
         # A text that is null is an empty line.
         lines = pc.fill_null(rows.column(RECORD), b"")
         for at in range(0, len(lines), _LINES):
-            text = separator.join([*lines.slice(at, _LINES).to_pylist(), b""])
+            text = self._separator.join([*lines.slice(at, _LINES).to_pylist(), b""])
             self._stream.write(self._encoded(text))
 
     def _encoded(self, text: bytes) -> bytes:
-        encoding = _ORDERS.get(self._settings.encoding, self._settings.encoding)
-        return text if encoding == "utf-8" else text.decode("utf-8", "replace").encode(encoding)
+        return text if self._encoding == "utf-8" else text.decode("utf-8", "replace").encode(self._encoding)
 
     def close(self) -> None:
         if self._stream is not self.raw:

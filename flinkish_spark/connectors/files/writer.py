@@ -1,4 +1,4 @@
-"""The staging half: tasks write below a hidden folder and report their files, and only these count.
+"""The staging half: tasks write a frame below a hidden folder and report the files; only these count.
 
 Spark takes the report of one attempt per task. Behind the last one the folder is renamed: whatever a task
 that was given up still writes goes to the old name, which nobody reads and the next sweep removes, or into
@@ -7,46 +7,128 @@ a file that no report names.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
-from flinkish_spark.bridge.session import calls_python
-from flinkish_spark.connectors.files.disk import Disk, SinkFiles, StagedId
-from flinkish_spark.connectors.files.frame_files import FrameFiles, WriteSettings
-from flinkish_spark.connectors.files.output_formats import FileFormat, line_condition
+from flinkish_spark.bridge.session import avro_schema_of, calls_python
+from flinkish_spark.connectors.files.buckets import BucketAssigner
+from flinkish_spark.connectors.files.disk import Disk, SinkFiles
+from flinkish_spark.connectors.files.output_formats import (
+    CODECS,
+    CODECS_OF_LINES,
+    OF_PARQUET,
+    FileFormat,
+    checked_option,
+    codec_of,
+    line_condition,
+    lowered,
+)
+from flinkish_spark.connectors.files.task_files import FOLDER, RECORD, FileSettings, LineTexts, WriteFiles
 from flinkish_spark.connectors.partition_values import folder_conditions, refusing, refusing_others
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, reports
+from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, EnvironmentFault
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.json_columns import without_intervals
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql import types as T
+AVRO_SCHEMA = "avro.schema"
 
 
-class FilesNotSeenError(EnvironmentFault):
-    """Tasks wrote files that the driver does not see."""
+@dataclass(frozen=True)
+class FrameFiles:
+    """Lets tasks write a frame, each record into the folder that columns of it say."""
+
+    settings: FileSettings
+    #: Of the files: columns that are folders are in no file, and neither are those left out.
+    fields: T.StructType
+
+    @classmethod
+    def of(
+        cls,
+        spark: SparkSession,
+        kind: FileFormat,
+        options: Mapping[str, str],
+        fields: T.StructType,
+        folders: tuple[str, ...],
+        part_bytes: int | None = None,
+    ) -> FrameFiles:
+        """Return what writes such fields; the session says what no option does.
+
+        `folders` are columns, outermost first.
+        """
+        found, says = lowered(options), {"org.apache.spark.version": spark.version}
+        codec, texts, more = codec_of(kind, found), None, dict[str, Any]()
+        if kind.is_lines:
+            texts = LineTexts(kind, options, fields)
+            extension = ".txt" if kind is FileFormat.TEXT else f".{kind.value}"
+            extension += CODECS_OF_LINES[codec or "none"]
+        else:
+            codec = codec or session_codec(spark, kind) or "snappy"
+            extension = f"{CODECS[kind][codec]}.{kind.value}"
+        if kind is FileFormat.AVRO:
+            name, namespace = found.get("recordname", "topLevelRecord"), found.get("recordnamespace", "")
+            says[AVRO_SCHEMA] = avro_schema_of(spark, fields, name, namespace)
+        elif kind is FileFormat.PARQUET:
+            says["org.apache.spark.sql.parquet.row.metadata"] = fields.json()
+            given = {
+                to: checked_option(name, found[name]) for name, (to, _) in OF_PARQUET.items() if name in found
+            }
+            more = {"group_bytes": given.pop("")} if "" in given else {}
+            more["parquet"] = {**given, "store_decimal_as_integer": True}
+        none = "none" if kind is FileFormat.PARQUET else ""
+        packed = none if codec in (None, "none", "uncompressed") else str(codec).removesuffix("_raw")
+        settings = FileSettings(kind, packed, extension, folders, part_bytes, texts, says, **more)
+        return cls(settings, fields)
+
+    def write(self, rows: DataFrame, folder: Path) -> Sequence[dict[str, Any]]:
+        """Return each task's report; `rows` have a sink's control columns in front."""
+        is_record, folders = F.col(C.KIND) == int(C.Kind.RECORD), self.settings.folders
+        records = {one.name: F.col(quoted(one.name)) for one in self.fields}
+        if self.settings.kind is FileFormat.AVRO:
+            struct = F.struct(*(column.alias(name) for name, column in records.items()))
+            records = {RECORD: F.call_function("to_avro", struct, F.lit(self.settings.says[AVRO_SCHEMA]))}
+        else:
+            # PySpark has no Arrow type for an interval of months, and a number is what Parquet has.
+            records = {one.name: without_intervals(records[one.name], one.dataType) for one in self.fields}
+        # Of a control row nothing is made: it has no values, and a format may have no nulls.
+        made = [F.when(is_record, column).alias(name) for name, column in records.items()]
+        # An empty text is null's folder, too.
+        texts = [F.coalesce(F.col(quoted(name)).cast("string"), F.lit("")) for name in folders]
+        places = [text.alias(f"{FOLDER}{at}") for at, text in enumerate(texts)]
+        frame = rows.select(*(F.col(name) for name in C.SINK_CONTROL), *made, *places)
+        if places:
+            # One file at a time is open in a task, however many folders there are.
+            frame = frame.sortWithinPartitions(*(f"{FOLDER}{at}" for at in range(len(places))))
+        return reports(frame, WriteFiles(self.settings, str(folder)))
+
+
+def session_codec(spark: SparkSession, kind: FileFormat) -> str | None:
+    """Return what the session says of a format's codec; of lines it says nothing."""
+    found = None if kind.is_lines else spark.conf.get(f"spark.sql.{kind.value}.compression.codec", None)
+    return None if found is None else found.lower()
 
 
 class FileWriter(SinkWriter):
     def __init__(
         self,
         files: SinkFiles,
-        settings: WriteSettings,
+        frames: FrameFiles,
+        assigners: Sequence[BucketAssigner],
         context: SinkContext,
         disk: Disk,
         spark: SparkSession,
-        in_files: T.StructType,
     ) -> None:
-        self._files, self._settings, self._context, self._disk = files, settings, context, disk
-        self._frames = FrameFiles.of(spark, settings, in_files, settings.bucket_names)
+        self._files, self._frames, self._assigners = files, frames, assigners
+        self._context, self._disk = context, disk
         added = self._added(0)
         nothing = [F.lit(None).cast(one.dataType).alias(one.name) for one in context.schema]
         self._calls_python = bool(added) and calls_python(
@@ -55,8 +137,7 @@ class FileWriter(SinkWriter):
         self.passes = 2 if self._calls_python else 1
 
     def stage(self, request: StageRequest) -> StageResult:
-        staged = StagedId(self._context.owner_epoch, request.block, uuid.uuid4().hex[:8])
-        folder = self._files.in_progress / str(staged)
+        folder = self._files.in_progress / str(StagedId.new(self._context.owner_epoch, request.block))
         self._disk.make_folder(folder)
         found = self._frames.write(self._placed(request.rows), folder)
         acks = tuple(TaskAck.from_json(report) for report in found)
@@ -64,8 +145,22 @@ class FileWriter(SinkWriter):
         if not files:
             self._disk.remove_tree(folder)
             return StageResult(acks, (), bytes=0)
-        self._check_seen(folder, files)
-        self._make_pending(folder, files)
+        paths = {folder / file["name"]: file["bytes"] for file in files}
+        for path, size in paths.items():
+            if not self._disk.exists(path) or self._disk.size(path) != size:
+                raise EnvironmentFault(
+                    f"sink '{self._context.uid}' wrote {path}, and it is not there as it was written",
+                    why="the executors write to another file system than the driver looks at",
+                    what_to_do="choose a path that all machines mount",
+                    uid=self._context.uid,
+                )
+        # Each task has synced its files. Up to and with the folder itself: a name that a power cut takes away
+        # is a file that is gone.
+        parents = {parent for path in paths for parent in path.parents if parent.is_relative_to(folder)}
+        self._disk.sync_folders(sorted(parents))
+        self._disk.make_folder(self._files.pending)
+        self._disk.rename(folder, self._files.pending / folder.name)
+        self._disk.sync_folders([self._files.in_progress, self._files.pending])
         size = sum(file["bytes"] for file in files)
         payload = {
             "root": str(self._files.root),
@@ -93,40 +188,19 @@ class FileWriter(SinkWriter):
 
     def _added(self, now_ms: int) -> dict[str, Column]:
         added: dict[str, Column] = {}
-        for one in self._settings.assigners:
+        for one in self._assigners:
             added.update(one.columns(now_ms))
         return added
 
     def _refusing(self, rows: DataFrame, added: Mapping[str, Column]) -> DataFrame:
         # Fields that are folders are in no file; what an assigner makes is beside the fields that it is of.
-        only_in_names = [name for name in self._settings.bucket_names if name not in added]
+        only_in_names = [name for name in self._frames.settings.folders if name not in added]
         marker = f"{BAD_RECORD_MARKER} in sink '{self._context.uid}',"
         shown = rows.columns[CONTROL_WIDTH:]
         rows = refusing(rows, only_in_names, marker, shown)
         rows = refusing_others(rows, folder_conditions(rows, added), marker, shown)
-        if self._settings.kind is FileFormat.TEXT:
-            texts = self._frames.fields.names
-            conditions = [line_condition(name, self._settings.options) for name in texts]
+        texts = self._frames.settings.texts
+        if texts is not None and texts.kind is FileFormat.TEXT:
+            conditions = [line_condition(name, texts.options) for name in texts.fields.names]
             rows = refusing_others(rows, conditions, marker, shown)
         return rows
-
-    def _check_seen(self, folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
-        for file in files:
-            path = folder / file["name"]
-            if not self._disk.exists(path) or self._disk.size(path) != file["bytes"]:
-                raise FilesNotSeenError(
-                    f"sink '{self._context.uid}' wrote {path}, and it is not there as it was written",
-                    why="the executors write to another file system than the driver looks at",
-                    what_to_do="choose a path that all machines mount",
-                    uid=self._context.uid,
-                )
-
-    def _make_pending(self, folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
-        # Each task has synced its files. Up to and with the folder itself: a name that a power cut takes away
-        # is a file that is gone.
-        paths = [folder / file["name"] for file in files]
-        parents = {parent for path in paths for parent in path.parents if parent.is_relative_to(folder)}
-        self._disk.sync_folders(sorted(parents))
-        self._disk.make_folder(self._files.pending)
-        self._disk.rename(folder, self._files.pending / folder.name)
-        self._disk.sync_folders([self._files.in_progress, self._files.pending])

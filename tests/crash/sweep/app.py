@@ -36,7 +36,6 @@ from flinkish_spark import (
 )
 from flinkish_spark.bridge.session import delta_conf
 from flinkish_spark.checkpoint import retention
-from flinkish_spark.connectors.delta.committing import DeltaHistory
 from flinkish_spark.connectors.delta.rows import DeltaRows
 from flinkish_spark.connectors.delta.tables import DeltaTables
 from flinkish_spark.core.errors import StoreError
@@ -51,7 +50,7 @@ from tests.support.buckets import S3A_CONF
 
 ORDER = "user STRING, product STRING, amount LONG, at TIMESTAMP"
 _TOTAL = "user STRING, total LONG, orders LONG"
-_DELTA_WRITES = ("create", "append", "replace", "commit", "merge", "restore", "delete")
+_DELTA_WRITES = ("create", "append", "replace", "commit", "merge", "restore", "set_back", "delete")
 #: Checkpoints are taken when they are asked for. The broker lets a transaction live for 15 minutes.
 _NEVER_MS, _BUDGET_MS = 700_000, 100_000
 _STARTS_S, _SETTLES_S = 30.0, 0.7
@@ -202,7 +201,7 @@ def _hook(jobs: files.Jobs, spark: SparkSession) -> None:
         return StoreError("the sweep lets this call fail", why=files.OUTAGE)
 
     hooks.hook_store(jobs)
-    for kind, error in ((DeltaTables, unreachable), (DeltaRows, outage), (DeltaHistory, unreachable)):
+    for kind, error in ((DeltaTables, unreachable), (DeltaRows, outage)):
         hooks.hook_methods(jobs, kind, "delta", _DELTA_WRITES, error)
     gateway.hook_gateway(spark)
     databases.hook_sqlite(jobs)

@@ -12,7 +12,7 @@ from flinkish_spark import DeltaSink
 from flinkish_spark.bridge.settings import REQUIRED_CONF
 from flinkish_spark.checkpoint.retention import SparkPins
 from flinkish_spark.checkpoint.spark_log import SparkLog
-from flinkish_spark.connectors.delta.committing import DeltaHistory
+from flinkish_spark.connectors.delta.committing import DeltaCommits
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.job_dir import JobDir
@@ -175,7 +175,7 @@ def test_a_rewind_that_is_cut_off_again_and_again(spark, tmp_path, monkeypatch) 
     for owner, name in [
         (SparkPins, "_put_back"),
         (SparkPins, "restore"),
-        (DeltaHistory, "restore"),
+        (DeltaCommits, "set_back"),
         (Rewinder, "_lower_offsets"),
     ]:
         with monkeypatch.context() as patched:

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
 from flinkish_spark import Append, DeltaSink, OverwritePartitions, Upsert
-from flinkish_spark.connectors.delta.faults import DeltaConflict
+from flinkish_spark.connectors.delta.table import DeltaConflict
 from flinkish_spark.connectors.delta.tables import DeltaTables, Marker
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.sources import DeltaChanges, DeltaSource, DeltaTableSource
@@ -74,7 +74,7 @@ def test_a_version_is_written_once(table: StoreSpec) -> None:
     assert tables.append(table.url, one, [], Marker("a", 2, "one")) == 1
     with pytest.raises(DeltaConflict):
         tables.append(table.url, two, [], Marker("a", 2, "two"))
-    assert [each["userMetadata"] for each in tables.history(table.url)] == ["one", "first"]
+    assert [each.note for each in tables.history(table.url)] == ["one", "first"]
 
 
 def test_sources_read_a_table_and_what_comes(tmp_path: Path, table: StoreSpec) -> None:

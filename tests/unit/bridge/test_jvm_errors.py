@@ -14,9 +14,8 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from flinkish_spark.checkpoint.failures import classify
-from flinkish_spark.connectors.delta.faults import DeltaConflict, DeltaRefused, DeltaViolated, translated
-from flinkish_spark.connectors.delta.rows import DeltaRows
-from flinkish_spark.connectors.delta.table import Append
+from flinkish_spark.connectors.delta.rows import DeltaRows, translated
+from flinkish_spark.connectors.delta.table import Append, DeltaConflict, DeltaRefused, DeltaViolated
 from flinkish_spark.connectors.kafka.sink import with_advice
 from flinkish_spark.core.errors import ConfigError, FlinkishError, SparkGoneError, causes_of, raise_translated
 from flinkish_spark.core.foreign_errors import is_gateway_gone
@@ -96,8 +95,8 @@ APPENDED = {"mode": Append().to_json(), "schema_evolution": "NONE"}
 #: Every call into the JVM that a commit or a rewind of a Delta sink makes.
 CALLS: dict[str, Callable[[BaseException], Any]] = {
     "commit": lambda error: rows(error).commit("/t", [APPENDED], "app", 3, "", None),
-    "restore": lambda error: rows(error).restore("/t", 3, "note"),
-    "delete_rows": lambda error: rows(error).delete_rows("/t", "note"),
+    "restore": lambda error: rows(error).set_back("/t", 3, "note"),
+    "delete_rows": lambda error: rows(error).set_back("/t", None, "note"),
 }
 
 

@@ -438,13 +438,14 @@ def test_a_manifest_does_not_go_on_behind_what_was_given_up(tmp_path: Path) -> N
     context = ManifestContext(JOB, copy.epoch, "orders", store, copy.timeline)
     kafka, delta = object.__new__(_KafkaManifestWriter), object.__new__(_DeltaManifestWriter)
     kafka._marks, kafka._context, delta._context = marks, context, context  # type: ignore[attr-defined]
-    delta.newest_marks = lambda: (left,)
+    delta._path, delta._app_id = "", ""
+    delta._tables = SimpleNamespace(newest_mark=lambda *_: left)
     record: Any = SimpleNamespace(checkpoint=CheckpointId(3))
     refused = "the manifest holds checkpoint 2"
     with pytest.raises(AnotherTimelineError, match=refused):
         kafka._write(record)
     with pytest.raises(AnotherTimelineError, match=refused):
-        delta._check(CheckpointId(3))
+        delta._require_ours(CheckpointId(3))
     assert marks.newest() == left
 
 

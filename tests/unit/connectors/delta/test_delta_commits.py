@@ -16,11 +16,14 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import types as T
 
 from flinkish_spark import DeltaManifest, DeltaSink
-from flinkish_spark.connectors.delta.faults import DeltaConflict, DeltaRefused, NotAsFiles
+from flinkish_spark.connectors.delta.committing import newest_per_key
 from flinkish_spark.connectors.delta.files import TableFiles
 from flinkish_spark.connectors.delta.table import (
     FEATURES_OF_DELTA_RS,
     Append,
+    DeltaConflict,
+    DeltaRefused,
+    NotAsFiles,
     OverwritePartitions,
     TableInfo,
     Upsert,
@@ -30,7 +33,6 @@ from flinkish_spark.connectors.delta.table import (
     why_not_merged,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, features_of, info_of, seen_by
-from flinkish_spark.connectors.delta.upserts import newest_per_key
 from flinkish_spark.connectors.delta.writer import (
     BATCH,
     DELETED,
@@ -105,8 +107,8 @@ def test_a_commit_is_one_version_with_its_marker_and_its_note(rig: Rig) -> None:
     assert rig.tables.committed_version(rig.path, "me") == 2
     assert rig.rows() == [(1, "x"), (2, None), (3, "y/ä %:="), (4, "x")]
     newest, first = rig.tables.history(rig.path)
-    assert (newest["version"], newest["userMetadata"]) == (1, "note of me 2")
-    assert first["userMetadata"] == "note of me 1"
+    assert (newest.version, newest.note) == (1, "note of me 2")
+    assert first.note == "note of me 1"
 
 
 def test_a_table_can_be_made_without_a_row(rig: Rig) -> None:
@@ -288,7 +290,7 @@ def test_a_table_is_set_back_and_emptied(rig: Rig) -> None:
     rig.tables.restore(rig.path, rig.open(), 0, "back")
     assert [one for one, _ in rig.rows()] == [1, 2]
     rig.tables.delete_rows(rig.path, rig.open(), "empty")
-    assert rig.rows() == [] and rig.tables.history(rig.path, 1)[0]["userMetadata"] == "empty"
+    assert rig.rows() == [] and rig.tables.history(rig.path, 1)[0].note == "empty"
     # Its marker stays: what was committed is not committed again.
     assert rig.tables.committed_version(rig.path, "me") == 2
 

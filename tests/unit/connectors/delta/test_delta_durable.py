@@ -12,10 +12,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from flinkish_spark import Append, DeltaManifest, OverwritePartitions, Upsert
-from flinkish_spark.connectors.delta.durable import vector_name
 from flinkish_spark.connectors.delta.files import TableFiles
 from flinkish_spark.connectors.delta.table import WriteMode
-from flinkish_spark.connectors.delta.tables import metadata_of
+from flinkish_spark.connectors.delta.tables import metadata_of, vector_name
 from flinkish_spark.connectors.delta.writer import BATCH, DELETED, ORDER, FilesToWrite
 from flinkish_spark.contracts.manifest import ManifestContext
 from flinkish_spark.core.errors import StoreError

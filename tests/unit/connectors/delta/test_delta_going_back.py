@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from flinkish_spark.connectors.delta import committing
-from flinkish_spark.connectors.delta.committing import DeltaHistory
+from flinkish_spark.connectors.delta.committing import DeltaCommits
 from flinkish_spark.connectors.delta.rows import DeltaRows
 from flinkish_spark.protocol.records import Outcome
 from tests.support.delta_without_jvm import OURS, CommitRig
@@ -48,7 +48,7 @@ def test_a_commit_between_the_look_and_the_restore_stays(
 ) -> None:
     for number in (1, 2, 3):
         rig.checkpoint(number)
-    once_before(monkeypatch, DeltaHistory, "restore", rig.strange)
+    once_before(monkeypatch, DeltaCommits, "set_back", rig.strange)
     assert rig.back(target).outcome is Outcome.RETRY
     assert rig.ids() == [-1, 1, 2, 3]
     refused = rig.back(target)
@@ -68,8 +68,8 @@ def test_a_commit_while_the_history_is_read_shifts_no_version(
     assert [row["version"] for row in before.history()] != [3, 2, 1, 0], "if mended there, look here again"
     once_before(monkeypatch, DeltaTable, "history", rig.strange)
     found = rig.tables.history(rig.path, 3)
-    assert [(row["version"], row["operation"]) for row in found][:2] == [(4, "WRITE"), (3, "WRITE")]
-    assert found[2]["version"] == 2 and found[2]["userMetadata"].startswith(f"flinkish-commit {OURS} 3 ")
+    assert [(row.version, row.operation) for row in found][:2] == [(4, "WRITE"), (3, "WRITE")]
+    assert found[2].version == 2 and found[2].note.startswith(f"flinkish-commit {OURS} 3 ")
 
 
 def test_a_plan_is_of_one_version(rig: CommitRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +88,6 @@ def test_deltas_own_statement_is_not_begun_behind_another_commit(
         rig.checkpoint(number)
     monkeypatch.setattr(committing, "why_by_spark", lambda *_: "deletion vectors")
     asked: list[str] = []
-    monkeypatch.setattr(DeltaRows, "restore", lambda *_: asked.append("restore"))
-    once_before(monkeypatch, DeltaHistory, "restore", rig.strange)
+    monkeypatch.setattr(DeltaRows, "set_back", lambda *_: asked.append("restore"))
+    once_before(monkeypatch, DeltaCommits, "set_back", rig.strange)
     assert rig.back(1).outcome is Outcome.RETRY and not asked

@@ -3,7 +3,6 @@
 import pytest
 
 from flinkish_spark.connectors.delta.table import (
-    DeleteRows,
     NoRestore,
     NothingToRestore,
     RestoreVersion,
@@ -52,12 +51,12 @@ def plan(target, *commits, first_version=0, lineage=1):
         ([ours(1), ours(2)], NothingToRestore()),
         ([ours(1), ours(2), ours(3), ours(4)], RestoreVersion(1)),
         ([others("CREATE TABLE"), ours(3)], RestoreVersion(0)),
-        ([ours(3), ours(4)], DeleteRows()),
+        ([ours(3), ours(4)], RestoreVersion(None)),
         # Several sinks of the job in one table.
         ([ours(2), ours(2, "late"), ours(3), ours(3, "late")], RestoreVersion(1)),
         # Upserts, and what went in as rows: known by their notes.
         ([ours(1), merged(2), merged(3), merged(4)], RestoreVersion(1)),
-        ([merged(3), merged(4)], DeleteRows()),
+        ([merged(3), merged(4)], RestoreVersion(None)),
         # What others did before does not matter, and what changes no rows does not either.
         ([ours(1), others("WRITE"), ours(3), others("OPTIMIZE"), others("VACUUM END")], RestoreVersion(1)),
         ([ours(2), others("WRITE")], NothingToRestore()),

@@ -10,6 +10,7 @@ import pytest
 from flinkish_spark.connectors.delta import store_system
 from flinkish_spark.connectors.delta.store_system import _Handler
 from flinkish_spark.connectors.splits import SourceUnavailable
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.sources import DeltaTableSource
 from tests.support.folder_as_s3 import FolderAsS3
 from tests.unit.connectors.delta.test_delta_table_source import Table, read
@@ -75,3 +76,22 @@ def test_a_store_is_connected_to_once_by_a_process(
     monkeypatch.setenv("AWS_SESSION_TOKEN", "new")
     assert read(source_of(store), tmp_path, "other") == [(at,) for at in range(9)]
     assert len(made) == 2
+
+
+def test_a_vector_that_does_not_fit_its_file_is_no_outage(store: FolderAsS3, tmp_path: Path) -> None:
+    table = Table(store.folder / "t", features=["deletionVectors"], n="long")
+    letters = "^Bg9^0rr910000000000iXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"
+    vector = {"storageType": "i", "pathOrInlineDv": letters, "sizeInBytes": 44, "cardinality": 6}
+    table.commit(table.add("x.parquet", {"n": list(range(20))}, deletionVector=vector))
+    with pytest.raises(ConfigError, match="mask length 30 exceeds"):
+        read(source_of(store), tmp_path)
+
+
+def test_the_files_of_a_version_are_found_by_one_listing(store: FolderAsS3, tmp_path: Path) -> None:
+    table = Table(store.folder / "t", ["p"], n="long", p="string")
+    adds = [table.add(f"p=ö b/{at}.parquet", {"n": [at]}, partitionValues={"p": "ö b"}) for at in range(9)]
+    table.commit(*adds)
+    source = source_of(store)
+    store.requests()
+    assert len(source._look(None)[0]) == 9  # type: ignore[arg-type]
+    assert not [one for one in store.requests() if one.startswith("HEAD") and "parquet" in one]

@@ -18,7 +18,6 @@ from flinkish_spark import (
 from flinkish_spark.connectors.delta.files import TableFiles
 from flinkish_spark.connectors.delta.sink import FILES, MARKERS, check_retention, duration_ms
 from flinkish_spark.connectors.delta.sink_settings import PARQUET_CODECS, file_options
-from flinkish_spark.connectors.delta.staging import StagedFolder
 from flinkish_spark.connectors.delta.table import (
     Append,
     TableInfo,
@@ -302,13 +301,6 @@ def test_files_are_written_as_options_say(codec, tmp_path):
     used = {one.metadata.row_group(0).column(0).compression for one in written}
     assert used == {{"NONE": "UNCOMPRESSED", "LZ4_RAW": "LZ4"}.get(codec.upper(), codec.upper())}
     assert file_options({"maxRecordsPerFile": "-1"})["max_rows"] == 0
-
-
-def test_names_of_folders_of_staged_rows():
-    folder = StagedFolder(3, 1, 42, 7, "0badcafe")
-    assert StagedFolder.parse(folder.name) == folder
-    for other in ("_temporary", "3-1-42-7", "3-1-42-7-0badcafe-x", "-1-1-42-7-0badcafe"):
-        assert StagedFolder.parse(other) is None
 
 
 def test_the_note_of_a_commit_says_whose_checkpoint_it_holds():

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from flinkish_spark import CheckpointConfig, DeltaManifest, DeltaSink
-from flinkish_spark.connectors.delta import manifest, sink, trial
-from flinkish_spark.connectors.delta.trial import check_creates
+from flinkish_spark.connectors.delta import manifest, sink, sink_settings
+from flinkish_spark.connectors.delta.sink_settings import check_creates
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, StoreError
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.types.ddl import parse_ddl
@@ -81,7 +81,7 @@ def test_sinks_and_manifests_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     asked: list[tuple[Any, ...]] = []
 
     def stands_in(module: Any) -> Callable[..., None]:
-        assert module.check_creates is trial.check_creates
+        assert module.check_creates is sink_settings.check_creates
         return lambda *given: asked.append(given)
 
     for module in (sink, manifest):

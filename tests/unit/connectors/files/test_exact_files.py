@@ -21,7 +21,6 @@ from flinkish_spark.connectors.files.input_formats import (
     JsonLines,
     json_batches,
 )
-from flinkish_spark.connectors.files.line_texts import LineTexts
 from flinkish_spark.connectors.files.output_formats import (
     FileFormat,
     check_columns,
@@ -204,7 +203,7 @@ def lines(kind: FileFormat, options: dict[str, str], *rows: tuple[str | None, ..
     check_options(kind, options)
     fields = T.StructType(TEXTS.fields[: len(rows[0])])
     batch = pa.record_batch([pa.array(one, pa.string()) for one in zip(*rows, strict=True)], fields.names)
-    texts = LineTexts(kind, options, fields)
+    texts = task_files.LineTexts(kind, options, fields)
     found: list[str] = texts.of(batch).to_pylist()
     return [*([texts.header().decode()] if has_header(kind, options) else []), *found]
 
@@ -251,7 +250,7 @@ def test_a_value_with_the_text_of_a_null_is_refused(
     columns = [list(one) for one in zip(nulls, good, row, strict=True)]
     batch = pa.record_batch([pa.array(one) for one in columns], fields.names)
     field = fields.names[[str(one) for one in row].index(null)]
-    texts = LineTexts(FileFormat.CSV, {"nullValue": null, **more}, fields)
+    texts = task_files.LineTexts(FileFormat.CSV, {"nullValue": null, **more}, fields)
     with pytest.raises(BadRecordError, match=f"text of {field} not being nullValue, '{null}'") as caught:
         texts.of(batch)
     assert BAD_RECORD_MARKER in str(caught.value) and str(row[0]) in str(caught.value)
@@ -266,7 +265,7 @@ def test_a_line_of_json_leaves_nulls_out_or_has_them() -> None:
 
 def test_a_large_batch_has_its_texts_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_files, "_TEXTS_BYTES", 100)
-    texts = LineTexts(FileFormat.JSON, {}, TEXTS)
+    texts = task_files.LineTexts(FileFormat.JSON, {}, TEXTS)
     for kind in (pa.string(), pa.large_string()):
         rows = pa.record_batch([pa.array(["x" * 90, "y"] * 5, kind)] * 2, TEXTS.names)
         found = task_files._texts(texts, rows)

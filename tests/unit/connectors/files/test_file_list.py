@@ -8,7 +8,7 @@ import os
 import pytest
 
 from flinkish_spark.connectors.files import source as file_source
-from flinkish_spark.connectors.files.file_parts import FilePart
+from flinkish_spark.connectors.files.input_formats import TextLines
 from flinkish_spark.connectors.files.source import FileList
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitPosition, read_piece
 from flinkish_spark.core.errors import InputLostError
@@ -231,14 +231,14 @@ def test_another_process_that_was_first_takes_no_file_away(folder, tmp_path, set
     """Of two that look, the one whose part was not taken finds its files again."""
     one, two = (FileList(StoreSpec(str(tmp_path / "list"))).read() for _ in range(2))
     put(folder, "a/1", "1\n")
-    mine = one.look(folder, "*", lambda path: [FilePart()])
+    mine = one.look(folder, "*", TextLines())
     put(folder, "b/1", "2\n")
-    two.add(two.look(folder, "*", lambda path: [FilePart()])[:1], False)
+    two.add(two.look(folder, "*", TextLines())[:1], False)
     put(folder, "a/2", "3\n")
-    more = one.look(folder, "*", lambda path: [FilePart()])
+    more = one.look(folder, "*", TextLines())
     one.add(more, False)
     assert len(mine) == 1 and len(one) == 1
-    one.add(one.look(folder, "*", lambda path: [FilePart()]), False)
+    one.add(one.look(folder, "*", TextLines()), False)
     assert sorted(one[at].path for at in range(len(one))) == ["a/1", "a/2", "b/1"]
 
 

@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import zlib
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flinkish_spark.connectors.delta import file_rows
-from flinkish_spark.connectors.files import file_parts
-from flinkish_spark.connectors.files.file_parts import FilePart, parts_of_lines
-from flinkish_spark.connectors.files.input_formats import BadLine
+from flinkish_spark.connectors.files import input_formats
+from flinkish_spark.connectors.files.input_formats import BadLine, FilePart, parts_of_lines
 from flinkish_spark.connectors.splits import SplitPosition
 from flinkish_spark.sources import (
     CsvFiles,
@@ -41,7 +39,7 @@ VALUES = [f"\u00fc{number:04d}" for number in range(ROWS)]
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch) -> None:
-    monkeypatch.setattr(file_parts, "_PART_BYTES", 1_000)
+    monkeypatch.setattr(input_formats, "_LEAST_PART_BYTES", 1_000)
 
 
 def written(folder, kind):
@@ -76,7 +74,7 @@ def test_a_large_file_is_several_in_the_order_that_it_has(tmp_path, kind) -> Non
     assert [one for rows in batches for one in rows] == VALUES
     assert len(batches) > 2 and max(map(len, batches)) < ROWS / 2
     # A process that begins anywhere reads what was read there, whatever a part would be for it.
-    file_parts._PART_BYTES = 300
+    input_formats._LEAST_PART_BYTES = 300
     for rows, place in zip(batches, places, strict=True):
         again = reader_of(source, tmp_path)
         assert [row[0] for row in step(again, place)[1]] == rows
@@ -186,16 +184,6 @@ def test_a_part_is_told_which_of_its_own_rows_are_deleted(tmp_path, monkeypatch)
     sizes = [len(zlib.decompress(base64.b64decode(one))) for one in told]
     assert len(found) > 9 and sizes == [-(-one.rows // 8) for one in found]
 
-    # A list of before does not say where a part begins.
-    rows = []
-    for one in found:
-        part = one.partition["flinkish:part"].rpartition(" ")[0]
-        old = source._for_task(replace(one, partition={**one.partition, "flinkish:part": part}))
-        path = str(tmp_path / "t" / "x.parquet")
-        for batch in source._rows_of.read(old, path, pa.schema({"n": pa.int64()})):
-            rows += batch.column(0).to_pylist()
-    assert rows == left
-
 
 def test_a_part_is_stored_with_its_file(tmp_path) -> None:
     source = FileSource(str(tmp_path / "in"), written(tmp_path / "in", "txt"), SCHEMA)
@@ -204,4 +192,4 @@ def test_a_part_is_stored_with_its_file(tmp_path) -> None:
     [piece] = reader.partitions(start, reader.latestOffset(start, None))
     facts = json.loads(json.dumps(piece.facts))
     parts = [[int(number) for number in one[4]["flinkish:part"].split()] for one in facts]
-    assert parts == sorted(parts) and parts[0][0] == 0 and sum(size for *_, size in parts) == facts[0][1]
+    assert parts == sorted(parts) and parts[0][0] == 0 and sum(size for _, _, size, _ in parts) == facts[0][1]

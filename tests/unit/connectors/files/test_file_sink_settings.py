@@ -30,13 +30,13 @@ from flinkish_spark import (
 )
 from flinkish_spark.connectors.files.buckets import values_of
 from flinkish_spark.connectors.files.committer import CommitSettings, advance
-from flinkish_spark.connectors.files.disk import Disk, PartName, SinkFiles, StagedId, is_hidden, task_file
+from flinkish_spark.connectors.files.disk import Disk, PartName, SinkFiles
 from flinkish_spark.connectors.files.ledger import OpenPartition, State
 from flinkish_spark.connectors.files.output_formats import check_columns
-from flinkish_spark.connectors.files.rolling import Chunk, LineMerger, Merge, RollAll, roll
+from flinkish_spark.connectors.files.rolling import Chunk, LineMerger, roll
 from flinkish_spark.connectors.files.sink import local_path
 from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid
 from flinkish_spark.protocol.records import Outcome
 from tests.support.file_sink_rig import JOB, Rig, completed
 
@@ -246,23 +246,17 @@ def test_names_are_found_again_and_not_mixed_up() -> None:
     assert not any(files.parse_finished(other.finished_name(part)) for other in others)
     assert len({files.hidden, *(other.hidden for other in others)}) == 3
     assert files.parse_finished("part-00000-x.c000.json") is None
-    staged = StagedId(OwnerEpoch(3), 7, "0a1b2c3d")
-    assert StagedId.parse(str(staged)) == staged
-    assert StagedId.parse("3-7") is None and StagedId.parse("3-7-0A1b2c3d") is None
 
 
-def test_what_spark_writes_is_told_apart() -> None:
+def test_a_staged_file_has_the_extension_that_its_task_gave_it() -> None:
     uuid = "894e7d00-1ed4-4ff5-9f09-81bfb758af7c"
-    assert task_file(f"part-00012-{uuid}.c003.txt") == (12, ".txt")
-    assert task_file(f"part-123456-{uuid}-c000.json.gz") == (123456, ".json.gz")
-    assert task_file(f"part-00000-{uuid}-c000") == (0, "")
-    for name in ("_SUCCESS", f".part-00000-{uuid}.c000.json.crc", "_temporary", "part-x"):
-        assert task_file(name) is None
-    assert is_hidden("_temporary") and is_hidden(".x") and not is_hidden("_x=1") and not is_hidden("x=_1")
+    for extension in (".txt", ".json.gz", ""):
+        found = Chunk("/lake", "1-1-00000000", f"v=1.5/part-00012-{uuid}-c003{extension}", 1, 1, 1)
+        assert found.extension == extension
 
 
 def chunk(size: int, bucket: str = "", checkpoint: int = 1, at_ms: int | None = None) -> Chunk:
-    name = "part-00000-894e7d00-1ed4-4ff5-9f09-81bfb758af7c.c000.json"
+    name = "part-00000-894e7d00-1ed4-4ff5-9f09-81bfb758af7c-c000.json"
     return Chunk("/lake", "1-1-0a0b0c0d", f"{bucket}/{name}" if bucket else name, size, 1, checkpoint, at_ms)
 
 
@@ -284,7 +278,7 @@ def test_a_rolling_policy_finishes_full_parts_and_keeps_the_rest_open() -> None:
     young = [chunk(1, "a=1", at_ms=0), chunk(1, "a=2", at_ms=0)]
     due = roll(young, policy, None, 1, frozenset({("/lake", "a=1")}))
     assert [part[0].bucket for part in due.parts] == ["a=1"] and len(due.open) == 1
-    assert len(roll(young, policy, None, 1, roll_all=RollAll.ALL).parts) == 2
+    assert len(roll(young, policy, None, 1, rolls_all=True).parts) == 2
 
 
 def test_without_compaction_every_file_is_a_part() -> None:
@@ -477,10 +471,9 @@ def test_lines_are_merged_with_one_header(tmp_path) -> None:
         path.write_text(f'id,"a,b"\n{number},x\n')
         sources.append(path)
     merger = LineMerger(Disk(), FileFormat.CSV, {"Header": "true"})
-    merge = Merge(tuple(sources), tmp_path / "out.csv")
     for _ in range(2):
-        merger.merge([merge], tmp_path / "scratch")
-    assert merge.target.read_text() == 'id,"a,b"\n0,x\n1,x\n2,x\n'
+        merger.merge({tmp_path / "out.csv": sources}, tmp_path / "scratch")
+    assert (tmp_path / "out.csv").read_text() == 'id,"a,b"\n0,x\n1,x\n2,x\n'
 
 
 def test_compressed_lines_are_read_as_one_file(tmp_path) -> None:
@@ -488,7 +481,7 @@ def test_compressed_lines_are_read_as_one_file(tmp_path) -> None:
     for source in sources:
         source.write_bytes(gzip.compress(f'{{"n": "{source.name}"}}\n'.encode()))
     merger = LineMerger(Disk(), FileFormat.JSON, {"compression": "gzip"})
-    merger.merge([Merge(tuple(sources), tmp_path / "out.json.gz")], tmp_path / "scratch")
+    merger.merge({tmp_path / "out.json.gz": sources}, tmp_path / "scratch")
     assert gzip.decompress((tmp_path / "out.json.gz").read_bytes()).count(b"\n") == 2
 
 

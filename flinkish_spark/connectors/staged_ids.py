@@ -1,0 +1,39 @@
+"""Names of folders that micro-batches are staged in: each says whose it is, so a sweep knows a leftover."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from flinkish_spark.protocol.ids import OwnerEpoch
+
+_NAME = re.compile(r"(\d{1,18})-(\d{1,18})-([0-9a-f]{8})")
+
+
+@dataclass(frozen=True, slots=True)
+class StagedId:
+    owner_epoch: OwnerEpoch
+    #: Leased until the receipt.
+    block: int
+    #: Keeps two uses of the same block apart.
+    nonce: str
+
+    @classmethod
+    def new(cls, owner_epoch: OwnerEpoch, block: int) -> StagedId:
+        return cls(owner_epoch, block, uuid.uuid4().hex[:8])
+
+    def __str__(self) -> str:
+        return f"{self.owner_epoch}-{self.block}-{self.nonce}"
+
+    @classmethod
+    def parse(cls, text: str) -> StagedId | None:
+        found = _NAME.fullmatch(text)
+        return None if found is None else cls(OwnerEpoch(int(found[1])), int(found[2]), found[3])
+
+    def is_leftover(self, own: OwnerEpoch, running_blocks: Collection[int]) -> bool:
+        """Say if nobody writes into it any more: a newer owner does, and a block of ours that is leased."""
+        if self.owner_epoch == own:
+            return self.block not in running_blocks
+        return self.owner_epoch < own
