@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.columns import Worker
 from flinkish_spark.transport.key_hash import key_hashes
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 
@@ -82,7 +83,7 @@ class ToSinkRows:
 class EachSink:
     """Called by mapInArrow, never last: rows of a stream in; those of each sink out, by the sink's place."""
 
-    sinks: tuple[ToSinkRows, ...]
+    sinks: tuple[Worker, ...]
 
     @property
     def columns(self) -> T.StructType:
