@@ -319,13 +319,7 @@ class Sink(ABC):
         return False
 
     def parts(self, uid: str) -> tuple[tuple[str, Sink], ...]:
-        """Return the sinks that write, each with its uid: this one, unless it is made of others.
-
-        Parameters
-        ----------
-        uid
-            The one that the user gave it.
-        """
+        """Return the sinks that write, each with its uid: this one, unless it is made of others."""
         return ((uid, self),)
 
     @abstractmethod

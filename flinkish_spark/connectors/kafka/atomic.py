@@ -19,11 +19,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 
 from flinkish_spark.connectors.kafka.client.admin import VERIFICATION, KafkaAdmin
+from flinkish_spark.connectors.kafka.client.admission import partitions_for_keys
 from flinkish_spark.connectors.kafka.client.client import WIRES, KafkaWire
 from flinkish_spark.connectors.kafka.client.producer import Ticket
 from flinkish_spark.connectors.kafka.client.settings import StagingSettings
@@ -35,12 +38,7 @@ from flinkish_spark.connectors.kafka.client.shared_transaction import (
 )
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
 from flinkish_spark.connectors.kafka.record_encoder import KEY, PARTITION, TOPIC
-from flinkish_spark.connectors.kafka.writer import (
-    KafkaStaged,
-    KafkaWriter,
-    checkpoint_in,
-    ticket_of,
-)
+from flinkish_spark.connectors.kafka.writer import KafkaStaged, KafkaWriter, checkpoint_in, ticket_of
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
@@ -50,9 +48,7 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.routing import spark_hash_int
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
+    from flinkish_spark.connectors.kafka.sink import KafkaSink
 
 
 class DoubtfulTransaction(EnvironmentFault):
@@ -62,7 +58,7 @@ class DoubtfulTransaction(EnvironmentFault):
     ends_when_repeated = True
 
 
-def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, context: SinkContext) -> None:
+def check_atomic(sink: KafkaSink, spark: SparkSession, wire: KafkaWire, context: SinkContext) -> None:
     uid = context.uid
     if context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE:
         raise ConfigError(
@@ -143,10 +139,6 @@ def _destination(partitions: Mapping[str, int], default_topic: str) -> Any:
     """Return a function of key, topic, named partition and hash: where a record goes, at each attempt."""
 
     def destination(keys: pa.Array, topics: pa.Array, named: pa.Array, hashes: pa.Array) -> pa.Array:
-        import numpy as np
-
-        from flinkish_spark.connectors.kafka.client.admission import partitions_for_keys
-
         # A partition that the topic does not have is left as it is, for the writer to refuse.
         result = named.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
         undecided = named.is_null().to_numpy(zero_copy_only=False)
@@ -170,7 +162,7 @@ def _destination(partitions: Mapping[str, int], default_topic: str) -> Any:
 
 
 class AtomicWriter(SinkWriter):
-    def __init__(self, sink: KafkaSinkSettings, context: SinkContext, tasks: KafkaWriter) -> None:
+    def __init__(self, sink: KafkaSink, context: SinkContext, tasks: KafkaWriter) -> None:
         self._sink, self._context, self._tasks = sink, context, tasks
         self._open: SharedTransaction | None = None
 
@@ -235,11 +227,7 @@ class AtomicWriter(SinkWriter):
         return found
 
     def _commit_inputs(
-        self,
-        transaction: SharedTransaction,
-        wire: KafkaWire,
-        request: StageRequest,
-        checkpoint: CheckpointId,
+        self, transaction: SharedTransaction, wire: KafkaWire, request: StageRequest, checkpoint: CheckpointId
     ) -> None:
         """Put the input's position into the transaction, where the groups are on the same brokers."""
         note = self._context.timeline.mark_of(checkpoint).to_text(self._context.job)
