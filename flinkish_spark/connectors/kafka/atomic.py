@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,7 @@ from flinkish_spark.connectors.kafka.client.shared_transaction import (
 )
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
 from flinkish_spark.connectors.kafka.record_encoder import KEY, PARTITION, TOPIC
+from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.connectors.kafka.writer import KafkaStaged, KafkaWriter, checkpoint_in, ticket_of
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.config import CheckpointingMode
@@ -47,9 +48,6 @@ from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.routing import spark_hash_int
 
-if TYPE_CHECKING:
-    from flinkish_spark.connectors.kafka.sink import KafkaSink
-
 
 class DoubtfulTransaction(EnvironmentFault):
     """Nobody can say what a checkpoint's transaction holds; it is given up and staged again."""
@@ -58,7 +56,7 @@ class DoubtfulTransaction(EnvironmentFault):
     ends_when_repeated = True
 
 
-def check_atomic(sink: KafkaSink, spark: SparkSession, wire: KafkaWire, context: SinkContext) -> None:
+def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, context: SinkContext) -> None:
     uid = context.uid
     if context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE:
         raise ConfigError(
@@ -162,7 +160,7 @@ def _destination(partitions: Mapping[str, int], default_topic: str) -> Any:
 
 
 class AtomicWriter(SinkWriter):
-    def __init__(self, sink: KafkaSink, context: SinkContext, tasks: KafkaWriter) -> None:
+    def __init__(self, sink: KafkaSinkSettings, context: SinkContext, tasks: KafkaWriter) -> None:
         self._sink, self._context, self._tasks = sink, context, tasks
         self._open: SharedTransaction | None = None
 

@@ -16,6 +16,7 @@ from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, K
 from flinkish_spark.connectors.kafka.client.client import KafkaWire, seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee
+from flinkish_spark.connectors.kafka.sink_settings import DEFAULT_TRANSACTION_TIMEOUT_MS
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import SideOutput
 from flinkish_spark.core.clock import SystemClock
@@ -215,7 +216,7 @@ def letters_of(
 
 def letters_timeout_ms(policy: DeadLetter, peers: Sequence[Sink]) -> int:
     """Return how long staged letters may wait: as long as what their job stages otherwise."""
-    from flinkish_spark.connectors.kafka.sink import DEFAULT_TRANSACTION_TIMEOUT_MS, KafkaSink
+    from flinkish_spark.connectors.kafka.sink import KafkaSink
 
     exact = [
         one.transaction_timeout_ms

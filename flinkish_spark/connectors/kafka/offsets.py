@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from flinkish_spark.connectors.kafka.chaining.alignment import from_json
 from flinkish_spark.connectors.kafka.client.admin import (
@@ -31,10 +31,6 @@ from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Form, Stored, stored
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.protocol.limits import checked_choice, checked_whole
-
-if TYPE_CHECKING:
-    pass
-
 
 LOG = logging.getLogger(__name__)
 #: How long a group's offsets are waited for that could be stored later.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats.encoding import PartEncoder, check_encodable, named_columns, prefix_of
+from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import Raw, String
@@ -23,10 +24,6 @@ from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import JsonWriter
 from flinkish_spark.types.json_columns import replace_months, without_intervals
 
-if TYPE_CHECKING:
-    from flinkish_spark.connectors.kafka.sink import KafkaSink
-
-
 #: The columns that every writer gets, before those that not every sink has.
 KEY, VALUE, TOPIC = "key", "value", "topic"
 _LIST_OF_HEADERS = "array<struct<key:string,value:binary>>"
@@ -34,7 +31,7 @@ _MAPS_OF_HEADERS = ("map<string,binary>", "map<string,array<binary>>")
 PARTITION, TIMESTAMP, HEADERS, MISFIT = "partition", "timestamp", "headers", "misfit"
 
 
-def check_columns(sink: KafkaSink, schema: T.StructType, uid: str) -> None:
+def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> None:
     fields = sink.fields_of(schema)
     for part, form in (("key", sink.key_format), ("value", sink.value)):
         if form is not None:
@@ -95,7 +92,7 @@ class RecordEncoder:
     may_misfit: bool = False
 
     @classmethod
-    def of(cls, sink: KafkaSink, schema: T.StructType) -> RecordEncoder:
+    def of(cls, sink: KafkaSinkSettings, schema: T.StructType) -> RecordEncoder:
         fields = sink.fields_of(schema)
         key, value = (
             PartEncoder(

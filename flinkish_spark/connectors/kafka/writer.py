@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,6 +42,7 @@ from flinkish_spark.connectors.kafka.record_encoder import (
     EncodeRows,
     RecordEncoder,
 )
+from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.connectors.row_count import RowCount, begin_staging, reports
 from flinkish_spark.contracts.sink import Committer, JoiningWriter, SinkContext, StageRequest, StageResult
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError
@@ -51,10 +52,6 @@ from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, 
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.record_time import TimeLimits
-
-if TYPE_CHECKING:
-    from flinkish_spark.connectors.kafka.sink import KafkaSink
-
 
 LOG = logging.getLogger(__name__)
 
@@ -205,7 +202,7 @@ BATCH_HEADER = "flinkish-batch"
 class KafkaWriter(JoiningWriter):
     """Writes the records of a micro-batch into one output per task."""
 
-    def __init__(self, sink: KafkaSink, context: SinkContext) -> None:
+    def __init__(self, sink: KafkaSinkSettings, context: SinkContext) -> None:
         self._sink, self._context = sink, context
         with KafkaAdmin(sink.connection) as admin:
             known = admin.topics(sink.topics)

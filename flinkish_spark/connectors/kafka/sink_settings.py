@@ -1,0 +1,259 @@
+"""What a Kafka sink is told: topics, formats, columns, policies, the promise; checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
+from flinkish_spark.connectors.kafka.client.settings import (
+    PRODUCER_SETTINGS,
+    DeliveryGuarantee,
+    RecordHeaders,
+)
+from flinkish_spark.core.config import require_positive
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.formats import (
+    BadRecordPolicy,
+    DeadLetter,
+    Format,
+    Json,
+    OnBadRecord,
+    Raw,
+    check_format,
+    check_policy,
+)
+from flinkish_spark.core.validation import hold_plain_values, instance_of, values_by_name
+from flinkish_spark.protocol.choices import closest
+from flinkish_spark.protocol.durations import Milliseconds
+
+#: The broker's default for transaction.max.timeout.ms.
+DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
+#: Headers that are ours to write.
+_OUR_HEADERS = "flinkish-"
+#: Settings that are the sink's own.
+_OWN = frozenset(
+    {
+        "bootstrap.servers",
+        "key.serializer",
+        "transaction.timeout.ms",
+        "transaction.two.phase.commit.enable",
+        "transactional.id",
+        "value.serializer",
+    }
+)
+#: Setting -> the values that leave idempotence as it is.
+_IDEMPOTENT: Mapping[str, frozenset[str]] = {
+    "acks": frozenset({"all", "-1"}),
+    "enable.idempotence": frozenset({"true"}),
+    "max.in.flight.requests.per.connection": frozenset("12345"),
+}
+
+
+@dataclass(frozen=True)
+class KafkaSinkSettings:
+    """The parameters of :class:`~flinkish_spark.KafkaSink`, and what follows of them."""
+
+    bootstrap_servers: str
+    topic: str
+    key: str | Format = ""
+    value: Format = field(default_factory=Json)
+    transaction_timeout_ms: Milliseconds = DEFAULT_TRANSACTION_TIMEOUT_MS
+    on_oversize: BadRecordPolicy | None = None
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    producer: Mapping[str, str] = field(default_factory=dict, repr=False)
+    writer: str | None = None
+    barriers: BarrierRecords = BarrierRecords.NONE
+    delivery: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
+    headers: Mapping[str, str] | str = field(default_factory=dict)
+    timestamp: str = ""
+    partition: str = ""
+    topic_column: str = ""
+    other_topics: Sequence[str] = ()
+    on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
+    record_headers: RecordHeaders = RecordHeaders.NONE
+    row_kind: str = ""
+    atomic: bool = False
+
+    def __post_init__(self) -> None:
+        hold_plain_values(self)
+        if self.writer not in (None, "python"):
+            raise ConfigError(
+                f"writer is {self.writer!r}",
+                why="tasks write to Kafka in Python",
+                what_to_do="leave writer out",
+            )
+        object.__setattr__(self, "writer", "python")
+        for name, kind, to_do in (
+            ("barriers", BarrierRecords, "use BarrierRecords.EACH_CHECKPOINT, or leave it out"),
+            ("delivery", DeliveryGuarantee, "use DeliveryGuarantee.EXACTLY_ONCE"),
+            ("record_headers", RecordHeaders, "use RecordHeaders.BATCH"),
+            ("atomic", bool, "use atomic=True, or leave it out"),
+        ):
+            instance_of(name, getattr(self, name), kind, what_to_do=to_do)
+        require_positive("transaction_timeout_ms", self.transaction_timeout_ms)
+        if not self.topic:
+            raise ConfigError("the Kafka sink has no topic", what_to_do="name an existing topic")
+        for name, form in self.formats:
+            check_format(name, form)
+        for name in ("options", "producer"):
+            values_by_name(name, getattr(self, name), what_to_do="give a dict of Kafka's settings")
+        for name, policy in (("on_bad_record", self.on_bad_record), ("on_oversize", self.oversize_policy)):
+            check_policy(name, policy)
+        self._check_names()
+        self._check_together()
+        self._check_producer()
+        _ = self.connection  # Raises if servers or options cannot be used.
+
+    def _check_names(self) -> None:
+        others = self.other_topics
+        if isinstance(others, str) or not all(isinstance(name, str) and name for name in others):
+            raise ConfigError(f"other_topics is {others!r}", what_to_do='give a list: other_topics=["late"]')
+        object.__setattr__(self, "other_topics", tuple(dict.fromkeys(others)))
+        for name, column in () if isinstance(self.headers, str) else self.headers.items():
+            is_text = isinstance(name, str) and isinstance(column, str)
+            if not is_text or not name or not column or name.startswith(_OUR_HEADERS):
+                raise ConfigError(
+                    f"headers has the entry {name!r}: {column!r}",
+                    why=f"names beginning with '{_OUR_HEADERS}' are the sink's own",
+                    what_to_do='give names of headers with their columns: headers={"trace": "trace_id"}',
+                )
+
+    def _check_together(self) -> None:
+        """Refuse settings that contradict each other."""
+        has_barriers = self.barriers is not BarrierRecords.NONE
+        is_exact = self.delivery is DeliveryGuarantee.EXACTLY_ONCE
+        letters = self.dead_letter_topics
+        for is_wrong, what, why, what_to_do in (
+            (
+                self.row_kind and self.key_format is None,
+                "row_kind is given, and the Kafka sink has no key",
+                "a tombstone says by its key which row is gone",
+                'name the key: key=Json("id LONG")',
+            ),
+            (
+                self.other_topics and not self.topic_column,
+                "other_topics is given and topic_column is not",
+                "",
+                "name the column with the topic",
+            ),
+            (
+                any(isinstance(one, DeadLetter) and one.transaction_timeout_ms for one in self._policies),
+                "a dead letter of a Kafka sink has a transaction_timeout_ms",
+                "it is written in the transactions of its sink",
+                "give it to the sink",
+            ),
+            (
+                has_barriers and not is_exact,
+                f"barrier records cannot be written with DeliveryGuarantee.{self.delivery.name}",
+                "a barrier record says that everything before it belongs to its checkpoint",
+                "use DeliveryGuarantee.EXACTLY_ONCE, or leave barriers out",
+            ),
+            (
+                has_barriers and self.topic_column,
+                "barrier records cannot be written by a sink with a topic_column",
+                "they go into the partitions of one topic",
+                "use a sink for each topic, or leave barriers out",
+            ),
+            (
+                self.atomic and not is_exact,
+                f"a sink cannot be atomic with DeliveryGuarantee.{self.delivery.name}",
+                "then it has no transactions",
+                "use DeliveryGuarantee.EXACTLY_ONCE, or leave atomic out",
+            ),
+            (
+                self.atomic and has_barriers,
+                "a sink with barrier records cannot be atomic",
+                "they are in a transaction of their own, so that readers would see them apart",
+                "leave out barriers or atomic",
+            ),
+            (
+                self.atomic and letters,
+                f"an atomic sink cannot write dead letters (to {', '.join(map(repr, letters))})",
+                "each partition has one task that writes it, and any task may have a letter to write",
+                "sort records out in front of the sink and write them with another one, use "
+                "OnBadRecord.FAIL or OnBadRecord.DROP, or leave atomic out",
+            ),
+        ):
+            if is_wrong:
+                raise ConfigError(what, why=why, what_to_do=what_to_do)
+
+    def _check_producer(self) -> None:
+        """Refuse settings of the producer that are the sink's own, or that break what it promises."""
+        for given, value in self.producer.items():
+            name = given.removeprefix("kafka.")
+            what, why, what_to_do = "", "", "leave it out"
+            if name in _OWN:
+                what, why = "cannot be set", "the sink sets it itself, and exactly-once depends on it"
+                what_to_do = "use the sink's own parameters, or leave it out"
+            elif name not in PRODUCER_SETTINGS:
+                what, why = "is not known", "a setting is taken if it changes nothing that the sink promises"
+                what_to_do = closest(name, PRODUCER_SETTINGS) or what_to_do
+                if is_connection_option(name):
+                    what_to_do = f"give it to options: options={{'{name}': ...}}"
+            elif not isinstance(value, str):
+                what, what_to_do = "must be text", "write it in quotes"
+            elif self.delivery is not DeliveryGuarantee.NONE:
+                allowed, text = _IDEMPOTENT.get(name), value.strip().lower()
+                if (allowed is not None and text not in allowed) or (name == "retries" and text == "0"):
+                    what, why = (
+                        "cannot have this value",
+                        f"DeliveryGuarantee.{self.delivery.name} depends on it",
+                    )
+                    what_to_do = "leave it out, or use DeliveryGuarantee.NONE"
+            if what:
+                raise ConfigError(
+                    f"the producer setting '{given}' {what}", why=why, what_to_do=what_to_do, setting=given
+                )
+
+    @property
+    def key_format(self) -> Format | None:
+        """How the key is made; None for no key."""
+        if isinstance(self.key, str):
+            return Raw(self.key) if self.key else None
+        return self.key
+
+    @property
+    def formats(self) -> list[tuple[str, Format]]:
+        """The parts of a record that there are, with their formats."""
+        key = self.key_format
+        return [*([] if key is None else [("key", key)]), ("value", self.value)]
+
+    def fields_of(self, schema: T.StructType) -> T.StructType:
+        """Return the fields of a stream that are a record's: all but the one with the kinds of rows."""
+        return T.StructType([one for one in schema if one.name != self.row_kind])
+
+    @property
+    def oversize_policy(self) -> BadRecordPolicy:
+        return self.on_bad_record if self.on_oversize is None else self.on_oversize
+
+    @property
+    def data_topics(self) -> tuple[str, ...]:
+        """The topics of records that are written as they are."""
+        return tuple(dict.fromkeys((self.topic, *self.other_topics)))
+
+    @property
+    def _policies(self) -> tuple[BadRecordPolicy, BadRecordPolicy]:
+        return self.oversize_policy, self.on_bad_record
+
+    @property
+    def dead_letter_topics(self) -> tuple[str, ...]:
+        """The topics of refused records."""
+        return tuple(dict.fromkeys(one.topic for one in self._policies if isinstance(one, DeadLetter)))
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic that is written, those of dead letters included."""
+        return tuple(dict.fromkeys((*self.data_topics, *self.dead_letter_topics)))
+
+    @cached_property
+    def connection(self) -> KafkaConnection:
+        return KafkaConnection(self.bootstrap_servers, self.options)
+
+    def producer_option(self, name: str) -> str | None:
+        """Return a producer's setting by Kafka's name, however it was spelt; None if it is not set."""
+        return self.producer.get(name, self.producer.get(f"kafka.{name}"))
