@@ -103,8 +103,10 @@ class BufferedFile:
         name, digest = str(payload["file"]), str(payload["sha256"])
         if BufferName.parse(name) is None or _HEX.fullmatch(digest) is None:
             raise ValueError(f"not a file of a write-ahead buffer: {name!r}")
-        numbers = (int(payload[key]) for key in ("lineage", "batch", "task", "rows", "bytes"))
-        return cls(name, *numbers, digest)
+        lineage, batch, task, rows, size = (
+            int(payload[key]) for key in ("lineage", "batch", "task", "rows", "bytes")
+        )
+        return cls(name, lineage, batch, task, rows, size, digest)
 
 
 class BufferFileWriter:
@@ -180,8 +182,9 @@ class BufferFolder:
     def __init__(self, place: StoreSpec) -> None:
         self._place = place
         # Names are new, and nobody writes a file twice; what somebody has deleted may still be applied.
-        is_kept = {"is_written_once": lambda key: True, "most_bytes": _KEPT_BYTES}
-        self._bucket = None if place.is_local else CachedReads(place.open_bucket(), **is_kept)
+        self._bucket: CachedReads | None = None
+        if not place.is_local:
+            self._bucket = CachedReads(place.open_bucket(), lambda key: True, _KEPT_BYTES)
         #: Sweeps, of which one looks for what nobody knows, which costs a request in a bucket; the others
         #: delete what this process has committed.
         self.sweeps_for_a_listing = 1 if place.is_local else 10

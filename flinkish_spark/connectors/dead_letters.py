@@ -90,7 +90,8 @@ class DeadLetterCommitter(Committer):
         batches: dict[str, dict[int, Committable]] = {}
         for place, one in dead.items():
             batches.setdefault(str(one.payload[_BATCH]), {})[place] = one
-        noted = {batch: _digests(of_one) for batch, of_one in batches.items() if batch in known.by_batch}
+        digests = {batch: frozenset(map(_digest, some.values())) for batch, some in batches.items()}
+        noted = {batch: found for batch, found in digests.items() if batch in known.by_batch}
         answers: dict[int, CommitAnswer] = {}
         if noted != known.by_batch:
             # Staged again with their micro-batch. Not even those that stayed the same are asked for: a
@@ -101,7 +102,7 @@ class DeadLetterCommitter(Committer):
         asked = {i: self._unmarked(c) for i, c in dead.items() if i not in answers}
         answers |= _commit(self._dead, checkpoint, asked)
         done = {
-            batch: _digests(of_one)
+            batch: digests[batch]
             for batch, of_one in batches.items()
             if all(i in answers and answers[i].outcome.is_done for i in of_one)
         }
@@ -193,10 +194,6 @@ class DeadLetterCommitter(Committer):
 
 def _key(checkpoint: int) -> str:
     return f"checkpoints/{checkpoint}.json"
-
-
-def _digests(of_one: Mapping[int, Committable]) -> frozenset[str]:
-    return frozenset(map(_digest, of_one.values()))
 
 
 def _digest(committable: Committable) -> str:

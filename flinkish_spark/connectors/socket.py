@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -161,7 +161,7 @@ class SocketLogReader:
         with contextlib.closing(self._lines(start, is_synced=True)) as lines:
             return max((at for at, _ in itertools.islice(lines, limit)), default=start)
 
-    def _lines(self, start: int, *, is_synced: bool = False) -> Iterator[tuple[int, bytes]]:
+    def _lines(self, start: int, *, is_synced: bool = False) -> Generator[tuple[int, bytes], None, None]:
         """Yield the lines from `start` on, each with the position behind it; durable, once one is through."""
         known, at = segments(self._folder), start
         if start < (known[0] if known else 0) or (start and not known):

@@ -481,9 +481,9 @@ def _failures_on_the_driver(uid: str, when: str, mend: str, *, is_counted: bool)
     except FlinkishError:
         raise
     except OSError as error:
-        fault = SourceUnavailable.of_system(error, what)
-        fault.ends_when_repeated = fault.ends_when_repeated and is_counted
-        raise fault from error
+        if is_counted:
+            raise SourceUnavailable.of_system(error, what) from error
+        raise SourceUnavailable(what, why=str(error)) from error
     except USER_ERRORS as error:
         why = f"{type(error).__name__}: {error}"
         raise RepeatableUserError(what, why=why, what_to_do=mend, uid=uid) from error
@@ -645,7 +645,10 @@ class SplitStreamReader(DataSourceStreamReader):
             found = self._ask("latest", lambda: self.source.latest(name, start, limit))  # noqa: B023
             end = ends[name] = self._checked_offset(name, start, found, "latest")
             if limit is not None and end != start:
-                count = self._ask("records_between", lambda: self.source.records_between(name, start, end))  # noqa: B023
+                count: Any = self._ask(
+                    "records_between",
+                    lambda: self.source.records_between(name, start, end),  # noqa: B023
+                )
                 is_count = isinstance(count, numbers.Real) and not isinstance(count, bool)
                 if count is not None and not (is_count and 0 <= count < math.inf):
                     to_do = "return how many records lie between the offsets, or None if it is not known"
@@ -671,7 +674,7 @@ class SplitStreamReader(DataSourceStreamReader):
         return ConfigError(what, why=why, what_to_do=what_to_do)
 
     def _is_at_end(self, split: str, offset: Offset) -> bool:
-        end = self._ask("end", lambda: self.source.end(split))
+        end: Any = self._ask("end", lambda: self.source.end(split))
         if is_number(end) and not math.isfinite(end):
             why, to_do = "no offset comes to it", "return an offset; or None while the end is not known"
             raise self._refusal("end", split, end, why, to_do)

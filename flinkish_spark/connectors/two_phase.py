@@ -516,7 +516,10 @@ class StageTransaction:
                 fields = in_utc(records.select(range(CONTROL_WIDTH, records.num_columns)))
                 refused = transaction.write(fields)
                 if refused and self.refusals is Refusals.KEEP:
-                    yield _refused_rows(fields, refused)
+                    chosen = fields.take(pa.array(sorted(refused), pa.int64()))
+                    reasons = [str(refused[index])[:_MOST_REASON] for index in sorted(refused)]
+                    found = [record_as_json(one) for one in records_of(chosen)]
+                    yield _rows([None] * len(reasons), reasons, found)
             committable = transaction.flush()
         done = ack.done()
         if self.refusals is Refusals.KEEP:
@@ -614,12 +617,6 @@ def refused_record(uid: str, reason: str) -> BadRecordError:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _refused_rows(records: pa.RecordBatch, refused: Mapping[int, str]) -> pa.RecordBatch:
-    chosen = records.take(pa.array(sorted(refused), pa.int64()))
-    reasons = [str(refused[index])[:_MOST_REASON] for index in sorted(refused)]
-    return _rows([None] * len(reasons), reasons, [record_as_json(one) for one in records_of(chosen)])
 
 
 def _rows(*columns: Sequence[str | None]) -> pa.RecordBatch:

@@ -16,7 +16,7 @@ records:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -169,7 +169,15 @@ class AtomicWriter(SinkWriter):
             # This order matters: what raises below leaves the transaction in doubt; nobody goes on with it.
             transaction, self._open = self._open, None
             if transaction is None:
-                transaction = self._begun(wire, request)
+                # Under the block of its first micro-batch, which is leased until the receipt.
+                context = self._context
+                name = TransactionalId(context.job, context.owner_epoch, request.block, SHARED_TASK, 0)
+                settings = StagingSettings(
+                    connection=self._sink.connection,
+                    transactional_id=str(name),
+                    transaction_timeout_ms=self._sink.transaction_timeout_ms,
+                )
+                transaction = SharedTransaction(wire, settings, self._sink.topics)
             transaction.ask_over(wire)
             return self._staged(transaction, wire, request)
 
@@ -186,16 +194,6 @@ class AtomicWriter(SinkWriter):
         else:
             self._commit_inputs(transaction, wire, request, checkpoint)
         return StageResult(tasks, tuple(self._committables(transaction, found)))
-
-    def _begun(self, wire: KafkaWire, request: StageRequest) -> SharedTransaction:
-        """Begin a transaction under the block of its first micro-batch, which is leased until the receipt."""
-        name = TransactionalId(self._context.job, self._context.owner_epoch, request.block, SHARED_TASK, 0)
-        settings = StagingSettings(
-            connection=self._sink.connection,
-            transactional_id=str(name),
-            transaction_timeout_ms=self._sink.transaction_timeout_ms,
-        )
-        return SharedTransaction(wire, settings, self._sink.topics)
 
     def _written(self, transaction: SharedTransaction, request: StageRequest) -> Sequence[Mapping[str, Any]]:
         """Have the tasks write; return their reports once there is no doubt about them."""
@@ -243,10 +241,7 @@ class AtomicWriter(SinkWriter):
         handles = [KafkaCommittable.from_json(r["committable"]) for r in found if r["committable"]]
         if not handles:
             return []
-        one, records = handles[0], sum(handle.records for handle in handles)
-        handle = KafkaCommittable(
-            one.transactional_id, one.producer_id, one.producer_epoch, one.evidence, records
-        )
+        handle = replace(handles[0], records=sum(handle.records for handle in handles))
         return [KafkaStaged(handle, next_sequences=transaction.next_sequences).to_payload()]
 
 

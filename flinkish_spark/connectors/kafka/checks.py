@@ -1,4 +1,4 @@
-"""Checks that the input that a job still needs is there; and the dead letters of Kafka sources."""
+"""Checks that the input that a job still needs is there, and stays there."""
 
 from __future__ import annotations
 
@@ -8,23 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kafka.admin import ConfigResource, ConfigResourceType
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
-from flinkish_spark.connectors.formats.decoding import REASON
 from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import KafkaWire, seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee
-from flinkish_spark.connectors.kafka.sink_settings import DEFAULT_TRANSACTION_TIMEOUT_MS
-from flinkish_spark.contracts.sink import Sink
-from flinkish_spark.contracts.source import SideOutput
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, InputLostError
-from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, Raw
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.transport import columns as C
 
 
 def replaced_topic(
@@ -183,63 +174,3 @@ def keeping_of(connection: KafkaConnection, topics: Sequence[str]) -> dict[str, 
 HEADERS = "headers"
 #: Its type, in Spark's words.
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
-_MOST_LETTER_BYTES = 32 * 1024 * 1024
-
-
-def letters_uid(uid: str) -> str:
-    return f"{uid}-dead-letter"
-
-
-def letters_of(
-    bad: DataFrame, policy: BadRecordPolicy, uid: str, connection: KafkaConnection, peers: Sequence[Sink]
-) -> SideOutput:
-    from flinkish_spark.connectors.kafka.sink import KafkaSink
-
-    # By a scan of their own, which ends where its logged offsets say: a record is good in the one or bad in
-    # the other, whichever micro-batch brings it, so each comes out once.
-    assert isinstance(policy, DeadLetter)
-    sink = KafkaSink(
-        connection.servers,
-        policy.topic,
-        key="key",
-        value=Raw("value"),
-        transaction_timeout_ms=letters_timeout_ms(policy, peers),
-        # What a topic holds fits another one that takes as much; where it takes less, its head is kept.
-        on_bad_record=DeadLetter(policy.topic),
-        options=connection.options,
-        producer={"max.request.size": str(_MOST_LETTER_BYTES)},
-        headers=HEADERS,
-    )
-    letters = bad.select("key", "value", _headers(uid).alias(HEADERS), C.CHANNEL, C.SEQUENCE)
-    return SideOutput(letters_uid(uid), letters, sink)
-
-
-def letters_timeout_ms(policy: DeadLetter, peers: Sequence[Sink]) -> int:
-    """Return how long staged letters may wait: as long as what their job stages otherwise."""
-    from flinkish_spark.connectors.kafka.sink import KafkaSink
-
-    exact = [
-        one.transaction_timeout_ms
-        for one in peers
-        if isinstance(one, KafkaSink) and one.delivery is DeliveryGuarantee.EXACTLY_ONCE
-    ]
-    return policy.transaction_timeout_ms or min(exact, default=DEFAULT_TRANSACTION_TIMEOUT_MS)
-
-
-def _headers(uid: str) -> Column:
-    # Before 1970 no sink writes; it is how a log says that it has no time.
-    time_ms = F.unix_millis("timestamp")
-    ours = {
-        "flinkish-error": F.lit("unreadable"),
-        "flinkish-source": F.lit(uid),
-        "flinkish-topic": F.col("topic"),
-        "flinkish-partition": F.col("partition").cast("string"),
-        "flinkish-offset": F.col("offset").cast("string"),
-        "flinkish-timestamp": F.when(time_ms >= 0, time_ms.cast("string")),
-        "flinkish-detail": F.col(REASON),
-    }
-    entries = [
-        F.struct(F.lit(name).alias("key"), text.cast("binary").alias("value")) for name, text in ours.items()
-    ]
-    told = F.filter(F.array(*entries), lambda one: one["value"].isNotNull())
-    return F.concat(F.coalesce(F.col(HEADERS), F.array().cast(HEADERS_TYPE)), told)

@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar
 
 from flinkish_spark.connectors.kafka.chaining.alignment import from_json
 from flinkish_spark.connectors.kafka.client.admin import (
-    PREFLIGHT_TIMEOUT_MS,
     GroupCommit,
     KafkaAdmin,
     OffsetDirection,
@@ -23,7 +22,6 @@ from flinkish_spark.connectors.kafka.client.admin import (
     places_of,
 )
 from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError, InputLostError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
@@ -37,11 +35,9 @@ LOG = logging.getLogger(__name__)
 _GROUP_PATIENCE_MS = 30_000
 
 
-#: By topic, the partitions that are read; empty for all of all topics.
-Partitions = Mapping[str, tuple[int, ...]]
-
-
-def places_in(counts: Mapping[str, int], partitions: Partitions, to_correct: str) -> list[Place]:
+def places_in(
+    counts: Mapping[str, int], partitions: Mapping[str, tuple[int, ...]], to_correct: str
+) -> list[Place]:
     """Return the partitions that are read; raise GraphError for one that its topic does not have."""
     if not partitions:
         return places_of(counts)
@@ -61,7 +57,8 @@ class Wanted:
     """What a Kafka source reads: topics by name, some of their partitions, or topics by a pattern."""
 
     topics: tuple[str, ...] = ()
-    partitions: Partitions = field(default_factory=dict)
+    #: By topic, the partitions that are read; empty for all of all topics.
+    partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     pattern: str = ""
 
     @classmethod
@@ -85,14 +82,6 @@ class Wanted:
         """Return those of some topics that are read."""
         mine: Collection[str] | TopicPattern = TopicPattern(self.pattern) if self.pattern else self.topics
         return [topic for topic in topics if topic in mine]
-
-    def topics_now(self, connection: KafkaConnection) -> Sequence[str]:
-        """Return the topics that are named; of a pattern, those that there are now. In any thread."""
-        if not self.pattern:
-            return self.topics
-        # A connection belongs to one thread, so each call has its own.
-        with KafkaAdmin(connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            return sorted(admin.matching(TopicPattern(self.pattern)))
 
     def places(self, admin: KafkaAdmin, clock: Clock) -> list[Place]:
         if self.pattern:

@@ -55,8 +55,8 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
                 column=sink.headers,
             )
     else:
-        kinds, words = (T.StringType, T.BinaryType), "STRING or BINARY"
-        wanted += [(f"header '{name}'", column, kinds, words) for name, column in sink.headers.items()]
+        bytes_or_text = (T.StringType, T.BinaryType)
+        wanted += [(f"header '{n}'", c, bytes_or_text, "STRING or BINARY") for n, c in sink.headers.items()]
     for role, column, kinds, words in wanted:
         if column and not isinstance(kind := _kind(schema, uid, role, column), kinds):
             raise SchemaError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from pyspark.sql import types as T
 
@@ -184,7 +185,8 @@ class KafkaSinkSettings:
 
     def _check_producer(self) -> None:
         """Refuse settings of the producer that are the sink's own, or that break what it promises."""
-        for given, value in self.producer.items():
+        settings: Mapping[str, Any] = self.producer
+        for given, value in settings.items():
             name = given.removeprefix("kafka.")
             what, why, what_to_do = "", "", "leave it out"
             if name in _OWN:

@@ -11,16 +11,16 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from flinkish_spark.connectors.formats.decoding import schema_facts
+from flinkish_spark.connectors.formats.decoding import REASON, schema_facts
 from flinkish_spark.connectors.kafka.chaining.alignment import from_json, to_json
 from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
+    HEADERS_TYPE,
     check_topic_retention,
-    letters_of,
-    letters_uid,
     missing_input,
     raise_if_it_stays,
     replaced_topic,
@@ -29,6 +29,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
     KafkaAdmin,
     OffsetDirection,
+    TopicPattern,
     check_letters_stay,
     unknown_topic,
 )
@@ -36,7 +37,7 @@ from flinkish_spark.connectors.kafka.client.barriers import is_compacted
 from flinkish_spark.connectors.kafka.client.client import WIRES, WirePool
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
 from flinkish_spark.connectors.kafka.client.marks import newest_of
-from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS
+from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS, DeliveryGuarantee
 from flinkish_spark.connectors.kafka.client.settings import READER_OPTIONS as CONSUMER_OPTIONS
 from flinkish_spark.connectors.kafka.format import options as names
 from flinkish_spark.connectors.kafka.format.data_source import FORMAT_NAME, register
@@ -54,13 +55,15 @@ from flinkish_spark.connectors.kafka.offsets import (
 )
 from flinkish_spark.connectors.kafka.ranges import ReadRanges
 from flinkish_spark.connectors.kafka.records import Decoding, decoding_of
+from flinkish_spark.connectors.kafka.sink import KafkaSink
+from flinkish_spark.connectors.kafka.sink_settings import DEFAULT_TRANSACTION_TIMEOUT_MS
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import GroupOffsets, Sink
 from flinkish_spark.contracts.source import Extent, JobPlace, SideOutput, Source, SourceStart
 from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.errors import ConfigError, GraphError, JobDirError
-from flinkish_spark.core.formats import Format, OnTombstone, Raw, check_format
+from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, Format, OnTombstone, Raw, check_format
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
@@ -145,7 +148,7 @@ class KafkaInput(Source):
         return bool(self.letters)
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
-        return (letters_uid(uid),) if self.letters else ()
+        return (f"{uid}{_OF_LETTERS}",) if self.letters else ()
 
     def side_outputs(
         self, spark: SparkSession, uid: str, place: JobPlace, peers: Sequence[Sink]
@@ -167,7 +170,11 @@ class KafkaInput(Source):
 
     def topics_now(self) -> Sequence[str]:
         """Return the topics that are named; of a pattern, those that there are now. In any thread."""
-        return self.wanted.topics_now(self.connection)
+        if not self.wanted.pattern:
+            return self.wanted.topics
+        # A connection belongs to one thread, so each call has its own.
+        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
+            return sorted(admin.matching(TopicPattern(self.wanted.pattern)))
 
     def topics_at(self, position: LoggedOffsets | None) -> Sequence[str]:
         """Return :meth:`topics_now`; of a pattern, also those that were read and may be gone."""
@@ -238,6 +245,57 @@ class KafkaInput(Source):
         return () if mark is None else (mark,)
 
 
+def letters_of(
+    bad: DataFrame, policy: BadRecordPolicy, uid: str, connection: KafkaConnection, peers: Sequence[Sink]
+) -> SideOutput:
+    # By a scan of their own, which ends where its logged offsets say: a record is good in the one or bad in
+    # the other, whichever micro-batch brings it, so each comes out once.
+    assert isinstance(policy, DeadLetter)
+    sink = KafkaSink(
+        connection.servers,
+        policy.topic,
+        key="key",
+        value=Raw("value"),
+        transaction_timeout_ms=letters_timeout_ms(policy, peers),
+        # What a topic holds fits another one that takes as much; where it takes less, its head is kept.
+        on_bad_record=DeadLetter(policy.topic),
+        options=connection.options,
+        producer={"max.request.size": str(_MOST_LETTER_BYTES)},
+        headers=HEADERS,
+    )
+    letters = bad.select("key", "value", _headers(uid).alias(HEADERS), C.CHANNEL, C.SEQUENCE)
+    return SideOutput(f"{uid}{_OF_LETTERS}", letters, sink)
+
+
+def letters_timeout_ms(policy: DeadLetter, peers: Sequence[Sink]) -> int:
+    """Return how long staged letters may wait: as long as what their job stages otherwise."""
+    exact = [
+        one.transaction_timeout_ms
+        for one in peers
+        if isinstance(one, KafkaSink) and one.delivery is DeliveryGuarantee.EXACTLY_ONCE
+    ]
+    return policy.transaction_timeout_ms or min(exact, default=DEFAULT_TRANSACTION_TIMEOUT_MS)
+
+
+def _headers(uid: str) -> Column:
+    # Before 1970 no sink writes; it is how a log says that it has no time.
+    time_ms = F.unix_millis("timestamp")
+    ours = {
+        "flinkish-error": F.lit("unreadable"),
+        "flinkish-source": F.lit(uid),
+        "flinkish-topic": F.col("topic"),
+        "flinkish-partition": F.col("partition").cast("string"),
+        "flinkish-offset": F.col("offset").cast("string"),
+        "flinkish-timestamp": F.when(time_ms >= 0, time_ms.cast("string")),
+        "flinkish-detail": F.col(REASON),
+    }
+    entries = [
+        F.struct(F.lit(name).alias("key"), text.cast("binary").alias("value")) for name, text in ours.items()
+    ]
+    told = F.filter(F.array(*entries), lambda one: one["value"].isNotNull())
+    return F.concat(F.coalesce(F.col(HEADERS), F.array().cast(HEADERS_TYPE)), told)
+
+
 def check_alone(upstream: UpstreamJob | None, place: JobPlace) -> None:
     """Refuse a plan in which other sources decide where barriers are; called by the planner."""
     if upstream is not None and place.job_dir is not None:
@@ -277,6 +335,9 @@ def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> d
 
 #: Spark's number for "the first offset there is".
 _EARLIEST = -2
+_MOST_LETTER_BYTES = 32 * 1024 * 1024
+#: Behind the uid of a source, in that of its dead letters.
+_OF_LETTERS = "-dead-letter"
 _OPTIONS_TO_DO = 'give options by name: {"name": "value"}; or leave it out'
 
 
@@ -493,11 +554,13 @@ class KafkaSource(KafkaInput):
         return found
 
     def places(self, admin: KafkaAdmin) -> list[Place]:
+        """Return the partitions that there are now; raise GraphError if one that is named is not there."""
         counts = admin.partition_counts(self.topics_now())
         return places_in(counts, self.wanted.partitions, "the source's partitions")
 
     def starting_option(self, place: JobPlace) -> str:
         """Return the option `startingOffsets`: Spark wants every partition named."""
+        known: Mapping[str, Mapping[str, int]]
         if self._start is not None:
             known = offsets_in(self._start.position)
         elif isinstance(self.starting_offsets, StartingOffsets):
@@ -544,6 +607,7 @@ class KafkaSource(KafkaInput):
         return self.channels_of(p for p, at in read.items() if ends is None or at < ends.get(p, 0))
 
     def channels_of(self, places: Iterable[Place]) -> frozenset[int]:
+        """Return the numbers that the records of partitions have in ``_fs_channel``."""
         return frozenset(channel_of(self.wanted.topics, *place) for place in places)
 
     def extent(self, position: LoggedOffsets | None) -> Extent | None:

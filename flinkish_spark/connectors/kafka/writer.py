@@ -79,13 +79,16 @@ class SinkInPython:
 
     def write(self, transaction: StagedTransaction, records: pa.RecordBatch) -> None:
         columns = {name: records.column(name) for name in self.columns}
+        times = columns.get(TIMESTAMP)
+        if times is not None:
+            times = (times.fill_null(transaction.now_ms()) if times.null_count else times).to_numpy()
         transaction.write(
             columns[KEY],
             columns[VALUE],
             columns.get(HEADERS),
             topics=columns[TOPIC],
             partitions=columns.get(PARTITION),
-            timestamps_ms=_timestamps(transaction, columns.get(TIMESTAMP)),
+            timestamps_ms=times,
             misfits=columns.get(MISFIT),
         )
 
@@ -128,12 +131,6 @@ class StageInPython:
             abandon_all(transactions)
             raise
         yield pa.record_batch([pa.array(found)], names=["report"])
-
-
-def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
-    if column is None or not column.null_count:
-        return None if column is None else column.to_numpy()
-    return column.fill_null(transaction.now_ms()).to_numpy()
 
 
 #: The task number in the transactional id of barrier records; Spark numbers no partition so high.
