@@ -387,17 +387,14 @@ class BufferedCommitter(Committer):
         else:
             known = self._folder.names()
         self._sweeps += 1
-        # Those of a newer owner of the job are never touched, whatever this process believes.
-        listed = [name for name in known if name.owner_epoch <= self._context.owner_epoch]
-        if not listed:
+        if not known:
             return 0
         running = running_blocks()
         wanted = {str(c.payload["file"]) for c in kept if c.sink == self._context.uid}
         gone = [
             str(name)
-            for name in listed
-            if str(name) not in wanted
-            and not (name.owner_epoch == self._context.owner_epoch and name.block in running)
+            for name in known
+            if str(name) not in wanted and self._context.is_left_over(name.owner_epoch, name.block, running)
         ]
         count = self._folder.delete(gone) if gone else 0
         self._committed.difference_update(gone)

@@ -682,9 +682,7 @@ class TwoPhaseCommitter(Committer):
             # Exactly ours: a prefix may fit what somebody else made.
             if name is None or (name.job, name.sink) != (job, mark) or text in names:
                 continue
-            mine = name.owner_epoch == self._context.owner_epoch
-            newer = name.owner_epoch > self._context.owner_epoch
-            if newer or (mine and name.block in running):
+            if not self._context.is_left_over(name.owner_epoch, name.block, running):
                 continue
             answer = self._abort(name, stored)
             if answer.outcome.is_done:

@@ -502,13 +502,10 @@ class KafkaCommitter(Committer):
         # This order matters: a block that is leased after the listing has nothing in it.
         leased = running_blocks()
         for found in listed:
-            mine = found.transactional_id.owner_epoch == self._context.owner_epoch
-            newer = found.transactional_id.owner_epoch > self._context.owner_epoch
-            running = mine and found.transactional_id.block in leased
-            if newer or running or str(found.transactional_id) in names:
-                continue
-            self._client.abort_open(found.transactional_id)
-            aborted += 1
+            name = found.transactional_id
+            if str(name) not in names and self._context.is_left_over(name.owner_epoch, name.block, leased):
+                self._client.abort_open(name)
+                aborted += 1
         return aborted
 
     def close(self) -> None:
