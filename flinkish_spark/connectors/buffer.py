@@ -19,9 +19,12 @@ import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
 
 from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging, reports
 from flinkish_spark.contracts.sink import (
@@ -40,11 +43,6 @@ from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.hints import parts_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
-
 
 #: Owner epoch, block, task, attempt, random: whatever an attempt leaves behind says whose it is, and no two
 #: share a file. A file is read only through the committable that names it, with its size and checksum, so a
@@ -97,15 +95,7 @@ class BufferedFile:
     sha256: str
 
     def to_payload(self) -> dict[str, Any]:
-        return {
-            "file": self.name,
-            "lineage": self.lineage,
-            "batch": self.batch,
-            "task": self.task,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "sha256": self.sha256,
-        }
+        return {"file" if name == "name" else name: value for name, value in asdict(self).items()}
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> BufferedFile:
@@ -128,10 +118,13 @@ class BufferFileWriter:
         self._arrow: Any = None
 
     def write(self, records: pa.RecordBatch) -> None:
-        import pyarrow as pa
-
         if self._file is None:
-            self._file = _HashedFile(self._begun())
+            if self._place.is_local:
+                make_directories(self._place.folder)
+                self._file = _HashedFile((self._place.folder / self._name).open("xb"))
+            else:
+                # What goes into a bucket goes there in one piece.
+                self._file = _HashedFile(tempfile.TemporaryFile(prefix="flinkish-buffer-"))  # noqa: SIM115
             self._arrow = pa.ipc.new_stream(self._file, records.schema)
         self._arrow.write_batch(records)
         self._rows += records.num_rows
@@ -157,13 +150,6 @@ class BufferFileWriter:
             "sha256": self._file.sha256,
         }
 
-    def _begun(self) -> IO[bytes]:
-        if not self._place.is_local:
-            # What goes into a bucket goes there in one piece.
-            return tempfile.TemporaryFile(prefix="flinkish-buffer-")
-        make_directories(self._place.folder)
-        return (self._place.folder / self._name).open("xb")
-
 
 class _HashedFile:
     """A file for Arrow to write into, which knows the size and checksum of what went in."""
@@ -186,153 +172,98 @@ class _HashedFile:
         return self._hash.hexdigest()
 
 
-def buffer_folder(place: StoreSpec) -> BufferFolder:
-    return BufferFolder(place.folder) if place.is_local else BucketBuffer(place)
-
-
-class BufferFolder:
-    """The files below a sink's folder on a disk."""
-
-    #: Sweeps, of which one looks for what nobody knows; the others delete what this process has committed.
-    sweeps_for_a_listing = 1
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder
-
-    def why_gone(self, file: BufferedFile) -> str:
-        """Return why a file is not what was written; empty if it is."""
-        try:
-            with open(self.path / file.name, "rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
-                if size != file.bytes:
-                    return f"the buffer file {file.name} has {size} bytes instead of {file.bytes}"
-                if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
-                    return f"the buffer file {file.name} is damaged"
-        except FileNotFoundError:
-            return f"the buffer file {file.name} is gone"
-        except OSError as error:
-            raise self.fault("read", error) from error
-        return ""
-
-    def has_size(self, file: BufferedFile) -> bool:
-        """Compare the size only; cheaper than :meth:`why_gone`."""
-        try:
-            return (self.path / file.name).stat().st_size == file.bytes
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise self.fault("read", error) from error
-
-    def batches(self, file: BufferedFile) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        rows = 0
-        try:
-            with self._opened(file) as source, pa.ipc.open_stream(source) as reader:
-                for batch in reader:
-                    rows += batch.num_rows
-                    yield batch
-        except (FileNotFoundError, pa.ArrowInvalid) as error:
-            raise BufferedFileGone(f"the buffer file {file.name} cannot be read: {error}") from error
-        except OSError as error:
-            raise self.fault("read", error) from error
-        if rows != file.rows:
-            raise BufferedFileGone(f"the buffer file {file.name} has {rows} rows instead of {file.rows}")
-
-    def _opened(self, file: BufferedFile) -> Any:
-        import pyarrow as pa
-
-        return pa.memory_map(str(self.path / file.name))
-
-    def names(self) -> list[BufferName]:
-        return [name for name in map(BufferName.parse, sorted(self._listed())) if name is not None]
-
-    def _listed(self) -> list[str]:
-        try:
-            return os.listdir(self.path)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise self.fault("list", error) from error
-
-    def delete(self, names: list[str]) -> int:
-        deleted = 0
-        try:
-            for name in names:
-                with suppress(FileNotFoundError):
-                    (self.path / name).unlink()
-                    deleted += 1
-            if deleted:
-                sync_directory(self.path)
-        except OSError as error:
-            raise self.fault("delete from", error) from error
-        return deleted
-
-    def fault(self, verb: str, error: OSError) -> BufferFault:
-        return BufferFault.of_system(
-            error,
-            f"cannot {verb} the write-ahead buffer {self.path}",
-            what_to_do="check that the job directory's disk is there, has room, and may be used by this user",
-        )
-
-
 #: Of buffer files in a bucket that a process keeps: they are looked at before the decision, and then applied.
 _KEPT_BYTES = 64 * 1024 * 1024
 
 
-class BucketBuffer(BufferFolder):
-    """The files at a sink's place in a bucket, where a listing costs a request."""
-
-    sweeps_for_a_listing = 10
+class BufferFolder:
+    """The files at a sink's place, on a disk or in a bucket."""
 
     def __init__(self, place: StoreSpec) -> None:
         self._place = place
         # Names are new, and nobody writes a file twice; what somebody has deleted may still be applied.
-        self._store = CachedReads(place.open_bucket(), lambda key: True, _KEPT_BYTES)
+        self._bucket: CachedReads | None = None
+        if not place.is_local:
+            self._bucket = CachedReads(place.open_bucket(), lambda key: True, _KEPT_BYTES)
+        #: Sweeps, of which one looks for what nobody knows, which costs a request in a bucket; the others
+        #: delete what this process has committed.
+        self.sweeps_for_a_listing = 1 if place.is_local else 10
 
     def why_gone(self, file: BufferedFile) -> str:
-        try:
-            data = self._read(file)
-        except ObjectMissing:
-            return f"the buffer file {file.name} is gone"
-        if len(data) != file.bytes:
-            return f"the buffer file {file.name} has {len(data)} bytes instead of {file.bytes}"
-        if hashlib.sha256(data).hexdigest() != file.sha256:
-            return f"the buffer file {file.name} is damaged"
+        """Return why a file is not what was written; empty if it is."""
+        with self._faults("read"):
+            try:
+                with self._opened(file) as source:
+                    if (size := source.size()) != file.bytes:
+                        return f"the buffer file {file.name} has {size} bytes instead of {file.bytes}"
+                    if hashlib.file_digest(source, "sha256").hexdigest() != file.sha256:
+                        return f"the buffer file {file.name} is damaged"
+            except (FileNotFoundError, ObjectMissing):
+                return f"the buffer file {file.name} is gone"
         return ""
 
     def has_size(self, file: BufferedFile) -> bool:
-        # Whoever wrote it has the store's word, and nobody sees another bucket.
-        return True
+        """Compare the size only; cheaper than :meth:`why_gone`."""
+        if not self._place.is_local:
+            # Whoever wrote it has the store's word, and nobody sees another bucket.
+            return True
+        with self._faults("read"):
+            try:
+                return (self._place.folder / file.name).stat().st_size == file.bytes
+            except FileNotFoundError:
+                return False
 
-    def delete(self, names: list[str]) -> int:
-        with self._as_fault("delete from"):
-            self._store.delete_all(names)
-        return len(names)
+    def batches(self, file: BufferedFile) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        with self._faults("read"):
+            try:
+                with self._opened(file) as source, pa.ipc.open_stream(source) as reader:
+                    for batch in reader:
+                        rows += batch.num_rows
+                        yield batch
+            except (FileNotFoundError, ObjectMissing, pa.ArrowInvalid) as error:
+                raise BufferedFileGone(f"the buffer file {file.name} cannot be read: {error}") from error
+        if rows != file.rows:
+            raise BufferedFileGone(f"the buffer file {file.name} has {rows} rows instead of {file.rows}")
 
     def _opened(self, file: BufferedFile) -> Any:
-        import pyarrow as pa
+        if self._bucket is not None:
+            return pa.BufferReader(self._bucket.read(file.name))
+        return pa.OSFile(str(self._place.folder / file.name))
 
-        try:
-            return pa.BufferReader(self._read(file))
-        except ObjectMissing:
-            raise BufferedFileGone(f"the buffer file {file.name} cannot be read: it is gone") from None
+    def names(self) -> list[BufferName]:
+        with self._faults("list"):
+            try:
+                bucket, place = self._bucket, self._place
+                listed = os.listdir(place.folder) if bucket is None else bucket.sizes_below("")
+            except FileNotFoundError:
+                return []
+        return [name for name in map(BufferName.parse, sorted(listed)) if name is not None]
 
-    def _read(self, file: BufferedFile) -> bytes:
-        with self._as_fault("read"):
-            return self._store.read(file.name)
-
-    def _listed(self) -> list[str]:
-        with self._as_fault("list"):
-            return list(self._store.sizes_below(""))
+    def delete(self, names: list[str]) -> int:
+        with self._faults("delete from"):
+            if self._bucket is not None:
+                self._bucket.delete_all(names)
+                return len(names)
+            deleted = 0
+            for name in names:
+                with suppress(FileNotFoundError):
+                    (self._place.folder / name).unlink()
+                    deleted += 1
+            if deleted:
+                sync_directory(self._place.folder)
+            return deleted
 
     @contextmanager
-    def _as_fault(self, verb: str) -> Iterator[None]:
+    def _faults(self, verb: str) -> Iterator[None]:
+        what = f"cannot {verb} the write-ahead buffer {self._place.url}"
         try:
             yield
         except StoreError as error:
-            what = f"cannot {verb} the write-ahead buffer {self._place.url}"
             raise BufferFault(what, why=error.why or error.what, what_to_do=error.what_to_do) from error
+        except OSError as error:
+            to_do = "check that the job directory's disk is there, has room, and may be used by this user"
+            raise BufferFault.of_system(error, what, what_to_do=to_do) from error
 
 
 #: Looks at rows in a task before anything is decided about them.
@@ -387,7 +318,7 @@ class BufferedCommitter(Committer):
     shown_order = ShownOrder.OF_COMMITS
 
     def __init__(self, context: SinkContext) -> None:
-        self._context, self._folder = context, buffer_folder(context.place)
+        self._context, self._folder = context, BufferFolder(context.place)
         #: How many sweeps there were, and which files were committed since the last one.
         self._sweeps, self._committed = 0, set[str]()
 
@@ -422,38 +353,32 @@ class BufferedCommitter(Committer):
     def _commit(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
         gone = next((why for file in rows.files if (why := self._folder.why_gone(file))), "")
         try:
-            return self._without(gone, checkpoint) if gone else self.apply(checkpoint, rows)
+            if not gone:
+                return self.apply(checkpoint, rows)
         except BufferedFileGone as error:
-            return self._without(str(error), checkpoint)
-
-    def _without(self, why: str, checkpoint: CheckpointId) -> CommitAnswer:
+            gone = str(error)
         match self.has_applied(checkpoint):
             case Applied.YES:
                 return CommitAnswer(Outcome.ALREADY_COMMITTED)
             case Applied.NO:
-                return CommitAnswer(Outcome.LOST, f"{why}, and it was not committed", is_proven_aborted=True)
+                return CommitAnswer(Outcome.LOST, f"{gone}, and it was not committed", is_proven_aborted=True)
             case Applied.UNKNOWN:
-                return CommitAnswer(Outcome.LOST, f"{why}; whether it was committed is not known")
+                return CommitAnswer(Outcome.LOST, f"{gone}; whether it was committed is not known")
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         answers = []
         for committable in committables:
-            file = BufferedFile.from_payload(committable.payload)
             try:
-                count = self._folder.delete([file.name])
-                done = Outcome.COMMITTED if count else Outcome.ALREADY_COMMITTED
-                answers.append(CommitAnswer(done))
+                count = self._folder.delete([BufferedFile.from_payload(committable.payload).name])
+                answers.append(CommitAnswer(Outcome.COMMITTED if count else Outcome.ALREADY_COMMITTED))
             except EnvironmentFault as fault:
                 answers.append(CommitAnswer(Outcome.RETRY, str(fault)))
         return answers
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        dead = {}
-        for index, committable in enumerate(committables):
-            why = self._folder.why_gone(BufferedFile.from_payload(committable.payload))
-            if why:
-                dead[index] = f"sink '{self._context.uid}': {why}"
-        return dead
+        files = [BufferedFile.from_payload(one.payload) for one in committables]
+        gone = {index: self._folder.why_gone(file) for index, file in enumerate(files)}
+        return {index: f"sink '{self._context.uid}': {why}" for index, why in gone.items() if why}
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
         """Delete files of failed attempts, aborted micro-batches and confirmed checkpoints."""
@@ -462,17 +387,14 @@ class BufferedCommitter(Committer):
         else:
             known = self._folder.names()
         self._sweeps += 1
-        # Those of a newer owner of the job are never touched, whatever this process believes.
-        listed = [name for name in known if name.owner_epoch <= self._context.owner_epoch]
-        if not listed:
+        if not known:
             return 0
         running = running_blocks()
         wanted = {str(c.payload["file"]) for c in kept if c.sink == self._context.uid}
         gone = [
             str(name)
-            for name in listed
-            if str(name) not in wanted
-            and not (name.owner_epoch == self._context.owner_epoch and name.block in running)
+            for name in known
+            if str(name) not in wanted and self._context.is_left_over(name.owner_epoch, name.block, running)
         ]
         count = self._folder.delete(gone) if gone else 0
         self._committed.difference_update(gone)
@@ -484,11 +406,11 @@ class BufferedCommitter(Committer):
 
 class BufferWriter(SinkWriter):
     def __init__(self, context: SinkContext, check: RowsCheck | None = None) -> None:
-        self._context, self._folder, self._check = context, buffer_folder(context.place), check
+        self._context, self._folder, self._check = context, BufferFolder(context.place), check
 
     def stage(self, request: StageRequest) -> StageResult:
-        epoch = int(self._context.owner_epoch)
-        stage = StageToBuffer(self._context.place, epoch, request.block, self._check)
+        context = self._context
+        stage = StageToBuffer(context.place, int(context.owner_epoch), request.block, self._check)
         found = reports(request.rows, stage)
         place = {"lineage": int(request.lineage), "batch": int(request.batch)}
         files = [
@@ -498,9 +420,9 @@ class BufferWriter(SinkWriter):
         ]
         unseen = [file.name for file in files if not self._folder.has_size(file)]
         if unseen:
-            raise BufferUnseenError(
-                f"sink '{self._context.uid}' staged the file {unseen[0]}, which the driver does not see "
-                f"in {self._context.place.url}",
+            raise EnvironmentFault(
+                f"sink '{context.uid}' staged the file {unseen[0]}, which the driver does not see in "
+                f"{context.place.url}",
                 why="the executors write into another file system than the driver reads",
                 what_to_do="put the job directory where driver and executors see the same files",
             )
@@ -509,10 +431,6 @@ class BufferWriter(SinkWriter):
             tuple(file.to_payload() for file in files),
             bytes=sum(file.bytes for file in files),
         )
-
-
-class BufferUnseenError(EnvironmentFault):
-    """Driver and executors do not see the same job directory."""
 
 
 @dataclass(frozen=True)
@@ -528,8 +446,6 @@ class StageToBuffer:
     check: RowsCheck | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
         task = begin_staging()
         epoch = OwnerEpoch(self.owner_epoch)
         name = BufferName.new(epoch, self.block, task.partitionId(), task.attemptNumber())
@@ -547,8 +463,6 @@ class StageToBuffer:
 
 def require_bufferable(context: SinkContext, what: str = "buffer") -> None:
     """Raise SchemaError if a field has a type that Spark does not hand to Arrow."""
-    from pyspark.sql import types as T
-
     for field in context.schema.fields:
         try:
             if any(isinstance(part, T.VariantType) for part in parts_of(field.dataType)):

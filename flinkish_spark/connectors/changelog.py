@@ -74,9 +74,17 @@ def _unavailable(placeholder: str) -> Sequence[str]:
 class _Said(NamedTuple):
     """A piece of metadata that can be asked for beside the rows, by its name without "value."."""
 
-    #: Members of the envelope that it is made of.
-    members: tuple[str, ...]
+    #: The member of the envelope that it is made of.
+    member: str
     column: Callable[[At], Column]
+
+
+def _plain(member: str) -> _Said:
+    return _Said(member, lambda at: at(member))
+
+
+def _of_source(name: str) -> _Said:
+    return _Said("source", lambda at: F.try_element_at(at("source"), F.lit(name)))
 
 
 class _Envelope(ABC):
@@ -96,7 +104,7 @@ class _Envelope(ABC):
         self.kind = T.ArrayType(entry)
 
     def schema(self, metadata: Sequence[str]) -> str:
-        names = dict.fromkeys((*self.needed, *(m for one in metadata for m in self.said[one].members)))
+        names = dict.fromkeys((*self.needed, *(self.said[one].member for one in metadata)))
         return ", ".join(f"{quoted(name)} {self.members[name]}" for name in names)
 
     def at(self, read: At) -> At:
@@ -138,19 +146,19 @@ class _Debezium(_Envelope):
         "schema": "STRING",
     }
     said: Mapping[str, _Said] = {
-        "schema": _Said(("schema",), lambda at: at("schema")),
-        "ingestion-timestamp": _Said(("ts_ms",), lambda at: F.timestamp_millis(at("ts_ms"))),
+        "schema": _plain("schema"),
+        "ingestion-timestamp": _Said("ts_ms", lambda at: F.timestamp_millis(at("ts_ms"))),
         "source.timestamp": _Said(
-            ("source",), lambda at: F.timestamp_millis(_member(at, "ts_ms").try_cast("long"))
+            "source", lambda at: F.timestamp_millis(_of_source("ts_ms").column(at).try_cast("long"))
         ),
-        "source.database": _Said(("source",), lambda at: _member(at, "db")),
-        "source.schema": _Said(("source",), lambda at: _member(at, "schema")),
-        "source.table": _Said(("source",), lambda at: _member(at, "table")),
-        "source.properties": _Said(("source",), lambda at: at("source")),
-        "transaction.id": _Said(("transaction",), lambda at: at("transaction")["id"]),
-        "transaction.total-order": _Said(("transaction",), lambda at: at("transaction")["total_order"]),
+        "source.database": _of_source("db"),
+        "source.schema": _of_source("schema"),
+        "source.table": _of_source("table"),
+        "source.properties": _plain("source"),
+        "transaction.id": _Said("transaction", lambda at: at("transaction")["id"]),
+        "transaction.total-order": _Said("transaction", lambda at: at("transaction")["total_order"]),
         "transaction.data-collection-order": _Said(
-            ("transaction",), lambda at: at("transaction")["data_collection_order"]
+            "transaction", lambda at: at("transaction")["data_collection_order"]
         ),
     }
 
@@ -194,20 +202,14 @@ class _Debezium(_Envelope):
         return F.size(F.array_except(F.map_keys(after), F.map_keys(before))) == 0
 
 
-def _member(at: At, name: str) -> Column:
-    return F.try_element_at(at("source"), F.lit(name))
-
-
 class _DebeziumDocument(_Debezium):
     """The envelope of MongoDB's connector: what was and what is are documents, as texts."""
 
     hint = "op is c, r, u or d; c, r and u have after; in ChangelogMode.ALL u and d have before: pre-images"
     members: Mapping[str, str] = {**_Debezium.members, "before": "STRING", "after": "STRING"}
     said: Mapping[str, _Said] = {
-        **{
-            name: one for name, one in _Debezium.said.items() if name not in ("source.schema", "source.table")
-        },
-        "source.collection": _Said(("source",), lambda at: _member(at, "collection")),
+        **{one: said for one, said in _Debezium.said.items() if one not in ("source.schema", "source.table")},
+        "source.collection": _of_source("collection"),
     }
 
     def __init__(self, form: DebeziumMongoJson) -> None:
@@ -216,7 +218,9 @@ class _DebeziumDocument(_Debezium):
 
     def entries(self, at: At) -> Column:
         def documents(name: str) -> Column:
-            return _document(at(name)) if name in ("before", "after") else at(name)
+            if name not in ("before", "after"):
+                return at(name)
+            return F.from_json(at(name), _VALUES, {"allowSingleQuotes": "false"})
 
         found = super().entries(documents)
         if not self.is_upsert:
@@ -229,10 +233,6 @@ class _DebeziumDocument(_Debezium):
     def _is_whole(self, before: Column, after: Column) -> Column:
         # A document may get fields.
         return F.lit(True)
-
-
-def _document(text: Column) -> Column:
-    return F.from_json(text, _VALUES, {"allowSingleQuotes": "false"})
 
 
 class _DebeziumRecord(_Debezium):
@@ -250,17 +250,19 @@ class _DebeziumRecord(_Debezium):
         self.row = row
         source, transaction = kinds.get("source"), kinds.get("transaction")
         self._source = set(source.names) if isinstance(source, T.StructType) else set()
+        known = {*kinds, *(f"source.{one}" for one in self._source)}
         needs = {
-            "ingestion-timestamp": "ts_ms" in kinds,
-            "source.timestamp": "ts_ms" in self._source,
-            "source.database": "db" in self._source,
-            "source.schema": "schema" in self._source,
-            "source.table": "table" in self._source,
-            "source.properties": bool(self._source),
+            "ingestion-timestamp": "ts_ms",
+            "source.timestamp": "source.ts_ms",
+            "source.database": "source.db",
+            "source.schema": "source.schema",
+            "source.table": "source.table",
         }
+        there = {name for name, needed in needs.items() if needed in known}
+        there |= {"source.properties"} if self._source else set()
         of_transaction = transaction.names if isinstance(transaction, T.StructType) else []
-        needs |= {f"transaction.{name.replace('_', '-')}": True for name in of_transaction}
-        self.said = {name: one for name, one in _Debezium.said.items() if needs.get(name)}
+        there |= {f"transaction.{name.replace('_', '-')}" for name in of_transaction}
+        self.said = {name: one for name, one in _Debezium.said.items() if name in there}
 
     def at(self, read: At) -> At:
         def member(name: str) -> Column:
@@ -324,12 +326,12 @@ class _Canal(_OfTables):
         "es": "LONG",
     }
     said: Mapping[str, _Said] = {
-        "database": _Said(("database",), lambda at: at("database")),
-        "table": _Said(("table",), lambda at: at("table")),
-        "sql-type": _Said(("sqlType",), lambda at: at("sqlType")),
-        "pk-names": _Said(("pkNames",), lambda at: at("pkNames")),
-        "ingestion-timestamp": _Said(("ts",), lambda at: F.timestamp_millis(at("ts"))),
-        "event-timestamp": _Said(("es",), lambda at: F.timestamp_millis(at("es"))),
+        "database": _plain("database"),
+        "table": _plain("table"),
+        "sql-type": _plain("sqlType"),
+        "pk-names": _plain("pkNames"),
+        "ingestion-timestamp": _Said("ts", lambda at: F.timestamp_millis(at("ts"))),
+        "event-timestamp": _Said("es", lambda at: F.timestamp_millis(at("es"))),
     }
     _PASSED_OVER = ("CREATE", "ALTER", "CINDEX", "DINDEX", "QUERY")
 
@@ -361,11 +363,11 @@ class _Maxwell(_OfTables):
         "xid": "LONG",
     }
     said: Mapping[str, _Said] = {
-        "database": _Said(("database",), lambda at: at("database")),
-        "table": _Said(("table",), lambda at: at("table")),
-        "primary-key-columns": _Said(("primary_key_columns",), lambda at: at("primary_key_columns")),
-        "ingestion-timestamp": _Said(("ts",), lambda at: F.timestamp_seconds(at("ts"))),
-        "transaction.id": _Said(("xid",), lambda at: at("xid")),
+        "database": _plain("database"),
+        "table": _plain("table"),
+        "primary-key-columns": _plain("primary_key_columns"),
+        "ingestion-timestamp": _Said("ts", lambda at: F.timestamp_seconds(at("ts"))),
+        "transaction.id": _plain("xid"),
     }
     _PASSED_OVER = (
         *("bootstrap-start", "bootstrap-complete"),
@@ -390,18 +392,12 @@ def column_of(name: str) -> str:
 
 
 InJson = DebeziumJson | DebeziumMongoJson | CanalJson | MaxwellJson
-
-
-def _envelope_of(form: InJson) -> _Envelope:
-    match form:
-        case DebeziumMongoJson():
-            return _DebeziumDocument(form)
-        case DebeziumJson():
-            return _Debezium(form)
-        case CanalJson():
-            return _Canal(form)
-        case MaxwellJson():
-            return _Maxwell(form)
+_ENVELOPES: Mapping[type, Callable[[Any], _Envelope]] = {
+    DebeziumJson: _Debezium,
+    DebeziumMongoJson: _DebeziumDocument,
+    CanalJson: _Canal,
+    MaxwellJson: _Maxwell,
+}
 
 
 class Changelog(ABC):
@@ -430,12 +426,9 @@ class Changelog(ABC):
             )
 
     @property
-    def what(self) -> str:
-        return f"change in {self._name} ({self._envelope.hint}) of the fields {self._listed}"
-
-    @property
     def why(self) -> str:
-        return f"the value is no {self.what}"[:_MOST_DETAIL]
+        what = f"change in {self._name} ({self._envelope.hint}) of the fields {self._listed}"
+        return f"the value is no {what}"[:_MOST_DETAIL]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -484,7 +477,7 @@ class Changelog(ABC):
 
 class JsonChangelog(Changelog):
     def __init__(self, form: InJson, metadata: Sequence[str] = ()) -> None:
-        super().__init__(form, _envelope_of(form), json_schema(Json(form.schema)), metadata)
+        super().__init__(form, _ENVELOPES[type(form)](form), json_schema(Json(form.schema)), metadata)
         self._form = form
         self._check()
         #: How the envelope is read.
@@ -581,14 +574,14 @@ class AvroChangelog(Changelog):
         return F.struct(*values, wrong.alias(_WRONG))
 
     def _is_unavailable(self, value: Column, kind: T.DataType) -> Column:
-        text = self._unavailable
-        match kind:
-            case T.StringType() if text:
-                return value.eqNullSafe(F.lit(text))
-            case T.BinaryType() if text:
-                return value.eqNullSafe(F.lit(text.encode()))
-            case T.ArrayType(elementType=T.StringType()) if text:
-                return value.eqNullSafe(F.array(F.lit(text)))
+        text = F.lit(self._unavailable)
+        match kind if self._unavailable else None:
+            case T.StringType():
+                return value.eqNullSafe(text)
+            case T.BinaryType():
+                return value.eqNullSafe(text.cast("binary"))
+            case T.ArrayType(elementType=T.StringType()):
+                return value.eqNullSafe(F.array(text))
         return F.lit(False)
 
 

@@ -64,28 +64,22 @@ class CollectionSource(SplitSource):
         self._parts = splits
 
     def splits(self) -> Sequence[str]:
-        """Return the parts."""
         return [_ALL] if self._parts == 1 else [f"part-{number}" for number in range(self._parts)]
 
     def end(self, split: str) -> int:
-        """Return how many records a part has."""
         return len(self._part(split))
 
     def record_count(self) -> int:
-        """Return how many there are."""
         return len(self.values)
 
     def latest(self, split: str, start: int, limit: int | None) -> int:
-        """Return the end, or what the limit allows."""
         end = self.end(split)
         return end if limit is None else min(end, start + limit)
 
     def read(self, split: str, start: int, end: int) -> Iterator[tuple[Any, ...]]:
-        """Yield the records of a piece."""
         return iter(self._part(split)[start:end])
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return what tells these values from others."""
         digest = hashlib.sha256(self.schema.json().encode())  # type: ignore[union-attr]
         for value in self.values:
             digest.update(repr(value).encode())

@@ -9,17 +9,15 @@ key groups, and an idle stream still gets a batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from flinkish_spark.checkpoint.control import offered_by, read_control
 from flinkish_spark.core.stream_readers import for_running_spark
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
 from flinkish_spark.transport import columns as C
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 FORMAT_NAME = "flinkish-control"
 _SCHEMA = f"{C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT, {C.SEQUENCE} BIGINT"

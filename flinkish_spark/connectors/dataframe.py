@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.bridge.session import stateful_parts, streaming_options, streaming_sources
 from flinkish_spark.contracts.dataset import Dataset
@@ -11,10 +12,6 @@ from flinkish_spark.contracts.source import JobPlace, Source
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.transport.columns import with_position
 from flinkish_spark.types.schemas import check_field_names
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 #: Sources that give the same rows for the same offsets, also after a crash.
 REPLAYABLE = frozenset(
@@ -50,7 +47,8 @@ class DataFrameSource(Source):
             )
         check_field_names(self.frame.schema, "the DataFrame of from_dataframe()")
         for name in streaming_sources(self.frame):
-            if not _is_replayable(name):
+            bare = name.removeprefix("FileSource[").lower()
+            if not name.startswith("FileSource") and bare not in map(str.lower, REPLAYABLE):
                 raise GraphError(
                     f"the DataFrame reads the source '{name}', which cannot be replayed",
                     why="after a crash the same offsets must give the same rows again",
@@ -79,8 +77,3 @@ class DataFrameSource(Source):
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         return with_position(self.frame)
-
-
-def _is_replayable(name: str) -> bool:
-    bare = name.removeprefix("FileSource[").lower()
-    return name.startswith("FileSource") or any(bare == known.lower() for known in REPLAYABLE)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
-from flinkish_spark.connectors.two_phase import (
-    StagedWithRefused,
-    TwoPhaseCommitSink,
-    TwoPhaseWriter,
-    batch_label,
-)
+from flinkish_spark.connectors.two_phase import TwoPhaseCommitSink, TwoPhaseWriter, batch_label
 from flinkish_spark.contracts.sink import (
     Committer,
     CompletedCheckpoint,
@@ -39,10 +35,6 @@ from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-
 LOG = logging.getLogger(__name__)
 _MARK, _MARKED, _BATCH = "flinkish_part", "dead-letters", "flinkish_batch"
 _KIND = "visible-dead-letters"
@@ -62,38 +54,6 @@ class VisibleLetters(Stored):
     #: What the committer said about them, for the receipt.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def digests(self) -> frozenset[str]:
-        return frozenset[str]().union(*self.by_batch.values())
-
-
-class VisibleNotes:
-    """Keeps :class:`VisibleLetters` by checkpoint, below the sink's folder of the job directory."""
-
-    def __init__(self, place: StoreSpec) -> None:
-        self._store = place.below(_KIND).open()
-        self._objects = SealedObjects(self._store, "the folder of a sink with dead letters")
-
-    def of(self, checkpoint: int) -> VisibleLetters:
-        found = self._objects.optional(_key(checkpoint), _KIND, VisibleLetters.from_json)
-        return VisibleLetters() if found is None else found
-
-    def write(self, checkpoint: int, letters: VisibleLetters) -> None:
-        self._store.put(_key(checkpoint), seal(_KIND, letters.to_json()))
-
-    def digests(self) -> frozenset[str]:
-        return frozenset[str]().union(*(self.of(c).digests for c in self._objects.numbers("checkpoints")))
-
-    def forget_before(self, checkpoint: int) -> None:
-        # Older checkpoints are confirmed, or dead.
-        for older in self._objects.numbers("checkpoints"):
-            if older < checkpoint:
-                self._store.delete(_key(older))
-
-
-def _key(checkpoint: int) -> str:
-    return f"checkpoints/{checkpoint}.json"
-
 
 class DeadLetterCommitter(Committer):
     """Splits committables between two committers and puts their answers together again."""
@@ -104,7 +64,8 @@ class DeadLetterCommitter(Committer):
 
     def __init__(self, main: Committer, dead: Committer, uid: str, dead_uid: str, place: StoreSpec) -> None:
         self._main, self._dead, self._uid, self._dead_uid = main, dead, uid, dead_uid
-        self._notes = VisibleNotes(place)
+        self._store = place.below(_KIND).open()
+        self._notes = SealedObjects(self._store, "the folder of a sink with dead letters")
         lifetimes = [one.staged_lifetime_ms for one in (main, dead)]
         self.staged_lifetime_ms = min((one for one in lifetimes if one is not None), default=None)
         self.shows_whole = main.shows_whole or dead.shows_whole
@@ -125,48 +86,51 @@ class DeadLetterCommitter(Committer):
         """Commit dead letters and note which are visible; those that came in their place are passed over."""
         if not dead:
             return {}
-        known = self._notes.of(int(checkpoint))
-        batches = _by_batch(dead)
-        noted = {batch: _digests(of_one) for batch, of_one in batches.items() if batch in known.by_batch}
+        known = self._visible(int(checkpoint))
+        batches: dict[str, dict[int, Committable]] = {}
+        for place, one in dead.items():
+            batches.setdefault(str(one.payload[_BATCH]), {})[place] = one
+        digests = {batch: frozenset(map(_digest, some.values())) for batch, some in batches.items()}
+        noted = {batch: found for batch, found in digests.items() if batch in known.by_batch}
         answers: dict[int, CommitAnswer] = {}
         if noted != known.by_batch:
             # Staged again with their micro-batch. Not even those that stayed the same are asked for: a
             # sink that commits a checkpoint as a whole takes a part of it for something else. The sweep
             # behind the receipt finds what is passed over.
             again = [place for batch in noted for place in batches[batch]]
-            facts = known.facts
-            answers = {i: CommitAnswer(Outcome.ALREADY_COMMITTED, facts=facts) for i in again}
+            answers = {i: CommitAnswer(Outcome.ALREADY_COMMITTED, facts=known.facts) for i in again}
         asked = {i: self._unmarked(c) for i, c in dead.items() if i not in answers}
         answers |= _commit(self._dead, checkpoint, asked)
         done = {
-            batch: _digests(of_one)
+            batch: digests[batch]
             for batch, of_one in batches.items()
             if all(i in answers and answers[i].outcome.is_done for i in of_one)
         }
         if not done.keys() <= known.by_batch.keys():
             facts = {**known.facts, **_merged(tuple(answers.values()))}
-            self._notes.write(int(checkpoint), VisibleLetters({**done, **known.by_batch}, facts))
+            visible = VisibleLetters({**done, **known.by_batch}, facts)
+            self._store.put(_key(int(checkpoint)), seal(_KIND, visible.to_json()))
         return answers
+
+    def _visible(self, checkpoint: int) -> VisibleLetters:
+        return self._notes.optional(_key(checkpoint), _KIND, VisibleLetters.from_json) or VisibleLetters()
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Abort both, but for dead letters that are visible: they stay when records of theirs are lost."""
         main, dead = self._split(committables)
         answers = dict(zip(main, self._main.abort(tuple(main.values())), strict=True)) if main else {}
-        visible = self._notes.digests() if dead else frozenset()
+        notes = map(self._visible, self._notes.numbers("checkpoints")) if dead else ()
+        visible = {digest for note in notes for batch in note.by_batch.values() for digest in batch}
         hidden = {i: c for i, c in dead.items() if _digest(c) not in visible}
         stay = CommitAnswer(Outcome.ALREADY_COMMITTED, "visible dead letters stay")
         answers |= {i: stay for i in dead if i not in hidden}
-        if hidden:
-            plain = tuple(map(self._unmarked, hidden.values()))
-            given = (self._left_visible(answer) for answer in self._dead.abort(plain))
-            answers |= dict(zip(hidden, given, strict=True))
+        given = self._dead.abort(tuple(map(self._unmarked, hidden.values()))) if hidden else ()
+        for place, answer in zip(hidden, given, strict=True):
+            answers[place] = answer
+            if answer.outcome is Outcome.FENCED:
+                LOG.warning("dead letters of '%s' stay, and may come again: %s", self._uid, answer.detail)
+                answers[place] = CommitAnswer(Outcome.ALREADY_COMMITTED, answer.detail)
         return [answers[i] for i in range(len(committables))]
-
-    def _left_visible(self, answer: CommitAnswer) -> CommitAnswer:
-        if answer.outcome is not Outcome.FENCED:
-            return answer
-        LOG.warning("dead letters of sink '%s' stay, and may come again: %s", self._uid, answer.detail)
-        return CommitAnswer(Outcome.ALREADY_COMMITTED, answer.detail)
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
         found: dict[int, str] = {}
@@ -183,7 +147,10 @@ class DeadLetterCommitter(Committer):
         return self._main.sweep(wanted, running_blocks) + self._dead.sweep(wanted, running_blocks)
 
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
-        self._notes.forget_before(int(completed.checkpoint))
+        # Older checkpoints are confirmed, or dead.
+        for older in self._notes.numbers("checkpoints"):
+            if older < int(completed.checkpoint):
+                self._store.delete(_key(older))
         return _both(lambda c: c.checkpoint_complete(completed), self._dead, self._main)
 
     def why_not_superseded(self, target: CheckpointId) -> str:
@@ -225,15 +192,8 @@ class DeadLetterCommitter(Committer):
         return Committable(self._dead_uid, payload)
 
 
-def _by_batch(dead: Mapping[int, Committable]) -> dict[str, dict[int, Committable]]:
-    found: dict[str, dict[int, Committable]] = {}
-    for place, one in dead.items():
-        found.setdefault(str(one.payload[_BATCH]), {})[place] = one
-    return found
-
-
-def _digests(of_one: Mapping[int, Committable]) -> frozenset[str]:
-    return frozenset(map(_digest, of_one.values()))
+def _key(checkpoint: int) -> str:
+    return f"checkpoints/{checkpoint}.json"
 
 
 def _digest(committable: Committable) -> str:
@@ -269,11 +229,8 @@ def _both(ask: Callable[[Committer], CommitAnswer], *committers: Committer) -> C
         answers.append(ask(committer))
         if not answers[-1].outcome.is_done:
             return answers[-1]
-    return CommitAnswer(_newest(a.outcome for a in answers), facts=_merged(answers))
-
-
-def _newest(outcomes: Iterable[Outcome]) -> Outcome:
-    return Outcome.COMMITTED if Outcome.COMMITTED in set(outcomes) else Outcome.ALREADY_COMMITTED
+    is_new = any(answer.outcome is Outcome.COMMITTED for answer in answers)
+    return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED, facts=_merged(answers))
 
 
 def _merged(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
@@ -285,12 +242,7 @@ def _merged(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
 
 #: What a dead letter consists of.
 DEAD_LETTER_SCHEMA = T.StructType(
-    [
-        T.StructField("uid", T.StringType(), False),
-        T.StructField("reason", T.StringType(), False),
-        T.StructField("record", T.StringType(), False),
-        T.StructField("batch", T.StringType(), False),
-    ]
+    [T.StructField(name, T.StringType(), False) for name in ("uid", "reason", "record", "batch")]
 )
 
 
@@ -330,15 +282,10 @@ class WithDeadLetters(Sink):
     dead_letters: Sink
 
     def __post_init__(self) -> None:
-        for name, wanted in (("sink", TwoPhaseCommitSink), ("dead_letters", Sink)):
-            given = getattr(self, name)
-            if not isinstance(given, wanted):
+        for name, kind in (("sink", TwoPhaseCommitSink), ("dead_letters", Sink)):
+            if not isinstance(given := getattr(self, name), kind):
                 raise ConfigError(
-                    f"{name} is a {type(given).__name__}",
-                    why="only what refuses records by RecordRefused has dead letters"
-                    if name == "sink"
-                    else "",
-                    what_to_do=f"give an instance of a {wanted.__name__}",
+                    f"{name} is a {type(given).__name__}", what_to_do=f"give an instance of a {kind.__name__}"
                 )
         if getattr(self.dead_letters, "barriers", BarrierRecords.NONE) is not BarrierRecords.NONE:
             raise ConfigError(
@@ -346,7 +293,6 @@ class WithDeadLetters(Sink):
                 why="most micro-batches have no dead letters, and nothing would be written for them",
                 what_to_do="leave barriers out",
             )
-
         if isinstance(self.dead_letters, WithDeadLetters):
             raise ConfigError(
                 "the sink of dead letters has dead letters itself",
@@ -356,11 +302,9 @@ class WithDeadLetters(Sink):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Topics of both."""
         return (*self.sink.topics, *self.dead_letters.topics)
 
     def parts(self, uid: str) -> tuple[tuple[str, Sink], ...]:
-        """Return both, each under its uid."""
         return (*self.sink.parts(uid), *self.dead_letters.parts(_dead_uid(uid)))
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
@@ -375,12 +319,10 @@ class WithDeadLetters(Sink):
         self.dead_letters.preflight(spark, _dead_context(context))
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
-        """Return the staging half of both."""
         dead = self.dead_letters.create_writer(spark, _dead_context(context))
         return _Writer(TwoPhaseWriter(self.sink, context), dead, context.uid)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
-        """Return the committing half of both."""
         dead_context = _dead_context(context)
         main = self.sink.create_committer(spark, context)
         dead = self.dead_letters.create_committer(spark, dead_context)
@@ -408,17 +350,12 @@ class _Writer(SinkWriter):
         self._main, self._dead, self._uid = main, dead, uid
 
     def stage(self, request: StageRequest) -> StageResult:
-        with self._main.staging_with_refused(request) as staged:
-            if not staged.refused_count:
-                return staged.result
-            dead = self._stage_refused(request, staged)
-        letters = tuple(marked(payload, batch_label(request)) for payload in dead.payloads)
-        return replace(staged.result, payloads=(*staged.result.payloads, *letters))
-
-    def _stage_refused(self, request: StageRequest, staged: StagedWithRefused) -> StageResult:
-        rows = self._letters(request, staged.refused)
-        count = staged.refused_count
-        dead = self._dead.stage(replace(request, rows=rows, count_records=lambda: count))
+        with self._main.staging_with_refused(request) as (result, refused):
+            count = sum(task.dead_lettered for task in result.tasks)
+            if not count:
+                return result
+            rows = self._letters(request, refused)
+            dead = self._dead.stage(replace(request, rows=rows, count_records=lambda: count))
         written = sum(task.rows for task in dead.tasks)
         if written != count:
             raise DeadLettersDiffer(
@@ -426,17 +363,17 @@ class _Writer(SinkWriter):
                 why="a task was run again in between and refused other records",
                 what_to_do="make the sink refuse by the record alone",
             )
-        return dead
+        letters = tuple(marked(payload, batch_label(request)) for payload in dead.payloads)
+        return replace(result, payloads=(*result.payloads, *letters))
 
     def _letters(self, request: StageRequest, refused: DataFrame) -> DataFrame:
         """Return dead letters as a micro-batch of their own, control columns first."""
-        constant = {"uid": self._uid, "batch": batch_label(request)}
-        names = DEAD_LETTER_SCHEMA.names
-        fields = [F.lit(constant[n]).alias(n) if n in constant else F.col(n) for n in names]
+        constant = {"uid": F.lit(self._uid), "batch": F.lit(batch_label(request))}
+        fields = {name: constant.get(name, F.col(name)) for name in DEAD_LETTER_SCHEMA.names}
         return refused.select(
             F.lit(int(C.Kind.RECORD)).alias(C.KIND),
             F.lit(0).cast("long").alias(C.CHECKPOINT),
             F.lit(0).cast("long").alias(C.CHANNEL),
-            F.xxhash64(*[F.lit(constant[n]) if n in constant else F.col(n) for n in names]).alias(C.HASH),
-            *fields,
+            F.xxhash64(*fields.values()).alias(C.HASH),
+            *(field.alias(name) for name, field in fields.items()),
         )

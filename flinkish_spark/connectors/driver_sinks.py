@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import Row, SparkSession
 
 from flinkish_spark.checkpoint.failures import RepeatableUserError
 from flinkish_spark.connectors.buffer import (
@@ -25,14 +27,11 @@ from flinkish_spark.contracts.sink import Committer, SinkContext
 from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.foreign_errors import said
 from flinkish_spark.core.iterators import USER_ERRORS, refuse_not_run
-from flinkish_spark.core.validation import check_function
+from flinkish_spark.core.validation import check_function, instance_of
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 
-if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
-
-    Rows = Iterator[Row]
+Rows = Iterator[Row]
 
 
 class _CallingSink(BufferedSink):
@@ -73,10 +72,9 @@ class ForeachSink(_CallingSink):
     function: Callable[[Row, CheckpointId], object]
 
     def __post_init__(self) -> None:
-        _check_callable(self, "lambda row, checkpoint: ...")
+        check_function(self.function, "the function of a ForeachSink", 2)
 
     def call(self, rows: Rows, checkpoint: CheckpointId) -> None:
-        """Call the function with each row."""
         for row in rows:
             refuse_not_run(self.function(row, checkpoint), "the function of a ForeachSink")
 
@@ -98,10 +96,9 @@ class ForeachCheckpointSink(_CallingSink):
     function: Callable[[Rows, CheckpointId], object]
 
     def __post_init__(self) -> None:
-        _check_callable(self, "lambda rows, checkpoint: ...")
+        check_function(self.function, "the function of a ForeachCheckpointSink", 2)
 
     def call(self, rows: Rows, checkpoint: CheckpointId) -> None:
-        """Call the function."""
         refuse_not_run(self.function(rows, checkpoint), "the function of a ForeachCheckpointSink")
 
 
@@ -123,11 +120,9 @@ class PrintSink(_CallingSink):
     prefix: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.prefix, str):
-            raise ConfigError(f"prefix is {self.prefix!r}", what_to_do='give a text: PrintSink("totals> ")')
+        instance_of("prefix", self.prefix, str, what_to_do='give a text: PrintSink("totals> ")')
 
     def call(self, rows: Rows, checkpoint: CheckpointId) -> None:
-        """Print each row."""
         for row in rows:
             print(f"{self.prefix}{record_as_json(row)}", flush=True)
 
@@ -159,54 +154,13 @@ def _rows_of(rows: BufferedRows) -> Rows:
         yield from records_of(in_utc(batch))
 
 
-def _check_callable(sink: ForeachSink | ForeachCheckpointSink, example: str) -> None:
-    if not callable(sink.function):
-        raise ConfigError(
-            f"a {type(sink).__name__} got a {type(sink.function).__name__}",
-            why="it takes a function",
-            what_to_do=f"give it one: {type(sink).__name__}({example})",
-        )
-    check_function(sink.function, f"the function of a {type(sink).__name__}", 2)
-
-
 #: Job, sink uid and checkpoint: a checkpoint that is committed again is known by it.
 _Key = tuple[JobUuid, str, CheckpointId]
 
 
-class _Rooms:
-    """Rows of the sinks of this process, by the name that the test gave."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._rows: dict[str, dict[_Key, list[Row]]] = {}
-
-    def put(self, name: str, key: _Key, rows: list[Row]) -> bool:
-        with self._lock:
-            room = self._rows.setdefault(name, {})
-            return room.setdefault(key, rows) is rows
-
-    def holds(self, name: str, key: _Key) -> bool:
-        with self._lock:
-            return key in self._rows.get(name, {})
-
-    def all(self, name: str) -> dict[_Key, list[Row]]:
-        with self._lock:
-            return dict(self._rows.get(name, {}))
-
-    def remove_behind(self, name: str, key: _Key) -> int:
-        with self._lock:
-            room = self._rows.get(name, {})
-            gone = [one for one in room if one[:2] == key[:2] and one[2] > key[2]]
-            for one in gone:
-                del room[one]
-            return len(gone)
-
-    def clear(self, name: str) -> None:
-        with self._lock:
-            self._rows.pop(name, None)
-
-
-_ROOMS = _Rooms()
+#: By the name that the test gave, the rows of the sinks of this process.
+_ROOMS: defaultdict[str, dict[_Key, list[Row]]] = defaultdict(dict)
+_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -243,16 +197,18 @@ class MemorySink(BufferedSink):
     def by_checkpoint(self) -> dict[int, list[Row]]:
         """Return the rows of each completed checkpoint that had any, in order."""
         found: dict[int, list[Row]] = {}
-        for (_, _, checkpoint), rows in sorted(_ROOMS.all(self.name).items(), key=lambda one: one[0]):
+        with _LOCK:
+            room = dict(_ROOMS[self.name])
+        for (_, _, checkpoint), rows in sorted(room.items(), key=lambda one: one[0]):
             found.setdefault(int(checkpoint), []).extend(rows)
         return dict(sorted(found.items()))
 
     def clear(self) -> None:
         """Forget the rows of this name."""
-        _ROOMS.clear(self.name)
+        with _LOCK:
+            _ROOMS.pop(self.name, None)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
-        """Return the committing half."""
         return _MemoryCommitter(self.name, context)
 
 
@@ -265,14 +221,21 @@ class _MemoryCommitter(BufferedCommitter):
         return (self._context.job, self._context.uid, checkpoint)
 
     def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
-        read = [row for batch in rows.batches() for row in records_of(in_utc(batch))]
-        is_new = _ROOMS.put(self._name, self._key(checkpoint), read)
+        read = list(_rows_of(rows))
+        with _LOCK:
+            is_new = _ROOMS[self._name].setdefault(self._key(checkpoint), read) is read
         return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED)
 
     def has_applied(self, checkpoint: CheckpointId) -> Applied:
         # Another process may have had them.
-        return Applied.YES if _ROOMS.holds(self._name, self._key(checkpoint)) else Applied.UNKNOWN
+        with _LOCK:
+            return Applied.YES if self._key(checkpoint) in _ROOMS[self._name] else Applied.UNKNOWN
 
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
-        count = _ROOMS.remove_behind(self._name, self._key(target))
-        return CommitAnswer(Outcome.COMMITTED if count else Outcome.ALREADY_COMMITTED)
+        own = self._key(target)
+        with _LOCK:
+            room = _ROOMS[self._name]
+            gone = [one for one in room if one[:2] == own[:2] and one[2] > own[2]]
+            for one in gone:
+                del room[one]
+        return CommitAnswer(Outcome.COMMITTED if gone else Outcome.ALREADY_COMMITTED)

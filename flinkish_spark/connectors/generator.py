@@ -25,6 +25,7 @@ from flinkish_spark.core.validation import (
     instance_of,
     refused_as_config_errors,
     unusable,
+    values_by_name,
 )
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import (
@@ -43,7 +44,7 @@ _MOST_LONG = (1 << 63) - 1
 _MOST_TIMES_MS = 10_000 * 366 * 24 * 3_600_000
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", dtype=np.uint8)
 _LETTERS_AT_ONCE = 1 << 17
-_UTC = datetime.UTC
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def random_bits(seed: int, stream: int, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -90,6 +91,11 @@ class Field(ABC):
             Of records, from 0.
         stream
             Tells the field from the others of the record.
+
+        Raises
+        ------
+        ValueError
+            The type cannot hold one of them.
         """
 
 
@@ -108,19 +114,9 @@ class Counting(Field):
             if self.cycle is not None:
                 checked_whole("cycle", self.cycle, least=1, most=_MOST_LONG)
 
-    @property
-    def type(self) -> T.DataType:
-        """LONG."""
-        return T.LongType()
+    type = T.LongType()
 
     def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
-        """Return the numbers.
-
-        Raises
-        ------
-        ValueError
-            One of them is no LONG.
-        """
         places = numbers if self.cycle is None else numbers % self.cycle
         _refuse_beyond_long(self, self.start, self.step, places)
         return pa.array(self.start + self.step * places, pa.int64())
@@ -139,13 +135,9 @@ class RandomLong(Field):
             checked_whole("most", self.most, least=self.least, most=_MOST_LONG)
             checked_whole("most - least", self.most - self.least, least=0, most=_MOST_LONG)
 
-    @property
-    def type(self) -> T.DataType:
-        """LONG."""
-        return T.LongType()
+    type = T.LongType()
 
     def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
-        """Return the numbers."""
         bits = random_bits(seed, stream, numbers)
         return pa.array((bits % np.uint64(self.most - self.least + 1)).astype(np.int64) + self.least)
 
@@ -162,13 +154,9 @@ class RandomDouble(Field):
             checked_factor("least", self.least, -1e300, 1e300)
             checked_factor("most", self.most, self.least, 1e300)
 
-    @property
-    def type(self) -> T.DataType:
-        """DOUBLE."""
-        return T.DoubleType()
+    type = T.DoubleType()
 
     def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
-        """Return the numbers."""
         unit = (random_bits(seed, stream, numbers) >> np.uint64(11)).astype(np.float64) / float(1 << 53)
         # Rounding can reach the upper end, which does not belong to it.
         below = np.nextafter(self.most, self.least)
@@ -185,13 +173,9 @@ class RandomText(Field):
         with refused_as_config_errors("give a number of characters"):
             checked_whole("length", self.length, least=1, most=100_000)
 
-    @property
-    def type(self) -> T.DataType:
-        """STRING."""
-        return T.StringType()
+    type = T.StringType()
 
     def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
-        """Return the texts."""
         row = random_bits(seed, stream, numbers)
         places = np.arange(self.length, dtype=np.uint64) * _MIX[2]
         letters = np.empty((len(numbers), self.length), dtype=np.uint8)
@@ -217,23 +201,20 @@ class RandomChoice(Field):
         if isinstance(choices, str | bytes | Mapping | Set) or not isinstance(choices, Iterable):
             raise unusable("choices", choices, wanted="a list", what_to_do=what_to_do)
         given = tuple(choices)
-        if not given or len({type(one) for one in given}) != 1 or type(given[0]) not in _CHOICES:
-            raise ConfigError(f"choices is {choices!r}", what_to_do=what_to_do)
+        why = ""
         try:
             pa.array(given)
         except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError) as error:
-            raise ConfigError(
-                f"choices is {choices!r}", why=f"a value cannot be held: {error}", what_to_do=what_to_do
-            ) from None
+            why = f"a value cannot be held: {error}"
+        if why or len({type(one) for one in given}) != 1 or type(given[0]) not in _CHOICES:
+            raise ConfigError(f"choices is {choices!r}", why=why, what_to_do=what_to_do)
         object.__setattr__(self, "choices", given)
 
     @property
     def type(self) -> T.DataType:
-        """The type of the choices."""
         return _CHOICES[type(self.choices[0])]
 
     def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
-        """Return the values."""
         places = random_bits(seed, stream, numbers) % np.uint64(len(self.choices))
         return pa.array(self.choices).take(pa.array(places.astype(np.int64)))
 
@@ -270,22 +251,10 @@ class Times(Field):
             checked_whole("step_ms", self.step_ms, least=0, most=_MOST_TIMES_MS)
             checked_whole("jitter_ms", self.jitter_ms, least=0, most=_MOST_TIMES_MS)
 
-    @property
-    def type(self) -> T.DataType:
-        """TIMESTAMP."""
-        return T.TimestampType()
+    type = T.TimestampType()
 
     def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
-        """Return the times.
-
-        Raises
-        ------
-        ValueError
-            One of them is too late for a TIMESTAMP.
-        """
-        first = (self.start - datetime.datetime(1970, 1, 1, tzinfo=_UTC)) // datetime.timedelta(
-            microseconds=1
-        )
+        first = (self.start - _EPOCH) // datetime.timedelta(microseconds=1)
         _refuse_beyond_long(self, first, self.step_ms * 1_000, numbers)
         times = first + numbers * (self.step_ms * 1_000)
         late = random_bits(seed, stream, numbers) % np.uint64(self.jitter_ms * 1_000 + 1)
@@ -341,10 +310,10 @@ class DataGeneratorSource(SplitSource):
         rate: RateLimit | None = None,
         splits: int = 1,
     ) -> None:
-        if not isinstance(fields, Mapping) or not fields:
-            raise ConfigError(f"fields is {fields!r}", what_to_do='give fields by name: {"id": Counting()}')
+        by_name = 'give fields by name: {"id": Counting()}'
+        if not values_by_name("fields", fields, what_to_do=by_name):
+            raise ConfigError("fields is empty", what_to_do=by_name)
         for name, field in fields.items():
-            instance_of("a name of fields", name, str, what_to_do='give fields by name: {"id": Counting()}')
             what_to_do = "give for example RandomLong(1, 100)"
             instance_of(f"fields[{name!r}]", field, Field, what_to_do=what_to_do)  # type: ignore[type-abstract]
             check_methods(field, Field, f"fields[{name!r}]")
@@ -363,32 +332,23 @@ class DataGeneratorSource(SplitSource):
 
     @property
     def is_bounded(self) -> bool:  # type: ignore[override]
-        """Whether a number of records was given."""
         return not isinstance(self._records, Unlimited)
 
     def splits(self) -> Sequence[str]:
-        """Return the numbers of the parts."""
         return [str(number) for number in range(self._parts)]
 
     def end(self, split: str) -> int | None:
-        """Return how many records a part has."""
-        if isinstance(self._records, Unlimited):
-            return None
-        return max(0, -(-(self._records - int(split)) // self._parts))
+        records = self.record_count()
+        return None if records is None else max(0, -(-(records - int(split)) // self._parts))
 
     def record_count(self) -> int | None:
-        """Return how many records there are in all, if they come to an end."""
         return None if isinstance(self._records, Unlimited) else self._records
 
     def latest(self, split: str, start: int, limit: int | None) -> int:
-        """Return how far this micro-batch makes records."""
         wanted, end = start + (_AT_ONCE if limit is None else limit), self.end(split)
         return wanted if end is None else min(wanted, end)
 
     def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a piece."""
-        import pyarrow as pa
-
         texts = sum(field.length for field in self._fields.values() if isinstance(field, RandomText))
         rows = max(1, min(_ROWS_AT_ONCE, _TEXT_AT_ONCE // max(1, texts)))
         for first in range(start, end, rows):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from pyspark.sql import SparkSession
 
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import (
@@ -12,20 +14,15 @@ from flinkish_spark.connectors.splits import (
     SplitPosition,
     SplitSource,
     checked_splits,
-    gone_through,
     logged_positions,
 )
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.plan_layout import Position
 from flinkish_spark.protocol.timeline import Mark
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from flinkish_spark.core.job_dir import JobDir
-    from flinkish_spark.protocol.plan_layout import Position
 
 
 class HybridSource(SplitSource):
@@ -90,36 +87,29 @@ class HybridSource(SplitSource):
         self._parts: tuple[SplitSource, ...] = parts
 
     def known_as(self, uid: str) -> tuple[str, ...]:
-        """Return its own uid and those of its parts."""
         return (uid, *(_part_uid(uid, index) for index in range(len(self._parts))))
 
     def bound(self, uid: str) -> Self:
-        """Return this source under its uid, and the parts under theirs."""
         parts = tuple(part.bound(_part_uid(uid, index)) for index, part in enumerate(self._parts))
         return super(HybridSource, self._with("_parts", parts)).bound(uid)
 
     def datasets(self) -> tuple[Dataset, ...]:
-        """Return what its parts read."""
         return tuple(dict.fromkeys(one for part in self._parts for one in part.datasets()))
 
     @property
     def is_bounded(self) -> bool:  # type: ignore[override]
-        """Whether the last part is."""
         return self._parts[-1].is_bounded
 
     # Between micro-batches:
     def splits(self) -> Sequence[str]:
-        """Return the splits of the first part."""
         return self.splits_from(SplitPosition(self._fs_uid, {}))
 
     def splits_from(self, position: SplitPosition) -> Sequence[str]:
-        """Return the splits of the parts that have begun."""
         found: list[str] = []
         for index in range(len(self._parts)):
             of_part = self._position_of(index, position)
-            names = gone_through(self._part(index).splits_from(of_part))
             # Here, since a name that is none would be one behind the number of the part.
-            names = checked_splits(of_part.uid, names, SplitPosition(of_part.uid, {}))
+            names = checked_splits(of_part.uid, self._part(index).splits_from(of_part))
             found += [f"{index}:{split}" for split in names]
             if not self._is_part_at_end(index, position):
                 break
@@ -132,48 +122,39 @@ class HybridSource(SplitSource):
         return part.is_at_end(of_part)
 
     def is_at_end(self, position: SplitPosition) -> bool:
-        """Whether all parts are."""
         return all(self._is_part_at_end(index, position) for index in range(len(self._parts)))
 
     def first(self, split: str) -> Offset:
-        """Ask the part."""
         part, name = self._of(split)
         return part.first(name)
 
     def latest(self, split: str, start: Offset, limit: int | None) -> Offset:
-        """Ask the part."""
         part, name = self._of(split)
         return part.latest(name, start, limit)
 
     def end(self, split: str) -> Offset | None:
-        """Ask the part."""
         part, name = self._of(split)
         return part.end(name)
 
     def records_between(self, split: str, start: Offset, end: Offset) -> int | None:
-        """Ask the part."""
         part, name = self._of(split)
         return part.records_between(name, start, end)
 
     def piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
-        """Ask the part."""
         part, name = self._of(split)
         return part.piece_facts(name, start, end)
 
     def close(self) -> None:
-        """Let all parts close."""
         for part in self._parts:
             part.close()
 
     # In a task:
     def read(self, split: str, start: Offset, end: Offset) -> Rows:
-        """Read a piece of a part."""
         part, name = self._of(split)
         return part._with("_fs_piece_facts", self._fs_piece_facts).read(name, start, end)
 
     # On the driver:
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
-        """Let the parts look, too."""
         super().preflight(spark, job_dir, uid)
         for index in range(len(self._parts)):
             self._parts[index].preflight(spark, job_dir, _part_uid(uid, index))
@@ -181,12 +162,10 @@ class HybridSource(SplitSource):
             self._part(index)
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
-        """Let every part look."""
         for index, part in enumerate(self._parts):
             part.check_retention(_part_uid(uid, index), needed_ms)
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
-        """Let every part that has begun look at its own."""
         super().check_input(job_dir, uid, position)
         for index in range(len(self._parts)):
             scans = [] if position is None else logged_positions(position, uid)
@@ -195,14 +174,12 @@ class HybridSource(SplitSource):
             self._part(index).check_input(job_dir, _part_uid(uid, index), own)
 
     def check_start(self, uid: str, position: Position) -> None:
-        """Let every part that had begun look."""
         for index in range(len(self._parts)):
             of_part = self._position_of(index, SplitPosition.from_json(position))
             if of_part.offsets:
                 self._part(index).check_start(_part_uid(uid, index), of_part.to_json())
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
-        """Return the facts of all parts."""
         facts = dict(super().identity(job_dir, uid))
         for index in range(len(self._parts)):
             facts.update(self._part(index).identity(job_dir, _part_uid(uid, index)))
@@ -217,11 +194,9 @@ class HybridSource(SplitSource):
             self._part(index)._tell(own, note)
 
     def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
-        """Ask the parts."""
         return [mark for index in range(len(self._parts)) for mark in self._part(index).newest_marks(job)]
 
     def released(self, offsets: Mapping[str, Offset]) -> None:
-        """Tell the parts that have begun."""
         for index, own in self._by_part(offsets).items():
             self._part(index).released(own)
 

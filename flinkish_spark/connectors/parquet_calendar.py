@@ -7,13 +7,12 @@ counts the days anew. Nobody here does: such values are refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from flinkish_spark.types.arrow_columns import leaves
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
 #: Spark's name of what wrote a file, and up to which one dates and times, or INT96, were of the old calendar.
 _WRITTEN_BY, _DATES_BEFORE, _INT96_BEFORE = b"org.apache.spark.version", b"3.0.0", b"3.1.0"
@@ -65,7 +64,6 @@ def _old_kinds(file: pq.ParquetFile) -> tuple[bool, bool]:
 
 
 def _has_old(leaf: pa.Array, *, dates: bool, int96: bool) -> bool:
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     kind = leaf.type

@@ -6,16 +6,12 @@ Where the text stands for another value, two of a stream's values would be one p
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.types.ddl import quoted
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
 
 #: What stands for null in a folder's name.
 NULL_BUCKET = "__HIVE_DEFAULT_PARTITION__"

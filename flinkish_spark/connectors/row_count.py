@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import DataFrame
 
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import InternalError
@@ -15,11 +17,6 @@ from flinkish_spark.protocol.latency import SINK_REPORTER
 from flinkish_spark.protocol.records import Barrier, TaskAck, TimeReport
 from flinkish_spark.transport import columns as C
 from flinkish_spark.worker.daemon import freeze_modules
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
 
 #: Control columns in front of the fields, see StageRequest.
 CONTROL_WIDTH = len(C.SINK_CONTROL)
@@ -73,11 +70,7 @@ class RowCount:
 
     def done(self) -> TaskAck:
         return TaskAck(
-            self._partition,
-            self._rows,
-            self._digest,
-            tuple(self._barriers),
-            reports=tuple(self._reports),
+            self._partition, self._rows, self._digest, tuple(self._barriers), reports=tuple(self._reports)
         )
 
 

@@ -10,10 +10,12 @@ import socket
 import struct
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+from pyspark.sql import SparkSession
 
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import Offset, SourceUnavailable, SplitSource, logged_positions
@@ -25,18 +27,13 @@ from flinkish_spark.core.errors import (
     StoreError,
 )
 from flinkish_spark.core.forks import OwnFile
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import LocalStore, ObjectMissing, make_directories, sync_directory
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, to_ms, unusable
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_limit, checked_whole, exceeds
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from flinkish_spark.core.job_dir import JobDir
-    from flinkish_spark.core.offset_log import LoggedOffsets
-    from flinkish_spark.protocol.plan_layout import Position
-
+from flinkish_spark.protocol.plan_layout import Position
 
 # The log is a folder of segments, each named by the position of its first byte in the whole log. A line is a
 # frame: length, checksum, bytes. A process that dies may leave a frame half written; the next writer cuts it
@@ -161,22 +158,32 @@ class SocketLogReader:
 
     def advance(self, start: int, limit: int | None) -> int:
         """Return the position behind at most `limit` lines from `start` on; they are durable on return."""
-        known, at, left = segments(self._folder), start, limit
-        self._check_first(start, known)
-        for first in _from(known, start):
+        with contextlib.closing(self._lines(start, is_synced=True)) as lines:
+            return max((at for at, _ in itertools.islice(lines, limit)), default=start)
+
+    def _lines(self, start: int, *, is_synced: bool = False) -> Generator[tuple[int, bytes], None, None]:
+        """Yield the lines from `start` on, each with the position behind it; durable, once one is through."""
+        known, at = segments(self._folder), start
+        if start < (known[0] if known else 0) or (start and not known):
+            raise InputLostError(
+                f"the lines from position {start} of {self._folder} on are gone",
+                why="they lay behind the oldest retained checkpoint, or the folder was cleared",
+                what_to_do="restore the folder from a backup, or start a new job with a new job_dir",
+            )
+        ends = [*known[1:], None]
+        for first in (one for one, end in zip(known, ends, strict=True) if end is None or end > start):
             if first > at:
                 raise self._damaged(at, first)
             with open(_path(self._folder, first), "rb") as file:
-                file.seek(at - first)
-                before = at
-                for behind, _ in itertools.islice(_frames(file, at), left):
-                    at, left = behind, None if left is None else left - 1
-                if at > before:
+                before = file.seek(at - first) + first
+                try:
+                    for behind, data in _frames(file, at):
+                        at = behind
+                        yield at, data
+                finally:
                     # The writer may not have come to it yet.
-                    os.fsync(file.fileno())
-            if left == 0:
-                break
-        return at
+                    if is_synced and at > before:
+                        os.fsync(file.fileno())
 
     def ends_at(self) -> int | None:
         """Return the position behind the last line for ever; None while lines may follow."""
@@ -187,21 +194,12 @@ class SocketLogReader:
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
         """Yield the lines between two positions that :meth:`advance` gave."""
-        known, at = segments(self._folder), start
-        if start < end:
-            self._check_first(start, known)
-        for first in _from(known, start):
-            if at == end:
-                return
-            if first > at:
+        at = start
+        for at, data in self._lines(start) if start < end else ():
+            if at <= end:
+                yield data
+            if at >= end:
                 break
-            with open(_path(self._folder, first), "rb") as file:
-                file.seek(at - first)
-                for behind, data in _frames(file, at):
-                    if behind > end:
-                        break
-                    at = behind
-                    yield data
         if at != end:
             raise self._damaged(at, end)
 
@@ -211,19 +209,6 @@ class SocketLogReader:
             why="a line fails its checksum, or is gone",
             what_to_do="restore the folder from a backup",
         )
-
-    def _check_first(self, start: int, known: Sequence[int]) -> None:
-        if start < (known[0] if known else 0) or (start and not known):
-            raise InputLostError(
-                f"the lines from position {start} of {self._folder} on are gone",
-                why="they lay behind the oldest retained checkpoint, or the folder was cleared",
-                what_to_do="restore the folder from a backup, or start a new job with a new job_dir",
-            )
-
-
-def _from(known: Sequence[int], start: int) -> list[int]:
-    """Return the segments that hold something from `start` on."""
-    return [*(first for first, following in itertools.pairwise(known) if following > start), *known[-1:]]
 
 
 def forget_before(folder: Path, position: int) -> None:
@@ -445,17 +430,10 @@ class SocketTextSource(SplitSource):
 
     # Between micro-batches:
     def splits(self) -> Sequence[str]:
-        """Return the one split."""
         return [_SPLIT]
 
     def latest(self, split: str, start: int, limit: int | None) -> int:
-        """Return how far the log goes; connect, if no other process has the connection.
-
-        Raises
-        ------
-        SourceUnavailable
-            The tries are used up.
-        """
+        """Return how far the log goes; connect, if no other process has the connection."""
         log = SocketLogReader(self.job_folder)
         if log.ends_at() is None:
             self._connect()
@@ -482,7 +460,6 @@ class SocketTextSource(SplitSource):
         return sum(1 for _ in SocketLogReader(self.job_folder).read(start, end))
 
     def close(self) -> None:
-        """End the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -517,13 +494,7 @@ class SocketTextSource(SplitSource):
                 )
 
     def check_start(self, uid: str, position: Position) -> None:
-        """Refuse a savepoint of another job: its lines are in that job's directory.
-
-        Raises
-        ------
-        InputLostError
-            Always.
-        """
+        """Refuse a savepoint of another job: its lines are in that job's directory."""
         raise InputLostError(
             f"the source '{uid}' cannot go on where the savepoint stood",
             why="what came over its socket is kept in the directory of the job that took the savepoint",

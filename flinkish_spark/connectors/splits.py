@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import json
 import math
 import numbers
@@ -17,8 +18,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
+import numpy as np
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
@@ -26,6 +31,7 @@ from flinkish_spark.checkpoint.control import read_held
 from flinkish_spark.connectors.rates import Pace, RateLimit, shares
 from flinkish_spark.contracts.source import Extent, JobPlace, Source, SourceStart
 from flinkish_spark.core.errors import (
+    USER_FUNCTION_MARKER,
     ConfigError,
     CorruptObjectError,
     EnvironmentFault,
@@ -34,6 +40,8 @@ from flinkish_spark.core.errors import (
     may_pass,
 )
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
+from flinkish_spark.core.job_dir import JobDir, open_job_dir
+from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.stream_readers import ReadAllAvailable, ReadLimit, for_running_spark
@@ -44,15 +52,8 @@ from flinkish_spark.protocol.plan_layout import OWN_KEYS, SPLITS, Position, lowe
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.rows import OutputError, RowWriter
+from flinkish_spark.types.schemas import output_schema
 from flinkish_spark.types.to_arrow import first_missing, has_required
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-
-    from flinkish_spark.core.job_dir import JobDir
-    from flinkish_spark.core.offset_log import LoggedOffsets
-
 
 _UID, _ENDED, _DONE = f"{OWN_KEYS}source", f"{OWN_KEYS}ended", f"{OWN_KEYS}done"
 
@@ -325,23 +326,10 @@ class SplitSource(Source):
     @property
     def record_type(self) -> T.StructType:
         """The schema as Spark's type."""
-        from flinkish_spark.types.schemas import output_schema
-
         return output_schema(self.schema, self._fs_uid or type(self).__name__)
 
-    @property
-    def row_type(self) -> T.StructType:
-        """The fields with channel and sequence behind them."""
-        return T.StructType([*self.record_type, *_PLACE])
-
     def bound(self, uid: str) -> Self:
-        """Return this source under its uid in a job, after a look at what the user wrote.
-
-        Raises
-        ------
-        ConfigError, SchemaError
-            The class cannot be used: its schema, a method, or something in it that cannot travel.
-        """
+        """Return this source under its uid in a job, after a look at what the user wrote."""
         if not hasattr(self, "schema"):
             raise ConfigError(
                 f"the source '{uid}' has no schema", what_to_do='write schema = "name TYPE, ..." in its class'
@@ -361,7 +349,14 @@ class SplitSource(Source):
         name = f"flinkish-{uid.replace('.', '-')}-{uuid.uuid4().hex[:8]}"
         known = self._with("_fs_uid", uid)._with("_fs_format", name)
         _ = known.record_type  # Raises if they cannot be read.
-        check_travels(known, uid)
+        try:
+            cloudpickle.dumps(known)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise ConfigError(
+                f"the source '{uid}' cannot be sent to Spark's processes",
+                why=str(error),
+                what_to_do="keep settings in its attributes, and open connections and files in its methods",
+            ) from error
         return known
 
     @property
@@ -371,14 +366,12 @@ class SplitSource(Source):
 
     @property
     def is_positionable(self) -> bool:
-        """Whether it can begin anywhere."""
         return True
 
     def check_alignable(self, uid: str) -> None:
         """Do nothing: its reader holds back single splits."""
 
     def starting_at(self, start: SourceStart) -> Self:
-        """Return this source with another beginning."""
         return self._with("_fs_start", start)._with("_fs_format", f"{self._fs_format}-{start.label}")
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
@@ -387,30 +380,21 @@ class SplitSource(Source):
         own = self._with("_fs_folder", "" if job_dir is None else _own_folder(job_dir, self._fs_uid))
         source = data_source_of(own, place.beginnings(self._fs_start), place.control_path)
         spark.dataSource.register(source)
-        return C.records_read_by(spark.readStream.format(source.name()).load(), ReadSplits(own), own.row_type)
+        fields = T.StructType([*self.record_type, *_PLACE])
+        return C.records_read_by(spark.readStream.format(source.name()).load(), ReadSplits(own), fields)
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
-        """Take note of where the job is."""
         if job_dir.place is not None:
             object.__setattr__(self, "_fs_folder", _own_folder(job_dir.place, uid))
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
-        """Return the fingerprint as the job recorded it at its first start."""
         recorded = job_dir.recorded(_fact(uid))
         return {} if recorded is None else {_fact(uid): recorded}
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
-        """Compare the fingerprint with that of the first start."""
-        try:
+        mend = "correct fingerprint(); the job goes on from the last checkpoint"
+        with _failures_on_the_driver(uid, "was asked which input it reads", mend, is_counted=True):
             now = dict(self.fingerprint())
-        except OSError as error:
-            what = f"the source '{uid}' cannot say which input it reads"
-            raise SourceUnavailable.of_system(error, what) from error
-        except FlinkishError:
-            raise
-        except USER_ERRORS as error:
-            mend = "correct fingerprint(); the job goes on from the last checkpoint"
-            raise _failed(uid, "was asked which input it reads", error, mend) from error
         if now and job_dir.recorded_once(_fact(uid), now) != now:
             raise InputLostError(
                 f"the input of source '{uid}' is another one than at the job's first start",
@@ -427,20 +411,12 @@ class SplitSource(Source):
         offsets = lowest_offsets(logged_positions(position, self._fs_uid)) if is_told or may_delete else {}
         if not offsets:
             return {}
-        try:
+        mend = "correct committed() or released(); the checkpoint is finished by the next start"
+        with _failures_on_the_driver(self._fs_uid, "was told of a checkpoint", mend, is_counted=False):
             if is_told:
                 self._tell(offsets, note)
             if may_delete and (needed := self._needed_offsets()):
                 self.released(needed)
-        except OSError as error:
-            raise SourceUnavailable(
-                f"the source '{self._fs_uid}' cannot take note of a checkpoint now", why=str(error)
-            ) from error
-        except FlinkishError:
-            raise
-        except USER_ERRORS as error:
-            mend = "correct committed() or released(); the checkpoint is finished by the next start"
-            raise _failed(self._fs_uid, "was told of a checkpoint", error, mend) from error
         return {}
 
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
@@ -452,9 +428,6 @@ class SplitSource(Source):
 
     def _needed_offsets(self) -> dict[str, Offset]:
         """Return where the oldest checkpoint stands that can be gone back to; {} if there are too few."""
-        from flinkish_spark.core.job_dir import open_job_dir
-        from flinkish_spark.core.offset_log import LoggedOffsets
-
         commits = open_job_dir(self.job_store.above(2)).live_commits()
         # The newest has no receipt yet: it may have to be replayed, from where the one before it ends.
         if len(commits) < 2:
@@ -463,12 +436,10 @@ class SplitSource(Source):
         return lowest_offsets([scan for one in logged for scan in logged_positions(one, self._fs_uid)])
 
     def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
-        """Return the numbers of the splits that have not come to their end."""
         scans = logged_positions(position, self._fs_uid)
         return frozenset(number for scan in scans for number in scan.open_numbers())
 
     def has_ended(self, position: LoggedOffsets) -> bool:
-        """Whether every scan has logged the end."""
         scans = logged_positions(position, self._fs_uid)
         return bool(scans) and all(scan.is_ended for scan in scans)
 
@@ -499,21 +470,38 @@ class SplitSource(Source):
         )
 
 
-def _failed(uid: str, when: str, error: BaseException, mend: str) -> FlinkishError:
+@contextmanager
+def _failures_on_the_driver(uid: str, when: str, mend: str, *, is_counted: bool) -> Iterator[None]:
+    """Say what a source did when its own code failed; refusals of the system that come again may count."""
     from flinkish_spark.checkpoint.failures import RepeatableUserError
 
-    return RepeatableUserError(
-        f"the source '{uid}' failed when it {when}",
-        why=f"{type(error).__name__}: {error}",
-        what_to_do=mend,
-        uid=uid,
-    )
+    what = f"the source '{uid}' failed when it {when}"
+    try:
+        yield
+    except FlinkishError:
+        raise
+    except OSError as error:
+        if is_counted:
+            raise SourceUnavailable.of_system(error, what) from error
+        raise SourceUnavailable(what, why=str(error)) from error
+    except USER_ERRORS as error:
+        why = f"{type(error).__name__}: {error}"
+        raise RepeatableUserError(what, why=why, what_to_do=mend, uid=uid) from error
 
 
 def reaches(offset: Offset, end: Offset | None) -> bool:
     if is_number(offset) and is_number(end):
         return bool(offset >= end)
     return end is not None and bool(offset == end)
+
+
+def kept_once(place: StoreSpec, key: str, kind: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what was answered at the first call in the life of a job, whoever asked."""
+    store = place.open()
+    objects = SealedObjects(store, place.url)
+    if objects.optional(key, kind, dict) is None:
+        store.create_if_absent(key, seal(kind, ask()))
+    return objects.read(key, kind, dict)
 
 
 def _own_folder(job_dir: StoreSpec, uid: str) -> str:
@@ -524,95 +512,25 @@ def _fact(uid: str) -> str:
     return f"source-{uid}"
 
 
-def check_travels(source: SplitSource, uid: str) -> None:
-    """Raise ConfigError if the source cannot be sent to Spark's processes."""
-    from pyspark import cloudpickle
-
-    try:
-        cloudpickle.dumps(source)  # type: ignore[no-untyped-call]
-    except Exception as error:
-        raise ConfigError(
-            f"the source '{uid}' cannot be sent to Spark's processes",
-            why=str(error),
-            what_to_do="keep settings in its attributes, and open connections and files in its methods",
-        ) from error
-
-
-def gone_through(found: Any) -> Any:
-    """Return what a source gave as a tuple, if it is several things; a text is not meant as such."""
-    # Going through it is work of the source, which may fail.
+def checked_splits(uid: str, found: Any) -> Sequence[str]:
+    """Return the names of splits that a source gave; to go through them is its work, and may fail."""
     is_many = isinstance(found, Iterable) and not isinstance(found, str | bytes)
-    return tuple(elements_of(found)) if is_many else found
-
-
-def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[str]:
-    """Return the names of splits that a source gave, behind :func:`gone_through`."""
-    names = found if isinstance(found, tuple) else ()
-    if not isinstance(found, tuple) or not all(isinstance(name, str) and name for name in names):
+    names = tuple(elements_of(found)) if is_many else (None,)
+    if not all(isinstance(name, str) and name for name in names):
         raise ConfigError(
-            f"splits() of source '{uid}' returned {found!r}", what_to_do='return a list of names: ["all"]'
+            f"splits() of source '{uid}' returned {names if is_many else found!r}",
+            what_to_do='return a list of names: ["all"]',
         )
     if len(set(names)) != len(names):
         raise ConfigError(
             f"splits() of source '{uid}' names a split twice: {sorted(names)}",
             what_to_do="give each split a name of its own",
         )
-    gone = [name for name in position.offsets if name not in set(names)]
-    if gone:
-        until = position.offsets[gone[0]]
-        raise InputLostError(
-            f"the split '{gone[0]}' of source '{uid}' is gone: it was read up to {until!r}",
-            why="the job cannot know that it has read all of it",
-            what_to_do="let splits() name every split that it has ever named",
-        )
     return names
-
-
-def checked_end(uid: str, split: str, found: Any) -> Offset | None:
-    if is_number(found) and not math.isfinite(found):
-        raise ConfigError(
-            f"end() of source '{uid}' returned {found!r} for the split '{split}'",
-            why="no offset comes to it, so the job would never end",
-            what_to_do="return an offset; or None while the end is not known",
-        )
-    return found
-
-
-def checked_count(uid: str, split: str, found: Any) -> int | None:
-    is_count = isinstance(found, numbers.Real) and not isinstance(found, bool)
-    if found is None or (is_count and 0 <= found < math.inf):
-        return None if found is None else int(found)
-    raise ConfigError(
-        f"records_between() of source '{uid}' returned {found!r} for the split '{split}'",
-        what_to_do="return how many records lie between the offsets, or None if that is not known",
-    )
-
-
-def checked_offset(uid: str, split: str, start: Offset, found: Any, method: str) -> Offset:
-    why = refuse_no_json(found)
-    if why:
-        raise ConfigError(
-            f"{method}() of source '{uid}' returned {found!r} for the split '{split}'",
-            why=why,
-            what_to_do="return a number, a text, or a list or dict of such with texts as keys",
-        )
-    if is_number(found) and is_number(start) and found < start:
-        raise InputLostError(
-            f"the split '{split}' of source '{uid}' ends at {found}, and was read up to {start}",
-            why="records that the job has read are gone, or the input is another one",
-            what_to_do="restore the input, or start a new job with a new job_dir",
-        )
-    return found
-
-
-def moved(offsets: Mapping[str, Offset], ends: Mapping[str, Offset]) -> list[str]:
-    return [name for name, end in ends.items() if offsets.get(name) != end]
 
 
 def as_declared(column: pa.Array, field: pa.Field) -> pa.Array:
     """Return a column with a field's type."""
-    import pyarrow as pa
-
     from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 
     # Arrow casts more than another width of the same: a text becomes a number, a number a time in
@@ -632,8 +550,6 @@ def as_declared(column: pa.Array, field: pa.Field) -> pa.Array:
 
 def _missing_field(given: pa.DataType, wanted: pa.DataType, path: str) -> str | None:
     """Return the path of a declared field that the structs of a column do not have."""
-    import pyarrow as pa
-
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
         names = [field.name for field in given]
         for field in wanted:
@@ -680,12 +596,9 @@ class SplitStreamReader(DataSourceStreamReader):
     # job), since after a crash it might say something else.
     def __init__(self, source: SplitSource, folder: str, control_path: str = "") -> None:
         self.source, self._folder, self._control_path = source, folder, control_path
+        self._uid = source._fs_uid
         self._pace = Pace(source.rate, time.monotonic())
         self._turn, self._asked_at = 0, float("-inf")
-
-    @property
-    def _uid(self) -> str:
-        return self.source._fs_uid
 
     def initialOffset(self) -> dict[str, Any]:
         if self.source._fs_start is None:
@@ -700,15 +613,22 @@ class SplitStreamReader(DataSourceStreamReader):
         position = SplitPosition.from_json(start)
         if position.is_ended:
             return start
-        self._wait_a_little()
-        found = self._ask("splits", lambda: gone_through(self.source.splits_from(position)))
-        names = checked_splits(self._uid, found, position)
+        time.sleep(max(0.0, self._asked_at + _ASK_EVERY_S - time.monotonic()))
+        self._asked_at = time.monotonic()
+        names = self._ask("splits", lambda: checked_splits(self._uid, self.source.splits_from(position)))
+        gone = [name for name in position.offsets if name not in set(names)]
+        if gone:
+            raise InputLostError(
+                f"the split '{gone[0]}' of source '{self._uid}' is gone: it was read up to "
+                f"{position.offsets[gone[0]]!r}",
+                why="the job cannot know that it has read all of it",
+                what_to_do="let splits() name every split that it has ever named",
+            )
         known = position.moved_to({name: self._first(name) for name in names if name not in position.offsets})
         held = read_held(self._control_path, self._uid)
         free = [name for name, number in known.numbers().items() if not held.holds(number)]
         wanting = [name for name in free if not self._is_at_end(name, known.offsets[name])]
-        ends = self._latest(known, wanting)
-        end = known.moved_to(ends)
+        end = known.moved_to(self._latest(known, wanting))
         is_ended = self._ask("end", lambda: self.source.is_at_end(end))
         done = frozenset(name for name, offset in end.offsets.items() if self._is_at_end(name, offset))
         return SplitPosition(self._uid, end.offsets, is_ended, done).to_json()
@@ -723,17 +643,42 @@ class SplitStreamReader(DataSourceStreamReader):
                 continue
             start = position.offsets[name]
             found = self._ask("latest", lambda: self.source.latest(name, start, limit))  # noqa: B023
-            ends[name] = checked_offset(self._uid, name, start, found, "latest")
-            if limit is not None and ends[name] != start:
-                end = ends[name]
-                taken = self._ask("records_between", lambda: self.source.records_between(name, start, end))  # noqa: B023
-                count = checked_count(self._uid, name, taken)
-                self._pace.took(limit if count is None else count)
+            end = ends[name] = self._checked_offset(name, start, found, "latest")
+            if limit is not None and end != start:
+                count: Any = self._ask(
+                    "records_between",
+                    lambda: self.source.records_between(name, start, end),  # noqa: B023
+                )
+                is_count = isinstance(count, numbers.Real) and not isinstance(count, bool)
+                if count is not None and not (is_count and 0 <= count < math.inf):
+                    to_do = "return how many records lie between the offsets, or None if it is not known"
+                    raise self._refusal("records_between", name, count, "it is no number of records", to_do)
+                self._pace.took(limit if count is None else int(count))
         return ends
 
+    def _checked_offset(self, split: str, start: Offset, found: Any, method: str) -> Offset:
+        why = refuse_no_json(found)
+        if why:
+            what_to_do = "return a number, a text, or a list or dict of such with texts as keys"
+            raise self._refusal(method, split, found, why, what_to_do)
+        if is_number(found) and is_number(start) and found < start:
+            raise InputLostError(
+                f"the split '{split}' of source '{self._uid}' ends at {found}, and was read up to {start}",
+                why="records that the job has read are gone, or the input is another one",
+                what_to_do="restore the input, or start a new job with a new job_dir",
+            )
+        return found
+
+    def _refusal(self, method: str, split: str, found: Any, why: str, what_to_do: str) -> ConfigError:
+        what = f"{method}() of source '{self._uid}' returned {found!r:.200} for the split '{split}'"
+        return ConfigError(what, why=why, what_to_do=what_to_do)
+
     def _is_at_end(self, split: str, offset: Offset) -> bool:
-        end = self._ask("end", lambda: self.source.end(split))
-        return reaches(offset, checked_end(self._uid, split, end))
+        end: Any = self._ask("end", lambda: self.source.end(split))
+        if is_number(end) and not math.isfinite(end):
+            why, to_do = "no offset comes to it", "return an offset; or None while the end is not known"
+            raise self._refusal("end", split, end, why, to_do)
+        return reaches(offset, end)
 
     def _first(self, split: str) -> Offset:
         """Return where a split begins, asking the source once in the life of the job."""
@@ -741,21 +686,13 @@ class SplitStreamReader(DataSourceStreamReader):
             return 0
         if not self._folder:
             return self._ask("first", lambda: self.source.first(split))
-        store = StoreSpec.from_text(self._folder).open()
-        objects = SealedObjects(store, self._folder)
-        digest = hashlib.sha256(split.encode()).hexdigest()[:24]
-        key, kind = f"first-splits/{self._uid}/{digest}.json", "first-split"
-        if objects.optional(key, kind, dict) is None:
-            first = self._ask("first", lambda: self.source.first(split))
-            checked_offset(self._uid, split, first, first, "first")
-            store.create_if_absent(key, seal(kind, {"split": split, "offset": first}))
-        return objects.read(key, kind, dict)["offset"]
 
-    def _wait_a_little(self) -> None:
-        left = self._asked_at + _ASK_EVERY_S - time.monotonic()
-        if left > 0:
-            time.sleep(left)
-        self._asked_at = time.monotonic()
+        def ask() -> dict[str, Any]:
+            first = self._ask("first", lambda: self.source.first(split))
+            return {"split": split, "offset": self._checked_offset(split, first, first, "first")}
+
+        key = f"first-splits/{self._uid}/{hashlib.sha256(split.encode()).hexdigest()[:24]}.json"
+        return kept_once(StoreSpec.from_text(self._folder), key, "first-split", ask)["offset"]
 
     def _ask(self, method: str, question: Callable[[], _T]) -> _T:
         with named_failures(self._uid, method):
@@ -767,22 +704,18 @@ class SplitStreamReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begins, ends = SplitPosition.from_json(start).offsets, SplitPosition.from_json(end)
         begins = {name: begins[name] if name in begins else self._first(name) for name in ends.offsets}
-        numbers = ends.numbers()
         return [
-            SplitPiece(numbers[name], name, begin, end, self._piece_facts(name, begin, end))
-            for name in moved(begins, ends.offsets)
-            for begin, end in [(begins[name], ends.offsets[name])]
+            SplitPiece(number, name, begins[name], end, self._piece_facts(name, begins[name], end))
+            for number, (name, end) in enumerate(ends.offsets.items())
+            if begins[name] != end
         ]
 
     def _piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
         found = self._ask("piece_facts", lambda: self.source.piece_facts(split, start, end))
         why = "" if found is None else refuse_no_json(found)
         if why:
-            raise ConfigError(
-                f"piece_facts() of source '{self._uid}' returned {found!r:.200}",
-                why=why,
-                what_to_do="return JSON values: lists, texts, numbers, and dicts with texts as keys",
-            )
+            what_to_do = "return JSON values: lists, texts, numbers, and dicts with texts as keys"
+            raise self._refusal("piece_facts", split, found, why, what_to_do)
         return found
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
@@ -841,18 +774,19 @@ class _Rows:
 
     def of(self, one: Any) -> list[pa.RecordBatch]:
         """Take a record, a batch of them, or the end; return what is complete by that."""
-        import pyarrow as pa
-
         if isinstance(one, pa.RecordBatch):
-            return [*self._written(), *self._complete(self._placed(one))]
+            before, made = self._written(), self._placed(one)
+            # Of rows their writer sees to it.
+            for batch, required in itertools.product(made, self._required):
+                if missing := first_missing(required, batch.column(required.name)):
+                    raise ValueError(f"it yielded a wrong value: {missing}, in row {missing.row} of a batch")
+            return [*before, *made]
         if one is _NO_MORE:
             return self._written()
         self._held.append(one)
         return self._written() if len(self._held) == _HELD_ROWS else []
 
     def _written(self) -> list[pa.RecordBatch]:
-        import pyarrow as pa
-
         held, self._held = self._held, []
         if not held:
             return []
@@ -862,28 +796,16 @@ class _Rows:
             raise ValueError(f"it {str(error).replace('emitted', 'yielded', 1)}") from None
         return self._placed(pa.RecordBatch.from_arrays(columns, names=self._types.names[: -len(_PLACE)]))
 
-    def _complete(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Refuse nulls where the schema says that there are none; of rows their writer sees to it."""
-        for batch in batches:
-            for required in self._required:
-                if missing := first_missing(required, batch.column(required.name)):
-                    raise ValueError(f"it yielded a wrong value: {missing}, in row {missing.row} of a batch")
-        return batches
-
     def _placed(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Return a batch with the types of the schema, and the control columns behind."""
         first, self._place = self._place, self._place + batch.num_rows
-        return [_with_place(batch, self._channel, first, self._types)] if batch.num_rows else []
-
-
-def _with_place(batch: pa.RecordBatch, channel: int, place: int, types: T.StructType) -> pa.RecordBatch:
-    """Return a batch with the types of the schema, and the control columns behind."""
-    import numpy as np
-    import pyarrow as pa
-
-    schema, rows = arrow_schema(types), batch.num_rows
-    own = [as_declared(batch.column(one.name), one) for one in list(schema)[: -len(_PLACE)]]
-    control = [np.full(rows, channel, np.int64), np.arange(place, place + rows, dtype=np.int64)]
-    return pa.RecordBatch.from_arrays([*own, *map(pa.array, control)], schema=schema)
+        if not batch.num_rows:
+            return []
+        schema = arrow_schema(self._types)
+        own = [as_declared(batch.column(one.name), one) for one in list(schema)[: -len(_PLACE)]]
+        channel = np.full(batch.num_rows, self._channel, np.int64)
+        control = [channel, np.arange(first, self._place, dtype=np.int64)]
+        return [pa.RecordBatch.from_arrays([*own, *map(pa.array, control)], schema=schema)]
 
 
 @contextmanager
@@ -900,8 +822,6 @@ def named_failures(uid: str, method: str) -> Iterator[None]:
             f"{method}() of source '{uid}' failed", why=f"{type(error).__name__}: {error}"
         ) from error
     except USER_ERRORS as error:
-        from flinkish_spark.core.errors import USER_FUNCTION_MARKER
-
         what = {
             "uid": uid,
             "what": f"{method}() of source '{uid}'",
@@ -932,11 +852,6 @@ class SplitDataSource(DataSource):
 def data_source_of(source: SplitSource, folder: str, control_path: str = "") -> type[SplitDataSource]:
     """Return the class that Spark is given for a source."""
     # The source travels in it, and not in an option: options are part of plans that people look at.
-    own = {
-        "_format": source._fs_format,
-        "_source": source,
-        "_folder": folder,
-        "_control_path": control_path,
-    }
+    own = {"_format": source._fs_format, "_source": source, "_folder": folder, "_control_path": control_path}
     # Not importable, so that it is sent with what is in it.
     return type("SplitDataSourceOf", (SplitDataSource,), {**own, "__module__": "__main__"})

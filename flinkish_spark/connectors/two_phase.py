@@ -20,12 +20,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from pyspark.sql import Row
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from flinkish_spark.checkpoint.failures import RepeatableUserError
+from flinkish_spark.connectors.buffer import require_bufferable
 from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging
 from flinkish_spark.contracts.sink import (
     Committer,
@@ -37,6 +40,8 @@ from flinkish_spark.contracts.sink import (
     StageResult,
 )
 from flinkish_spark.core.errors import (
+    BAD_RECORD_MARKER,
+    USER_FUNCTION_MARKER,
     BadRecordError,
     ConfigError,
     CorruptObjectError,
@@ -53,11 +58,6 @@ from flinkish_spark.core.validation import check_methods
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.transport.columns import map_in_arrow
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-
 
 #: What a method that ends something may answer; None: it is done.
 Answer = CommitAnswer | Outcome | None
@@ -281,8 +281,6 @@ class TwoPhaseCommitSink(Sink):
 
         A subclass that checks more calls this too. Nothing may be changed outside.
         """
-        from flinkish_spark.connectors.buffer import require_bufferable
-
         own = type(self)
         if own.write is TwoPhaseCommitSink.write and own.write_batch is TwoPhaseCommitSink.write_batch:
             raise ConfigError(
@@ -314,11 +312,9 @@ class TwoPhaseCommitSink(Sink):
         check_serialisable(self, context.uid)
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
-        """Return the staging half."""
         return TwoPhaseWriter(self, context)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
-        """Return the committing half, with a copy of this object."""
         return TwoPhaseCommitter(self, context)
 
 
@@ -342,7 +338,9 @@ def check_serialisable(sink: TwoPhaseCommitSink, uid: str) -> None:
     error = _why_not_serialisable(sink)
     if error is None:
         return
-    names = [*getattr(sink, "__dict__", {}), *(n for c in type(sink).__mro__ for n in _slots_of(c))]
+    slots = (one.__dict__.get("__slots__", ()) for one in type(sink).__mro__)
+    own = (name for some in slots for name in ((some,) if isinstance(some, str) else some))
+    names = [*getattr(sink, "__dict__", {}), *own]
     guilty = next((n for n in names if _why_not_serialisable(getattr(sink, n, None))), None)
     whose = "" if guilty is None else f"its attribute '{guilty}' ({type(getattr(sink, guilty)).__name__}): "
     raise UserFunctionError(
@@ -355,18 +353,11 @@ def check_serialisable(sink: TwoPhaseCommitSink, uid: str) -> None:
 
 
 def _why_not_serialisable(value: object) -> Exception | None:
-    from pyspark import cloudpickle
-
     try:
         cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
     except Exception as error:
         return error
     return None
-
-
-def _slots_of(one: type) -> tuple[str, ...]:
-    slots = one.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 #: At most 130 characters: fit for a file, a table's key or the global id of a prepared transaction.
@@ -411,8 +402,6 @@ class TransactionName:
 
 def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch whose points in time are in UTC instead of the session's time zone."""
-    import pyarrow as pa
-
     columns = []
     for column in batch.columns:
         wanted = _in_utc(column.type)
@@ -421,8 +410,6 @@ def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _in_utc(kind: pa.DataType) -> pa.DataType:
-    import pyarrow as pa
-
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, "UTC")
     if pa.types.is_struct(kind):
@@ -529,7 +516,10 @@ class StageTransaction:
                 fields = in_utc(records.select(range(CONTROL_WIDTH, records.num_columns)))
                 refused = transaction.write(fields)
                 if refused and self.refusals is Refusals.KEEP:
-                    yield _refused_rows(fields, refused)
+                    chosen = fields.take(pa.array(sorted(refused), pa.int64()))
+                    reasons = [str(refused[index])[:_MOST_REASON] for index in sorted(refused)]
+                    found = [record_as_json(one) for one in records_of(chosen)]
+                    yield _rows([None] * len(reasons), reasons, found)
             committable = transaction.flush()
         done = ack.done()
         if self.refusals is Refusals.KEEP:
@@ -556,31 +546,39 @@ class _OpenTransaction:
         return self
 
     def write(self, records: pa.RecordBatch) -> Mapping[int, str]:
+        uid = self._stage.uid
         if not self._is_open:
-            stage = self._stage
             fields = tuple(records.schema.names)
-            transaction = SinkTransaction(self.name, stage.uid, stage.batch, self._task, fields)
-            self._handle = self._call("begin", self._sink.begin, transaction)
+            transaction = SinkTransaction(self.name, uid, self._stage.batch, self._task, fields)
+            with blaming(self._sink, uid, "begin"):
+                self._handle = self._sink.begin(transaction)
             self._is_open = True
-        refused = self._call(self._writing, self._written, records)
+        with blaming(self._sink, uid, self._writing):
+            refused = dict(pairs_of(self._sink.write_batch(self._handle, records) or {}))
+            if not refused.keys() <= set(range(records.num_rows)):
+                raise IndexError(f"it refused rows {sorted(refused)} of {records.num_rows}")
         if refused and self._stage.refusals is Refusals.FAIL:
-            raise refused_record(self._stage.uid, next(iter(refused.values())))
+            raise refused_record(uid, next(iter(refused.values())))
         self.refused += len(refused)
-        return refused
-
-    def _written(self, records: pa.RecordBatch) -> Mapping[int, str]:
-        refused = dict(pairs_of(self._sink.write_batch(self._handle, records) or {}))
-        if not refused.keys() <= set(range(records.num_rows)):
-            raise IndexError(f"it refused rows {sorted(refused)} of {records.num_rows}")
         return refused
 
     def flush(self) -> Mapping[str, Any] | None:
         """Pre-commit; return the committable's payload, None if nothing was begun."""
         if not self._is_open:
             return None
-        committable = self._call("flush", self._sink.flush, self._handle)
-        self._is_open = False
-        return {"transaction": self.name, "committable": self._checked(committable)}
+        with blaming(self._sink, self._stage.uid, "flush"):
+            committable = self._sink.flush(self._handle)
+            self._is_open = False
+            # As it will be read back.
+            try:
+                stored = json.loads(json.dumps(committable, allow_nan=False))
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"the committable is no JSON value: {error}") from error
+            if stored != (list(committable) if isinstance(committable, tuple) else committable):
+                raise TypeError(
+                    "the committable changes when it is stored as JSON: use text as keys, and lists"
+                )
+        return {"transaction": self.name, "committable": stored}
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or not self._is_open:
@@ -590,23 +588,6 @@ class _OpenTransaction:
         except Exception as trouble:
             # The failure that led here is the one to report; the sweep finds what is left.
             LOG.warning("discard() of the sink '%s' failed: %s", self._stage.uid, trouble)
-
-    def _call(self, name: str, method: Callable[..., _T], *arguments: Any) -> _T:
-        with blaming(self._sink, self._stage.uid, name):
-            return method(*arguments)
-
-    def _checked(self, committable: Any) -> Any:
-        """Return the committable as it will be read back, or refuse it."""
-        with blaming(self._sink, self._stage.uid, "flush"):
-            try:
-                stored = json.loads(json.dumps(committable, allow_nan=False))
-            except (TypeError, ValueError) as error:
-                raise TypeError(f"the committable is no JSON value: {error}") from error
-            if stored != (list(committable) if isinstance(committable, tuple) else committable):
-                raise TypeError(
-                    "the committable changes when it is stored as JSON: use text as keys, and lists"
-                )
-            return stored
 
 
 @contextmanager
@@ -623,7 +604,6 @@ def blaming(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
         raise SinkUnavailable(_one_line(text)) from error
     except USER_ERRORS as error:
         # Imported here: it brings pandas, which a task that goes well does not need.
-        from flinkish_spark.core.errors import USER_FUNCTION_MARKER
         from flinkish_spark.worker.keyed_operator import OperatorFailed
 
         facts = {"uid": uid, "error": f"{type(error).__name__}: {error}"}
@@ -632,8 +612,6 @@ def blaming(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
 
 
 def refused_record(uid: str, reason: str) -> BadRecordError:
-    from flinkish_spark.core.errors import BAD_RECORD_MARKER
-
     return BadRecordError(_one_line(f"{BAD_RECORD_MARKER} the sink '{uid}' refuses it: {reason}"))
 
 
@@ -641,17 +619,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _refused_rows(records: pa.RecordBatch, refused: Mapping[int, str]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    chosen = records.take(pa.array(sorted(refused), pa.int64()))
-    reasons = [str(refused[index])[:_MOST_REASON] for index in sorted(refused)]
-    return _rows([None] * len(reasons), reasons, [record_as_json(one) for one in records_of(chosen)])
-
-
-def _rows(*columns: list[str | None] | list[str] | list[None]) -> pa.RecordBatch:
-    import pyarrow as pa
-
+def _rows(*columns: Sequence[str | None]) -> pa.RecordBatch:
     arrays = [pa.array(column, pa.string()) for column in columns]
     return pa.record_batch(arrays, names=[REPORT, REASON, RECORD])
 
@@ -688,10 +656,8 @@ class TwoPhaseCommitter(Committer):
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
         dead = {}
-        for index, committable in enumerate(committables):
-            name, stored = self._parts_of(committable)
-            why = self._call("why_lost", stored)
-            if why:
+        for index, (name, stored) in enumerate(map(self._parts_of, committables)):
+            if why := self._call("why_lost", stored):
                 dead[index] = f"sink '{self._context.uid}', {name}: {why}"
         return dead
 
@@ -716,9 +682,7 @@ class TwoPhaseCommitter(Committer):
             # Exactly ours: a prefix may fit what somebody else made.
             if name is None or (name.job, name.sink) != (job, mark) or text in names:
                 continue
-            mine = name.owner_epoch == self._context.owner_epoch
-            newer = name.owner_epoch > self._context.owner_epoch
-            if newer or (mine and name.block in running):
+            if not self._context.is_left_over(name.owner_epoch, name.block, running):
                 continue
             answer = self._abort(name, stored)
             if answer.outcome.is_done:
@@ -786,18 +750,6 @@ class TwoPhaseCommitter(Committer):
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class StagedWithRefused:
-    """A staged micro-batch, and the refused records: rows `reason` and `record`, as JSON."""
-
-    result: StageResult
-    refused: DataFrame
-
-    @property
-    def refused_count(self) -> int:
-        return sum(task.dead_lettered for task in self.result.tasks)
-
-
 class TwoPhaseWriter(SinkWriter):
     def __init__(self, sink: TwoPhaseCommitSink, context: SinkContext) -> None:
         self._sink, self._context = sink, context
@@ -805,17 +757,17 @@ class TwoPhaseWriter(SinkWriter):
     def stage(self, request: StageRequest) -> StageResult:
         is_dropped = self._sink.on_refused is OnBadRecord.DROP
         rows = self._staging(request, Refusals.DROP if is_dropped else Refusals.FAIL)
-        return _result(row.report for row in rows.collect())
+        return _result(rows.collect())
 
     @contextmanager
-    def staging_with_refused(self, request: StageRequest) -> Iterator[StagedWithRefused]:
-        """Stage; give out what was refused, which is kept as long as the block lasts."""
+    def staging_with_refused(self, request: StageRequest) -> Iterator[tuple[StageResult, DataFrame]]:
+        """Stage; give out also refused records (REASON and RECORD, as JSON), kept while the block lasts."""
         # Kept, because going over the rows a second time would stage them a second time.
         rows = self._staging(request, Refusals.KEEP).persist()
         try:
             found = rows.where(F.col(REPORT).isNotNull()).collect()
             refused = rows.where(F.col(REASON).isNotNull()).select(REASON, RECORD)
-            yield StagedWithRefused(_result(row.report for row in found), refused)
+            yield _result(found), refused
         finally:
             rows.unpersist()
 
@@ -837,7 +789,7 @@ def batch_label(request: StageRequest) -> str:
     return f"{request.lineage}/{request.batch}"
 
 
-def _result(reports: Iterator[str]) -> StageResult:
-    found: list[dict[str, Any]] = sorted(map(json.loads, reports), key=lambda one: int(one["partition"]))
-    payloads = tuple(one["committable"] for one in found if one["committable"] is not None)
-    return StageResult(tuple(TaskAck.from_json(one) for one in found), payloads)
+def _result(rows: Sequence[Row]) -> StageResult:
+    reports = sorted((json.loads(row.report) for row in rows), key=lambda one: int(one["partition"]))
+    payloads = tuple(one["committable"] for one in reports if one["committable"] is not None)
+    return StageResult(tuple(TaskAck.from_json(one) for one in reports), payloads)

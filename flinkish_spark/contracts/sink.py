@@ -84,6 +84,13 @@ class SinkContext:
         """The place as an absolute path, which need not exist."""
         return self.place.folder
 
+    def is_left_over(self, owner_epoch: OwnerEpoch, block: int, running: frozenset[int]) -> bool:
+        """Return whether nobody will decide about what an owner of the job staged in a block.
+
+        What belongs to a newer owner is never touched, whatever this process believes.
+        """
+        return owner_epoch < self.owner_epoch or (owner_epoch == self.owner_epoch and block not in running)
+
     def require_ours(self, mark: Mark, upto: CheckpointId) -> None:
         """Raise AnotherTimelineError if a mark was not left by this job directory's own past."""
         why = self.timeline.why_not_ours(mark, upto)
@@ -319,13 +326,7 @@ class Sink(ABC):
         return False
 
     def parts(self, uid: str) -> tuple[tuple[str, Sink], ...]:
-        """Return the sinks that write, each with its uid: this one, unless it is made of others.
-
-        Parameters
-        ----------
-        uid
-            The one that the user gave it.
-        """
+        """Return the sinks that write, each with its uid: this one, unless it is made of others."""
         return ((uid, self),)
 
     @abstractmethod

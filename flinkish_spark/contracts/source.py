@@ -98,15 +98,7 @@ class Source(ABC):
     kind: str = "dataframe"
 
     def bound(self, uid: str) -> Source:
-        """Return the source with that uid: this one, or the one that it stands for.
-
-        Called by `from_source`, before anything else.
-
-        Raises
-        ------
-        ConfigError
-            It cannot be used.
-        """
+        """Return the source with that uid, this one or the one that it stands for; before anything else."""
         return self
 
     @property
@@ -122,14 +114,9 @@ class Source(ABC):
         return False
 
     def extent(self, position: LoggedOffsets | None) -> Extent | None:
-        """Return how much lies before a position; None where a source cannot say it without asking a system.
+        """Return how much lies before a position (None: where a new job begins); in any thread.
 
-        Called by any thread, while the job runs, to show how far it is.
-
-        Parameters
-        ----------
-        position
-            As of :meth:`has_ended`; None for where a new job begins.
+        None where a source cannot say it without asking a system.
         """
         return None
 
@@ -138,30 +125,20 @@ class Source(ABC):
         return ()
 
     def with_own_time(self) -> Source | None:
-        """Return this source with the time that its system gave each record, in the column ``_fs_time``.
-
-        In milliseconds. Called by the planner, where a watermark strategy goes by it; None for a source
-        whose records have no time.
-        """
+        """Return this source with each record's time (ms) in ``_fs_time``; None if they have none."""
         return None
 
     def channels_in(self, position: LoggedOffsets) -> frozenset[int] | None:
         """Return the channels that may still bring records behind `position`: numbers in ``_fs_channel``.
 
-        A channel that has not brought anything yet is waited for, if it is among them. None where a source
-        cannot tell: then a channel is known from its first record on.
+        One that has not brought anything yet is waited for. None: they are known from their first records on.
         """
         return None
 
     def check_alignable(self, uid: str) -> None:
-        """Refuse a source that cannot hold back what is ahead of the others; called before anything starts.
+        """Raise GraphError for a source that cannot hold back what is ahead of the others.
 
         Who can reads `checkpoint/control.py` each time it is asked for new offsets.
-
-        Raises
-        ------
-        GraphError
-            It cannot.
         """
         raise GraphError(
             f"the source '{uid}' cannot be aligned with others",
@@ -179,8 +156,8 @@ class Source(ABC):
     def starting_at(self, start: SourceStart) -> Source:
         """Return this source so that a query without a log begins at `start`.
 
-        Called by the planner, once per scan whose start differs, at each start of the query. Inputs
-        that the position does not name are read from their beginning: they were added since.
+        Called once per scan whose start differs, at each start of the query. Inputs that the position does
+        not name are read from their beginning: they were added since.
         """
         return self
 
@@ -188,16 +165,15 @@ class Source(ABC):
         """Raise InputLostError if input from a savepoint's position on is gone. Called before a restore."""
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
-        """Return what the job recorded to know its input again, by name of the fact; for savepoints.
+        """Return what the job recorded to know its input again, for savepoints.
 
-        The names are those under which `JobDir.recorded_once` keeps the facts, so that a restored
-        job finds an input that was replaced.
+        By the names of `JobDir.recorded_once`, so that a restored job finds an input that was replaced.
         """
         return {}
 
     @property
     def is_checked_apart(self) -> bool:
-        """Whether preflight and :meth:`check_retention` may run in a thread of their own, beside the plan.
+        """Whether preflight and :meth:`check_retention` may run in a thread beside the plan.
 
         Only if they ask nothing of Spark, and change nothing that the plan looks at.
         """
@@ -220,31 +196,13 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        """Return the streaming DataFrame: own columns plus ``_fs_channel`` and ``_fs_seq``.
-
-        Called at each start of the query, restarts included.
-
-        Parameters
-        ----------
-        place
-            Of the job and of this start of its query.
-        """
+        """Return the stream, at each start of the query: own columns, ``_fs_channel`` and ``_fs_seq``."""
 
     def load_marked(self, spark: SparkSession, place: JobPlace) -> DataFrame | None:
-        """Return the stream with barriers in it, if the source injects them itself.
+        """Return, in place of :meth:`load`, the stream with barriers if the source injects them itself.
 
-        Called in place of :meth:`load`; None for a source that does not.
-
-        Parameters
-        ----------
-        place
-            As for :meth:`load`.
-
-        Returns
-        -------
-        DataFrame or None
-            Own columns and the control columns kind, checkpoint, channel, sequence. Every channel of
-            a barrier announces how many there are (`protocol/alignment.py`).
+        Own columns and the control columns kind, checkpoint, channel, sequence. Every channel of a barrier
+        announces how many there are (`protocol/alignment.py`).
         """
         return None
 
@@ -259,31 +217,16 @@ class Source(ABC):
     def side_outputs(
         self, spark: SparkSession, uid: str, place: JobPlace, peers: Sequence[Sink]
     ) -> tuple[SideOutput, ...]:
-        """Return dead-letter streams, if the source has any.
-
-        Parameters
-        ----------
-        peers
-            The sinks of the job that the user made: what nobody says of a side output's sink, they say.
-        """
+        """Return dead-letter streams; what nobody says of their sinks, `peers` say: the sinks of the user."""
         return ()
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse what cannot work, before anything starts. Called once per process."""
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
-        """Refuse an input that does not keep its records for `needed_ms`. Called with the preflight.
+        """Raise ConfigError for an input that does not keep its records for `needed_ms`.
 
-        Parameters
-        ----------
-        needed_ms
-            Checkpoint interval + restart budget: so long after it was read a record may have to be
-            read again.
-
-        Raises
-        ------
-        ConfigError
-            It gives them up earlier.
+        So long (interval + restart budget) after it was read a record may have to be read again.
         """
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
@@ -292,15 +235,14 @@ class Source(ABC):
     def check_identity(self, job_dir: JobDir, uid: str) -> None:
         """Raise InputLostError if the input is not the one that the job began with.
 
-        Called while the query runs, in its thread, after the records of a checkpoint were read
-        and before it can be decided: what was read from a replaced input is never committed.
+        Called in the query's thread, after the records of a checkpoint were read and before it can be
+        decided: what was read from a replaced input is never committed.
         """
 
     def group_offsets(self, position: LoggedOffsets) -> GroupOffsets | None:
         """Return what :meth:`commit_offsets` would store, for a sink that commits it with its records.
 
-        None if there is nothing of the kind. Behind the sinks it is stored all the same, which then changes
-        nothing.
+        Behind the sinks it is stored all the same, which then changes nothing.
         """
         return None
 
@@ -309,47 +251,25 @@ class Source(ABC):
     ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Tell the source that everything before `position` is committed in every sink.
 
-        Called once per checkpoint after the last sink answered and before the receipt, so again
-        after a crash between the two; must be idempotent.
-
-        Parameters
-        ----------
-        note
-            The job's mark: kept beside the offsets where the system can, see :meth:`newest_marks`.
-
-        Returns
-        -------
-        mapping
-            What was committed, for the receipt: group -> topic -> partition -> offset.
-
-        Raises
-        ------
-        EnvironmentFault
-            With ``restartable`` set when the call should be repeated.
+        Called once per checkpoint after the last sink answered and before the receipt, so again after a crash
+        between the two; must be idempotent. Keeps the job's mark (`note`) beside the offsets where the system
+        can, and returns for the receipt what was committed: group -> topic -> partition -> offset. A
+        restartable EnvironmentFault means: repeat the call.
         """
         return {}
 
     def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
-        """Return the newest mark of `job` that :meth:`commit_offsets` left; empty if the system keeps none.
+        """Return the newest mark of `job` that :meth:`commit_offsets` left; behind every takeover.
 
-        Called behind every takeover, before anything starts.
-
-        Raises
-        ------
-        EnvironmentFault
-            With ``restartable`` set when the call should be repeated.
+        Empty if the system keeps none. A restartable EnvironmentFault means: repeat the call.
         """
         return ()
 
     def lower_offsets(self, position: LoggedOffsets) -> None:
-        """Set what :meth:`commit_offsets` stored back to `position`, also downwards.
+        """Set what :meth:`commit_offsets` stored back to `position`, also downwards; may be repeated.
 
-        Called while an ordered rewind is carried out, with no query running; may be repeated.
-
-        Raises
-        ------
-        EnvironmentFault
-            With ``restartable`` set when the call should be repeated.
+        Called while an ordered rewind is carried out, with no query running. A restartable EnvironmentFault
+        means: repeat the call.
         """
 
 

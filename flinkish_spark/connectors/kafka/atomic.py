@@ -16,14 +16,17 @@ records:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 
 from flinkish_spark.connectors.kafka.client.admin import VERIFICATION, KafkaAdmin
+from flinkish_spark.connectors.kafka.client.admission import partitions_for_keys
 from flinkish_spark.connectors.kafka.client.client import WIRES, KafkaWire
 from flinkish_spark.connectors.kafka.client.producer import Ticket
 from flinkish_spark.connectors.kafka.client.settings import StagingSettings
@@ -35,12 +38,8 @@ from flinkish_spark.connectors.kafka.client.shared_transaction import (
 )
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
 from flinkish_spark.connectors.kafka.record_encoder import KEY, PARTITION, TOPIC
-from flinkish_spark.connectors.kafka.writer import (
-    KafkaStaged,
-    KafkaWriter,
-    checkpoint_in,
-    ticket_of,
-)
+from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
+from flinkish_spark.connectors.kafka.writer import KafkaStaged, KafkaWriter, checkpoint_in, ticket_of
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
@@ -48,11 +47,6 @@ from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.routing import spark_hash_int
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 
 
 class DoubtfulTransaction(EnvironmentFault):
@@ -143,10 +137,6 @@ def _destination(partitions: Mapping[str, int], default_topic: str) -> Any:
     """Return a function of key, topic, named partition and hash: where a record goes, at each attempt."""
 
     def destination(keys: pa.Array, topics: pa.Array, named: pa.Array, hashes: pa.Array) -> pa.Array:
-        import numpy as np
-
-        from flinkish_spark.connectors.kafka.client.admission import partitions_for_keys
-
         # A partition that the topic does not have is left as it is, for the writer to refuse.
         result = named.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
         undecided = named.is_null().to_numpy(zero_copy_only=False)
@@ -179,7 +169,15 @@ class AtomicWriter(SinkWriter):
             # This order matters: what raises below leaves the transaction in doubt; nobody goes on with it.
             transaction, self._open = self._open, None
             if transaction is None:
-                transaction = self._begun(wire, request)
+                # Under the block of its first micro-batch, which is leased until the receipt.
+                context = self._context
+                name = TransactionalId(context.job, context.owner_epoch, request.block, SHARED_TASK, 0)
+                settings = StagingSettings(
+                    connection=self._sink.connection,
+                    transactional_id=str(name),
+                    transaction_timeout_ms=self._sink.transaction_timeout_ms,
+                )
+                transaction = SharedTransaction(wire, settings, self._sink.topics)
             transaction.ask_over(wire)
             return self._staged(transaction, wire, request)
 
@@ -196,16 +194,6 @@ class AtomicWriter(SinkWriter):
         else:
             self._commit_inputs(transaction, wire, request, checkpoint)
         return StageResult(tasks, tuple(self._committables(transaction, found)))
-
-    def _begun(self, wire: KafkaWire, request: StageRequest) -> SharedTransaction:
-        """Begin a transaction under the block of its first micro-batch, which is leased until the receipt."""
-        name = TransactionalId(self._context.job, self._context.owner_epoch, request.block, SHARED_TASK, 0)
-        settings = StagingSettings(
-            connection=self._sink.connection,
-            transactional_id=str(name),
-            transaction_timeout_ms=self._sink.transaction_timeout_ms,
-        )
-        return SharedTransaction(wire, settings, self._sink.topics)
 
     def _written(self, transaction: SharedTransaction, request: StageRequest) -> Sequence[Mapping[str, Any]]:
         """Have the tasks write; return their reports once there is no doubt about them."""
@@ -235,11 +223,7 @@ class AtomicWriter(SinkWriter):
         return found
 
     def _commit_inputs(
-        self,
-        transaction: SharedTransaction,
-        wire: KafkaWire,
-        request: StageRequest,
-        checkpoint: CheckpointId,
+        self, transaction: SharedTransaction, wire: KafkaWire, request: StageRequest, checkpoint: CheckpointId
     ) -> None:
         """Put the input's position into the transaction, where the groups are on the same brokers."""
         note = self._context.timeline.mark_of(checkpoint).to_text(self._context.job)
@@ -257,10 +241,7 @@ class AtomicWriter(SinkWriter):
         handles = [KafkaCommittable.from_json(r["committable"]) for r in found if r["committable"]]
         if not handles:
             return []
-        one, records = handles[0], sum(handle.records for handle in handles)
-        handle = KafkaCommittable(
-            one.transactional_id, one.producer_id, one.producer_epoch, one.evidence, records
-        )
+        handle = replace(handles[0], records=sum(handle.records for handle in handles))
         return [KafkaStaged(handle, next_sequences=transaction.next_sequences).to_payload()]
 
 

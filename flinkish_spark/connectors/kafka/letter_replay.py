@@ -9,7 +9,8 @@ nothing of its last portion, and another filter later finds what an earlier one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,18 +19,11 @@ import pyarrow as pa
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic, warn_of_old_times
 from flinkish_spark.connectors.kafka.client.admission import Addressed, Spreader, by_partition
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
-from flinkish_spark.connectors.kafka.client.client import (
-    Isolation,
-    KafkaWire,
-)
+from flinkish_spark.connectors.kafka.client.client import Isolation, KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.producer import ABORT_BOUND_MS, Outbox, TransactionSession
 from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
-from flinkish_spark.connectors.kafka.client.settings import (
-    ProducerSettings,
-    ReaderSettings,
-    StagingSettings,
-)
+from flinkish_spark.connectors.kafka.client.settings import ProducerSettings, ReaderSettings, StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import abort_own
 from flinkish_spark.core.errors import BadRecordError, ConfigError, EnvironmentFault, UserError
 from flinkish_spark.protocol.ids import Place
@@ -50,10 +44,6 @@ _MAX_RECORD_BYTES = 2**31 - 1
 #: Brokers take 4,096 bytes by default (offset.metadata.max.bytes).
 _NOTE_BYTES = 4_000
 _NOTE = "left:"
-
-
-class TooManyLeftBehind(UserError):
-    """Letters that are left behind are too many to be remembered one by one."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +84,14 @@ class _Letter(NamedTuple):
     def size_bytes(self) -> int:
         return len(self.key or b"") + len(self.value or b"")
 
+    @property
+    def time_ms(self) -> int:
+        named = self.says(_TIME)
+        return int(named) if named.isdecimal() else self.timestamp_ms
+
+    def says(self, header: str) -> str:
+        return (dict(self.headers).get(header) or b"").decode(errors="replace")
+
 
 @dataclass
 class ReplayCounts:
@@ -104,17 +102,12 @@ class ReplayCounts:
     not_whole: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {"put_back": dict(self.put_back), "not_chosen": self.not_chosen, "not_whole": self.not_whole}
+        return asdict(self)
 
 
 class LetterReplay:
     def __init__(
-        self,
-        connection: KafkaConnection,
-        letters: str,
-        group: str,
-        wanted: LetterFilter,
-        target: str = "",
+        self, connection: KafkaConnection, letters: str, group: str, wanted: LetterFilter, target: str = ""
     ) -> None:
         self._connection, self._letters, self._group = connection, letters, group
         self._wanted, self._target = wanted, target
@@ -127,19 +120,15 @@ class LetterReplay:
             raise ConfigError(
                 f"the letters are in {self._letters!r}", what_to_do="name another topic for them"
             )
-        wire = KafkaWire(self._connection)
-        with KafkaAdmin.over(wire) as admin:
+        with KafkaAdmin(self._connection) as admin, ExitStack() as stack:
             places = self._places(admin, self._letters)
-            out = None if dry else _Transactions(self._connection, self._group)
-            try:
+            out = None
+            if not dry:
+                out = stack.enter_context(closing(_Transactions(self._connection, self._group)))
                 # This order matters: what an earlier run has left open is aborted before offsets are read.
-                if out is not None:
-                    out.session.begin()
-                for place in places:
-                    self._replay(admin, out, place)
-            finally:
-                if out is not None:
-                    out.close()
+                out.session.begin()
+            for place in places:
+                self._replay(admin, out, place)
         return self._counts
 
     def _places(self, admin: KafkaAdmin, topic: str) -> list[Place]:
@@ -169,18 +158,15 @@ class LetterReplay:
         left = _LeftBehind(earlier)
         chosen: list[_Letter] = []
         for letter in self._read_letters(OffsetRange(*place, first, end)):
-            if letter.offset < done and not left.was(letter.offset):
-                left.pass_by(letter.offset)
-            elif self._is_chosen(admin, letter):
-                left.pass_by(letter.offset)
-                chosen.append(letter)
-            else:
-                left.leave(letter.offset)
+            was_passed = letter.offset < done and not left.was(letter.offset)
+            is_chosen = not was_passed and self._is_chosen(admin, letter)
+            left.note(letter.offset, is_left=not was_passed and not is_chosen)
+            chosen += [letter] if is_chosen else []
             done = max(done, letter.offset + 1)
             if len(chosen) >= _PORTION or sum(one.size_bytes for one in chosen) >= _PORTION_BYTES:
                 self._commit(out, place, chosen, done, left.ranges)
                 chosen = []
-        left.pass_by(end)
+        left.note(end, is_left=False)
         self._commit(out, place, chosen, max(done, end), left.ranges)
 
     def _read_letters(self, wanted: OffsetRange) -> Iterator[_Letter]:
@@ -193,22 +179,20 @@ class LetterReplay:
                 yield _Letter(offset, key, value, named, time_ms)
 
     def _is_chosen(self, admin: KafkaAdmin, letter: _Letter) -> bool:
-        headers = dict(letter.headers)
         if not self._wanted.chooses(letter.headers):
             self._counts.not_chosen += 1
             return False
-        error = _text(headers.get(_ERROR))
-        is_other = error == _OTHER_FORM and not self._target
-        target = self._target_of(headers)
-        if is_other or any(name in headers for name in _CUT) or not target:
+        is_other = letter.says(_ERROR) == _OTHER_FORM and not self._target
+        target = self._target_of(letter)
+        if is_other or any(name in _CUT for name, _ in letter.headers) or not target:
             self._counts.not_whole += 1
             return False
         self._places(admin, target)  # Raises if there is no such topic, before anything of it is sent.
         self._counts.put_back[target] = self._counts.put_back.get(target, 0) + 1
         return True
 
-    def _target_of(self, headers: Mapping[str, bytes | None]) -> str:
-        return self._target or _text(headers.get(_TOPIC))
+    def _target_of(self, letter: _Letter) -> str:
+        return self._target or letter.says(_TOPIC)
 
     def _commit(
         self,
@@ -221,7 +205,7 @@ class LetterReplay:
         """Put a portion back, and remember it, in one transaction."""
         note = _written(left)
         if len(note) > _NOTE_BYTES:
-            raise TooManyLeftBehind(
+            raise UserError(
                 f"the letters of {place[0]}-{place[1]} that are left behind are in too many pieces",
                 what_to_do="choose more with the filter, or use another group for what is left, "
                 "with a filter that chooses none of what was put back",
@@ -230,7 +214,7 @@ class LetterReplay:
             return
         by_topic: dict[str, list[_Letter]] = {}
         for letter in chosen:
-            by_topic.setdefault(self._target_of(dict(letter.headers)), []).append(letter)
+            by_topic.setdefault(self._target_of(letter), []).append(letter)
         try:
             for topic, letters in by_topic.items():
                 out.send(topic, self._addressed(topic, letters))
@@ -248,20 +232,18 @@ class LetterReplay:
             [{"key": name, "value": value} for name, value in one.headers if not name.startswith(_OURS)]
             for one in letters
         ]
-        partitions = [self._partition_of(topic, dict(one.headers)) for one in letters]
+        numbers = [one.says(_PARTITION) for one in letters]
+        # As it was, where the topic has that partition.
+        known = range(0 if self._target else self._partitions[topic])
+        partitions = [int(one) if one.isdecimal() and int(one) in known else None for one in numbers]
         return Addressed.of(
             pa.array([one.key for one in letters], pa.binary()),
             pa.array([one.value for one in letters], pa.binary()),
             pa.array(own, HEADERS_TYPE),
             topic,
             pa.array(partitions, pa.int64()),
-            np.array([_time_ms(one) for one in letters], np.int64),
+            np.array([one.time_ms for one in letters], np.int64),
         )
-
-    def _partition_of(self, topic: str, headers: Mapping[str, bytes | None]) -> int | None:
-        named = _text(headers.get(_PARTITION))
-        is_there = not self._target and named.isdecimal() and int(named) < self._partitions[topic]
-        return int(named) if is_there else None
 
 
 class _Transactions:
@@ -320,16 +302,11 @@ class _LeftBehind:
             del self._earlier[0]
         return bool(self._earlier) and self._earlier[0][0] <= offset
 
-    def leave(self, offset: int) -> None:
-        first = self._found.pop()[0] if self._is_going_on else offset
-        self._found.append((first, offset))
-        self._pass(offset, is_left=True)
-
-    def pass_by(self, offset: int) -> None:
-        self._pass(offset, is_left=False)
-
-    def _pass(self, offset: int, *, is_left: bool) -> None:
+    def note(self, offset: int, *, is_left: bool) -> None:
         # Between two letters of one range there is no other: markers of transactions make no pieces.
+        if is_left:
+            first = self._found.pop()[0] if self._is_going_on else offset
+            self._found.append((first, offset))
         if self.was(offset):
             self._earlier[0] = (offset + 1, self._earlier[0][1])
         self._is_going_on = is_left
@@ -338,15 +315,6 @@ class _LeftBehind:
     def ranges(self) -> list[tuple[int, int]]:
         """What is left behind: of what was read, and of what earlier runs have left and was not read yet."""
         return [*self._found, *(one for one in self._earlier if one[0] <= one[1])]
-
-
-def _time_ms(letter: _Letter) -> int:
-    named = _text(dict(letter.headers).get(_TIME))
-    return int(named) if named.isdecimal() else letter.timestamp_ms
-
-
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode(errors="replace")
 
 
 def _written(left: Iterable[tuple[int, int]]) -> str:

@@ -29,7 +29,7 @@ from flinkish_spark.core.errors import ConfigError, EnvironmentFault, InternalEr
 from flinkish_spark.core.store import CreateResult, SealedObjects
 from flinkish_spark.protocol.decisions import ManifestRecord
 from flinkish_spark.protocol.envelope import seal
-from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
+from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 from flinkish_spark.protocol.timeline import Mark
 
@@ -120,38 +120,41 @@ class _KafkaManifestWriter(ManifestWriter):
         if found != ours:
             # This order matters: a directory of before must not write a record that readers have seen.
             self._marks.leave(ours)
-        numbers = self._objects.numbers(self._folder(record.checkpoint))
+        folder = f"{_FOLDER}/{record.checkpoint}"
+        numbers = self._objects.numbers(folder)
         if numbers:
-            answer = self._client.commit(self._staged(record.checkpoint, max(numbers)))
-            if answer.outcome is not Outcome.LOST or not answer.is_proven_aborted:
-                return answer if answer.outcome is not Outcome.LOST else _unproven(answer)
+            staged = self._objects.read(
+                f"{folder}/{max(numbers)}.json", "manifest", KafkaCommittable.from_json
+            )
+            answer = self._client.commit(staged)
+            if answer.outcome is not Outcome.LOST:
+                return answer
+            if not answer.is_proven_aborted:
+                LOG.warning("the manifest may lack a record: %s", answer.detail)
+                why = f"nothing proves that it was not written: {answer.detail}"
+                return CommitAnswer(Outcome.ALREADY_COMMITTED, why)
             LOG.info("the manifest's record of checkpoint %s is staged again: %s", record.checkpoint, answer)
         handle = self._stage(record)
         number = max(numbers, default=0) + 1
         # This order matters: a repetition must find the transaction that may be committed already.
         created = self._context.store.create_if_absent(
-            f"{self._folder(record.checkpoint)}/{number}.json", seal("manifest", handle.to_json())
+            f"{folder}/{number}.json", seal("manifest", handle.to_json())
         )
         if created is CreateResult.EXISTS:
             self._client.abort(handle)
             return CommitAnswer(Outcome.RETRY, "another owner has staged the same record")
-        if self._is_deposed():
+        if max(self._objects.numbers("owners"), default=0) > int(self._context.owner_epoch):
             # A newer owner may have written the record, confirmed the checkpoint and deleted the name that
             # this one has just created. One that takes over from here on finds the name, and ends the same
             # transaction.
             self._client.abort(handle)
             return CommitAnswer(Outcome.FENCED, "a newer owner writes the manifest")
         answer = self._client.commit(handle)
-        self._forget_before(record.checkpoint)
+        for older in self._objects.numbers(_FOLDER, ""):
+            if older < int(record.checkpoint):
+                for number in self._objects.numbers(f"{_FOLDER}/{older}"):
+                    self._context.store.delete(f"{_FOLDER}/{older}/{number}.json")
         return answer
-
-    def _is_deposed(self) -> bool:
-        return max(self._objects.numbers("owners"), default=0) > int(self._context.owner_epoch)
-
-    def _staged(self, checkpoint: CheckpointId, number: int) -> KafkaCommittable:
-        return self._objects.read(
-            f"{self._folder(checkpoint)}/{number}.json", "manifest", KafkaCommittable.from_json
-        )
 
     def _stage(self, record: ManifestRecord) -> KafkaCommittable:
         context = self._context
@@ -175,20 +178,5 @@ class _KafkaManifestWriter(ManifestWriter):
             raise InternalError("a transaction of one record was empty")
         return committable
 
-    def _forget_before(self, checkpoint: CheckpointId) -> None:
-        for known in self._objects.numbers(_FOLDER, ""):
-            if known < int(checkpoint):
-                for number in self._objects.numbers(f"{_FOLDER}/{known}"):
-                    self._context.store.delete(f"{_FOLDER}/{known}/{number}.json")
-
-    @staticmethod
-    def _folder(checkpoint: CheckpointId) -> str:
-        return f"{_FOLDER}/{checkpoint}"
-
     def close(self) -> None:
         self._client.close()
-
-
-def _unproven(answer: CommitAnswer) -> CommitAnswer:
-    LOG.warning("the manifest may lack a record: %s", answer.detail)
-    return CommitAnswer(Outcome.ALREADY_COMMITTED, f"nothing proves that it was not written: {answer.detail}")

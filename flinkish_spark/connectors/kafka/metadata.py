@@ -53,11 +53,9 @@ def _timestamp_type(records: pa.RecordBatch) -> pa.Array:
 def _headers(records: pa.RecordBatch) -> pa.Array:
     # Readers have null where there are none.
     headers = records.column(HEADERS)
-    return (
-        headers
-        if not headers.null_count
-        else pa.array([one or [] for one in headers.to_pylist()], headers.type)
-    )
+    if headers.null_count:
+        headers = pa.array([one or [] for one in headers.to_pylist()], headers.type)
+    return headers
 
 
 def _headers_map(records: pa.RecordBatch) -> pa.Array:

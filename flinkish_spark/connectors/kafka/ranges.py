@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.kafka.format.options import SourceOptions
 from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, read_range, schema_of
 from flinkish_spark.connectors.kafka.metadata import known_times, metadata_arrays, metadata_fields
-from flinkish_spark.connectors.kafka.offsets import Ends
+from flinkish_spark.protocol.ids import Place
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import CONTROL
 from flinkish_spark.transport.channels import channel_of
@@ -34,7 +34,7 @@ class ReadRanges:
     #: By which partitions are numbered as channels; empty for those of a pattern.
     topics: tuple[str, ...]
     #: Where partitions end for good: one that has none here brings nothing. None where none of them ends.
-    ends: Ends | None
+    ends: Mapping[Place, int] | None
     #: What stands beside the fields.
     metadata: tuple[str, ...]
     #: Columns of a record that are kept besides the usual ones.
@@ -63,7 +63,7 @@ class ReadRanges:
         if wanted is None:
             return
         if self.ends is not None:
-            end = self.ends.get(wanted.topic, {}).get(str(wanted.partition), 0)
+            end = self.ends.get((wanted.topic, wanted.partition), 0)
             wanted = replace(wanted, end=max(wanted.start, min(wanted.end, end)))
         channel = channel_of(self.topics, wanted.topic, wanted.partition)
         for records in read_range(self.options, wanted):

@@ -13,12 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.encoding import (
-    PartEncoder,
-    check_encodable,
-    named_columns,
-    prefix_of,
-)
+from flinkish_spark.connectors.formats.encoding import PartEncoder, check_encodable, named_columns, prefix_of
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import SchemaError
@@ -49,10 +44,18 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
         ("partition", sink.partition, (T.ByteType, T.ShortType, T.IntegerType), "INT"),
         ("timestamp", sink.timestamp, (T.TimestampType, T.LongType), "TIMESTAMP, or BIGINT in milliseconds"),
     ]
-    bytes_or_text = (T.StringType, T.BinaryType)
     if isinstance(sink.headers, str):
-        _check_list_of_headers(_kind(schema, uid, "list of headers", sink.headers), sink.headers, uid)
+        kind = _kind(schema, uid, "list of headers", sink.headers)
+        if kind.simpleString() not in (_LIST_OF_HEADERS, *_MAPS_OF_HEADERS):
+            raise SchemaError(
+                f"the list of headers of sink '{uid}' is the column '{sink.headers}' of type "
+                f"{kind.simpleString()}",
+                why=f"it must be {_LIST_OF_HEADERS}, {' or '.join(_MAPS_OF_HEADERS)}",
+                what_to_do='cast it in a transform, or name headers one by one: headers={"name": "column"}',
+                column=sink.headers,
+            )
     else:
+        bytes_or_text = (T.StringType, T.BinaryType)
         wanted += [(f"header '{n}'", c, bytes_or_text, "STRING or BINARY") for n, c in sink.headers.items()]
     for role, column, kinds, words in wanted:
         if column and not isinstance(kind := _kind(schema, uid, role, column), kinds):
@@ -62,16 +65,6 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
                 what_to_do="cast it in a transform",
                 column=column,
             )
-
-
-def _check_list_of_headers(kind: T.DataType, column: str, uid: str) -> None:
-    if kind.simpleString() not in (_LIST_OF_HEADERS, *_MAPS_OF_HEADERS):
-        raise SchemaError(
-            f"the list of headers of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
-            why=f"it must be {_LIST_OF_HEADERS}, {' or '.join(_MAPS_OF_HEADERS)}",
-            what_to_do='cast it in a transform, or name headers one by one: headers={"name": "column"}',
-            column=column,
-        )
 
 
 def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
@@ -124,20 +117,18 @@ class RecordEncoder:
     def spark_columns(self) -> dict[str, Column]:
         """Return by name what the pass is given of a row: fields, and what Spark computes of them."""
         # A record that does not fit is told of with all of its fields.
-        names = self.fields.names if self.may_misfit else self._read_names()
+        of_headers = [self.headers] if isinstance(self.headers, str) else self.headers.values()
+        others = [self.row_kind, self.topic_column, self.partition, self.timestamp, *of_headers]
+        read = (name for name in (*self.key.names, *self.value.names, *others) if name)
+        names = self.fields.names if self.may_misfit else dict.fromkeys(read)
         given = {name: without_intervals(F.col(quoted(name)), self.fields[name].dataType) for name in names}
         return given | self.key.spark_columns() | self.value.spark_columns()
 
     @property
     def reads_fields_alone(self) -> bool:
-        """Whether Spark computes nothing of what the pass is given."""
+        """Return whether Spark computes nothing of what the pass is given."""
         computed = self.key.spark_columns() or self.value.spark_columns()
         return not computed and not any(has_intervals(one.dataType) for one in self.fields)
-
-    def _read_names(self) -> list[str]:
-        of_headers = [self.headers] if isinstance(self.headers, str) else self.headers.values()
-        others = [self.row_kind, self.topic_column, self.partition, self.timestamp, *of_headers]
-        return [*dict.fromkeys(one for one in (*self.key.names, *self.value.names, *others) if one)]
 
     def given(self, names: Iterable[str]) -> T.StructType:
         """Return the types of what the pass is given."""
@@ -168,8 +159,12 @@ class RecordEncoder:
             # A retraction has no value that could not fit.
             data = _unless(is_retraction, data)
             of_value = None if of_value is None else _unless(is_retraction, of_value)
-            misfits = [_no_kind(kind), key.misfit, self._no_key(key.data)]
-        made = {TOPIC: _texts(records, self.topic_column)}
+            kinds = pa.array([one.value for one in RowKind], pa.string())
+            no_kind = _where(pc.invert(pc.is_in(kind, kinds)), "it has no row kind")
+            is_bytes = isinstance(self.key.form, Raw | String)
+            misfits = [no_kind, key.misfit, _where(key.data.is_null(), "it has no key") if is_bytes else None]
+        topics = records.column(self.topic_column).cast(pa.string()) if self.topic_column else None
+        made = {TOPIC: pa.nulls(records.num_rows, pa.string()) if topics is None else topics}
         if self.partition:
             made[PARTITION] = records.column(self.partition).cast(pa.int32())
         if self.timestamp:
@@ -182,16 +177,13 @@ class RecordEncoder:
         if misfit is not None:
             # What a dead letter tells of a record that has not the form of its topic.
             does_not_fit = misfit.is_valid()
-            told = _json_of_all(self.fields, records.filter(does_not_fit))
+            refused = records.filter(does_not_fit)
+            columns = [refused.column(name) for name in self.fields.names]
+            told = JsonWriter(self.fields).write(columns, refused.num_rows).cast(pa.binary())
             data = pc.replace_with_mask(data, does_not_fit, told)
         if self.may_misfit:
             made[MISFIT] = pa.nulls(records.num_rows, pa.string()) if misfit is None else misfit
         return {KEY: key.data, VALUE: data, **made}
-
-    def _no_key(self, keys: pa.Array) -> pa.Array | None:
-        if not isinstance(self.key.form, Raw | String):
-            return None
-        return _where(keys.is_null(), "it has no key")
 
     def _milliseconds(self, records: pa.RecordBatch) -> pa.Array:
         column = records.column(self.timestamp)
@@ -275,20 +267,6 @@ def _where(condition: pa.Array, reason: str) -> pa.Array:
 
 def _unless(condition: pa.Array, column: pa.Array) -> pa.Array:
     return pc.if_else(condition, pa.scalar(None, column.type), column)
-
-
-def _no_kind(kinds: pa.Array) -> pa.Array:
-    are_kinds = pc.is_in(kinds, pa.array([one.value for one in RowKind], pa.string()))
-    return _where(pc.invert(are_kinds), "it has no row kind")
-
-
-def _texts(records: pa.RecordBatch, column: str) -> pa.Array:
-    return records.column(column).cast(pa.string()) if column else pa.nulls(records.num_rows, pa.string())
-
-
-def _json_of_all(fields: T.StructType, records: pa.RecordBatch) -> pa.Array:
-    columns = [records.column(name) for name in fields.names]
-    return JsonWriter(fields).write(columns, records.num_rows).cast(pa.binary())
 
 
 _CONTROL_FIELDS = [

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +23,6 @@ from flinkish_spark.connectors.formats.decoding import (
     stated_part,
     without_bad,
 )
-from flinkish_spark.connectors.kafka.checks import letter_topic
 from flinkish_spark.connectors.kafka.metadata import OF_VALUE, check_names, is_of_value
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.changelogs import (
@@ -110,8 +108,7 @@ class Decoding:
                 what_to_do="leave it out: only formats of changes know such things",
             )
         key = None if self.key is None else stated_part(self.key, "key")
-        value = self._envelope or stated_part(self._format, "value")
-        self._check_fields(key, value, None if value is None else self._changelog_of(value))
+        self._check_fields(key, *self._value(lambda form: stated_part(form, "value")))
 
     @property
     def policy(self) -> BadRecordPolicy:
@@ -123,47 +120,32 @@ class Decoding:
 
     @property
     def letter_topic(self) -> str:
-        return letter_topic(self.policy)
+        return self.policy.topic if isinstance(self.policy, DeadLetter) else ""
 
     def deserializer(self, uid: str, place: JobPlace, topics: Sequence[str]) -> Deserializer:
         """Return what makes rows; a registry is asked where it says what the columns are."""
         key = None if self.key is None else part_of(self.key, "key", uid, place, topics)
-        value = self._envelope or part_of(self._format, "value", uid, place, topics)
-        changelog = self._changelog_of(value)
+        value, changelog = self._value(lambda form: part_of(form, "value", uid, place, topics))
+        assert value is not None
         self._check_fields(key, value, changelog)
         return Deserializer(self, key, value, changelog)
 
+    def _value(self, part: Callable[[Format], Part | None]) -> tuple[Part | None, Changelog | None]:
+        """Return how values are read, and what becomes of them; None for what is not known yet."""
+        if isinstance(self.value, DebeziumAvro):
+            envelope = part(self.value.envelope)
+            if envelope is None:
+                return None, None
+            return envelope, AvroChangelog(self.value, envelope.fields, self._of_value)
+        if isinstance(self.value, Changes):
+            changelog = JsonChangelog(self.value, self._of_value)
+            return Part("value", changelog.json, plain_json.json_schema(changelog.json)), changelog
+        return part(self.value), None
+
     def fields_of(self, key: Part | None) -> T.StructType:
-        fields = [] if key is None else list(key.fields)
-        return T.StructType(
-            [T.StructField(self.key_fields_prefix + one.name, one.dataType) for one in fields]
-        )
-
-    @cached_property
-    def _json_changelog(self) -> JsonChangelog | None:
-        if not isinstance(self.value, Changes) or isinstance(self.value, DebeziumAvro):
-            return None
-        return JsonChangelog(self.value, self._of_value)
-
-    def _changelog_of(self, value: Part) -> Changelog | None:
-        if isinstance(self.value, DebeziumAvro):
-            return AvroChangelog(self.value, value.fields, self._of_value)
-        return self._json_changelog
-
-    @property
-    def _envelope(self) -> Part | None:
-        """How the values of a changelog in JSON are read."""
-        if self._json_changelog is None:
-            return None
-        form = self._json_changelog.json
-        return Part("value", form, plain_json.json_schema(form))
-
-    @property
-    def _format(self) -> Format:
-        if isinstance(self.value, DebeziumAvro):
-            return self.value.envelope
-        assert not isinstance(self.value, Changes)
-        return self.value
+        """Return a key's fields as the stream calls them."""
+        fields, prefix = () if key is None else key.fields, self.key_fields_prefix
+        return T.StructType([T.StructField(prefix + one.name, one.dataType) for one in fields])
 
     @property
     def _of_value(self) -> tuple[str, ...]:
@@ -216,11 +198,10 @@ def decoding_of(
                 what_to_do='give value=Json("field TYPE, ...")',
             )
         return None
-    usual = OnTombstone.DROP if isinstance(value, Changes) else OnTombstone.REFUSE
-    usual = OnTombstone.KEEP if is_raw else usual
-    return Decoding(
-        value, tuple(metadata), key, key_fields_prefix, usual if tombstones is None else tombstones
-    )
+    if tombstones is None:
+        tombstones = OnTombstone.DROP if isinstance(value, Changes) else OnTombstone.REFUSE
+        tombstones = OnTombstone.KEEP if is_raw else tombstones
+    return Decoding(value, tuple(metadata), key, key_fields_prefix, tombstones)
 
 
 _KEEPING = (OnTombstone.KEEP, OnTombstone.DELETE)

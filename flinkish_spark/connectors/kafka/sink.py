@@ -9,7 +9,8 @@ never name somebody else's transaction. Under a weaker `DeliveryGuarantee` there
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from flinkish_spark.connectors.formats.encoding import check_written
 from flinkish_spark.connectors.kafka.atomic import AtomicWriter, check_atomic
@@ -24,7 +25,10 @@ from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.batches import require_codec
 from flinkish_spark.connectors.kafka.client.client import KafkaWire, ProduceClient
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
-from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, ProducerSettings
+from flinkish_spark.connectors.kafka.client.settings import (
+    DeliveryGuarantee,
+    ProducerSettings,
+)
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 from flinkish_spark.connectors.kafka.record_encoder import check_columns
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
@@ -34,10 +38,6 @@ from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWrit
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, raise_translated
 from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 _SETTING = "transaction.max.timeout.ms"
 
@@ -63,74 +63,6 @@ def with_advice(refused: ConfigError, uid: str, needed_ms: int) -> ConfigError:
         what_to_do=advice,
         **refused.facts,
     )
-
-
-def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext) -> None:
-    check_columns(sink, context.schema, context.uid)
-    for part, form in (("key", sink.key_format), ("value", sink.value)):
-        if form is not None:
-            whose = f"the {part} of sink '{context.uid}'"
-            fields = sink.fields_of(context.schema)
-            check_written(spark, form, fields, sink.data_topics, part, whose)
-    _check_barriers(sink, context)
-    require_codec(ProducerSettings.of(sink.producer, sink.delivery).codec)
-    is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
-    if is_exact:
-        _check_timeout(sink, context)
-    wire = KafkaWire(sink.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS)
-    with KafkaAdmin.over(wire) as admin:
-        found = admin.topics(sink.topics)
-        for topic in sink.topics:
-            if topic not in found:
-                raise unknown_topic(topic, sink.connection.servers, of=f"sink '{context.uid}'")
-        check_letters_stay(found, sink.dead_letter_topics, f"sink '{context.uid}'")
-        if sink.timestamp:
-            warn_of_old_times(found, sink.data_topics, f"sink '{context.uid}'")
-        _check_rights(sink, wire, context.uid)
-        if sink.atomic:
-            check_atomic(sink, spark, wire, context)
-        if is_exact:
-            # Block 0 of owner 0 is never leased, and it has the prefix that ACLs are written for.
-            probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
-            needed_ms = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
-            try:
-                admin.probe_transactional_id(str(probe), sink.transaction_timeout_ms)
-            except ConfigError as refused:
-                raise_translated(with_advice(refused, context.uid, needed_ms), refused)
-
-
-def _check_barriers(sink: KafkaSinkSettings, context: SinkContext) -> None:
-    if sink.barriers is BarrierRecords.NONE:
-        return
-    if context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE:
-        raise ConfigError(
-            f"the sink '{context.uid}' writes barrier records, and the job's checkpoints have "
-            "CheckpointingMode.AT_LEAST_ONCE",
-            why="then a branch may stage records of a checkpoint behind the barrier record of it",
-            what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave barriers out",
-        )
-
-
-def _check_timeout(sink: KafkaSinkSettings, context: SinkContext) -> None:
-    least = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
-    if sink.transaction_timeout_ms < least:
-        raise ConfigError(
-            f"the transaction timeout of sink '{context.uid}' is {sink.transaction_timeout_ms} ms, "
-            f"shorter than checkpoint interval + restart budget = {least} ms",
-            why="the broker would abort staged data while the job restarts",
-            what_to_do=f"set transaction_timeout_ms to {least} or more, or lower restart_budget_ms",
-        )
-
-
-def _check_rights(sink: KafkaSinkSettings, wire: KafkaWire, uid: str) -> None:
-    client = ProduceClient(wire)
-    denied = wire.call("ask for rights on topics", lambda _admin: client.unwritable(sink.topics))
-    if denied:
-        raise AuthorizationError(
-            f"Kafka refuses this principal WRITE on the topic '{denied[0]}' of sink '{uid}'",
-            what_to_do="add an ACL that allows WRITE and DESCRIBE on it",
-            topic=denied[0],
-        )
 
 
 @dataclass(frozen=True)
@@ -202,17 +134,62 @@ class KafkaSink(KafkaSinkSettings, Sink):
     """
 
     def datasets(self) -> tuple[Dataset, ...]:
-        """Return the topics of records, without those of dead letters."""
         return Dataset.of_topics(self.connection.servers, self.data_topics)
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
-        """Refuse what cannot work.
+        """Refuse columns, formats, settings, topics, rights and timeouts that cannot work."""
+        who = f"sink '{context.uid}'"
+        check_columns(self, context.schema, context.uid)
+        for part, form in self.formats:
+            fields = self.fields_of(context.schema)
+            check_written(spark, form, fields, self.data_topics, part, f"the {part} of {who}")
+        self._check_checkpoints(context)
+        require_codec(ProducerSettings.of(self.producer, self.delivery).codec)
+        wire = KafkaWire(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS)
+        with KafkaAdmin.over(wire) as admin:
+            found = admin.topics(self.topics)
+            for topic in self.topics:
+                if topic not in found:
+                    raise unknown_topic(topic, self.connection.servers, of=who)
+            check_letters_stay(found, self.dead_letter_topics, who)
+            if self.timestamp:
+                warn_of_old_times(found, self.data_topics, who)
+            client = ProduceClient(wire)
+            denied = wire.call("ask for rights on topics", lambda _admin: client.unwritable(self.topics))
+            if denied:
+                raise AuthorizationError(
+                    f"Kafka refuses this principal WRITE on the topic '{denied[0]}' of {who}",
+                    what_to_do="add an ACL that allows WRITE and DESCRIBE on it",
+                    topic=denied[0],
+                )
+            if self.atomic:
+                check_atomic(self, spark, wire, context)
+            if self.delivery is DeliveryGuarantee.EXACTLY_ONCE:
+                # Block 0 of owner 0 is never leased, and it has the prefix that ACLs are written for.
+                probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
+                needed_ms = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
+                try:
+                    admin.probe_transactional_id(str(probe), self.transaction_timeout_ms)
+                except ConfigError as refused:
+                    raise_translated(with_advice(refused, context.uid, needed_ms), refused)
 
-        Unknown columns and wrong types, formats that do not fit the stream, settings that the producer
-        does not take, unknown topics, missing rights; of transactions, where there are any, a timeout
-        that does not fit and a right that is missing.
-        """
-        preflight(self, spark, context)
+    def _check_checkpoints(self, context: SinkContext) -> None:
+        given = context.checkpoint
+        if self.barriers is not BarrierRecords.NONE and given.mode is CheckpointingMode.AT_LEAST_ONCE:
+            raise ConfigError(
+                f"the sink '{context.uid}' writes barrier records, and the job's checkpoints have "
+                "CheckpointingMode.AT_LEAST_ONCE",
+                why="then a branch may stage records of a checkpoint behind the barrier record of it",
+                what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave barriers out",
+            )
+        least = given.interval_ms + given.restart_budget_ms
+        if self.delivery is DeliveryGuarantee.EXACTLY_ONCE and self.transaction_timeout_ms < least:
+            raise ConfigError(
+                f"the transaction timeout of sink '{context.uid}' is {self.transaction_timeout_ms} ms, "
+                f"shorter than checkpoint interval + restart budget = {least} ms",
+                why="the broker would abort staged data while the job restarts",
+                what_to_do=f"set transaction_timeout_ms to {least} or more, or lower restart_budget_ms",
+            )
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         tasks = KafkaWriter(self, context)

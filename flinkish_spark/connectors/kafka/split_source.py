@@ -7,31 +7,19 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.decoding import schema_facts
-from flinkish_spark.connectors.kafka.checks import (
-    HEADERS,
-    InputChecks,
-    check_letter_topic,
-    check_topic_retention,
-    letters_of,
-    letters_uid,
-    raise_if_it_stays,
-)
-from flinkish_spark.connectors.kafka.client.admin import (
-    PLANNING_TIMEOUT_MS,
-    PREFLIGHT_TIMEOUT_MS,
-    KafkaAdmin,
-    TopicPattern,
-    check_letters_stay,
-    unknown_topic,
-)
+from flinkish_spark.connectors.kafka.chaining.alignment import to_json
+from flinkish_spark.connectors.kafka.checks import HEADERS, missing_input, raise_if_it_stays
+from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
+from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 from flinkish_spark.connectors.kafka.metadata import (
     LEADER_EPOCH,
     checked_metadata,
@@ -42,46 +30,31 @@ from flinkish_spark.connectors.kafka.metadata import (
     names_of,
 )
 from flinkish_spark.connectors.kafka.offsets import (
-    GroupPatience,
     KafkaEnd,
     KafkaStart,
     StartingOffsets,
     Wanted,
-    by_topic,
     checked_end,
     checked_start,
-    commit_places,
     first_at_least_as_late,
-    group_marks,
-    places_in,
-    start_offsets,
 )
-from flinkish_spark.connectors.kafka.records import Decoding, decoding_of
+from flinkish_spark.connectors.kafka.records import decoding_of
+from flinkish_spark.connectors.kafka.source import KafkaInput
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, logged_positions
-from flinkish_spark.contracts.dataset import Dataset
-from flinkish_spark.contracts.source import JobPlace, SideOutput
+from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, kept_once, logged_positions
+from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import Format, OnTombstone
+from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, values_by_name
-from flinkish_spark.protocol.envelope import seal
-from flinkish_spark.protocol.ids import JobUuid, Place
+from flinkish_spark.protocol.ids import Place
 from flinkish_spark.protocol.limits import checked_whole
-from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.protocol.plan_layout import Position
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.schemas import PREFIX, output_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from flinkish_spark.contracts.sink import Sink
-    from flinkish_spark.core.job_dir import JobDir
-    from flinkish_spark.protocol.plan_layout import Position
-
 
 _CLOCK = SystemClock()
 #: How often the brokers are asked which partitions there are.
@@ -99,57 +72,22 @@ _DECODED = (
     T.StructField("offset", T.LongType()),
     T.StructField("timestamp", T.TimestampType()),
 )
-_TIMESTAMP_TYPE = T.StructField("timestampType", T.IntegerType())
-_LEADER_EPOCH = T.StructField(LEADER_EPOCH, T.IntegerType())
 _FOR_METADATA: Mapping[str, T.StructField] = {
-    "timestamp-type": _TIMESTAMP_TYPE,
+    "timestamp-type": T.StructField("timestampType", T.IntegerType()),
     "headers": _HEADERS,
     "headers-map": _HEADERS,
-    "leader-epoch": _LEADER_EPOCH,
+    "leader-epoch": T.StructField(LEADER_EPOCH, T.IntegerType()),
 }
 #: Fields that a record can have, with the types of each.
-_FIELDS: Mapping[str, tuple[T.DataType, ...]] = {
-    "key": (T.BinaryType(), T.StringType()),
-    "value": (T.BinaryType(), T.StringType()),
-    "topic": (T.StringType(),),
-    "partition": (T.IntegerType(), T.LongType()),
-    "offset": (T.LongType(),),
-    "timestamp": (T.TimestampType(),),
-    _TIMESTAMP_TYPE.name: (_TIMESTAMP_TYPE.dataType,),
-    _HEADERS.name: (_HEADERS.dataType,),
-    _LEADER_EPOCH.name: (_LEADER_EPOCH.dataType,),
+_FIELDS: dict[str, list[T.DataType]] = {
+    **{one.name: [one.dataType] for one in (*_DECODED, *_FOR_METADATA.values())},
+    "key": [T.BinaryType(), T.StringType()],
+    "value": [T.BinaryType(), T.StringType()],
+    "partition": [T.IntegerType(), T.LongType()],
 }
 
 
-def _needed(decoding: Decoding) -> T.StructType:
-    more = dict.fromkeys(_FOR_METADATA[name] for name in decoding.metadata if name in _FOR_METADATA)
-    return T.StructType([*_DECODED, *more])
-
-
-def _checked_decoding(
-    value: Format | Changes | None,
-    metadata: Sequence[str],
-    key: Format | None,
-    key_fields_prefix: str,
-    tombstones: OnTombstone | None,
-) -> Decoding | None:
-    """Return what becomes of the records; None if they come as they are."""
-    to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
-    if value is not None and not isinstance(value, Format | Changes):
-        raise unusable("value", value, wanted="a format, such as Json(...)", what_to_do=to_do)
-    names = checked_metadata(metadata)
-    if value is None and names:
-        raise ConfigError(
-            "metadata is asked for, and nothing is decoded",
-            what_to_do='name the fields: schema="value STRING, topic STRING, offset LONG"',
-        )
-    found = decoding_of(value, names, key, key_fields_prefix, tombstones)
-    if found is None and value is not None:
-        raise unusable("value", value, wanted="a format, such as Json(...)", what_to_do=to_do)
-    return found
-
-
-class KafkaRecordsSource(SplitSource):
+class KafkaRecordsSource(KafkaInput, SplitSource):
     """Reads Kafka topics, records as they are; also as a part of a hybrid source.
 
     Otherwise take a :class:`~flinkish_spark.sources.KafkaSource`.
@@ -226,12 +164,26 @@ class KafkaRecordsSource(SplitSource):
             bootstrap_servers,
             values_by_name("options", options, what_to_do='give options by name: {"name": "value"}'),
         )
-        self._wanted = Wanted.of(topics, pattern, partitions)
-        self.decoding = _checked_decoding(value, metadata, key, key_fields_prefix, tombstones)
-        wanted = schema if self.decoding is None else _needed(self.decoding)
-        self.schema: T.StructType = output_schema(wanted, "a source of Kafka records")
+        self.wanted = Wanted.of(topics, pattern, partitions)
+        names = checked_metadata(metadata)
+        if value is None and names:
+            raise ConfigError(
+                "metadata is asked for, and nothing is decoded",
+                what_to_do='name the fields: schema="value STRING, topic STRING, offset LONG"',
+            )
+        decoding = None
+        if isinstance(value, Format | Changes | None):
+            decoding = decoding_of(value, names, key, key_fields_prefix, tombstones)
+        if value is not None and decoding is None:
+            to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
+            raise unusable("value", value, wanted="a format, such as Json(...)", what_to_do=to_do)
+        self.decoding = decoding
+        if decoding is not None:
+            more = [_FOR_METADATA[name] for name in names if name in _FOR_METADATA]
+            schema = T.StructType([*_DECODED, *dict.fromkeys(more)])
+        self.schema: T.StructType = output_schema(schema, "a source of Kafka records")
         for field in self.schema:
-            if field.dataType not in _FIELDS.get(field.name, ()):
+            if field.dataType not in _FIELDS.get(field.name, []):
                 raise ConfigError(
                     f"a Kafka record has no field '{field.name}' of type {field.dataType.simpleString()}",
                     what_to_do=f"choose among {', '.join(_FIELDS)}; key and value as BINARY or STRING",
@@ -244,13 +196,9 @@ class KafkaRecordsSource(SplitSource):
                 "starting_at_ms and starting_offsets are set for one source",
                 what_to_do="leave one of them out",
             )
-        self._ending = checked_end(ending, None)
+        self._ending = checked_end(ending)
         self._partitions: list[str] = []
         self._looked_at = float("-inf")
-
-    def datasets(self) -> tuple[Dataset, ...]:
-        """Return its topics; those of a pattern are not known before they are read."""
-        return Dataset.of_topics(self.connection.servers, self._wanted.topics)
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_planning_admin", "_admin", "_starts", "_ends", "_group_patience")
@@ -261,14 +209,6 @@ class KafkaRecordsSource(SplitSource):
     def _planning_admin(self) -> KafkaAdmin:
         return KafkaAdmin(self.connection, timeout_ms=PLANNING_TIMEOUT_MS)
 
-    @cached_property
-    def _admin(self) -> KafkaAdmin:
-        return KafkaAdmin(self.connection)
-
-    @cached_property
-    def _group_patience(self) -> GroupPatience:
-        return GroupPatience()
-
     @property
     def is_bounded(self) -> bool:  # type: ignore[override]
         return self._ending is not None
@@ -277,7 +217,7 @@ class KafkaRecordsSource(SplitSource):
         if time.monotonic() - self._looked_at >= _TOPICS_EVERY_S:
             # This order matters: every partition that has an end is there by then, and none is left out.
             ends = self._ends
-            places = self._wanted.places(self._planning_admin, _CLOCK)
+            places = self.wanted.places(self._planning_admin, _CLOCK)
             self._partitions = [_split(at) for at in places if ends is None or _split(at) in ends]
             self._looked_at = time.monotonic()
         return self._partitions
@@ -308,7 +248,7 @@ class KafkaRecordsSource(SplitSource):
 
     @cached_property
     def _starts(self) -> dict[str, int]:
-        return self._fixed("starts", lambda places: start_offsets(self._begin, self._admin, places))
+        return self._fixed("starts", lambda places: self._begin.offsets(self._admin, places))
 
     @cached_property
     def _ends(self) -> dict[str, int] | None:
@@ -320,18 +260,15 @@ class KafkaRecordsSource(SplitSource):
 
     def _fixed(self, name: str, ask: Callable[[Sequence[Place]], dict[Place, int]]) -> dict[str, int]:
         """Return offsets by split as they were found at the first call in the life of the job."""
-        if not self._fs_folder:
-            return {_split(place): at for place, at in self._asked(ask).items()}
-        store = self.job_store.open()
-        objects, kind = SealedObjects(store, self.job_store.url), "kafka-offsets"
-        if objects.optional(f"{name}.json", kind, dict) is None:
-            found = {_split(place): at for place, at in self._asked(ask).items()}
-            store.create_if_absent(f"{name}.json", seal(kind, {"offsets": found}))
-        offsets: dict[str, int] = objects.read(f"{name}.json", kind, dict)["offsets"]
-        return offsets
 
-    def _asked(self, ask: Callable[[Sequence[Place]], dict[Place, int]]) -> dict[Place, int]:
-        return ask(self._wanted.places(self._planning_admin, _CLOCK))
+        def ask_now() -> dict[str, Any]:
+            places = self.wanted.places(self._planning_admin, _CLOCK)
+            return {"offsets": {_split(place): at for place, at in ask(places).items()}}
+
+        is_of_job, key = bool(self._fs_folder), f"{name}.json"
+        kept = kept_once(self.job_store, key, "kafka-offsets", ask_now) if is_of_job else ask_now()
+        offsets: dict[str, int] = kept["offsets"]
+        return offsets
 
     def close(self) -> None:
         for name in ("_planning_admin", "_admin"):
@@ -339,9 +276,6 @@ class KafkaRecordsSource(SplitSource):
                 self.__dict__.pop(name).close()
 
     def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
-        from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
-
         topic, partition = _place(split)
         names = self.schema.names
         settings = ReaderSettings(
@@ -377,94 +311,30 @@ class KafkaRecordsSource(SplitSource):
         label = "" if self._fs_start is None else self._fs_start.label
         control = [column for column in frame.columns if column.startswith(PREFIX)]
         kept = (*names_of(self.decoding.metadata), *control)
-        rows_of = self.decoding.deserializer(self._fs_uid, place, self._wanted.topics)
+        rows_of = self.decoding.deserializer(self._fs_uid, place, self.wanted.topics)
         return rows_of.rows(frame, (label, "uid", self._fs_uid), kept)
 
-    @property
-    def drops_records(self) -> bool:
-        return self.decoding is not None and self.decoding.drops_records
-
-    @property
-    def has_side_outputs(self) -> bool:
-        return bool(self._letters)
-
-    @property
-    def _letters(self) -> str:
-        return "" if self.decoding is None else self.decoding.letter_topic
-
-    def side_uids(self, uid: str) -> tuple[str, ...]:
-        return (letters_uid(uid),) if self.has_side_outputs else ()
-
-    def side_outputs(
-        self, spark: SparkSession, uid: str, place: JobPlace, peers: Sequence[Sink]
-    ) -> tuple[SideOutput, ...]:
-        """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
-        if self.decoding is None or not self.has_side_outputs:
-            return ()
+    def with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         scan = self._with("schema", T.StructType(list(dict.fromkeys([*self.schema, _HEADERS]))))
         scan = scan._with("_fs_format", f"{self._fs_format}-letters")
-        raw = super(KafkaRecordsSource, scan).load(spark, place)
-        bad = self.decoding.deserializer(uid, place, self._wanted.topics).bad(raw)
-        return (letters_of(bad, self.decoding.policy, uid, self.connection, peers),)
-
-    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
-        """Refuse brokers that do not answer, and topics and partitions that do not exist."""
-        super().preflight(spark, job_dir, uid)
-        read = self._wanted.topics or TopicPattern(self._wanted.pattern)
-        check_letter_topic(uid, self._letters, read)
-        wanted = [*self._wanted.topics, *filter(None, [self._letters])]
-        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            found = admin.topics(wanted)
-            counts = {name: one.partitions for name, one in found.items()}
-            places_in(counts, self._wanted.partitions, "the source's partitions")
-        missing = [topic for topic in wanted if topic not in found]
-        if missing:
-            raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
-        check_letters_stay(found, [self._letters], f"source '{uid}'")
-
-    def check_retention(self, uid: str, needed_ms: int) -> None:
-        check_topic_retention(self.connection, self._topics_now(), uid, needed_ms)
+        return super(KafkaRecordsSource, scan).load(spark, place)
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         scans = [] if position is None else logged_positions(position, uid)
         logged = LoggedOffsets(tuple(_by_topic(scan.offsets) for scan in scans)) if scans else None
-        checks = InputChecks(self._admin, self._topics_in(logged))
-        raise_if_it_stays(lambda: checks.replaced(job_dir, uid, logged) or checks.gone(uid, logged))
+        self.check_position(job_dir, uid, logged)
 
     def check_start(self, uid: str, position: Position) -> None:
         logged = LoggedOffsets((_by_topic(SplitPosition.from_json(position).offsets),))
-        checks = InputChecks(self._admin, self._topics_in(logged))
-        raise_if_it_stays(lambda: checks.gone(uid, logged))
-
-    def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
-        """Return ids of topics, and schemas, as the job recorded them when it first met each."""
-        names = [*(f"topic-{uid}-{t}" for t in self._topics_now()), *schema_facts(uid)]
-        facts = {name: job_dir.recorded(name) for name in names}
-        return {name: fact for name, fact in facts.items() if fact is not None}
-
-    def _topics_now(self) -> Sequence[str]:
-        return self._wanted.topics_now(self.connection)
-
-    def _topics_in(self, logged: LoggedOffsets | None) -> Sequence[str]:
-        """Return the topics that are named; of a pattern, those that match or were read."""
-        if not self._wanted.pattern:
-            return self._wanted.topics
-        begun = {topic for scan in logged.sources for topic in scan} if logged is not None else set()
-        return sorted(begun | set(self._topics_now()))
+        admin, topics = self._admin, self.topics_at(logged)
+        raise_if_it_stays(lambda: missing_input(admin, topics, uid, logged))
 
     def committed(self, offsets: Mapping[str, Offset]) -> None:
         """Commit the group's offsets, forward only."""
         self._tell(offsets, "")
 
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
-        if self.group_id:
-            flat = {_place(split): int(offset) for split, offset in offsets.items()}
-            self._group_patience.tries(
-                self.group_id, lambda: commit_places(self._admin, self.group_id, flat, note)
-            )
-
-    def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
-        return group_marks(self._admin, self.group_id, job)
+        self.store_offsets({_place(split): int(offset) for split, offset in offsets.items()}, note)
 
 
 def _split(place: Place) -> str:
@@ -477,4 +347,4 @@ def _place(split: str) -> Place:
 
 
 def _by_topic(offsets: Mapping[str, Offset]) -> dict[str, dict[str, int]]:
-    return by_topic({_place(split): int(offset) for split, offset in offsets.items()})
+    return to_json({_place(split): int(offset) for split, offset in offsets.items()})

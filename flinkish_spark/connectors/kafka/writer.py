@@ -7,16 +7,19 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.plans import Selection
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords, BarrierWriter
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
+from flinkish_spark.connectors.kafka.client.producer import StagedTransaction, abandon_all
 from flinkish_spark.connectors.kafka.client.settings import (
     DEFAULT_MAX_REQUEST_BYTES,
     DeliveryGuarantee,
@@ -50,13 +53,7 @@ from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.record_time import TimeLimits
 
-if TYPE_CHECKING:
-    from typing import Self
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
-    from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,6 @@ class SinkInPython:
     columns: tuple[str, ...]
 
     def transaction(self, task: TaskContext, transactions_of_task: int) -> StagedTransaction:
-        from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
-
         partition = task.partitionId()
         settings = replace(self.settings, transactions_of_task=transactions_of_task)
         if settings.shared is not None:
@@ -84,13 +79,16 @@ class SinkInPython:
 
     def write(self, transaction: StagedTransaction, records: pa.RecordBatch) -> None:
         columns = {name: records.column(name) for name in self.columns}
+        times = columns.get(TIMESTAMP)
+        if times is not None:
+            times = (times.fill_null(transaction.now_ms()) if times.null_count else times).to_numpy()
         transaction.write(
             columns[KEY],
             columns[VALUE],
             columns.get(HEADERS),
             topics=columns[TOPIC],
             partitions=columns.get(PARTITION),
-            timestamps_ms=_timestamps(transaction, columns.get(TIMESTAMP)),
+            timestamps_ms=times,
             misfits=columns.get(MISFIT),
         )
 
@@ -115,11 +113,6 @@ class StageInPython:
     sinks: tuple[SinkInPython, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        from flinkish_spark.connectors.kafka.client.producer import abandon_all
-
         task = begin_staging()
         transactions: list[StagedTransaction] = []
         try:
@@ -140,13 +133,6 @@ class StageInPython:
         yield pa.record_batch([pa.array(found)], names=["report"])
 
 
-def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
-    if column is None or not column.null_count:
-        return None if column is None else column.to_numpy()
-    return column.fill_null(transaction.now_ms()).to_numpy()
-
-
-LOG = logging.getLogger(__name__)
 #: The task number in the transactional id of barrier records; Spark numbers no partition so high.
 BARRIER_TASK = 999_999_999
 _BARRIER, _SEQUENCES = "barrier_of", "next_sequences"
@@ -186,48 +172,16 @@ class KafkaStaged:
     def transaction(self) -> tuple[str, int, int]:
         return (self.handle.transactional_id, self.handle.producer_id, self.handle.producer_epoch)
 
-    def belongs_to(self, checkpoint: CheckpointId) -> bool:
-        return self.barrier_of in (None, checkpoint)
-
 
 def _sequences(stored: Any) -> dict[str, tuple[int, ...]]:
-    if not isinstance(stored, Mapping) or not all(isinstance(known, list) for known in stored.values()):
-        raise ValueError(f"{_SEQUENCES} is {stored!r}")
-    for known in stored.values():
-        if any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in known):
-            raise ValueError(f"{_SEQUENCES} has the numbers {known!r}")
+    for known in stored.values() if isinstance(stored, Mapping) else [None]:
+        if not isinstance(known, list) or any(type(one) is not int or one < 0 for one in known):
+            raise ValueError(f"{_SEQUENCES} is {stored!r}")
     return {str(topic): tuple(known) for topic, known in stored.items()}
 
 
 def checkpoint_in(tasks: Iterable[TaskAck]) -> CheckpointId | None:
     return max((barrier.checkpoint for task in tasks for barrier in task.barriers), default=None)
-
-
-def stage_barrier(
-    writer: BarrierWriter, checkpoint: CheckpointId, request: StageRequest, context: SinkContext
-) -> KafkaStaged:
-    """Stage the barrier records behind the data of a micro-batch, all of which is flushed."""
-    # The block is this micro-batch's alone, so no other transaction can have this id.
-    name = TransactionalId(context.job, context.owner_epoch, request.block, BARRIER_TASK, 0)
-    return KafkaStaged(writer.stage(checkpoint, request.lineage, str(name)), checkpoint)
-
-
-def committed(client: TransactionClient, checkpoint: CheckpointId, staged: KafkaStaged) -> CommitAnswer:
-    """Commit what belongs to a decided checkpoint, abort the barrier records of another one."""
-    if not staged.belongs_to(checkpoint):
-        return client.abort(staged.handle)
-    answer = client.commit(staged.handle)
-    if staged.barrier_of is None or answer.outcome is not Outcome.LOST:
-        return answer
-    # No record of anybody is missing: readers that follow this job's checkpoints wait for the next.
-    LOG.warning("the barrier records of checkpoint %s are lost, no data is: %s", checkpoint, answer.detail)
-    return CommitAnswer(Outcome.ALREADY_COMMITTED, f"barrier records only, given up: {answer.detail}")
-
-
-def bound(staged: Sequence[KafkaStaged]) -> dict[int, KafkaStaged]:
-    """Return by position what must be alive for a decision: data, and the newest barrier records."""
-    newest = max((one.barrier_of for one in staged if one.barrier_of is not None), default=None)
-    return {i: one for i, one in enumerate(staged) if one.barrier_of in (None, newest)}
 
 
 def staged_in(committables: Sequence[Committable]) -> list[KafkaStaged]:
@@ -296,7 +250,11 @@ class KafkaWriter(JoiningWriter):
         checkpoint = checkpoint_in(tasks)
         if self._barriers is not None and checkpoint is not None:
             # Last, so that its offsets and its commit come behind those of the data.
-            staged.append(stage_barrier(self._barriers, checkpoint, request, self._context))
+            # The block is this micro-batch's alone, so no other transaction can have this id.
+            owner = self._context.owner_epoch
+            name = TransactionalId(self._context.job, owner, request.block, BARRIER_TASK, 0)
+            handle = self._barriers.stage(checkpoint, request.lineage, str(name))
+            staged.append(KafkaStaged(handle, checkpoint))
         return StageResult(tasks, tuple(one.to_payload() for one in staged))
 
     def shared_reports(
@@ -316,7 +274,12 @@ class KafkaWriter(JoiningWriter):
 
     def _own(self, request: StageRequest) -> SinkInPython:
         prefix = TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
-        return self._told(request, prefix, self._partitions())
+        if not self._sink.partition:
+            return self._told(request, prefix, None)
+        # Now: partitions may have been added, and a record may name one of them.
+        with KafkaAdmin(self._sink.connection) as admin:
+            partitions = admin.partition_counts(self._sink.data_topics)
+        return self._told(request, prefix, partitions)
 
     def _told(
         self, request: StageRequest, transactional_id: str, partitions: Mapping[str, int] | None
@@ -358,13 +321,6 @@ class KafkaWriter(JoiningWriter):
                 job, uid = str(self._context.job), self._context.uid
                 checkpoint = str(request.checkpoint)
                 return {JOB_HEADER: job, UID_HEADER: uid, CHECKPOINT_HEADER: checkpoint, **batch}
-
-    def _partitions(self) -> dict[str, int] | None:
-        """Ask now: partitions may have been added, and a record may name one of them."""
-        if not self._sink.partition:
-            return None
-        with KafkaAdmin(self._sink.connection) as admin:
-            return {name: info.partitions for name, info in admin.topics(self._sink.data_topics).items()}
 
 
 def ticket_of(prefix: str, task: int) -> str:
@@ -415,7 +371,7 @@ class KafkaCommitter(Committer):
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Commit whole micro-batches in the given order, stopping at what is not done."""
-        micro_batches = list(_micro_batches(staged_in(committables)))
+        micro_batches = [list(some) for _, some in groupby(staged_in(committables), _block_of)]
         try:
             if micro_batches:
                 self._mark(checkpoint)
@@ -486,8 +442,18 @@ class KafkaCommitter(Committer):
     def _ended(
         self, checkpoint: CheckpointId, one: KafkaStaged, alive: Mapping[KafkaCommittable, Liveness]
     ) -> CommitAnswer:
-        answer = committed(self._client, checkpoint, one)
-        if one.handle in alive and answer.outcome is Outcome.LOST:
+        """Commit what belongs to a decided checkpoint, abort the barrier records of another one."""
+        if one.barrier_of not in (None, checkpoint):
+            return self._client.abort(one.handle)
+        answer = self._client.commit(one.handle)
+        if answer.outcome is not Outcome.LOST:
+            return answer
+        if one.barrier_of is not None:
+            # No record of anybody is missing: readers that follow this job's checkpoints wait for the next.
+            why = answer.detail
+            LOG.warning("the barrier records of checkpoint %s are lost, no data is: %s", checkpoint, why)
+            return CommitAnswer(Outcome.ALREADY_COMMITTED, f"barrier records only, given up: {why}")
+        if one.handle in alive:
             # It was open at the look. The next call looks again and sees the micro-batch as a whole.
             return CommitAnswer(Outcome.RETRY, f"lost since it was looked at: {answer.detail}")
         return answer
@@ -497,7 +463,9 @@ class KafkaCommitter(Committer):
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
         staged = staged_in(committables)
-        handles = {index: one.handle for index, one in bound(staged).items()}
+        # A decision needs the data, and the newest barrier records.
+        newest = max((one.barrier_of for one in staged if one.barrier_of is not None), default=None)
+        handles = {i: one.handle for i, one in enumerate(staged) if one.barrier_of in (None, newest)}
         alive = self._client.is_alive(handles.values())
         who = f"sink '{self._context.uid}', transaction"
         dead = {
@@ -537,29 +505,21 @@ class KafkaCommitter(Committer):
         # This order matters: a block that is leased after the listing has nothing in it.
         leased = running_blocks()
         for found in listed:
-            mine = found.transactional_id.owner_epoch == self._context.owner_epoch
-            newer = found.transactional_id.owner_epoch > self._context.owner_epoch
-            running = mine and found.transactional_id.block in leased
-            if newer or running or str(found.transactional_id) in names:
-                continue
-            self._client.abort_open(found.transactional_id)
-            aborted += 1
+            name = found.transactional_id
+            if str(name) not in names and self._context.is_left_over(name.owner_epoch, name.block, leased):
+                self._client.abort_open(name)
+                aborted += 1
         return aborted
 
     def close(self) -> None:
         self._client.close()
 
 
-def _micro_batches(staged: Sequence[KafkaStaged]) -> Iterator[MicroBatch]:
-    """Yield what belongs to one micro-batch: it has a block of its own until the receipt."""
-
-    def block_of(one: KafkaStaged) -> tuple[object, ...]:
-        name = TransactionalId.parse(one.handle.transactional_id)
-        # A name that is not ours stands for itself.
-        return (one.handle,) if name is None else (name.owner_epoch, name.block)
-
-    for _, of_one_block in groupby(staged, block_of):
-        yield list(of_one_block)
+def _block_of(one: KafkaStaged) -> tuple[object, ...]:
+    """Return what tells a micro-batch from others: it has a block of its own until the receipt."""
+    name = TransactionalId.parse(one.handle.transactional_id)
+    # A name that is not ours stands for itself.
+    return (one.handle,) if name is None else (name.owner_epoch, name.block)
 
 
 def _lost(

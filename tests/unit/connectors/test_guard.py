@@ -6,7 +6,9 @@ import pytest
 from pyspark.sql import types as T
 
 from flinkish_spark import Json, KafkaSource, Raw
-from flinkish_spark.connectors.kafka.checks import TopicKeeping, retention_too_short
+from flinkish_spark.connectors.kafka import checks
+from flinkish_spark.connectors.kafka.checks import TopicKeeping
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.records import check_names
 from flinkish_spark.connectors.kafka.sink import with_advice
 from flinkish_spark.core.config import CheckpointConfig
@@ -42,8 +44,11 @@ def test_a_topic_gives_up_records_by_its_policies(one: TopicKeeping, deletes: bo
     assert (one.deletes_before(NEEDED_MS), one.compacts_before(NEEDED_MS)) == (deletes, compacts)
 
 
-def test_the_refusal_of_a_topic_names_it_and_both_numbers() -> None:
-    text = str(retention_too_short("in", "orders", 60_000, NEEDED_MS))
+def test_the_refusal_of_a_topic_names_it_and_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "keeping_of", lambda *_: {"in": keeping("delete", 60_000)})
+    with pytest.raises(ConfigError) as refused:
+        checks.check_topic_retention(KafkaConnection("h:1"), ["in"], "orders", NEEDED_MS)
+    text = str(refused.value)
     for part in ("'in'", "'orders'", "retention.ms = 60000", "130000 ms", "interval_ms", "restart_budget_ms"):
         assert part in text
 

@@ -606,7 +606,7 @@ def test_a_source_that_cannot_say_what_it_reads_is_no_dead_jvm(tmp_path, error, 
             raise error
 
     job_dir = JobDir(LocalStore(tmp_path))
-    with pytest.raises(SourceUnavailable, match="the source 'in' cannot say which input it reads") as caught:
+    with pytest.raises(SourceUnavailable, match="the source 'in' failed when it was asked which") as caught:
         Away({}).bound("in").check_input(job_dir, "in", None)
     assert caught.value.restartable and caught.value.ends_when_repeated is not waits
     assert classify(caught.value) is caught.value

@@ -129,7 +129,7 @@ def test_records_and_dead_letters_begin_at_one_end(tmp_path: Path) -> None:
                 "kafka.bootstrap.servers": "nowhere:1",
                 "startingOffsets": source.starting_option(place),
                 FIRST_OFFSETS: place.beginnings(None),
-                **subscription(source.topics, source.partitions),
+                **subscription(source.wanted),
                 **more,
             }
         )

@@ -181,10 +181,10 @@ def test_a_kafka_partition_that_is_held_back_brings_no_records(
 def test_single_partitions_have_the_numbers_that_their_source_gives_them(tmp_path: Path) -> None:
     source = KafkaSource("nowhere:1", ["b", "a"], partitions={"b": [1], "a": [0, 2]})
     wanted = {channel_by_name("a", 2), channel_by_name("b", 1)}
-    assert source.channels_of({"a": [2], "b": [1]}) == wanted
+    assert source.channels_of([("a", 2), ("b", 1)]) == wanted
     options = {
         "kafka.bootstrap.servers": "localhost:9092",
-        **subscription(source.topics, source.partitions),
+        **subscription(source.wanted),
         "flinkish.held.path": str(tmp_path / "1-0.json"),
         "flinkish.held.source": "in",
     }
@@ -192,7 +192,7 @@ def test_single_partitions_have_the_numbers_that_their_source_gives_them(tmp_pat
     for place in (("a", 0), ("a", 2), ("b", 1)):
         log.first[place], log.end[place] = 0, 10
     reader = KafkaStreamReader(parse_stream(options), log)  # type: ignore[arg-type]
-    write_held(tmp_path / "1-0.json", {"in": HeldChannels(source.channels_of({"a": [2], "b": [1]}))})
+    write_held(tmp_path / "1-0.json", {"in": HeldChannels(source.channels_of([("a", 2), ("b", 1)]))})
     end = reader.latestOffset({"a": {"0": 0, "2": 0}, "b": {"1": 0}}, ReadAllAvailable())
     assert end == {"a": {"0": 10, "2": 0}, "b": {"1": 0}}
 

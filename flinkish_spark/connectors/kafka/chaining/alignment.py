@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from flinkish_spark.connectors.kafka.client.barriers import BarrierMark, Scanned, SeenBarrier
 from flinkish_spark.core.upstream_cut import Cut, CutPhase, CutState, channel_of, place_of
@@ -42,7 +43,6 @@ from flinkish_spark.protocol.input_gate import (
     Effect,
     InputGate,
     NewChannel,
-    PendingAlignment,
     TakeCheckpoint,
 )
 
@@ -109,13 +109,14 @@ def _cut(whole: Range, count: int) -> list[Range]:
 
 
 def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
+    """Return offsets as they are stored, and as Spark's options have them."""
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         found.setdefault(topic, {})[str(partition)] = offset
     return found
 
 
-def from_json(value: Mapping[str, Mapping[str, int]]) -> dict[Place, int]:
+def from_json(value: Mapping[str, Mapping[Any, int]]) -> dict[Place, int]:
     return {(topic, int(p)): int(o) for topic, ps in value.items() for p, o in ps.items()}
 
 
@@ -182,7 +183,11 @@ def in_mode(state: CutState, view: View, settings: AlignmentSettings) -> tuple[C
     # are given up that some partitions have passed already: the effects say which.
     gate, effects = replace(state.gate, settings=without_time(settings)), list[Effect]()
     if settings.mode is AlignmentMode.AT_LEAST_ONCE:
-        return replace(state, gate=replace(gate, pending=tuple(map(_counted, gate.pending)))), ()
+        pending = tuple(
+            replace(one, phase=AlignmentPhase.COUNTING) if one.phase is AlignmentPhase.BLOCKING else one
+            for one in gate.pending
+        )
+        return replace(state, gate=replace(gate, pending=pending)), ()
     for alignment in gate.pending:
         if alignment.phase is AlignmentPhase.COUNTING:
             gate, aborted = gate.on_abort(alignment.checkpoint, view.now_ms)
@@ -192,11 +197,6 @@ def in_mode(state: CutState, view: View, settings: AlignmentSettings) -> tuple[C
         effects.append(Aborted(state.cut.checkpoint, AbortReason.COORDINATOR))
         state = replace(state, cut=None)
     return state, tuple(effects)
-
-
-def _counted(alignment: PendingAlignment) -> PendingAlignment:
-    is_blocking = alignment.phase is AlignmentPhase.BLOCKING
-    return replace(alignment, phase=AlignmentPhase.COUNTING) if is_blocking else alignment
 
 
 def without_time(settings: AlignmentSettings) -> AlignmentSettings:
@@ -231,7 +231,8 @@ def delivered(
         if gate.channels[channel_of(place)] < end[place]:
             note(gate.on_records(channel_of(place), end[place], view.now_ms))
     for alignment in gate.pending:
-        if any(_is_missing(alignment, place_of(channel), view, end) for channel in alignment.awaited):
+        awaited = map(place_of, alignment.awaited if alignment.phase is AlignmentPhase.BLOCKING else ())
+        if any(_is_missing(alignment.checkpoint, view.ahead[place], end[place]) for place in awaited):
             note(gate.on_abort(alignment.checkpoint, view.now_ms))
     gate = replace(gate, settings=settings)
     may_turn = view.is_offered and view.offer.kind is BarrierKind.CHECKPOINT
@@ -248,12 +249,10 @@ def _leaves_out(mark: BarrierMark, topic: str, gate: InputGate) -> bool:
     return any(name == topic and number >= mark.partitions for name, number in map(place_of, gate.channels))
 
 
-def _is_missing(alignment: PendingAlignment, place: Place, view: View, end: Mapping[Place, int]) -> bool:
+def _is_missing(checkpoint: CheckpointId, ahead: Scanned, position: int) -> bool:
     """Return whether the next barrier in a partition shows that it has none of a checkpoint."""
-    if alignment.phase is not AlignmentPhase.BLOCKING:
-        return False
-    ahead = (s.mark.checkpoint for s in view.ahead[place].barriers if s.offset >= end[place])
-    return next((c > alignment.checkpoint for c in ahead if c >= alignment.checkpoint), False)
+    newer = (s.mark.checkpoint for s in ahead.barriers if s.offset >= position)
+    return next((c > checkpoint for c in newer if c >= checkpoint), False)
 
 
 #: Spark keeps the logs of 200 micro-batches, and the coordinator is content with 80 undecided ones.
@@ -319,13 +318,11 @@ def _target(gate: InputGate, view: View) -> CheckpointId | None:
 
 def _end(state: CutState, view: View, settings: AlignmentSettings) -> dict[Place, int]:
     caps = {place: _cap(place, state, view, settings) for place in view.begin}
-    if state.micro_batches >= MOST_MICRO_BATCHES:
-        return caps if _cut_is_visible(state, view, caps) else _at_rest(state, view)
-    return caps if view.most is None else limited(view.begin, caps, view.most)
-
-
-def _at_rest(state: CutState, view: View) -> dict[Place, int]:
-    """Return where partitions are once they have passed their barriers of the newest cut, if it is there."""
+    if state.micro_batches < MOST_MICRO_BATCHES:
+        return caps if view.most is None else limited(view.begin, caps, view.most)
+    if _cut_is_visible(state, view, caps):
+        return caps
+    # Partitions go on past their barriers of the newest cut, if it is there, and come to rest.
     end = dict(view.begin)
     for place, begin in view.begin.items():
         if state.cut is not None and place not in view.held and not _is_held(place, state.gate):
@@ -368,7 +365,7 @@ def _cut_is_visible(state: CutState, view: View, caps: Mapping[Place, int]) -> b
 
 
 def _moved(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
-    """Return the state with what was passed on the way to `end`."""
+    """Return the state with what was passed on the way to `end`, and what is left of the channel state."""
     passed, resting = dict(state.passed), set(state.resting)
     for place in (p for p in end if end[p] > view.begin[p]):
         barriers = [s for s in view.ahead[place].barriers if s.offset < end[place]]
@@ -377,21 +374,14 @@ def _moved(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
             passed[place] = barriers[-1].mark.checkpoint
             if barriers[-1].offset + 1 == end[place]:
                 resting.add(place)
-    after = replace(state, passed=passed, resting=frozenset(resting))
-    return replace(after, channel_state=_left_of(after, view, end))
-
-
-def _left_of(state: CutState, view: View, end: Mapping[Place, int]) -> dict[Place, int | None]:
-    """Return what is left of the channel state once partitions are at `end`."""
-    if state.cut is None:
-        return {}
     left = {}
-    for place in state.channel_state:
-        barrier = _barrier_of(state.cut.checkpoint, view.ahead[place], end[place])
-        is_past = place in state.passed and state.passed[place] >= state.cut.checkpoint
-        if not is_past and barrier != end[place]:
-            left[place] = barrier
-    return left
+    if state.cut is not None:
+        for place in state.channel_state:
+            barrier = _barrier_of(state.cut.checkpoint, view.ahead[place], end[place])
+            is_past = place in passed and passed[place] >= state.cut.checkpoint
+            if not is_past and barrier != end[place]:
+                left[place] = barrier
+    return replace(state, passed=passed, resting=frozenset(resting), channel_state=left)
 
 
 def _barrier_of(checkpoint: CheckpointId, ahead: Scanned, position: int) -> int | None:
@@ -407,27 +397,24 @@ def _at_new_cut(
     # An unaligned cut that was drawn may still be aborted: its offsets are all that is needed of it.
     before = None if state.cut is None or state.is_reached else state.cut.checkpoint
     for effect in effects:
-        if isinstance(effect, TakeCheckpoint):
-            if state.is_reached and state.cut is not None:
-                skipped.append(state.cut.checkpoint)
-            state = _with_cut(state, effect, view, end)
+        if not isinstance(effect, TakeCheckpoint):
+            continue
+        if state.is_reached and state.cut is not None:
+            skipped.append(state.cut.checkpoint)
+        checkpoint, gate = effect.checkpoint, state.gate
+        left: dict[Place, int | None] = {}
+        announced: tuple[Effect, ...] = ()
+        for place in map(place_of, effect.in_flight):
+            offset = _barrier_of(checkpoint, view.ahead[place], end[place])
+            if offset is not None:
+                gate, announced = gate.on_announcement(channel_of(place), checkpoint, offset, view.now_ms)
+            if offset != end[place]:
+                left[place] = offset
+        state = replace(state, gate=gate, cut=Cut(checkpoint, CutPhase.REACHED), channel_state=left)
+        state = _with_times(state, announced)
     state = _with_times(state, effects)
     taken = None if state.cut is None else state.cut.checkpoint
     return state, tuple(sorted(c for c in skipped if c not in (taken, before)))
-
-
-def _with_cut(state: CutState, taken: TakeCheckpoint, view: View, end: Mapping[Place, int]) -> CutState:
-    checkpoint, gate = taken.checkpoint, state.gate
-    left: dict[Place, int | None] = {}
-    announced: tuple[Effect, ...] = ()
-    for place in map(place_of, taken.in_flight):
-        offset = _barrier_of(checkpoint, view.ahead[place], end[place])
-        if offset is not None:
-            gate, announced = gate.on_announcement(channel_of(place), checkpoint, offset, view.now_ms)
-        if offset != end[place]:
-            left[place] = offset
-    state = replace(state, gate=gate, cut=Cut(checkpoint, CutPhase.REACHED), channel_state=left)
-    return _with_times(state, announced)
 
 
 def _with_times(state: CutState, effects: Iterable[Effect]) -> CutState:

@@ -16,7 +16,7 @@ from flinkish_spark.connectors.kafka.chaining.alignment import (
     next_barrier,
     turns_unaligned_at_ms,
 )
-from flinkish_spark.connectors.kafka.client.barriers import BarrierMark, Scanned, SeenBarrier
+from flinkish_spark.connectors.kafka.client.barriers import Scanned, SeenBarrier
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.upstream_cut import CutState, channel_of, place_of
 from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
@@ -160,20 +160,19 @@ class LookAhead:
             if behind == start and seen.end > lower:
                 behind = seen.end
             barriers = (*seen.barriers, *barriers)
-            if lower == start or (seen.barriers and _follows(seen.barriers[0].mark, newest)):
+            mark = seen.barriers[0].mark if seen.barriers else None
+            # Ids rise along a partition: no barrier lies between the newest one and this.
+            is_next = (
+                mark is not None
+                and newest is not None
+                and mark.job == newest.job
+                and mark.previous is not None
+                and mark.previous <= newest.checkpoint
+            )
+            if lower == start or is_next:
                 return Scanned(behind, barriers)
             upper = lower
         return None
-
-
-def _follows(mark: BarrierMark, newest: Passed | None) -> bool:
-    """Return whether no barrier lies between `newest` and `mark`: ids rise along a partition."""
-    return (
-        newest is not None
-        and mark.job == newest.job
-        and mark.previous is not None
-        and mark.previous <= newest.checkpoint
-    )
 
 
 Offset = dict[str, Any]
@@ -193,33 +192,23 @@ class SharedPlan:
     def agreed(self, start: Offset, plan: Callable[[], Offset]) -> Offset:
         """Return the offset of this round, planning it if no other scan has."""
         self._round += 1
-        known = self._read()
-        is_planned = known is not None and known["round"] == self._round and known["start"] == start
-        if known is not None and is_planned:
-            end: Offset = known["end"]
-            return end
-        if known is not None and known["round"] >= self._round:
-            raise InternalError(
-                "two scans of a chained source are not at the same place",
-                why=f"one is in round {known['round']}, another in round {self._round}",
-            )
-        end = plan()
-        self._write({"round": self._round, "start": start, "end": end})
-        return end
-
-    def _read(self) -> dict[str, Any] | None:
-        try:
+        if self._path.exists():
             known: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        return known
-
-    def _write(self, content: dict[str, Any]) -> None:
+            end: Offset = known["end"]
+            if known["round"] == self._round and known["start"] == start:
+                return end
+            if known["round"] >= self._round:
+                raise InternalError(
+                    "two scans of a chained source are not at the same place",
+                    why=f"one is in round {known['round']}, another in round {self._round}",
+                )
+        end = plan()
         # Where the job began with a savepoint nobody else may have made the folder yet.
         self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(content), encoding="utf-8")
+        temporary.write_text(json.dumps({"round": self._round, "start": start, "end": end}), encoding="utf-8")
         os.replace(temporary, self._path)
+        return end
 
 
 def described(state: CutState, view: View, topics: str) -> AlignmentStatus:
@@ -262,13 +251,11 @@ def _text(state: CutState, view: View, topics: str) -> str:
 def _aligning(gate: InputGate, view: View) -> str:
     alignment = gate.pending[-1]
     missing = sorted(place_of(channel) for channel in alignment.awaited)
-    places = ", ".join(_place_text(place, gate, view) for place in missing[:5])
+    places = []
+    for place in missing[:5]:
+        barrier = next_barrier(gate, view.ahead[place]) if place in view.ahead else None
+        where = "not visible yet" if barrier is None else f"at offset {barrier.offset}"
+        read = gate.channels[channel_of(place)]
+        places.append(f"{place[0]}-{place[1]} ({where}, read up to {read})")
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-    return f"waits for the barrier of upstream checkpoint {alignment.checkpoint} on {places}{more}"
-
-
-def _place_text(place: Place, gate: InputGate, view: View) -> str:
-    ahead = view.ahead.get(place)
-    barrier = None if ahead is None else next_barrier(gate, ahead)
-    where = "not visible yet" if barrier is None else f"at offset {barrier.offset}"
-    return f"{place[0]}-{place[1]} ({where}, read up to {gate.channels[channel_of(place)]})"
+    return f"waits for the barrier of upstream checkpoint {alignment.checkpoint} on {', '.join(places)}{more}"

@@ -43,9 +43,9 @@ def test_the_end_is_where_the_topic_ended_at_the_first_start(tmp_path) -> None:
     brokers.ends = {0: 70, 1: 90, 2: 5}
     later = source_of(EndAtLatest())
     # A plan may be made before the input is looked at, as by a replay.
-    assert later.ends_in(place) == {"in": {"0": 3, "1": 9}} == first.ends_in(place)
+    assert later.ends_in(place) == {("in", 0): 3, ("in", 1): 9} == first.ends_in(place)
     later.fix_end(brokers, job_dir)
-    assert later.ends_in(NO_JOB) == {"in": {"0": 3, "1": 9}}
+    assert later.ends_in(NO_JOB) == {("in", 0): 3, ("in", 1): 9}
 
 
 def test_it_has_ended_when_every_partition_and_every_scan_has(tmp_path) -> None:
@@ -61,8 +61,9 @@ def test_it_has_ended_when_every_partition_and_every_scan_has(tmp_path) -> None:
     )
     both = source_of(None).channels_in(at[2])
     assert both == {0, 1} and isinstance(both, frozenset)
-    assert source.before_end({"in": {0: 7, 1: 0, 2: 4}}) == {"in": {0: 3, 1: 0}}
-    assert source_of(None).before_end({"in": {0: 7}}) == {"in": {0: 7}} and not source_of(None).is_bounded
+    read = {("in", 0): 7, ("in", 1): 0, ("in", 2): 4}
+    assert source.before_end(read) == {("in", 0): 3, ("in", 1): 0}
+    assert source_of(None).before_end({("in", 0): 7}) == {("in", 0): 7} and not source_of(None).is_bounded
 
 
 def test_a_partition_without_so_late_a_record_ends_where_it_is() -> None:

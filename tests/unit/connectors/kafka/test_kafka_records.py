@@ -116,9 +116,10 @@ def test_topics_that_match_a_pattern_are_read_also_those_that_come(monkeypatch, 
     assert source.splits() == ["in-1:0", "in-2:0", "in-2:1"]
     # A topic that comes later is read whole, wherever the others began.
     assert [source.first(split) for split in source.splits()] == [9, 1, 0]
-    monkeypatch.setattr(source, "_topics_now", lambda: ["in-3"])
-    assert source._topics_in(None) == ["in-3"]
-    assert source._topics_in(LoggedOffsets(({"in-2": {}}, {"in-1": {}}))) == ["in-1", "in-2", "in-3"]
+    monkeypatch.setattr(source, "topics_now", lambda: ["in-3"])
+    assert source.topics_at(None) == ["in-3"]
+    read = LoggedOffsets(({"in-2": {"0": 5}}, {"in-1": {"0": 9}}))
+    assert source.topics_at(read) == ["in-1", "in-2", "in-3"]
 
 
 def test_single_partitions_are_read_alone() -> None:

@@ -12,7 +12,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark import Avro, BarrierRecords, DeadLetter, DeliveryGuarantee, Json, KafkaSink, OnBadRecord
 from flinkish_spark.connectors.formats.avro_encoder import derived_schema
-from flinkish_spark.connectors.kafka.checks import letters_timeout_ms
 from flinkish_spark.connectors.kafka.client import admin
 from flinkish_spark.connectors.kafka.client.admission import Addressed, Admission, prefixed
 from flinkish_spark.connectors.kafka.client.batches import (
@@ -25,6 +24,7 @@ from flinkish_spark.connectors.kafka.client.batches import (
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import Acks, OnRefusal, ProducerSettings, StagingSettings
+from flinkish_spark.connectors.kafka.source import letters_timeout_ms
 from flinkish_spark.core.errors import BadRecordError, ConfigError, SchemaError
 from flinkish_spark.core.formats import Raw
 from flinkish_spark.types.ddl import parse_ddl

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark import KafkaSource, StartingOffsets, UpstreamJob
-from flinkish_spark.connectors.kafka import offsets as kafka_starts
-from flinkish_spark.connectors.kafka.offsets import start_offsets
+from flinkish_spark.connectors.kafka import source as kafka_source
 from flinkish_spark.connectors.kafka.source import subscription
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceStart
 from flinkish_spark.core.errors import ConfigError, GraphError
@@ -84,7 +83,7 @@ BROKERS = Brokers((2, 9), (0, 3), ours={0: 4})
     ],
 )
 def test_every_partition_has_a_beginning(start, wanted) -> None:
-    assert start_offsets(start, BROKERS, PLACES) == dict(zip(PLACES, wanted, strict=True))
+    assert start.offsets(BROKERS, PLACES) == dict(zip(PLACES, wanted, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_every_partition_has_a_beginning(start, wanted) -> None:
 )
 def test_a_beginning_that_is_not_there_is_refused(start, brokers, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        start_offsets(start, brokers, PLACES)
+        start.offsets(brokers, PLACES)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_what_cannot_be_is_refused(make) -> None:
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
     found = Brokers((2, 9), (0, 3), ours={0: 4})
-    monkeypatch.setattr(kafka_starts, "KafkaAdmin", lambda *_, **__: found)
+    monkeypatch.setattr(kafka_source, "KafkaAdmin", lambda *_, **__: found)
     return found
 
 
@@ -205,7 +204,7 @@ def test_single_partitions_begin_and_end_alone(tmp_path: Path, brokers: Brokers)
     source = source_of(StartAtTimestamp(1), partitions={"in": [1]}, ending=EndAtLatest())
     assert json.loads(source.starting_option(job_in(tmp_path))) == {"in": {"1": 3}}
     source.fix_end(brokers, JobDir(LocalStore(tmp_path)))
-    assert source.ends_in(place_in(Path("/x"))) == {"in": {"1": 3}}
+    assert source.ends_in(place_in(Path("/x"))) == {("in", 1): 3}
     assert source.has_ended(LoggedOffsets(({"in": {"1": 3}},)))
     with pytest.raises(GraphError, match="no partition 7"):
         source_of(StartingOffsets.EARLIEST, partitions={"in": [0, 7]}).places(brokers)
@@ -247,11 +246,11 @@ def test_a_pattern_takes_its_own_out_of_a_log() -> None:
         ({"in": {"0": 5, "1": 7}, "flinkish:checkpoint": 3}, {"in-2": {"0": 1}}, {"other": {"0": 9}}, None)
     )
     source = by_pattern()
-    assert source.offsets_in(logged) == {"in": {0: 5, 1: 7}, "in-2": {0: 1}}
+    assert source.offsets_in(logged) == {("in", 0): 5, ("in", 1): 7, ("in-2", 0): 1}
     assert by_pattern("nothing").offsets_in(logged) == {}
     wanted = {channel_by_name("in", 0), channel_by_name("in", 1), channel_by_name("in-2", 0)}
     assert source.channels_in(logged) == wanted and min(wanted) > 0
-    assert subscription(source.topics, source.partitions, source.pattern) == {"subscribePattern": "in.*"}
+    assert subscription(source.wanted) == {"subscribePattern": "in.*"}
     assert (source.plan_name, KafkaSource("nowhere:1", ["in"]).plan_name) == ("pattern", "")
 
 
@@ -266,12 +265,9 @@ def test_topics_that_come_later_are_behind_an_end_and_at_a_beginning(
     assert json.loads(source.starting_option(place)) == {"in": {"0": 4, "1": 0}}
     there.append("in-2")
     assert json.loads(source.starting_option(place))["in-2"] == {"0": -2, "1": -2}
-    read = {"in": {0: 9, 1: 3}, "in-2": {0: 1}}
-    logged = LoggedOffsets(
-        ({topic: {str(p): at for p, at in found.items()} for topic, found in read.items()},)
-    )
+    logged = LoggedOffsets(({"in": {"0": 9, "1": 3}, "in-2": {"0": 1}},))
     assert source.has_ended(logged) and source.channels_in(logged) == frozenset()
-    assert source.before_end(read) == {"in": {0: 9, 1: 3}}
+    assert source.before_end(source.offsets_in(logged)) == {("in", 0): 9, ("in", 1): 3}
 
 
 def test_topics_with_one_number_are_refused() -> None:
@@ -284,15 +280,14 @@ def test_topics_with_one_number_are_refused() -> None:
 
 
 def test_channels_of_several_topics_keep_their_numbers_whatever_the_order_and_what_else_is_read() -> None:
-    partitions = {"in": [0, 2], "other": [1]}
-    found = KafkaSource("nowhere:1", ["other", "in"]).channels_of(partitions)
-    assert found == KafkaSource("nowhere:1", ["in", "a-new-one", "other"]).channels_of(partitions)
+    places = [("in", 0), ("in", 2), ("other", 1)]
+    found = KafkaSource("nowhere:1", ["other", "in"]).channels_of(places)
+    assert found == KafkaSource("nowhere:1", ["in", "a-new-one", "other"]).channels_of(places)
     # Of a single topic they are Kafka's; none of theirs is among those of several.
-    assert KafkaSource("nowhere:1", ["in"]).channels_of(partitions) == {0, 2} and min(found) > 2
-    for topic, numbers in partitions.items():
-        for number in numbers:
-            where = Origins(("other", "in")).describe(channel_of(("in", "other"), topic, number), 5)
-            assert where == {"topic": topic, "partition": number, "offset": 5}
+    assert KafkaSource("nowhere:1", ["in"]).channels_of(places[:2]) == {0, 2} and min(found) > 2
+    for topic, number in places:
+        where = Origins(("other", "in")).describe(channel_of(("in", "other"), topic, number), 5)
+        assert where == {"topic": topic, "partition": number, "offset": 5}
 
 
 @pytest.mark.parametrize(

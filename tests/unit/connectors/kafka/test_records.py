@@ -87,7 +87,7 @@ def test_parts_of_records_that_are_not_decoded_are_not_told_about() -> None:
 def test_what_is_done_with_bad_records_says_the_value(source: Any) -> None:
     def policy(**settings: Any) -> Any:
         made = source("b:9092", ["in"], **settings)
-        return (made._decoding if source is KafkaSource else made.decoding).policy
+        return made.decoding.policy
 
     letters = DeadLetter("bad")
     assert policy(value=String("v", letters), key=KEY) == letters
@@ -105,7 +105,7 @@ def test_what_a_tombstone_is_unless_somebody_says() -> None:
         (Raw(), OnTombstone.KEEP),
         (DebeziumJson("name STRING"), OnTombstone.DROP),
     ):
-        decoding = KafkaSource("b:9092", ["in"], value=value, key=KEY)._decoding
+        decoding = KafkaSource("b:9092", ["in"], value=value, key=KEY).decoding
         assert decoding is not None and decoding.tombstones is usual
 
 
