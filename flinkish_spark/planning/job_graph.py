@@ -25,8 +25,9 @@ from flinkish_spark.planning.factories import (
     Windows,
 )
 from flinkish_spark.planning.logical_plan import LogicalPlan, Reader, TaskGroup
-from flinkish_spark.planning.optimizer import is_set_apart, optimize
+from flinkish_spark.planning.optimizer import optimize
 from flinkish_spark.planning.partitioning import ByPartitioner, Narrow, Spread, is_partitioning
+from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import (
     Base,

@@ -191,7 +191,7 @@ class LogicalPlan:
     beginning: Beginning = NOTHING
     #: Of the live log, which goes on as it began; None where a log begins.
     recorded: PlanLayout | None = None
-    #: By the uids of sinks (cut_chains, defer_transforms).
+    #: By the uids of sinks (cut_chains).
     ends: Mapping[str, tuple[End, ...]] = field(default_factory=dict)
     #: Whether the source's control rows may be among its records (mark_records).
     marks_records: bool = False

@@ -35,8 +35,9 @@ from flinkish_spark.planning.between import (
 from flinkish_spark.planning.declare import check_same_fields, with_computed_keys
 from flinkish_spark.planning.keyed import KeyedParts, plan_operators
 from flinkish_spark.planning.logical_plan import End, LogicalPlan, Reader, SharedScan, TaskGroup
-from flinkish_spark.planning.optimizer import is_set_apart, optimize, plan_of_stream
+from flinkish_spark.planning.optimizer import optimize, plan_of_stream
 from flinkish_spark.planning.partitioning import ByPartitioner, Spread, shuffle_partitions
+from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sent_columns import (
     KeyedInput,
     PlannedStream,

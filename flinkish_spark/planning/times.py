@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.suggestions import they_have
 from flinkish_spark.planning.logical_plan import End, LogicalPlan
-from flinkish_spark.planning.optimizer import ends_with, inputs_of
+from flinkish_spark.planning.rules.cut_chains import ends_with, inputs_of
 from flinkish_spark.planning.stream_graph import (
     KeyedNode,
     Path,

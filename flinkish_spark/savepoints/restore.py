@@ -13,7 +13,7 @@ from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import make_directories
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.planning.optimizer import chains_to
+from flinkish_spark.planning.rules.cut_chains import chains_to
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE

@@ -48,8 +48,8 @@ from flinkish_spark.operators.lookup_join import forget_answers
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.between import check_said_between
 from flinkish_spark.planning.declare import check_max_parallelism, check_same_fields
-from flinkish_spark.planning.optimizer import chains_to
 from flinkish_spark.planning.partitioning import checked_parallelism
+from flinkish_spark.planning.rules.cut_chains import chains_to
 from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, paths_to
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.testing.harness_calls import HarnessCalls

@@ -300,6 +300,9 @@ class EncodeRows:
                 if len(schemas) > 1:
                     is_own = pc.equal(batch.column(C.SINK), place)
                     own, mine = batch.filter(is_own), is_record.filter(is_own)
+                    if not own.num_rows:
+                        # A batch of another sink may lack the columns.
+                        continue
                 own_columns = [own.column(name) for name in columns.values()]
                 # As arrays of the types that encoders know: a session may have large strings.
                 read = as_schema(pa.RecordBatch.from_arrays(own_columns, [*columns]), given[place])

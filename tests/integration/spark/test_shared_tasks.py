@@ -21,7 +21,8 @@ from flinkish_spark import (
 )
 from flinkish_spark.functions.keyed import KeyedBroadcastProcessFunction
 from flinkish_spark.planning import optimizer
-from flinkish_spark.planning.optimizer import share_tasks
+from flinkish_spark.planning.rules import share_scans
+from flinkish_spark.planning.rules.share_tasks import share_tasks
 from flinkish_spark.protocol.plan_layout import PlanLayout, ScanRole
 from flinkish_spark.sources import Discovery, FileSource, JsonLines
 from flinkish_spark.testing import ProgramHarness
@@ -315,7 +316,7 @@ def test_a_log_with_a_scan_for_each_branch_goes_on(spark: Any, tmp_path: Path, m
 
     programs = (by_field, large, large_windows, by_frame_and_function, joined)
     with monkeypatch.context() as before:
-        before.setattr(optimizer, "common_steps", alone)
+        before.setattr(share_scans, "common_steps", alone)
         run(spark, tmp_path, "first", 1, programs=programs)
     began = layout(tmp_path / "first")
     assert Counter(scan.uid for scan in began.scans) == {"orders": 4, "orders#2": 1, "": 1}

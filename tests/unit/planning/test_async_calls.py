@@ -11,7 +11,8 @@ from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.operators.recorded_answers import Readers, Stream
 from flinkish_spark.planning.async_calls import NO_PLACE, AsyncCalls, AsyncTransform
-from flinkish_spark.planning.optimizer import chains_to, optimize
+from flinkish_spark.planning.optimizer import optimize
+from flinkish_spark.planning.rules.cut_chains import chains_to
 from flinkish_spark.planning.stream_graph import TransformNode, paths_to, upstreams
 from flinkish_spark.sinks import MemorySink
 from tests.support.job_graphs import Session, orders, total

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flinkish_spark.planning.logical_plan import LogicalPlan
-from flinkish_spark.planning.optimizer import chains_to, cut_chains, inputs_of
+from flinkish_spark.planning.rules.cut_chains import chains_to, cut_chains, inputs_of
 from flinkish_spark.planning.stream_graph import (
     StreamNode,
     UnionNode,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from flinkish_spark.planning.logical_plan import LogicalPlan
-from flinkish_spark.planning.optimizer import cut_chains, mark_records
+from flinkish_spark.planning.rules.cut_chains import cut_chains
+from flinkish_spark.planning.rules.mark_records import mark_records
 from flinkish_spark.planning.stream_graph import StreamGraph, UnionNode
 from flinkish_spark.sources import CollectionSource
 from tests.support.stream_graphs import graph, keyed, source, transform

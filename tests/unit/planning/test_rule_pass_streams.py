@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from flinkish_spark.planning.logical_plan import LogicalPlan
-from flinkish_spark.planning.optimizer import cut_chains, pass_streams, plan_of_stream
+from flinkish_spark.planning.optimizer import plan_of_stream
+from flinkish_spark.planning.rules.cut_chains import cut_chains
+from flinkish_spark.planning.rules.pass_streams import pass_streams
 from flinkish_spark.planning.stream_graph import KeyedNode, SideNode, StreamGraph, UnionNode
 from tests.support.stream_graphs import graph, keyed, side, source, transform
 

@@ -9,8 +9,10 @@ from flinkish_spark.operators.async_wait import AsyncSpec
 from flinkish_spark.planning.async_calls import async_calls
 from flinkish_spark.planning.beginning import NOTHING, Beginning
 from flinkish_spark.planning.logical_plan import LogicalPlan
-from flinkish_spark.planning.optimizer import cut_chains, share_scans, share_tasks
 from flinkish_spark.planning.partitioning import Spread
+from flinkish_spark.planning.rules.cut_chains import cut_chains
+from flinkish_spark.planning.rules.share_scans import share_scans
+from flinkish_spark.planning.rules.share_tasks import share_tasks
 from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, TransformNode
 from flinkish_spark.protocol.job_graph import Chained
 from flinkish_spark.protocol.plan_layout import (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from flinkish_spark.planning.logical_plan import LogicalPlan
-from flinkish_spark.planning.optimizer import cut_chains, share_tasks
+from flinkish_spark.planning.rules.cut_chains import cut_chains
+from flinkish_spark.planning.rules.share_tasks import share_tasks
 from flinkish_spark.planning.stream_graph import StreamGraph, UnionNode
 from flinkish_spark.protocol.plan_layout import OperatorInstance, PlanLayout
 from tests.support.stream_graphs import graph, keyed, source, transform

@@ -14,7 +14,7 @@ from flinkish_spark.core.errors import GraphError, UserFunctionError
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.job.preflight import check_alignment
 from flinkish_spark.planning.logical_plan import LogicalPlan
-from flinkish_spark.planning.optimizer import cut_chains
+from flinkish_spark.planning.rules.cut_chains import cut_chains
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode, SinkNode, StreamGraph, TransformNode
 from flinkish_spark.planning.times import plan_times
 from flinkish_spark.protocol.event_time import BoundedOutOfOrderness, Untimed

@@ -1,0 +1,147 @@
+"""Cut the graph into chains, each of which ends where a sink reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.planning.async_calls import (
+    AsyncSettings,
+    async_functions,
+)
+from flinkish_spark.planning.logical_plan import (
+    End,
+    LogicalPlan,
+)
+from flinkish_spark.planning.stream_graph import (
+    Base,
+    KeyedNode,
+    Path,
+    SinkNode,
+    StreamGraph,
+    StreamNode,
+    TimedNode,
+    operator_of,
+    operator_scans,
+    operators_upto,
+    paths_to,
+    upstreams,
+)
+from flinkish_spark.planning.transforms import has_frames_first
+from flinkish_spark.protocol.plan_layout import Chain, input_names, source_of
+
+
+def cut_chains(plan: LogicalPlan) -> LogicalPlan:
+    """Note the chains whose ends each sink reads."""
+    ends = {sink.uid: chains_to(plan.graph, sink.parent) for sink in plan.graph.sinks}
+    return replace(plan, ends=ends)
+
+
+def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[End, ...]:
+    """Return the chains whose ends a stream is, each with the paths that are its end."""
+    # All paths from sources to sinks without an operator on them are one chain. An operator's outputs are
+    # ends of the operator's chain, whoever reads them: transforms behind it are no part of the plan. So it is
+    # with the outputs of an async operator behind a source, if several sinks read them.
+    paths = paths_to(node)
+    plain = tuple(path for path in paths if isinstance(path.base, SourceNode))
+    found: list[End] = []
+    if plain:
+        deferred_from, sharing = _deferred(graph, plain[0]) if len(plain) == 1 else (None, ())
+        together = sharing if len(paths) == 1 else ()
+        readers = tuple(sink.uid for sink in graph.sinks if sink.parent is node or sink in together)
+        sources = [path.base.uid for path in plain if isinstance(path.base, SourceNode)]
+        found.append(End(Chain(input_names(sources), (), readers), plain, deferred_from))
+    for path in paths:
+        operator = operator_of(path.base)
+        if operator is not None:
+            found.append(End(chain_of(graph, operator), (path,)))
+    return tuple(found)
+
+
+# Streams from a source to sinks are chains of their own, each with its own scan. An async operator whose
+# outputs go to different sinks is to run over the same elements for all of them. So the chain ends in front
+# of it, and what follows is done for each sink on the evaluated micro-batch, as behind a keyed operator.
+def _deferred(graph: StreamGraph, path: Path) -> tuple[int | None, tuple[SinkNode, ...]]:
+    """Return with which step the part begins that each sink runs for itself, and the sinks that share it."""
+    found = next(async_functions(path), None)
+    if found is None:
+        return None, ()
+    sharing = tuple(sink for sink in graph.sinks if _reads(sink, path.base, found.settings))
+    at = _async_step(path, found.settings)
+    if at is None or len({id(sink.parent) for sink in sharing}) < 2:
+        return None, ()
+    return at, sharing
+
+
+def _reads(sink: SinkNode, base: Base, settings: AsyncSettings) -> bool:
+    first, *more = paths_to(sink.parent)
+    return not more and first.base is base and _async_step(first, settings) is not None
+
+
+def _async_step(path: Path, settings: AsyncSettings) -> int | None:
+    """Return the place of an async operator on a path; None if it is not there, or times are given behind."""
+    functions = (getattr(step, "function", None) for step in path.steps)
+    places = (at for at, one in enumerate(functions) if getattr(one, "settings", None) is settings)
+    at = next(places, None)
+    # What gives times is planned.
+    return None if at is None or any(isinstance(step, TimedNode) for step in path.steps[at:]) else at
+
+
+def inputs_of(graph: StreamGraph) -> tuple[str, ...]:
+    """Return the names of all inputs of a job's chains, those of the same source one behind the other."""
+    names = {
+        name for sink in graph.sinks for end in chains_to(graph, sink.parent) for name in end.chain.inputs
+    }
+    order = [source.uid for source in graph.sources]
+    known = {uid: place for place, uid in enumerate(order)}
+    return tuple(sorted(names, key=lambda name: (known[source_of(name)], len(name), name)))
+
+
+def chain_of(graph: StreamGraph, operator: KeyedNode) -> Chain:
+    return _chain(ends_with(graph, operator))
+
+
+def ends_with(graph: StreamGraph, operator: KeyedNode) -> tuple[KeyedNode, ...]:
+    """Return the operators that sinks read in the chain of one of them, in the order of the sinks."""
+    # What an operator makes for sinks and for others stands in one chain, so that it runs once. A job goes on
+    # with the chains that it has begun with.
+    together = next((ends for ends in _ends(tuple(graph.sinks)) if operator in ends), (operator,))
+    if graph.begun_chains is None:
+        return together
+    begun = [end.uid for end in together if end.uid in graph.begun_chains]
+    return together if begun == list(_chain(together).consumers) else (operator,)
+
+
+def _chain(ends: tuple[KeyedNode, ...]) -> Chain:
+    inputs = input_names([scan.source.uid for scan in operator_scans(*ends)])
+    operators = tuple(node.uid for node in operators_upto(*ends))
+    return Chain(inputs, operators, operators[-1:])
+
+
+@lru_cache(maxsize=16)
+def _ends(sinks: tuple[SinkNode, ...]) -> tuple[tuple[KeyedNode, ...], ...]:
+    """Return the operators that sinks read, those together that read one operator, or each other."""
+    read = dict.fromkeys(operator_of(path.base) for sink in sinks for path in paths_to(sink.parent))
+    found: list[tuple[set[KeyedNode], list[KeyedNode]]] = []
+    for end in read:
+        if end is None:
+            continue
+        below, ends = set(operators_upto(end)), [end]
+        for other in [one for one in found if not one[0].isdisjoint(below)]:
+            if _go_in_line(below | other[0]):
+                found.remove(other)
+                below |= other[0]
+                ends = [*other[1], *ends]
+        found.append((below, ends))
+    order = list(read)
+    return tuple(tuple(sorted(ends, key=order.index)) for _, ends in found)
+
+
+def _go_in_line(operators: Iterable[KeyedNode]) -> bool:
+    """Whether operators can stand one behind the other, so that rows of one pass the next."""
+    # A transform() between two of them that stands first on no path of its own would get the rows of all.
+    inputs = (input_ for one in operators for upstream in upstreams(one) for input_ in upstream.inputs)
+    between = (input_ for input_ in inputs if operator_of(input_.paths[0].base) is not None)
+    return all(map(has_frames_first, between))

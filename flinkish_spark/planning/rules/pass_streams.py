@@ -1,0 +1,51 @@
+"""Let what operators in a line make pass those behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from flinkish_spark.planning.logical_plan import (
+    LineOperator,
+    LogicalPlan,
+)
+from flinkish_spark.planning.rules.cut_chains import ends_with
+from flinkish_spark.planning.stream_graph import (
+    Base,
+    KeyedNode,
+    StreamGraph,
+    has_paths_that_meet,
+    operator_of,
+    operator_scans,
+    operators_upto,
+    paths_to,
+    upstreams,
+)
+
+
+def pass_streams(plan: LogicalPlan) -> LogicalPlan:
+    """Note the operators of each chain that stand in a line, and which streams pass which."""
+    # Each operator stands in the plan once. What one behind it reads of an operator in front passes it, as
+    # another output; so does what a sink reads.
+    lines = {}
+    for end in plan.all_ends:
+        operator = operator_of(end.paths[0].base)
+        if operator is not None:
+            last = ends_with(plan.graph, operator)
+            if len(last) > 1 or has_paths_that_meet(last[0]):
+                lines[end.chain.name] = tuple(_line(plan.graph, last, end.chain.inputs))
+    return replace(plan, lines=lines)
+
+
+def _line(graph: StreamGraph, last: Sequence[KeyedNode], inputs: Sequence[str]) -> Iterator[LineOperator]:
+    names: dict[KeyedNode, dict[int, str]] = {}
+    for scan, name in zip(operator_scans(*last), inputs, strict=True):
+        names.setdefault(scan.operator, {})[scan.upstream] = name
+    of_sinks = {id(path.base) for sink in graph.sinks for path in paths_to(sink.parent)}
+    operators, made = operators_upto(*last), list[Base]()
+    for place, operator in enumerate(operators, start=1):
+        behind = (upstream for one in operators[place:] for upstream in upstreams(one))
+        read = of_sinks | {id(path.base) for upstream in behind for path in upstream.paths}
+        passing = tuple(base for base in made if id(base) in read)
+        yield LineOperator(operator, names.get(operator, {}), passing)
+        made = [operator, *graph.sides_of(operator), *passing]

@@ -1,0 +1,84 @@
+"""Find who asks about the same elements, so that answers are recorded."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from flinkish_spark.operators.recorded_answers import Readers
+from flinkish_spark.planning.async_calls import (
+    AsyncTransform,
+    async_functions,
+    name_of,
+)
+from flinkish_spark.planning.logical_plan import (
+    Asking,
+    LogicalPlan,
+)
+from flinkish_spark.planning.stream_graph import (
+    KeyedNode,
+    Path,
+    operator_of,
+    operators_upto,
+    upstreams,
+)
+from flinkish_spark.protocol.plan_layout import Chain
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """One place in a plan, or behind it, where an async operator runs over the elements of a path."""
+
+    function: AsyncTransform
+    #: Of the plan: what stands in several of them reads sources several times, and may see other elements.
+    chain: Chain
+    #: The operator or the sink that reads it.
+    reader: str
+    #: Whether it is part of the streaming plan, and not done for a sink on the evaluated micro-batch.
+    is_planned: bool
+
+
+def place_async_calls(plan: LogicalPlan) -> LogicalPlan:
+    """Note of each async operator, by path, who asks about the elements, so that answers are recorded."""
+    found: dict[tuple[str, str], list[_Evaluation]] = defaultdict(list)
+    for path, chain, reader, is_planned in _evaluations(plan):
+        for function in async_functions(path):
+            one = _Evaluation(function, chain, reader, is_planned)
+            found[function.settings.kept_as, name_of(path)].append(one)
+    calls = {
+        known: Asking(_readers(own), len({one.chain for one in own}) > 1) for known, own in found.items()
+    }
+    return replace(plan, calls=calls)
+
+
+def _evaluations(plan: LogicalPlan) -> Iterator[tuple[Path, Chain, str, bool]]:
+    planned: dict[Chain, set[KeyedNode]] = {}
+    for sink, ends in plan.ends.items():
+        for end in ends:
+            is_new = end.chain not in planned
+            there = planned.setdefault(end.chain, set())
+            for path in end.paths:
+                operator = operator_of(path.base)
+                if operator is not None or end.deferred_from is not None:
+                    # On the evaluated micro-batch each sink runs what is in front of it.
+                    yield path, end.chain, sink, False
+                elif is_new:
+                    yield path, end.chain, end.chain.name, True
+                operators = () if operator is None else operators_upto(operator)
+                for node in (one for one in operators if one not in there):
+                    there.add(node)
+                    for upstream in upstreams(node):
+                        yield from ((other, end.chain, node.uid, True) for other in upstream.paths)
+
+
+def _readers(evaluations: Sequence[_Evaluation]) -> Readers | None:
+    """Return who may ask about the same elements at the same time; None where one alone does, once."""
+    # For a sink the function may run more than once: it counts its records, for example.
+    is_once = len(evaluations) == 1 and evaluations[0].is_planned
+    if is_once and not evaluations[0].function.spec.is_recorded:
+        return None
+    planned = sum(one.is_planned for one in evaluations)
+    paths_of_reader = Counter(one.reader for one in evaluations)
+    is_alone = planned in (0, len(evaluations)) and planned < 2 and max(paths_of_reader.values()) == 1
+    return Readers.ONE_WAY if is_alone else Readers.SEVERAL_WAYS
