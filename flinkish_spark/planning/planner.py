@@ -234,15 +234,22 @@ class Planner:
             shown = [at for at, (_, other) in enumerate(ends) if other.frame is stream.frame]
             if index != shown[0]:
                 continue
-            by_side: list[int] = []
-            if chain.name in self._shared:
-                # Operators that share tasks are several streams; an output that nobody reads is in any.
-                first = {self._shared[ends[at][0].name].side: at for at in shown}
-                for output in range(len(stream.outputs)):
-                    by_side.append(first[output] if output in first else by_side[-1])
             beside = [C.SEQUENCE] if asked.intersection(shown) else []
-            frames.append(named_chain(tag(stream, index, beside, by_side), chain))
+            frames.append(named_chain(tag(stream, index, beside, self._streams_of(shown)), chain))
         return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
+
+    def _streams_of(self, shown: Sequence[int]) -> list[int]:
+        """Return by output which stream it is, where operators that share tasks are several in one frame."""
+        ends = list(self._ends.items())
+        chain, stream = ends[shown[0]]
+        if chain.name not in self._shared:
+            return []
+        first = {self._shared[ends[at][0].name].side: at for at in shown}
+        found: list[int] = []
+        for output in range(len(stream.outputs)):
+            # An output that nobody reads is in any.
+            found.append(first[output] if output in first else found[-1])
+        return found
 
     def _deferred(self, sinks: Sequence[PlannedSink]) -> DeferredPass | None:
         """Return the last pass of the plan, if it makes the rows of all sinks."""
@@ -251,7 +258,8 @@ class Planner:
         if made is None or any(other.by_workers is not first.by_workers for _, other in others):
             return None
         given, worker = made
-        workers = {sink.uid: sink_workers(sink, list(self._ends.values())) for sink in sinks}
+        streams, by_side = list(self._ends.values()), self._streams_of(range(len(self._ends)))
+        workers = {sink.uid: sink_workers(sink, streams, by_side) for sink in sinks}
         of_sinks = {uid: own for uid, own in workers.items() if own is not None}
         size = len(cloudpickle.dumps((worker, of_sinks)))  # type: ignore[no-untyped-call]
         if len(of_sinks) < len(workers) or size > _MOST_PICKLED:

@@ -377,8 +377,13 @@ class SinkWorkers:
         return len(self.workers) > 1
 
 
-def sink_workers(sink: PlannedSink, streams: Sequence[TaggedStream]) -> SinkWorkers | None:
-    """Return what makes a sink's rows of the stream that it reads; None if Spark has a part in it."""
+def sink_workers(
+    sink: PlannedSink, streams: Sequence[TaggedStream], by_side: Sequence[int]
+) -> SinkWorkers | None:
+    """Return what makes a sink's rows of the stream that it reads; None if Spark has a part in it.
+
+    `by_side` has the stream of each output, where there are several streams.
+    """
     part, fields = sink.parts[0], sink.schema
     if len(sink.parts) > 1 or not all(can_hash(one.dataType) for one in fields):
         return None
@@ -386,15 +391,16 @@ def sink_workers(sink: PlannedSink, streams: Sequence[TaggedStream]) -> SinkWork
     # A sink of a side output has a part of the main one's stream.
     in_stream = fields_in(stream)
     names = tuple(in_stream[int(column.rpartition("_")[2])] for column in part.columns)
+    sides = frozenset(side for side, own in enumerate(by_side) if own == part.stream) if by_side else None
     if not part.transforms:
-        rows = ToSinkRows(fields, names, part.side)
+        rows = ToSinkRows(fields, names, part.side, sides)
         return SinkWorkers((rows,), rows.columns)
     if (functions := part.functions) is None:
         return None
     # Named as in the union, where the functions find them.
     kinds = stream.frame.schema
     in_union = [T.StructField(n, kinds[own].dataType) for n, own in zip(part.columns, names, strict=True)]
-    given = ToSinkRows(T.StructType(in_union), names, part.side, has_hash=False)
+    given = ToSinkRows(T.StructType(in_union), names, part.side, sides, has_hash=False)
     rows = ToSinkRows(fields, functions.outputs, second=C.HASH)
     return SinkWorkers((given, *functions.workers, rows), rows.columns)
 

@@ -37,6 +37,8 @@ class ToSinkRows:
     names: tuple[str, ...]
     #: Which output of an operator it is; None where that has only one.
     side: int | None = None
+    #: The outputs of the operator, where others share its tasks: also control rows say which they go with.
+    sides: frozenset[int] | None = None
     #: Column with the second number of a report; of a barrier nobody reads it.
     second: str = C.SEQUENCE
     #: False in front of a function, whose records get a hash.
@@ -73,10 +75,14 @@ class ToSinkRows:
         conditions = [place.is_valid()] if place.null_count and self.second == C.SEQUENCE else []
         if self.side is not None:
             conditions.append(pc.equal(batch.column(C.SIDE), self.side))
-        if not conditions:
-            return None
-        is_own = conditions[0] if len(conditions) == 1 else pc.and_(*conditions)
-        return pc.or_(pc.invert(is_record), pc.fill_null(is_own, False))
+        kept = None
+        if conditions:
+            is_own = conditions[0] if len(conditions) == 1 else pc.and_(*conditions)
+            kept = pc.or_(pc.invert(is_record), pc.fill_null(is_own, False))
+        if self.sides is not None:
+            is_of_stream = pc.is_in(batch.column(C.SIDE), pa.array(sorted(self.sides), pa.int32()))
+            kept = is_of_stream if kept is None else pc.and_(kept, is_of_stream)
+        return kept
 
 
 @dataclass(frozen=True)

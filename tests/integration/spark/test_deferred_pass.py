@@ -112,6 +112,30 @@ def test_sinks_of_two_streams_get_rows_of_the_query(spark: Any, tmp_path: Path) 
     assert Planner(spark, NO_JOB, 2).plan(env.graph).deferred is None
 
 
+def test_operators_that_share_tasks_have_barriers_of_their_own(spark: Any, tmp_path: Path) -> None:
+    env = environment(spark, tmp_path / "job")
+    stream = env.from_source(KafkaSource("localhost:9", ["in"], value=Json("a LONG, t STRING")), uid="in")
+    for name in ("one", "two"):
+        made = stream.key_by("a").fold(AggregateColumn("n", Fold.COUNT), uid=name)
+        made.sink_to(KafkaSink("localhost:9", name, value=Json()), uid=f"{name}-out")
+    deferred = Planner(spark, NO_JOB, 2).plan(env.graph).deferred
+    assert deferred is not None
+    workers: list[Any] = [deferred.sinks[f"{name}-out"].workers[0] for name in ("one", "two")]
+    assert [one.sides for one in workers] == [{0}, {1}]
+    given = pa.record_batch(
+        {
+            C.KIND: pa.array([0, 0, 1, 1], pa.int32()),
+            **{name: pa.array([0, 0, 5, 5]) for name in (C.CHECKPOINT, C.CHANNEL, C.SEQUENCE)},
+            C.SIDE: pa.array([0, 1, 0, 1], pa.int32()),
+            **{name: pa.array([1, None, None, None]) for name in workers[0].names},
+            **{name: pa.array([None, 1, None, None], pa.int64()) for name in workers[1].names},
+        }
+    )
+    for worker in workers:
+        (rows,) = worker(iter([given]))
+        assert rows.column(C.KIND).to_pylist() == [0, 1]
+
+
 def test_batches_are_kept_as_bytes_and_dealt_to_sinks(spark: Any) -> None:
     fields = parse_ddl("a LONG, b STRING")
     assert isinstance(fields, T.StructType)
