@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.session import configure_spark_with_jars
 from flinkish_spark.connectors.formats.plain_json import read_json
-from flinkish_spark.connectors.formats.reader import made_of, reason_of
 from flinkish_spark.types.ddl import parse_ddl
 
 JARS = Path(__file__).resolve().parents[1] / "build" / "jars"
@@ -45,10 +45,14 @@ def written(spark: SparkSession, count: int, folder: str) -> DataFrame:
 
 
 def read_all(records: DataFrame) -> None:
-    read = read_json(F.col("value"), parse_ddl(SCHEMA), "the value", "UTC")
-    good = records.withColumn("read", read).where(reason_of(F.col("read")).isNull())
-    made = made_of(F.col("read"))
-    good.select(made["user"], made["amount"], made["at"]).write.format("noop").mode("overwrite").save()
+    schema = parse_ddl(SCHEMA)
+
+    def read(batches):
+        for batch in batches:
+            rows, _ = read_json(batch.column("value"), schema, "the value", "UTC")
+            yield pa.RecordBatch.from_arrays(rows.flatten(), names=schema.names)
+
+    records.mapInArrow(read, schema).write.format("noop").mode("overwrite").save()
 
 
 def main() -> None:

@@ -144,13 +144,13 @@ def is_outage(error: BaseException) -> bool:
     if isinstance(error, QueryFailed):
         # The table has looked at all of its causes.
         return not error.ends_when_repeated
-    for one in causes_of(error):
-        # Of an error of ours this is the error itself.
-        known = classify_alive(one)
-        passes = isinstance(known, EnvironmentFault) and known.restartable and not known.ends_when_repeated
-        if passes or (isinstance(one, OSError) and may_pass(one)):
-            return True
-    return False
+    return any(_is_outage(one) for one in causes_of(error))
+
+
+def _is_outage(error: BaseException) -> bool:
+    if isinstance(error, FlinkishError):
+        return isinstance(error, EnvironmentFault) and error.restartable and not error.ends_when_repeated
+    return (isinstance(error, OSError) and may_pass(error)) or isinstance(classify_alive(error), Outage)
 
 
 def _marked(text: str) -> FlinkishError | None:

@@ -170,7 +170,7 @@ class SocketLogReader:
                 why="they lay behind the oldest retained checkpoint, or the folder was cleared",
                 what_to_do="restore the folder from a backup, or start a new job with a new job_dir",
             )
-        ends = [*known[1:], None]
+        ends = [*known[1:], None] if known else []
         for first in (one for one, end in zip(known, ends, strict=True) if end is None or end > start):
             if first > at:
                 raise self._damaged(at, first)

@@ -410,7 +410,8 @@ class Planner:
         return function
 
     def _check_resources(self, step: TransformNode) -> None:
-        settings = getattr(step.function, "settings", None)
+        function: object = step.function
+        settings = function.settings if isinstance(function, RowTransform | LookupTransform) else None
         if settings is None or settings.resources is None:
             return
         why = why_no_resources(self._spark, settings.resources)

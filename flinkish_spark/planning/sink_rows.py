@@ -40,7 +40,7 @@ from flinkish_spark.transport.key_hash import can_hash
 from flinkish_spark.transport.sink_rows import PACKED, EachSink, PackBatches, ToSinkRows, UnpackBatches
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.hints import parts_of
-from flinkish_spark.types.schemas import check_field_names
+from flinkish_spark.types.schemas import PREFIX, check_field_names
 
 #: Of a sink's rows, as they come out of the union.
 _CONTROL = T.StructType(
@@ -385,9 +385,11 @@ def sink_workers(
     `by_side` has the stream of each output, where there are several streams.
     """
     part, fields = sink.parts[0], sink.schema
-    if len(sink.parts) > 1 or not all(can_hash(one.dataType) for one in fields):
-        return None
     stream = streams[part.stream]
+    # Spark hashes the columns of all outputs; null is no part of a hash, but for types that have none.
+    hashed = (*fields, *(one for one in stream.frame.schema if not one.name.startswith(PREFIX)))
+    if len(sink.parts) > 1 or not all(can_hash(one.dataType) for one in hashed):
+        return None
     # A sink of a side output has a part of the main one's stream.
     in_stream = fields_in(stream)
     names = tuple(in_stream[int(column.rpartition("_")[2])] for column in part.columns)

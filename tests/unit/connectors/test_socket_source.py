@@ -200,6 +200,11 @@ def test_zeros_behind_a_power_cut_are_no_lines(tmp_path) -> None:
     assert lines_in(tmp_path) == [b"a"]
 
 
+def test_a_log_without_a_segment_has_no_lines_yet(tmp_path) -> None:
+    """Another process has the lock, and has written nothing."""
+    assert SocketLogReader(tmp_path).advance(0, 10) == 0
+
+
 def test_one_writer_at_a_time(tmp_path) -> None:
     writer = writer_of(tmp_path)
     assert SocketLogWriter.take(tmp_path) is None
