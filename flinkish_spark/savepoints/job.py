@@ -89,8 +89,8 @@ class JobSavepoints:
         known = directory.finished_by(job, decision.checkpoint, timeline)
         if known is not None:
             return SavepointHandle(place, known)
+        layout, bundles = recorded_layout(job_dir), self.bundles_per_partition(self.beginning())
         directory.prepare()
-        layout = recorded_layout(job_dir)
         files, states = export_state(
             self.spark,
             place,
@@ -100,7 +100,7 @@ class JobSavepoints:
             self.planned.operators,
             layout,
             self.wanted_partitions,
-            self.bundles_per_partition(self.beginning()),
+            bundles,
         )
         positions = layout.positions(LoggedOffsets.parse(decision.offsets_text).sources)
         metadata = replace(

@@ -165,8 +165,8 @@ def check_fields(table: TablePath, version: int, found: TableInfo, declared: Tab
     A field that it does not have is null there.
     """
     keys = (_name, physical_name)
-    there = [{key(one): one for one in found.fields} for key in keys]
-    for one in declared.fields:
+    there = [{key(one): one for one in map(_as_spark_says, found.fields)} for key in keys]
+    for one in map(_as_spark_says, declared.fields):
         same = [own for key, by in zip(keys, there, strict=True) if (own := by.get(key(one)))]
         if any(renamed(own, key) != renamed(one, key) for own in same for key in keys):
             raise ConfigError(
@@ -174,6 +174,11 @@ def check_fields(table: TablePath, version: int, found: TableInfo, declared: Tab
                 why="the records of one source have one schema",
                 what_to_do="begin behind that version, in a new job_dir",
             )
+
+
+def _as_spark_says(field: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a field with its types in one spelling: logs of others have ``decimal(10, 2)``."""
+    return T.StructField.fromJson(dict(field)).jsonValue()
 
 
 def _name(field: Mapping[str, Any]) -> str:

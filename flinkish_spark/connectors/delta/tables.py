@@ -435,7 +435,8 @@ def _removes(table: deltalake.DeltaTable, is_wanted: Callable[[dict[str, str | N
         texts = [partition_texts(values.field(name)) for name in info.partition_by]
         partitions = pa.table(texts, [*map(info.physical_name, info.partition_by)]).to_pylist()
     removes = []
-    for (path, size), partition in zip(_files_of(table).items(), partitions, strict=True):
+    columns = (found.column(name).to_pylist() for name in ("path", "size_bytes"))
+    for path, size, partition in zip(*columns, partitions, strict=True):
         if not is_wanted(partition):
             continue
         if not _SAME_WHEN_ESCAPED.fullmatch(path):

@@ -107,7 +107,9 @@ class SuccessFile(PartitionPolicy):
         """Make the file."""
         disk = Disk()
         disk.make_folder(partition.path)
-        disk.concatenate((), partition.path / self.name)
+        # What somebody else has written into it stays.
+        if not disk.exists(partition.path / self.name):
+            disk.concatenate((), partition.path / self.name)
         disk.sync_folders([partition.path])
 
 

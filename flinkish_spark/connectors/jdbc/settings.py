@@ -223,7 +223,8 @@ class JdbcSettings:
 
     def create_tables(self, session: Session, schema: T.StructType) -> None:
         """Create what is missing and may be created; what is there stays as it is."""
-        for name in self.tables:
+        # The target is last: MySQL commits each table, and a right may be missing for another.
+        for name in (*self.tables[1:], self.table_name):
             # Some databases ask for the right to create tables even if there is nothing to create.
             if self.dialect.columns_of(session, name):
                 continue
