@@ -12,8 +12,8 @@ from unittest import mock
 
 from flinkish_spark.checkpoint import coordinator
 from flinkish_spark.core.errors import FlinkishError
-from flinkish_spark.job import spark_engine as sink_staging
 from flinkish_spark.job import supervisor
+from flinkish_spark.planning import sink_rows
 from tests.simulation.frames import select_rows
 
 
@@ -40,7 +40,7 @@ def simulated_surroundings() -> Iterator[None]:
             # The proportions to the retained micro-batches are the product's: 40, 80 and 200.
             mock.patch.object(coordinator, "BACKLOG_TRIGGER", 4),
             mock.patch.object(coordinator, "BACKLOG_LIMIT", 8),
-            mock.patch.object(sink_staging, "select_sink_rows", select_rows),
+            mock.patch.object(sink_rows, "select_sink_rows", select_rows),
             mock.patch.object(supervisor, "classify", _classified),
         ):
             yield
