@@ -119,6 +119,12 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
                 what_to_do=f"partition {sink.path} by another column, such as hex({field.name})",
                 uid=context.uid,
             )
+    if table is not None and table.is_append_only and not isinstance(sink.mode, Append):
+        raise ConfigError(
+            f"the table {sink.path} of sink '{context.uid}' has delta.appendOnly",
+            why=f"{type(sink.mode).__name__} changes and deletes rows",
+            what_to_do="ALTER TABLE ... UNSET TBLPROPERTIES ('delta.appendOnly'), or use Append()",
+        )
     if isinstance(sink.mode, OverwritePartitions) and not partition_by:
         raise ConfigError(
             f"sink '{context.uid}' overwrites partitions of {sink.path}, which has none",
@@ -204,12 +210,6 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
 
 
 def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo) -> None:
-    if table.is_append_only and not isinstance(sink.mode, Append):
-        raise ConfigError(
-            f"the table {sink.path} of sink '{context.uid}' has delta.appendOnly",
-            why=f"{type(sink.mode).__name__} changes and deletes rows",
-            what_to_do="ALTER TABLE ... UNSET TBLPROPERTIES ('delta.appendOnly'), or use Append()",
-        )
     if sink.partition_by and tuple(sink.partition_by) != table.partition_by:
         raise _refused(sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}")
     if why := why_unfit(table, sink.mode, context.schema.jsonValue()["fields"], sink.schema_evolution):
