@@ -175,14 +175,14 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
     ordered = mode.keys if mode.sequence_by is None else (*mode.keys, mode.sequence_by)
     simple = T.StringType | T.BinaryType | T.BooleanType | T.NumericType | T.DatetimeType
     for name in ordered:
-        kind, why = context.schema[name].dataType, ""
+        kind, why, role = context.schema[name].dataType, "", "column"
         if name in mode.keys and isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
-            why = "under its collation different texts are one key"
+            why, role = "under its collation different texts are one key", "key"
         elif not isinstance(kind, simple | T.AnsiIntervalType):
             why = "keys and sequences must be simple values, which can be compared"
         if why:
             raise SchemaError(
-                f"the column '{name}' of sink '{context.uid}' is {kind.simpleString()}",
+                f"the {role} '{name}' of sink '{context.uid}' is {kind.simpleString()}",
                 why=why,
                 what_to_do="make a column of a simple type in front of the sink, such as lower(...)",
                 uid=context.uid,
@@ -217,11 +217,13 @@ def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo
     # Delta cannot put a MERGE into a table with a CHAR, whatever the column is for.
     padded = [name for name in table.padded if isinstance(sink.mode, Upsert) or name in table.partition_by]
     if padded and not isinstance(sink.mode, Append):
-        does, why = "upserts into", "Delta refuses every MERGE into a table that has one: it adds blanks"
+        does = f"upserts into {sink.path}, whose column {padded[0]}"
+        why = "Delta refuses every MERGE into a table that has one: it adds blanks"
         if isinstance(sink.mode, OverwritePartitions):
-            does, why = "overwrites partitions of", "with its blanks and without, a text is two partitions"
+            does = f"overwrites partitions of {sink.path} by {padded[0]}, which"
+            why = "with its blanks and without, a text is two partitions"
         raise ConfigError(
-            f"sink '{context.uid}' {does} {sink.path}, whose column {padded[0]} is a CHAR",
+            f"sink '{context.uid}' {does} is a CHAR",
             why=why,
             what_to_do="make the column a VARCHAR or STRING: CREATE OR REPLACE TABLE ... AS SELECT ...",
             uid=context.uid,
