@@ -251,8 +251,7 @@ def create_by_id(
             # This try has done nothing; an earlier one may have.
             raise (_unknown(key, str(refused), refused) if may_be_there else refused) from None
         try:
-            is_ours = puts.write_id_at(key) == write_id
-            return CreateResult.CREATED if is_ours else CreateResult.EXISTS
+            return whose(puts.write_id_at(key), write_id)
         except ObjectMissing:
             pass
         except AnswerLost as lost:
@@ -261,6 +260,11 @@ def create_by_id(
             raise _unknown(key, f"{why}; then: {refused}", refused) from None
         note_failure(why)
     raise _unknown(key, why)
+
+
+def whose(found: str | None, write_id: str) -> CreateResult:
+    """Return CREATED if the object that is there is our own."""
+    return CreateResult.CREATED if found == write_id else CreateResult.EXISTS
 
 
 def _unknown(key: str, why: str, refused: StoreError | None = None) -> StoreError:

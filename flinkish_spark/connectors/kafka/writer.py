@@ -150,6 +150,9 @@ class KafkaStaged:
     #: staged: by topic, the next sequence number of each partition. None for a transaction of one task.
     next_sequences: Mapping[str, tuple[int, ...]] | None = None
 
+    def belongs_to(self, checkpoint: CheckpointId) -> bool:
+        return self.barrier_of in (None, checkpoint)
+
     def to_payload(self) -> dict[str, Any]:
         """Return the stored form; a task's records are stored as their handle alone."""
         more: dict[str, Any] = {} if self.barrier_of is None else {_BARRIER: int(self.barrier_of)}
@@ -443,7 +446,7 @@ class KafkaCommitter(Committer):
         self, checkpoint: CheckpointId, one: KafkaStaged, alive: Mapping[KafkaCommittable, Liveness]
     ) -> CommitAnswer:
         """Commit what belongs to a decided checkpoint, abort the barrier records of another one."""
-        if one.barrier_of not in (None, checkpoint):
+        if not one.belongs_to(checkpoint):
             return self._client.abort(one.handle)
         answer = self._client.commit(one.handle)
         if answer.outcome is not Outcome.LOST:
