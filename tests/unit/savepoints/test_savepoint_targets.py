@@ -136,7 +136,7 @@ def test_a_directory_that_cannot_be_written_is_refused(job, tmp_path, monkeypatc
 
 def test_an_export_looks_again_whether_it_would_write_into_the_job_directory(job) -> None:
     decision = Decision(CheckpointId(7), Verdict.COMMIT, OwnerEpoch(1), 5)
-    savepoints = JobSavepoints(None, "job", StoreSpec(str(job)), 5, None)
+    savepoints = JobSavepoints(None, "job", StoreSpec(str(job)), 5, None, None, [])
     with pytest.raises(SavepointFailed, match="It is in the job directory"):
-        savepoints.write(decision, str(job / "savepoint"), None, None, [])
+        savepoints.write(decision, str(job / "savepoint"), None)
     assert not (job / "savepoint").exists()

@@ -184,7 +184,7 @@ MINUTES = TumblingEventTimeWindows(60_000)
         (lambda windows: windows.process(Amounts, uid="x"), "process is .* an instance of a subclass"),
         (lambda windows: windows.process(None, uid="x"), "process is None"),
         (lambda windows: windows.reduce("sum", uid="x"), "reduce is 'sum'"),
-        (lambda windows: windows.reduce(lambda one: one, uid="x"), "reduce is .* of two elements"),
+        (lambda windows: windows.reduce(lambda one: one, uid="x"), "reduce is .* called with 2 arguments"),
         (lambda windows: windows.reduce(max, WithWindow, uid="x"), "then is .* an instance of a subclass"),
         (lambda windows: windows.aggregate(None, accumulator="LONG", uid="x"), "aggregate is None"),
         (lambda windows: windows.aggregate(max, accumulator="LONG", uid="x"), "aggregate is <built-in"),
