@@ -173,7 +173,7 @@ class Source(ABC):
 
     @property
     def is_checked_apart(self) -> bool:
-        """Whether preflight and :meth:`check_retention` may run in a thread beside the plan.
+        """Return whether preflight and :meth:`check_retention` may run in a thread beside the plan.
 
         Only if they ask nothing of Spark, and change nothing that the plan looks at.
         """

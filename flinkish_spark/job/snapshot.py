@@ -110,7 +110,7 @@ class JobSnapshot:
 
     @property
     def _says_its_end(self) -> bool:
-        """Whether the newest owner has reported that the job is over."""
+        """Return whether the newest owner has reported that the job is over."""
         report = self.report
         return report is not None and report.owner_epoch == self.owner_epoch and report.status.is_terminal
 

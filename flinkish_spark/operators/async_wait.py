@@ -117,7 +117,7 @@ class _Meter:
 
 
 class _Gate:
-    """What a call waits for before it is made: its turn by the rate, and the circuit breaker.
+    """Holds a call back until its turn by the rate, and while the circuit breaker is open.
 
     See :class:`.CircuitBreaker`, which holds calls back after failures. Belongs to one event loop.
     """

@@ -289,7 +289,7 @@ class _Reading:
         there[place] = replace(kept, runs=known.runs + counts)
 
     def _is_in_arrow(self, node: _Node) -> bool:
-        """Whether a transform is done in the pass that reads records; only the planner knows."""
+        """Return whether a transform is done in the pass that reads records; only the planner knows."""
         return self._planned is not None and node in self._planned.in_arrow
 
     def _begins_in_python(self, node: _Node) -> bool:

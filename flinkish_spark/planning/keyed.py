@@ -82,7 +82,7 @@ BASE_POLICY = BasePolicy()
 
 @dataclass(frozen=True)
 class KeyedParts:
-    """What a keyed operator's plan is made of."""
+    """The parts of a keyed operator's plan."""
 
     node: KeyedNode
     #: In their order, by entry.
@@ -124,7 +124,7 @@ class _Operator:
 
     @property
     def timed(self) -> tuple[bool, ...]:
-        """Whether rows of each output have event times."""
+        """Return whether rows of each output have event times."""
         shape = self.spec.shape
         return (*(shape.with_times for _ in shape.outputs), *(one.has_times for one in self.parts.passing))
 

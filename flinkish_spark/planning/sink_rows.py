@@ -37,21 +37,21 @@ from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Worker
 from flinkish_spark.transport.key_hash import can_hash
-from flinkish_spark.transport.sink_rows import PACKED, EachSink, PackBatches, ToSinkRows, UnpackBatches
+from flinkish_spark.transport.sink_rows import (
+    CONTROL,
+    PACKED,
+    EachSink,
+    PackBatches,
+    ToSinkRows,
+    UnpackBatches,
+)
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.schemas import PREFIX, check_field_names
 
-#: Of a sink's rows, as they come out of the union.
-_CONTROL = T.StructType(
-    [
-        T.StructField(C.KIND, T.IntegerType()),
-        *(T.StructField(name, T.LongType()) for name in (C.CHECKPOINT, C.CHANNEL, C.HASH)),
-    ]
-)
 #: What tells a record from all others of its stream, where an async operator asks about it.
 _PLACE = (C.CHANNEL, C.SEQUENCE)
-_PLACED = T.StructType([*_CONTROL, T.StructField(C.SEQUENCE, T.LongType())])
+_PLACED = T.StructType([*CONTROL, T.StructField(C.SEQUENCE, T.LongType())])
 
 
 class _Kind(enum.Enum):
@@ -65,7 +65,7 @@ def functions_before_sink(
 ) -> tuple[T.StructType, tuple[ReadRows, ...] | None]:
     """Return the fields of records behind functions, and these in one pass; None where that cannot be."""
     steps: list[ReadRows] = []
-    control = _PLACED if any(map(is_async, functions)) else _CONTROL
+    control = _PLACED if any(map(is_async, functions)) else CONTROL
     made, runs = schema, [(kind, list(run)) for kind, run in itertools.groupby(functions, _kind_of)]
     for kind, run in runs:
         given: Sequence[object] = run
@@ -409,7 +409,7 @@ def sink_workers(
 
 @dataclass(frozen=True)
 class DeferredPass:
-    """What the streaming query ends with, and the workers that make the rows of sinks of that.
+    """The end of the streaming query, and the workers that make the rows of sinks of it.
 
     They run in the pass that stages: rows between two passes would go to the JVM and back.
     """

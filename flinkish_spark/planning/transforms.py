@@ -364,7 +364,7 @@ class Spoiler:
 
 
 class ReadRows:
-    """What functions make of each row by itself: columns of a frame in which control rows stay."""
+    """Columns that functions make of each row by itself, in a frame in which control rows stay."""
 
     schema: T.StructType
 

@@ -62,7 +62,7 @@ class CountingBases:
         return latest
 
     def keeps(self, name: str) -> bool:
-        """Whether the state may name it: its key group has no base of a later micro-batch here."""
+        """Return whether the state may name it: its key group has no base of a later micro-batch here."""
         if name in self.names:
             return True
         return _batch(name) <= self.batch.value and self._latest.get(_owner(name), -1) <= _batch(name)

@@ -27,7 +27,7 @@ class CheckpointRequest:
 
     @property
     def is_forced(self) -> bool:
-        """Whether it ignores the number of checkpoints in flight and the size of the queue."""
+        """Return whether it ignores the number of checkpoints in flight and the size of the queue."""
         return self.purpose.is_savepoint
 
 

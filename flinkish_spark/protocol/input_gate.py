@@ -122,7 +122,7 @@ class AbortReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AlignmentStats:
-    """What one alignment cost."""
+    """The cost of one alignment."""
 
     #: From the upstream trigger to the first barrier.
     start_delay_ms: int

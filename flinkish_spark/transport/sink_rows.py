@@ -17,7 +17,8 @@ from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 
 #: What several passes read of a micro-batch that is evaluated once: batches, each as bytes.
 PACKED = f"{C.BLOCK} BINARY"
-_CONTROL = T.StructType(
+#: In front of the fields of a sink's rows.
+CONTROL = T.StructType(
     [
         T.StructField(C.KIND, T.IntegerType()),
         *(T.StructField(name, T.LongType()) for name in (C.CHECKPOINT, C.CHANNEL, C.HASH)),
@@ -46,7 +47,7 @@ class ToSinkRows:
 
     @property
     def columns(self) -> T.StructType:
-        return T.StructType([*_CONTROL, *(T.StructField(one.name, one.dataType) for one in self.fields)])
+        return T.StructType([*CONTROL, *(T.StructField(one.name, one.dataType) for one in self.fields)])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = arrow_schema(self.columns)
@@ -94,7 +95,7 @@ class EachSink:
     @property
     def columns(self) -> T.StructType:
         """Return the columns that all rows have."""
-        return T.StructType([*_CONTROL, T.StructField(C.SINK, T.IntegerType())])
+        return T.StructType([*CONTROL, T.StructField(C.SINK, T.IntegerType())])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

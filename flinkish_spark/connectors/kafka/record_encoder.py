@@ -19,6 +19,7 @@ from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import Raw, String
 from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.sink_rows import CONTROL
 from flinkish_spark.types.arrow_types import arrow_schema, arrow_type, as_schema
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import JsonWriter
@@ -269,12 +270,6 @@ def _unless(condition: pa.Array, column: pa.Array) -> pa.Array:
     return pc.if_else(condition, pa.scalar(None, column.type), column)
 
 
-_CONTROL_FIELDS = [
-    T.StructField(C.KIND, T.IntegerType()),
-    *(T.StructField(name, T.LongType()) for name in (C.CHECKPOINT, C.CHANNEL, C.HASH)),
-]
-
-
 @dataclass(frozen=True)
 class EncodeRows:
     """Callable for mapInArrow: control columns, and of records their parts."""
@@ -287,7 +282,7 @@ class EncodeRows:
         """Return what comes out; of several sinks a batch has the parts of one."""
         parts = {one.name: one for encoder, _ in self.encoders for one in encoder.schema()}
         own = [T.StructField(C.SINK, T.IntegerType())] if len(self.encoders) > 1 else []
-        return T.StructType([*_CONTROL_FIELDS, *own, *parts.values()])
+        return T.StructType([*CONTROL, *own, *parts.values()])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schemas = [arrow_schema(encoder.schema()) for encoder, _ in self.encoders]

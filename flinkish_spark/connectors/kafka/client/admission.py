@@ -252,7 +252,7 @@ class Addressed:
         return Addressed(*taken)
 
     def continues(self, other: Addressed) -> bool:
-        """Whether both can be joined: each part is a column in both, or the same for all rows of both."""
+        """Return whether both can be joined: each part is a column in both, or one value in both."""
         for mine, theirs in zip(self._columns, other._columns, strict=True):
             if is_column(mine) is not is_column(theirs):
                 return False

@@ -118,7 +118,7 @@ class Marker(enum.Enum):
 
 
 class Handle(NamedTuple):
-    """What names a transaction, to whoever ends it."""
+    """Names a transaction, for whoever ends it."""
 
     transactional_id: str
     producer_id: int

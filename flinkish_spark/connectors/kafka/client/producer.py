@@ -80,13 +80,13 @@ _known: dict[KafkaConnection, dict[str, tuple[TopicLayout, int]]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What an attempt of a task got under its task's ticket id: every attempt gets another one, in order."""
+    """The producer of an attempt, by its task's ticket id: every attempt gets another one, in order."""
 
     producer_id: int
     producer_epoch: int
 
     def follows(self, other: Ticket | None) -> bool:
-        """Whether nobody has taken one in between; None stands for an id that nobody has used."""
+        """Return whether nobody has taken one in between; None stands for an id that nobody has used."""
         if other is not None and other.producer_epoch < _LAST_EPOCH:
             return self == Ticket(other.producer_id, other.producer_epoch + 1)
         # A new id, or one whose epochs are used up.
