@@ -84,9 +84,10 @@ docs: $(BUILD)/docs.stamp ## the documentation as a site, in build/site; a warni
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 	@echo "$(BUILD)/site/index.html"
 
-lint: $(VENV)/.stamp ## ruff; import-linter: which floor may import which
+lint: $(VENV)/.stamp ## ruff; import-linter: which floor may import which; words: names and docstrings
 	@$(PY) -m ruff check .
 	@$(VENV)/bin/lint-imports --no-logo
+	@$(PY) -m tools.words
 
 types: $(VENV)/.stamp ## mypy --strict on the package
 	@$(PY) -m mypy

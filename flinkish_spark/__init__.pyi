@@ -146,6 +146,7 @@ from .functions.stream import ProcessContext as ProcessContext
 from .functions.stream import ProcessFunction as ProcessFunction
 from .functions.watermark_strategy import WatermarkGenerator as WatermarkGenerator
 from .functions.watermark_strategy import WatermarkStrategy as WatermarkStrategy
+from .job.catch_up import CaughtUp as CaughtUp
 from .job.client import ExecutionListener as ExecutionListener
 from .job.client import JobClient as JobClient
 from .job.client import JobExecutionResult as JobExecutionResult

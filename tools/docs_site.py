@@ -309,7 +309,11 @@ def notebook_page(file: Path) -> str:
 
 
 #: Files at the top that are pages here.
-PROJECT = {"CHANGELOG.md": "project/changelog.md", "SECURITY.md": "project/security.md"}
+PROJECT = {
+    "CONTRIBUTING.md": "project/contributing.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
+}
 MADE: dict[str, str] = {}
 
 

@@ -79,6 +79,15 @@ def refuse_connect(spark: SparkSession) -> None:
 
 #: Spark's master as `flinkish run --target` has said it.
 TARGET_SETTING = "spark.flinkish.target"
+#: Set to "caught-up" by `flinkish run --until-caught-up`.
+UNTIL_SETTING = "spark.flinkish.until"
+UNTIL_CAUGHT_UP = "caught-up"
+
+
+def is_until_caught_up(spark: SparkSession) -> bool:
+    """Return whether `flinkish run` was told to end when the job has caught up."""
+    context: Any = getattr(spark, "sparkContext", None)
+    return context is not None and context.getConf().get(UNTIL_SETTING) == UNTIL_CAUGHT_UP
 
 
 def refuse_other_target(spark: SparkSession) -> None:

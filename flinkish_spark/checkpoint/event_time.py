@@ -47,6 +47,11 @@ class Timekeeping:
         """Return whether all input is over and every operator has seen that: the job can end."""
         return False
 
+    @property
+    def is_due_at_once(self) -> bool:
+        """Return whether a timer waits for the next micro-batch: a watermark has passed it."""
+        return False
+
     def noted(self, staged: StagedBatch) -> StagedBatch:
         """Return a staged micro-batch with what it says about time, before it is written."""
         return staged
@@ -87,6 +92,8 @@ class TimeKeeper(Timekeeping):
         stored: EventTime | None,
         kept: Sequence[StagedBatch],
         next_batch: BatchId,
+        *,
+        needs_first: bool = False,
     ) -> None:
         self._plan, self._control, self._log, self._clock = plan, control, log, clock
         self._rules = plan.rules
@@ -105,8 +112,10 @@ class TimeKeeper(Timekeeping):
         self._is_draining = False
         #: The end of all input is on offer, with a barrier or without one.
         self._is_ending = False
-        #: Whether a bounded input may be over without any micro-batch having said so.
-        self._must_look = self._is_bounded and self._state.processing_time_ms is None
+        #: Whether a micro-batch without records is wanted: a bounded input may be over without any having
+        #: said so, and only the first one says where sources begin (`needs_first`).
+        is_unknown = self._is_bounded and self._state.processing_time_ms is None
+        self._must_look = is_unknown or (needs_first and next_batch == BatchId(0))
         #: The wall clock from which on a look is worth it; None for never.
         self._look_at_ms: int | None = None
 
@@ -123,6 +132,10 @@ class TimeKeeper(Timekeeping):
     @property
     def has_ended(self) -> bool:
         return self._state.has_carried_all and self._state.agenda.next_event_time_ms is None
+
+    @property
+    def is_due_at_once(self) -> bool:
+        return self._state.is_due_at_once
 
     def noted(self, staged: StagedBatch) -> StagedBatch:
         is_told = reports_in(staged.acks)

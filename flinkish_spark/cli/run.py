@@ -54,6 +54,11 @@ class Launch:
 )
 @click.option("--packages", is_flag=True, help="Have Spark download the pinned JARs.")
 @click.option("--detached", "-d", is_flag=True, help="Do not wait; only with the driver on the cluster.")
+@click.option(
+    "--until-caught-up",
+    is_flag=True,
+    help="End when all input that was there at the start has been processed; the next run goes on.",
+)
 @click.argument("program", metavar="PROGRAM")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -63,6 +68,7 @@ def run(
     jars: str | None,
     packages: bool,
     detached: bool,
+    until_caught_up: bool,
     program: str,
     arguments: tuple[str, ...],
 ) -> None:
@@ -81,7 +87,7 @@ def run(
         target=target,
         deploy_mode=deploy_mode,
         settings=_settings(settings),
-        libraries=_libraries(jars, packages),
+        libraries={**_libraries(jars, packages), **_ends(until_caught_up)},
         is_detached=detached,
     )
     check_java()
@@ -190,6 +196,12 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
             raise click.UsageError(f"{name} is set by --target")
         found[name] = value
     return found
+
+
+def _ends(until_caught_up: bool) -> Mapping[str, str]:
+    from flinkish_spark.bridge.session import UNTIL_CAUGHT_UP, UNTIL_SETTING
+
+    return {UNTIL_SETTING: UNTIL_CAUGHT_UP} if until_caught_up else {}
 
 
 def _libraries(jars: str | None, packages: bool) -> Mapping[str, str]:

@@ -185,6 +185,16 @@ class HybridSource(SplitSource):
             facts.update(self._part(index).identity(job_dir, _part_uid(uid, index)))
         return facts
 
+    def newest(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> Mapping[str, Offset]:
+        """Return the ends of all parts, also of those that have not begun."""
+        scans = [] if position is None else logged_positions(position, uid)
+        found: dict[str, Offset] = {}
+        for index in range(len(self._parts)):
+            own = LoggedOffsets(tuple(self._position_of(index, scan).to_json() for scan in scans))
+            ends = self._part(index).newest(job_dir, _part_uid(uid, index), own)
+            found |= {f"{index}:{name}": end for name, end in ends.items()}
+        return found
+
     def fingerprint(self) -> Mapping[str, Any]:
         """Return the kinds of the parts; each has a fingerprint of its own."""
         return {"parts": [part.kind for part in self._parts]}

@@ -443,6 +443,10 @@ class SocketTextSource(SplitSource):
             raise self._connection.failure
         return end
 
+    def available(self, split: str, start: int) -> int:
+        """Return how far the log goes; the connection belongs to the process that reads."""
+        return SocketLogReader(self.job_folder).advance(start, None)
+
     def _connect(self) -> None:
         """Begin to receive, unless this process or another one does already."""
         if self._connection is None:

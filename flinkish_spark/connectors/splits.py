@@ -439,6 +439,41 @@ class SplitSource(Source):
         scans = logged_positions(position, self._fs_uid)
         return frozenset(number for scan in scans for number in scan.open_numbers())
 
+    def available(self, split: str, start: Offset) -> Offset:
+        """Return where `split` ends now, however little a micro-batch may take.
+
+        Called in the user's process before a query starts that ends when the job has caught up.
+        """
+        return self.latest(split, start, None)
+
+    def newest(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> Mapping[str, Offset]:
+        source = copy.copy(self)
+        scans = [] if position is None else logged_positions(position, uid)
+        known = scans[0] if scans else SplitPosition(uid, {})
+        mend = "correct splits(), first() or latest()"
+        with _failures_on_the_driver(uid, "was asked where its input ends", mend, is_counted=True):
+            names = checked_splits(uid, source.splits_from(known))
+            starts = {
+                name: known.offsets[name] if name in known.offsets else source.first(name) for name in names
+            }
+            found = {name: source.available(name, start) for name, start in starts.items()}
+            source.close()
+        for name, end in found.items():
+            if not is_number(end):
+                raise ConfigError(
+                    f"the source '{uid}' says that the split '{name}' ends at {end!r:.200}",
+                    why="only of numbers it is known whether a job has come to an end or beyond it",
+                    what_to_do="make the offsets numbers, or leave until= out",
+                    uid=uid,
+                )
+        return found
+
+    def has_reached(self, end: Mapping[str, Offset], position: LoggedOffsets) -> bool:
+        scans = logged_positions(position, self._fs_uid)
+        return bool(scans) and all(
+            reaches(scan.offsets.get(name), offset) for scan in scans for name, offset in end.items()
+        )
+
     def has_ended(self, position: LoggedOffsets) -> bool:
         scans = logged_positions(position, self._fs_uid)
         return bool(scans) and all(scan.is_ended for scan in scans)

@@ -113,6 +113,18 @@ class Source(ABC):
         """
         return False
 
+    def newest(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> Any:
+        """Return where the input ends now, as :meth:`has_reached` takes it; no query of the job runs.
+
+        `position` is how far the job has read; None before its first micro-batch. A source that does not
+        override this cannot be read until a job has caught up.
+        """
+        raise NotImplementedError
+
+    def has_reached(self, end: Any, position: LoggedOffsets) -> bool:
+        """Return whether `position` lies at or behind an end that :meth:`newest` returned."""
+        raise NotImplementedError
+
     def extent(self, position: LoggedOffsets | None) -> Extent | None:
         """Return how much lies before a position (None: where a new job begins); in any thread.
 

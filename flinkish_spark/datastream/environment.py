@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from flinkish_spark.bridge.session import (
     check_java,
     hold_stage_bars,
+    is_until_caught_up,
     refuse_connect,
     refuse_other_target,
     run_tasks_in_this_python,
@@ -60,6 +61,7 @@ from flinkish_spark.core.validation import (
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.cancellation import SignalledStop
+from flinkish_spark.job.catch_up import CaughtUp, check_can_catch_up
 from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecutionResult, told
 from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
@@ -78,7 +80,7 @@ from flinkish_spark.planning.partitioning import (
     fitting_partitions,
 )
 from flinkish_spark.planning.planner import Planner
-from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph
+from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph, sources_of
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.job_status import JobStatus
@@ -581,7 +583,7 @@ class StreamExecutionEnvironment:
             return f"`{self.job}`: no sink yet"
         return markdown(job_graph(self.job, self.graph, self._partitions()))
 
-    def execute_async(self, *, ui: bool | UiConfig = False) -> JobClient:
+    def execute_async(self, *, ui: bool | UiConfig = False, until: CaughtUp | None = None) -> JobClient:
         """Start the job and return at once; for notebooks and services.
 
         What is added to the environment later belongs to its next execution.
@@ -592,6 +594,10 @@ class StreamExecutionEnvironment:
             Whether this process also serves the job's page, and Flink's REST paths; see `JobClient.ui`. On
             loopback and a port that is free, unless a UiConfig says something else. It is there until the
             process ends, or this environment serves another one.
+        until
+            CaughtUp() for a run that ends when all input that was there at its start has been processed; the
+            next run goes on. None: the job runs until it is stopped, or all of its sources have come to their
+            end; or as `flinkish run --until-caught-up` says.
 
         Raises
         ------
@@ -608,7 +614,7 @@ class StreamExecutionEnvironment:
             reporting = Reporting(self._place, self._reporters)
             try:
                 page = self._page(ui)
-                supervisor = self._supervisor(latencies, reporting)
+                supervisor = self._supervisor(latencies, reporting, self._choose_end(until))
                 self._hooks.claim()
             except Exception as error:
                 reporting.end()
@@ -621,6 +627,17 @@ class StreamExecutionEnvironment:
             for listener in self._execution_listeners:
                 told(listener.on_job_submitted, self._client, None)
             return self._client
+
+    def _choose_end(self, given: CaughtUp | None) -> CaughtUp | None:
+        """Return when the run ends, as the program or else `flinkish run` says; refuse what cannot end so."""
+        if given is None:
+            given = CaughtUp() if is_until_caught_up(self.spark) else None
+        if given is not None:
+            instance_of("until", given, CaughtUp, what_to_do="give CaughtUp(), or leave it out")
+            timed = [node for node in self.graph.timed if node.strategy.alignment is not None]
+            aligned = [source.uid for node in timed for source in sources_of(node)]
+            check_can_catch_up(self.graph.sources, aligned)
+        return given
 
     def _page(self, ui: bool | UiConfig) -> UiServer | None:
         """Return a page of the job that is served, if one is wanted; an earlier one is closed."""
@@ -656,7 +673,9 @@ class StreamExecutionEnvironment:
                 holder=f"process {os.getpid()} on {socket.gethostname()}",
             )
 
-    def execute(self, *, ui: bool | UiConfig = False, live_line: bool = True) -> JobExecutionResult:
+    def execute(
+        self, *, ui: bool | UiConfig = False, live_line: bool = True, until: CaughtUp | None = None
+    ) -> JobExecutionResult:
         """Run the job until it ends; SIGTERM and Ctrl-C stop it with a last checkpoint.
 
         With `ui` the link to its page, which brings the token for changes, is printed to standard error.
@@ -671,6 +690,8 @@ class StreamExecutionEnvironment:
             Whether a terminal shows a line about the job, on standard error, in place of Spark's bars:
             records in and out at the newest checkpoint, the checkpoint, lag, restarts, and of a bounded
             input how much of it was read. Elsewhere, and in a notebook, there is none.
+        until
+            As of :meth:`execute_async`.
 
         Returns
         -------
@@ -690,7 +711,7 @@ class StreamExecutionEnvironment:
         self._check_idle("start it twice")
         _refuse_second(self._place, self.standby)
         self._say_partitions()
-        client = self.execute_async(ui=ui)
+        client = self.execute_async(ui=ui, until=until)
         if client.ui is not None:
             _say(f"the page of the job '{self.job}': {client.ui.link}")
         stop = SignalledStop(client, self.cancellation, SystemClock(), _say)
@@ -807,7 +828,10 @@ class StreamExecutionEnvironment:
         self._observer = observer
 
     def _supervisor(
-        self, latencies: LatencyTracker | None = None, reporting: Reporting | None = None
+        self,
+        latencies: LatencyTracker | None = None,
+        reporting: Reporting | None = None,
+        until: CaughtUp | None = None,
     ) -> Supervisor:
         partitions = self._partitions()
         if self._parallelism is not None:
@@ -829,6 +853,7 @@ class StreamExecutionEnvironment:
             listeners=tuple(self._listeners),
             standby=self.standby,
             restore=self.restore,
+            until=until,
             manifest=self.manifest,
             latencies=latencies,
             cached_files=self._dependencies.cached_files,

@@ -25,6 +25,7 @@ from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.steps import Observer
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.watchdog import Wait
+from flinkish_spark.job.catch_up import CaughtUp
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.protocol.alignment import ExpectedChannels
@@ -158,6 +159,8 @@ class JobSettings:
     hooks: MasterHooks = field(default_factory=MasterHooks)
     listeners: tuple[JobListener, ...] = ()
     restore: RestoreSettings | None = None
+    #: When the run ends; None: when it is told to, or its input does.
+    until: CaughtUp | None = None
     random: Callable[[], float] = random.random
     token: Callable[[], str] = new_token
     standby: Standby = Standby.REFUSE

@@ -18,6 +18,7 @@ from flinkish_spark.core.errors import FlinkishError, InputLostError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.watchdog import note_failure
+from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 
 if TYPE_CHECKING:
@@ -37,14 +38,24 @@ class Inputs:
     job_dir: JobDir
     log: SparkLog
 
-    def check(self) -> bool:
+    def position(self) -> LoggedOffsets | None:
+        """Return how far the newest complete micro-batch has read; None before the first."""
         committed = self.log.batches(COMMITS)
         text = self.log.read(OFFSETS, max(committed)) if committed else None
-        position = None if text is None else LoggedOffsets.parse(text)
-        return self._ask(lambda node: node.source.check_input(self.job_dir, node.uid, position))
+        return None if text is None else LoggedOffsets.parse(text)
+
+    def read_by(self, batch: BatchId) -> LoggedOffsets:
+        """Return how far a micro-batch that runs reads."""
+        text = self.log.read(OFFSETS, batch)
+        assert text is not None
+        return LoggedOffsets.parse(text)
+
+    def check(self) -> bool:
+        position = self.position()
+        return self.ask(lambda node: node.source.check_input(self.job_dir, node.uid, position))
 
     def check_identity(self) -> bool:
-        return self._ask(lambda node: node.source.check_identity(self.job_dir, node.uid))
+        return self.ask(lambda node: node.source.check_identity(self.job_dir, node.uid))
 
     def why_lost(self, position: LoggedOffsets) -> str:
         """Return why the input from `position` on cannot be read again; empty if it can."""
@@ -59,7 +70,8 @@ class Inputs:
         for node in self.sources:
             node.source.lower_offsets(position)
 
-    def _ask(self, question: Callable[[SourceNode], None]) -> bool:
+    def ask(self, question: Callable[[SourceNode], None]) -> bool:
+        """Ask each source; return whether all have answered."""
         could_ask = True
         for node in self.sources:
             try:

@@ -62,6 +62,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.log_context import logged_as
 from flinkish_spark.core.watchdog import Wait, Watchdog
 from flinkish_spark.job.cancellation import left_job
+from flinkish_spark.job.catch_up import CatchUp
 from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, QueryPlan, RunningQuery
 from flinkish_spark.job.inputs import Inputs, until_answered
 from flinkish_spark.job.recovery import Recovered, Recovery, RestoredFrom, sweep_after_stop, tell_restored
@@ -288,13 +289,22 @@ class QueryEnd(enum.Enum):
 class LastCheckpoint:
     """Asks for the last checkpoint of a start; used by the supervisor's thread and the epoch writer's."""
 
-    def __init__(self, control: JobControl, time: Timekeeping, coordinator: CheckpointCoordinator) -> None:
+    def __init__(
+        self,
+        control: JobControl,
+        time: Timekeeping,
+        coordinator: CheckpointCoordinator,
+        catch_up: CatchUp | None = None,
+    ) -> None:
         self._control, self._time, self._coordinator = control, time, coordinator
+        self._catch_up = catch_up
         self._lock, self._is_asked = threading.Lock(), False
 
     def look(self) -> None:
         """Ask for it if it may be taken; called ten times a second, and after each staged micro-batch."""
-        if not (self._control.stop_wanted.is_set() or self._time.can_end):
+        # What has caught up fires first what its watermark has passed.
+        is_caught_up = self._is_caught_up and not self._time.is_due_at_once
+        if not (self._control.stop_wanted.is_set() or is_caught_up or self._time.can_end):
             return
         with self._lock:
             if self._is_asked:
@@ -303,13 +313,17 @@ class LastCheckpoint:
         self._coordinator.ask(Asked(CheckpointPurpose.FINAL, lambda answer: None))
 
     @property
+    def _is_caught_up(self) -> bool:
+        return self._catch_up is not None and self._catch_up.is_reached
+
+    @property
     def is_confirmed(self) -> bool:
         return self._coordinator.ended_with is not None
 
     def end(self) -> QueryEnd:
         # One that nobody wished for was asked for because all input was over.
         is_of_input = self._coordinator.ended_with is CheckpointPurpose.FINAL
-        is_wish = self._control.end_wanted.is_set()
+        is_wish = self._control.end_wanted.is_set() or self._is_caught_up
         return QueryEnd.NOT_OVER if is_of_input and not (is_wish or self._time.has_ended) else QueryEnd.OVER
 
 
@@ -349,6 +363,7 @@ class Supervisor:
         self._writer: EpochWriter | None = None
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
+        self._catch_up = None if settings.until is None else CatchUp()
         look_ms = LOOK_MS if settings.job_dir.is_local else LOOK_IN_BUCKET_MS
         self._outside = Outside(
             job_dir,
@@ -529,10 +544,20 @@ class Supervisor:
         self.control.detach()
         recovered = self._recover(owned)
         self._check_input(owned)
+        if self._has_nothing_to_do(recovered):
+            LOG.info("the sources have nothing new: no query is started")
+            return QueryEnd.OVER
         start = self._plan(owned, recovered)
         with logged_as(lineage=start.lineage.value):
             self._run(owned, start)
             return self._finish(owned, start)
+
+    def _has_nothing_to_do(self, recovered: Recovered) -> bool:
+        """Return whether a run that ends when it has caught up can end before it starts a query."""
+        if self._catch_up is None or not self._catch_up.is_reached or recovered.kept:
+            return False
+        time = recovered.time
+        return time is None or not time.due(self._settings.clock.wall_ms())
 
     def _own(self) -> _Owned:
         """Take the job directory over, and make what everything after it shares."""
@@ -688,6 +713,10 @@ class Supervisor:
         with self._waiting("the sources to be asked before the start"):
             if not until_answered(owned.inputs.check, owned.job.must_give_up, owned.job.clock):
                 raise Interrupted("waiting for the input")
+            if self._catch_up is not None:
+                fix_ends = partial(self._catch_up.fix_ends, owned.inputs)
+                if not until_answered(fix_ends, owned.job.must_give_up, owned.job.clock):
+                    raise Interrupted("waiting for the ends of the input")
 
     def _plan(self, owned: _Owned, recovered: Recovered) -> _Start:
         job, control = owned.job, self._control_file(owned.job)
@@ -705,6 +734,7 @@ class Supervisor:
             recovered.time,
             recovered.kept,
             recovered.start.next_batch,
+            needs_first=self._catch_up is not None,
         )
         time.begin()
         told = Told.at(newest, self._job_dir.history().log_began_in)
@@ -734,7 +764,7 @@ class Supervisor:
             ),
             recovered.kept,
         )
-        last = LastCheckpoint(self.control, time, coordinator)
+        last = LastCheckpoint(self.control, time, coordinator, self._catch_up)
         lineage = self._job_dir.lineage()
         staging = plan.staging(
             StagingContext(job.job, job.ownership, lineage, job.blocks, job.clock, job.log)
@@ -749,6 +779,8 @@ class Supervisor:
             self.states.tasks_run()
             self.progress.batches += 1
             coordinator.on_staged(staged, sync_ms)
+            if self._catch_up is not None and not self._catch_up.is_reached:
+                self._catch_up.look(owned.inputs.sources, owned.inputs.read_by(staged.batch))
             last.look()
 
         parts = EpochWriterParts(

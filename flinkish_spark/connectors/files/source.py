@@ -511,6 +511,10 @@ class FileSource(SplitSource):
             end += 1
         return end
 
+    def available(self, split: str, start: int) -> int:
+        """Return how many files a part has now."""
+        return self._count(len(self._files()), split)
+
     def end(self, split: str) -> int | None:
         """Return how many files a part has; None while more may come."""
         found = self._files()

@@ -613,6 +613,15 @@ class KafkaSource(KafkaInput):
         read = {} if position is None else self.offsets_in(position)
         return Extent(sum(read.values())) if read else None
 
+    def newest(
+        self, job_dir: JobDir, uid: str, position: LoggedOffsets | None
+    ) -> Mapping[str, Mapping[str, int]]:
+        return to_json(self.before_end(self._admin.end_offsets(self.places(self._admin))))
+
+    def has_reached(self, end: Mapping[str, Mapping[str, int]], position: LoggedOffsets) -> bool:
+        read = self.offsets_in(position)
+        return all(read.get(place, -1) >= offset for place, offset in from_json(end).items())
+
     def check_end(self, admin: KafkaAdmin) -> None:
         places = self.places(admin)
         if self.ending is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.bridge.session import refuse_other_target
+from flinkish_spark.bridge.session import UNTIL_CAUGHT_UP, UNTIL_SETTING, refuse_other_target
 from flinkish_spark.cli import run as module
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.jars import pinned, shim_jar, spark_home
@@ -64,6 +64,11 @@ def test_here_the_process_becomes_the_program_with_its_words_as_they_are(launche
     assert settings_of(submit) == {"spark.flinkish.target": "local[2,4]"}
     assert environment["PYSPARK_PYTHON"] == sys.executable
     assert environment["PATH"] == os.environ["PATH"]
+
+
+def test_a_run_is_told_to_end_when_it_has_caught_up(launched: Any, program: str) -> None:
+    _, _, submit = launched("--until-caught-up", program)
+    assert settings_of(submit) == {UNTIL_SETTING: UNTIL_CAUGHT_UP}
 
 
 def test_local_is_all_cores_as_in_flink(launched: Any, program: str) -> None:

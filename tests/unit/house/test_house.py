@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -182,3 +183,12 @@ def test_every_file_of_tests_has_one_that_is_not_left_to_the_night() -> None:
     kinds = [ROOT / "tests" / kind for kind in ("integration/spark", "integration/broker", "crash")]
     left_out = [file for kind in kinds for file in kind.glob("test_*.py") if not is_run(file)]
     assert [file.name for file in left_out if not any(map(is_run, by_day(file)))] == []
+
+
+def test_the_page_of_ten_minutes_names_twelve_short_files() -> None:
+    page = (ROOT / "docs" / "ten-minutes.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \d+ \| `([^`]+)` \| (\d+) \|", page, re.MULTILINE)
+    lines = {name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name, _ in rows}
+    assert len(lines) == 12
+    assert max(lines.values()) <= 500
+    assert all(abs(lines[name] - int(said)) <= 20 for name, said in rows)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark.checkpoint.event_time import Timekeeping
+from flinkish_spark.job.catch_up import CatchUp
 from flinkish_spark.job.supervisor import JobControl, LastCheckpoint, QueryEnd
 from flinkish_spark.protocol.ids import CheckpointPurpose
 
@@ -15,7 +16,7 @@ from flinkish_spark.protocol.ids import CheckpointPurpose
 class Time(Timekeeping):
     """A keeper whose input ends when the test says so."""
 
-    can_end = has_ended = False
+    can_end = has_ended = is_due_at_once = False
 
 
 class Coordinator:
@@ -87,3 +88,22 @@ def test_a_cancelled_job_has_no_last_checkpoint(parts) -> None:
     last.look()
     time.can_end = True
     assert coordinator.asked == [] and last.end() is QueryEnd.OVER
+
+
+def test_a_job_that_has_caught_up_fires_first_what_its_watermark_has_passed(parts) -> None:
+    _, control, time, coordinator = parts
+    catch_up = CatchUp()
+    asked: Any = coordinator
+    last = LastCheckpoint(control, time, asked, catch_up)
+    last.look()
+    assert coordinator.asked == []
+    catch_up.is_reached, time.is_due_at_once = True, True
+    last.look()
+    assert coordinator.asked == []
+    time.is_due_at_once = False
+    last.look()
+    last.look()
+    assert coordinator.asked == [CheckpointPurpose.FINAL]
+    coordinator.ended_with = CheckpointPurpose.FINAL
+    # Its input goes on; the next run reads it.
+    assert last.is_confirmed and last.end() is QueryEnd.OVER
