@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flinkish_spark import CaughtUp, GraphError, JobStatus, MemorySink, WatermarkStrategy
-from flinkish_spark.core.errors import ConfigError
+from flinkish_spark import CaughtUp, JobStatus, MemorySink, WatermarkStrategy
+from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.sources import (
     CollectionSource,
     FileSource,
@@ -160,12 +160,12 @@ def test_windows_that_the_watermark_has_passed_fire_and_others_stay_open(spark, 
 
     def job():
         env = environment(spark, job_dir)
-        times = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda row: row.amount)
+        times = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("amount")
         stream = env.from_source(source, times, uid="orders").key_by("user")
-        tens = stream.window(TumblingEventTimeWindows.of(10_000)).reduce(
+        tens = stream.window(TumblingEventTimeWindows(10_000)).reduce(
             lambda a, b: (a.user, a.amount + b.amount), uid="tens"
         )
-        twenties = tens.key_by("user").window(TumblingEventTimeWindows.of(20_000))
+        twenties = tens.key_by("user").window(TumblingEventTimeWindows(20_000))
         twenties.reduce(lambda a, b: (a.user, a.amount + b.amount), uid="twenties").sink_to(sink, uid="out")
         return env
 
@@ -178,22 +178,24 @@ def test_windows_that_the_watermark_has_passed_fire_and_others_stay_open(spark, 
 
 
 def test_a_run_that_fails_in_between_reads_up_to_the_same_end(spark, job_dir, tmp_path) -> None:
-    folder, sink, mark = tmp_path / "in", MemorySink(str(tmp_path / "rows")), tmp_path / "failed"
+    folder, sink, marks = tmp_path / "in", MemorySink(str(tmp_path / "rows")), tmp_path / "failed"
     folder.mkdir()
+    marks.mkdir()
     source = Folder(folder)
     source.write("a.jsonl", [("x", n) for n in range(20)])
 
-    def fail_once(row):
-        if row.amount == 7 and not mark.exists():
-            mark.touch()
+    def fail_for_a_while(row):
+        # More often than Spark tries a task.
+        if row.amount == 7 and len(failed := list(marks.iterdir())) < 5:
+            (marks / str(len(failed))).touch()
             raise OSError("no connection")
         return row
 
     env = environment(spark, job_dir)
     stream = env.from_source(source.limited(RateLimit(records_per_batch=5)), uid="orders")
-    stream.map(fail_once, output=ORDER).sink_to(sink, uid="out")
+    stream.map(fail_for_a_while, output=ORDER).sink_to(sink, uid="out")
     client = run(env)
-    assert client.progress.restarts == 1
+    assert client.progress.restarts > 0
     assert sorted(row.amount for row in sink.rows()) == list(range(20))
 
 
@@ -217,7 +219,7 @@ def test_a_source_without_an_end_that_can_be_compared_is_refused(spark, job_dir,
 def test_an_aligned_source_is_refused(spark, job_dir, tmp_path) -> None:
     times = (
         WatermarkStrategy.for_monotonous_timestamps()
-        .with_timestamp_assigner(lambda row: row.n)
+        .with_timestamp_assigner("n")
         .with_watermark_alignment("all", 1_000)
     )
     env = environment(spark, job_dir)
