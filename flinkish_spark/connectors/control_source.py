@@ -46,7 +46,7 @@ class ControlReader(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         known = ControlOffset.from_json(start)
-        raised = known.raised_to(offered_by(read_control(self._path)))
+        raised = known.merge_max(offered_by(read_control(self._path)))
         return start if raised == known else raised.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -1,8 +1,8 @@
-"""How an object of the job directory is written: JSON with a kind, a format and a checksum.
+"""Format of the objects in the job directory: JSON with a kind, a format and a checksum.
 
-Reading checks all three before anything is believed, and never runs code: no pickle, no class
-name is taken from a file. A torn or altered object raises :class:`EnvelopeError`; the caller
-decides what that means, and never falls back to an older object silently.
+Reading checks all three before it uses the content, and never runs code: no pickle, no class name
+from a file. A torn or altered object raises :class:`EnvelopeError`; the caller decides how to go
+on, and never falls back to an older object silently.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-#: Of everything below the job directory. Until 0.1.0 is tagged a change only writes tests/golden anew.
+#: Format of everything below the job directory. Until 0.1.0 is tagged a change only writes tests/golden anew.
 FORMAT = 1
 
 

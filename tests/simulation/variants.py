@@ -35,7 +35,7 @@ from flinkish_spark.protocol.decisions import Receipt, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.micro_batches import COMMITS
 from flinkish_spark.protocol.records import Outcome
-from flinkish_spark.protocol.retention import Deletion, Part
+from flinkish_spark.protocol.retention import CheckpointPart, Deletion
 from flinkish_spark.protocol.timeline import Mark, Timeline
 from tests.simulation.bucket_variants import BUCKETS
 from tests.simulation.patching import Patch, Variant
@@ -227,7 +227,9 @@ def _decided_checkpoints_expire() -> Sequence[Patch]:
 
 def _newest_not_retained() -> Sequence[Patch]:
     def to_delete(facts: Any) -> tuple[Deletion, ...]:
-        return tuple(Deletion(fact.checkpoint, tuple(Part)) for fact in facts.checkpoints if fact.has_receipt)
+        return tuple(
+            Deletion(fact.checkpoint, tuple(CheckpointPart)) for fact in facts.checkpoints if fact.has_receipt
+        )
 
     return [mock.patch.object(retiring, "to_delete", to_delete)]
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import LEFT_OUT, Stored, read
+from flinkish_spark.protocol.codec import LEFT_OUT, StoredObject, read
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.timeline import Mark, token_in
 
@@ -149,14 +149,14 @@ class SchemaEvolution(Choice):
 
 
 @dataclass(frozen=True, slots=True)
-class Append(Stored):
+class Append(StoredObject):
     """Every record becomes a row."""
 
     TAG: ClassVar = ("kind", "APPEND")
 
 
 @dataclass(frozen=True, slots=True)
-class OverwritePartitions(Stored):
+class OverwritePartitions(StoredObject):
     """The partitions that occur in a checkpoint's records are replaced by these records.
 
     Other partitions stay. The table must be partitioned. Which records share a checkpoint decides what
@@ -167,7 +167,7 @@ class OverwritePartitions(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Upsert(Stored):
+class Upsert(StoredObject):
     """One row per key: a record replaces the row with its key, or becomes a new one.
 
     Of several records with one key in a checkpoint the last one wins: the one with the greatest

@@ -78,16 +78,16 @@ def test_a_decision_knows_its_batch_and_what_each_sink_staged_in_batch_order():
     later = replace(STAGED, batch=BatchId(4), committables=(Committable("delta", {}), *STAGED.committables))
     decision = replace(DECISION, batches=(STAGED, later))
     assert decision.batch == BatchId(4)
-    assert [int(batch.batch) for batch, _ in decision.by_sink()["kafka"]] == [3, 4]
-    assert decision.by_sink()["delta"] == [(later, Committable("delta", {}))]
-    assert decision.by_sink().keys() == {"kafka", "delta"}
+    assert [int(batch.batch) for batch, _ in decision.group_by_sink()["kafka"]] == [3, 4]
+    assert decision.group_by_sink()["delta"] == [(later, Committable("delta", {}))]
+    assert decision.group_by_sink().keys() == {"kafka", "delta"}
     assert (STAGED.checkpoints, STAGED.acks[0].rows) == ({CheckpointId(1)}, 5)
     assert STAGED.acks[0].digest == 2**64 - 9
 
 
 def test_an_intent_says_what_the_history_will_say():
     intent = RewindIntent(BatchId(3), Lineage(2), "", {}, RewindKind.PLAIN, CheckpointId(1))
-    past = intent.past()
+    past = intent.to_finished_rewind()
     assert (past.lineage, past.kind, past.target) == (Lineage(2), RewindKind.PLAIN, CheckpointId(1))
 
 

@@ -17,7 +17,7 @@ from flinkish_spark.planning.logical_plan import LogicalPlan
 from flinkish_spark.planning.rules.cut_chains import cut_chains
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode, SinkNode, StreamGraph, TransformNode
 from flinkish_spark.planning.times import plan_times
-from flinkish_spark.protocol.event_time import BoundedOutOfOrderness, Untimed
+from flinkish_spark.protocol.event_time import BoundedOutOfOrderness, NoWatermarkStrategy
 from flinkish_spark.protocol.time_plan import Assigner, assigner_uid
 from flinkish_spark.sources import CollectionSource
 from tests.unit.checkpoint.test_time_keeper import Input
@@ -100,8 +100,8 @@ def test_nobody_waits_for_a_stream_that_reaches_no_keyed_operator(program: Progr
     program.sink(program.keyed(program.source("clicks"), "sums"), "out")
     found = program.plan()
     assert {uid: one.rules.generation for uid, one in found.assigners.items()} == {
-        "orders": Untimed(),
-        "clicks": Untimed(),
+        "orders": NoWatermarkStrategy(),
+        "clicks": NoWatermarkStrategy(),
     }
     assert not found.is_timed
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from flinkish_spark.protocol.alignment import (
-    Announced,
-    announced_channel,
+    AnnouncedChannels,
+    encode_announced_channel,
     sinks_reached,
     why_not_aligned,
 )
@@ -29,7 +29,7 @@ from flinkish_spark.protocol.ids import (
     JobUuid,
     OwnerEpoch,
     TransactionalId,
-    checked_name,
+    check_name,
 )
 from flinkish_spark.protocol.records import Barrier, SinkAck, TaskAck
 from tools.tables import transition_table
@@ -220,8 +220,8 @@ def test_barriers_of_other_ids_do_not_disturb() -> None:
 
 def test_announced_channels_must_all_show_their_barrier() -> None:
     """Behaviour 96, while partitions are added."""
-    three = [announced_channel(i, 3) for i in range(3)]
-    expected = {"out": Announced.ANNOUNCED}
+    three = [encode_announced_channel(i, 3) for i in range(3)]
+    expected = {"out": AnnouncedChannels.ANNOUNCED}
 
     def why(channels: list[int]) -> str:
         return why_not_aligned(CheckpointId(7), [ack("out", *channels)], expected)
@@ -231,12 +231,14 @@ def test_announced_channels_must_all_show_their_barrier() -> None:
     assert why([]) == "sink 'out' saw no barrier 7 at all"
     assert "saw barrier 7 twice on channel" in why([*three, three[1]])
     # Channels that do not agree on how many they are.
-    assert "saw no barrier 7 on channel" in why([announced_channel(0, 1), announced_channel(0, 2)])
+    assert "saw no barrier 7 on channel" in why(
+        [encode_announced_channel(0, 1), encode_announced_channel(0, 2)]
+    )
     for channels, reached in ((three, {"out"}), (three[:2], set()), ([], set())):
         assert sinks_reached(CheckpointId(7), [ack("out", *channels)], expected) == reached
     for index, total in ((3, 3), (-1, 2), (0, 0), (0, 1 << 31)):
         with pytest.raises(ValueError, match="there is no channel"):
-            announced_channel(index, total)
+            encode_announced_channel(index, total)
 
 
 # -- ids ------------------------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ def test_ids_refuse_what_they_are_not() -> None:
             CheckpointId(wrong)
     for wrong in ("", "a/b", "..", "a..b", ".hidden", "x" * 129, "ä", 7):
         with pytest.raises(ValueError, match="not usable"):
-            checked_name(wrong, "uid")
+            check_name(wrong, "uid")
     with pytest.raises(ValueError, match="32 lower-case"):
         JobUuid("ABC")
 

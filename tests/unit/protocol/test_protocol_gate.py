@@ -363,7 +363,7 @@ def test_without_patience_a_checkpoint_is_unaligned_from_its_first_barrier():  #
     "event, message",
     [
         ("a.", "'a' is blocked at 1, got elements up to 2"),
-        ("a2", "'a' is blocked at 1, got what stands there"),
+        ("a2", "'a' is blocked at 1, got its element there"),
         ("z.", "'z' is not an open channel"),
         ("+a", "'a' is already a channel"),
         ("b?1:0", "'b' stands at 1 and cannot go back to 0"),

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.input_gate import (
-    Aborted,
+    AbortAlignment,
     AlignmentComplete,
     AlignmentMode,
     AlignmentSettings,
@@ -124,7 +124,7 @@ class GateAgainstModel(RuleBasedStateMachine):
 
     def compare(self, step: Step) -> None:
         self.gate, effects = step
-        reports = [e for e in effects if isinstance(e, TakeCheckpoint | AlignmentComplete | Aborted)]
+        reports = [e for e in effects if isinstance(e, TakeCheckpoint | AlignmentComplete | AbortAlignment)]
         assert sorted(map(word, reports)) == sorted(self.model.settle(self.now_ms))
         self.last_words += [int(e.checkpoint) for e in reports if not isinstance(e, TakeCheckpoint)]
 
@@ -308,7 +308,7 @@ class Downstream:
                 self.check_cut(effect)
                 self.completed += 1
                 self.reported.append(effect.checkpoint)
-            elif isinstance(effect, Aborted):
+            elif isinstance(effect, AbortAlignment):
                 self.snapshots.pop(effect.checkpoint, None)
                 self.reported.append(effect.checkpoint)
         if self.rng.random() < 0.01:

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
-from flinkish_spark.protocol.lineage import LineageHistory, PastRewind, RewindKind
+from flinkish_spark.protocol.lineage import FinishedRewind, LineageHistory, RewindKind
 from flinkish_spark.protocol.retention import (
     CheckpointFact,
+    CheckpointPart,
     CheckpointRetention,
-    Part,
     RetentionFacts,
     to_delete,
     to_delete_on_cancel,
@@ -46,7 +46,7 @@ def ids(*numbers):
 
 
 def back_to(target, lineage=1):
-    rewind = PastRewind(Lineage(lineage), RewindKind.TO_CHECKPOINT, CheckpointId(target), BatchId(0))
+    rewind = FinishedRewind(Lineage(lineage), RewindKind.TO_CHECKPOINT, CheckpointId(target), BatchId(0))
     return LineageHistory.of([rewind])
 
 
@@ -142,15 +142,21 @@ def test_deleting_never_passes_an_id_that_is_being_read():
 
 def test_each_deletion_is_complete_and_in_the_order_that_a_crash_may_cut_anywhere():
     (deletion,) = to_delete(facts(done(1), done(2), done(3)))
-    assert deletion.parts == (Part.TRIGGER, Part.DECISION, Part.RECEIPT, Part.RESTAGED, Part.PIN)
+    assert deletion.parts == (
+        CheckpointPart.TRIGGER,
+        CheckpointPart.DECISION,
+        CheckpointPart.RECEIPT,
+        CheckpointPart.RESTAGED,
+        CheckpointPart.PIN,
+    )
 
 
 def test_what_a_crash_left_of_a_deletion_is_deleted():
     # The receipt of 1 is left; of 0 its pin, and perhaps what was staged again.
     given = facts(without_decision(1, receipt=True), done(2), done(3), pinned=ids(0, 2, 3))
     assert [(int(d.checkpoint), d.parts) for d in to_delete(given)] == [
-        (0, (Part.RESTAGED, Part.PIN)),
-        (1, tuple(Part)),
+        (0, (CheckpointPart.RESTAGED, CheckpointPart.PIN)),
+        (1, tuple(CheckpointPart)),
     ]
     assert goes(facts(done(2), done(3), pinned=ids(1), referenced=ids(1))) == []
 
@@ -209,7 +215,7 @@ def test_whatever_there_is_what_is_needed_stays(checkpoints, retained, past, in_
     live = [
         f
         for f in sorted(checkpoints, key=lambda f: f.checkpoint)
-        if f.verdict is COMMIT and f.has_receipt and past.superseded_by(f.checkpoint, f.lineage) is None
+        if f.verdict is COMMIT and f.has_receipt and past.find_superseding(f.checkpoint, f.lineage) is None
     ]
     plain = [f for f in live if not f.is_savepoint]
     assert {f.checkpoint for f in (*plain[-retained:], *live[-1:])} <= {f.checkpoint for f in left}
